@@ -62,7 +62,7 @@ def run_chaos(
                 trial.nodes,
                 shape.seed,
                 kinds,
-                trial.probe.ailing,
+                trial.probe.unhealthy,
                 note,
                 beyond=beyond,
             )
@@ -72,7 +72,7 @@ def run_chaos(
             if outages:
                 median, longest = statistics.median(outages), max(outages)
                 say(
-                    f"{chaos.strikes} faults, {len(outages)} outages of shards:"
+                    f"{chaos.injected} faults, {len(outages)} outages of shards:"
                     f" median {median:.2f} s, longest {longest:.2f} s"
                 )
             verdict = trial.judge()

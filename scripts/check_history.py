@@ -133,7 +133,7 @@ def traces(observed: Observed, violations: Sequence[Violation]) -> list[str]:
     for path in observed.files if wanted else ():
         for number, event in events.read(path):
             for subject in wanted:
-                if _speaks_of(event, *subject) and len(found[subject]) < _LINES:
+                if _mentions(event, *subject) and len(found[subject]) < _LINES:
                     found[subject].append(f"    {path.name}:{number} {_brief(event, *subject)}")
     lines = []
     for (gsn, payload), rows in found.items():
@@ -141,7 +141,7 @@ def traces(observed: Observed, violations: Sequence[Violation]) -> list[str]:
     return lines
 
 
-def _speaks_of(event: events.Event, gsn: int, payload: int) -> bool:
+def _mentions(event: events.Event, gsn: int, payload: int) -> bool:
     of_gsn = gsn != 0 and (gsn in getattr(event, "gsns", ()) or gsn == getattr(event, "gsn", 0))
     return of_gsn or (payload != 0 and payload in getattr(event, "payloads", ()))
 

@@ -154,7 +154,7 @@ def _random(nodes: Nodes, options: argparse.Namespace) -> None:
                 nodes,
                 options.seed,
                 options.kinds,
-                probe.ailing,
+                probe.unhealthy,
                 lambda line: print(line, flush=True),
                 beyond=options.beyond,
             )

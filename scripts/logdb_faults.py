@@ -60,7 +60,7 @@ class Faults:
         self._say: Final = say
         #: When which fault ends, and how.
         self._ends: Final[list[tuple[float, Callable[[], None]]]] = []
-        self.strikes = 0
+        self.injected = 0
 
     def run(self, seconds: float) -> None:
         """Let faults come for so long; then let them end."""
@@ -75,7 +75,7 @@ class Faults:
                 kind = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
                 what = getattr(self, f"_{kind.replace('-', '_')}")()
                 if what:
-                    self.strikes += 1
+                    self.injected += 1
                     self._say(f"{moment - began:7.2f} s {kind} {what}")
             time.sleep(0.02)
         for _, end_now in self._ends:
@@ -120,7 +120,7 @@ class Faults:
         """Kill a storage server; the cluster starts it again, and recovers the shard."""
         cluster = self._trial.cluster
         name = self._random.choice(self._servers())
-        if cluster.dead() or not self._is_whole():
+        if cluster.dead() or not self._is_healthy():
             return ""
         cluster.kill(name)
         return name
@@ -128,7 +128,7 @@ class Faults:
     def _pause_server(self) -> str:
         cluster = self._trial.cluster
         name = self._random.choice(self._servers())
-        if cluster.dead() or not self._is_whole():
+        if cluster.dead() or not self._is_healthy():
             return ""
         cluster.pause(name)
         self._later(lambda: cluster.resume(name))
@@ -138,15 +138,15 @@ class Faults:
         """Kill a node of the membership service or of the failure handler, if others are there."""
         config = self._trial.cluster.config
         groups = [group for group in (config.mms, config.failure_handlers) if len(group) > 2]
-        if not groups or not self._is_whole():
+        if not groups or not self._is_healthy():
             return ""
         name = self._random.choice(self._random.choice(groups)).name
         self._trial.cluster.kill(name)
         return name
 
-    def _is_whole(self) -> bool:
+    def _is_healthy(self) -> bool:
         """Whether no server is missing: with two, a shard may lose what it has only in memory."""
-        return not self._trial.ailing()
+        return not self._trial.unhealthy()
 
     def _kill_client(self) -> str:
         running = self._trial.clients_running()
@@ -186,7 +186,7 @@ def run_faults(
     except (ZiplogError, OSError, TimeoutError) as error:
         return [f"{type(error).__name__}: {error}"]
     say(
-        f"{faults.strikes} faults; {verdict.transactions} transactions,"
+        f"{faults.injected} faults; {verdict.transactions} transactions,"
         f" {verdict.committed} committed, {verdict.in_doubt} in doubt"
     )
     return verdict.broken

@@ -244,7 +244,7 @@ def _no_ops(
         for shard in range(len(costs))
     ]
     each = seconds * len(costs)
-    told = {name: sum(cost[name] for cost in costs) / each for name in costs[0]}
+    figures = {name: sum(cost[name] for cost in costs) / each for name in costs[0]}
 
     def timed(timeout_s: float) -> float:
         made = (
@@ -254,12 +254,12 @@ def _no_ops(
         return sum(made) / each
 
     return {
-        "records_per_s": told["records"],
-        "entries_within_epochs_per_s": told["within"],
-        "positions_within_epochs_per_s": told["positions"],
-        "entries_at_ends_per_s": told["ends"],
-        "bytes_per_s": told["bytes"],
-        "share_of_bytes": told["bytes"] / told["all_bytes"],
+        "records_per_s": figures["records"],
+        "entries_within_epochs_per_s": figures["within"],
+        "positions_within_epochs_per_s": figures["positions"],
+        "entries_at_ends_per_s": figures["ends"],
+        "bytes_per_s": figures["bytes"],
+        "share_of_bytes": figures["bytes"] / figures["all_bytes"],
         "thesis_entries_timeout_0_per_s": timed(0),
         "thesis_entries_timeout_mean_gap_per_s": timed(1 / _PER_S),
     }
@@ -319,18 +319,22 @@ def _changes(
     nearer to the new rate than to the old one.
     """
     inserts = sorted((i for i in outcome.inserts if i.gsn >= 0), key=lambda insert: insert.called)
-    told = [(outcome.seconds(i.called), _share(leases, i.gsn), i.shard) for i in inserts]
+    figures = [(outcome.seconds(i.called), _share(leases, i.gsn), i.shard) for i in inserts]
     delays = [(outcome.seconds(i.called), i.shard, took) for i, took in outcome.delivery_s()]
     for (_, _, old), (start, stop, new) in pairwise(spans):
         middle = math.sqrt(old * new)
-        before = next((share for at, share, _ in reversed(told) if at < start), 0.0)
+        before = next((share for at, share, _ in reversed(figures) if at < start), 0.0)
         after = next(
-            (at for at, share, _ in told if start <= at < stop and (share > middle) == (new > old)),
+            (
+                at
+                for at, share, _ in figures
+                if start <= at < stop and (share > middle) == (new > old)
+            ),
             None,
         )
         was_right = (before > middle) == (old > new)
         until = stop if after is None else after
-        own = sum(start <= at < until and shard == 0 for at, _, shard in told)
+        own = sum(start <= at < until and shard == 0 for at, _, shard in figures)
         yield {
             "from": old,
             "to": new,

@@ -18,7 +18,7 @@ _FOLDER: Final = "faults"
 _LOOK_NS: Final = 20_000_000
 
 
-class Ills(msgspec.Struct, frozen=True):
+class ActiveFaults(msgspec.Struct, frozen=True):
     """What is wrong with a node."""
 
     #: Nodes to which nothing of what it sends gets.
@@ -37,7 +37,7 @@ class Ills(msgspec.Struct, frozen=True):
     disk_bytes: int | None = None
 
 
-_WELL: Final = Ills()
+_WELL: Final = ActiveFaults()
 
 
 def path_of(data_dir: Path, node: str) -> Path:
@@ -45,23 +45,23 @@ def path_of(data_dir: Path, node: str) -> Path:
     return data_dir / _FOLDER / f"{node}.json"
 
 
-def read(data_dir: Path, node: str) -> Ills:
+def read(data_dir: Path, node: str) -> ActiveFaults:
     """Return what is wrong with a node."""
     try:
-        return msgspec.json.decode(path_of(data_dir, node).read_bytes(), type=Ills)
+        return msgspec.json.decode(path_of(data_dir, node).read_bytes(), type=ActiveFaults)
     except FileNotFoundError:
         return _WELL
 
 
-def write(data_dir: Path, node: str, ills: Ills) -> None:
+def write(data_dir: Path, node: str, current: ActiveFaults) -> None:
     """Let this be wrong with a node from now on, and nothing else."""
     path = path_of(data_dir, node)
-    if ills == _WELL:
+    if current == _WELL:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(exist_ok=True)
     fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(ills))
+    fresh.write_bytes(msgspec.json.encode(current))
     fresh.replace(path)
 
 
@@ -85,7 +85,7 @@ def _syncs(data_dir: Path, node: str) -> Path:
     return data_dir / _FOLDER / f"{node}.synced"
 
 
-class Patient:
+class FaultSource:
     """What is wrong with one node, looked up now and then."""
 
     def __init__(self, data_dir: Path, node: str) -> None:
@@ -95,7 +95,7 @@ class Patient:
         self._seen: tuple[int, int] | None = None
         self._look_at = 0
 
-    def ills(self) -> Ills:
+    def current(self) -> ActiveFaults:
         """Return what is wrong, as of 20 ms ago."""
         now = time.monotonic_ns()
         if now >= self._look_at:

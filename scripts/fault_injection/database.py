@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from history import events
 from history.observed import gather
-from history.probe import ailing_in
+from history.probe import unhealthy_in
 from history.rules import check
 from history.transactions import COMMITTED, IN_DOUBT
 from history.transactors import BANK, KEYS, TransactPlan, open_accounts, read_database
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _POLL_S: Final = 0.05
-_WHOLE_S: Final = 60.0
+_HEALTHY_S: Final = 60.0
 #: How long threads may take to end their last transactions: to resolve one takes 20 s at most.
 _STOP_S: Final = 40.0
 
@@ -211,18 +211,18 @@ class DatabaseTrial:
 
         """
         self.coordinators.heal()
-        deadline = time.monotonic() + _WHOLE_S
-        while ailing := self.ailing():
+        deadline = time.monotonic() + _HEALTHY_S
+        while unhealthy := self.unhealthy():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not whole after {_WHOLE_S:g} s: {ailing}")
+                raise TimeoutError(f"not whole after {_HEALTHY_S:g} s: {unhealthy}")
             time.sleep(_POLL_S)
 
-    def ailing(self) -> dict[str, str]:
+    def unhealthy(self) -> dict[str, str]:
         """Return the nodes and shards of the cluster that are not as they should be."""
         try:
             if self._log is None:
                 self._log = self._stack.enter_context(self.cluster.connect(timeout=1.0))
-            return ailing_in(self._log.cluster())
+            return unhealthy_in(self._log.cluster())
         except ZiplogError as error:
             return {"the membership service": str(error)}
 

@@ -22,7 +22,7 @@ from ziplog.runtime import transport
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fault_injection.control import Patient
+    from fault_injection.control import FaultSource
 
 #: Begins no message of the protocol.
 _INTRODUCTION: Final = b"\xc1I am "
@@ -31,22 +31,22 @@ _INTRODUCE_NS: Final = 20_000_000
 _MAX_ROUTES: Final = 10_000
 
 
-def install(patient: Patient, name: str, raft_nodes: Mapping[str, str]) -> None:
+def install(source: FaultSource, name: str, raft_nodes: Mapping[str, str]) -> None:
     """Install the fault layer of a node in this process.
 
     Args:
-        patient: the current faults.
+        source: the current faults.
         name: the node's name.
         raft_nodes: the consensus endpoints ("host:port") of all nodes, with their names.
 
     """
-    transport.Transport = _transport(patient, name)  # type: ignore[misc]
-    _link(patient, raft_nodes)
-    _slow_disk(patient)
-    _full_disk(patient)
+    transport.Transport = _transport(source, name)  # type: ignore[misc]
+    _link(source, raft_nodes)
+    _slow_disk(source)
+    _full_disk(source)
 
 
-def _transport(patient: Patient, name: str) -> type[transport.Transport]:
+def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
     introduction = _INTRODUCTION + name.encode()
     chance = random.Random(name)  # noqa: S311 - no secret
 
@@ -71,19 +71,19 @@ def _transport(patient: Patient, name: str) -> type[transport.Transport]:
             super().send(name, introduction)
 
         def send(self, dst: bytes, frame: bytes) -> bool:
-            ills, now = patient.ills(), time.monotonic_ns()
+            current, now = source.current(), time.monotonic_ns()
             if dst in self._endpoints:
                 person: str | None = dst.decode(errors="replace")
                 if now - self._introduced.get(dst, 0) >= _INTRODUCE_NS:
                     self._introduce(dst, now)
             else:
                 person = self._people.get(dst)
-            if ills.no_clients if person is None else person in ills.silent_to:
+            if current.no_clients if person is None else person in current.silent_to:
                 return True
-            if ills.lost_percent and chance.random() * 100 < ills.lost_percent:
+            if current.lost_percent and chance.random() * 100 < current.lost_percent:
                 return True
-            if ills.send_ms or self._late:
-                self._late.append((now + int(ills.send_ms * 1e6), dst, frame))
+            if current.send_ms or self._late:
+                self._late.append((now + int(current.send_ms * 1e6), dst, frame))
                 return True
             return super().send(dst, frame)
 
@@ -97,7 +97,7 @@ def _transport(patient: Patient, name: str) -> type[transport.Transport]:
                     self._people[src] = frame[len(_INTRODUCTION) :].decode(errors="replace")
                     continue
                 is_client = src not in self._endpoints and src not in self._people
-                if not (is_client and patient.ills().no_clients):
+                if not (is_client and source.current().no_clients):
                     return received
                 self.swallowed += 1
             return None
@@ -117,36 +117,36 @@ def _transport(patient: Patient, name: str) -> type[transport.Transport]:
     return FaultyTransport
 
 
-def _link(patient: Patient, raft_nodes: Mapping[str, str]) -> None:
+def _link(source: FaultSource, raft_nodes: Mapping[str, str]) -> None:
     """Lose, or delay, what a node sends to others by consensus."""
     send = connections.Transport.send
     chance = random.Random()  # noqa: S311
 
     def faulty(self: Any, node: Any, message: Any) -> Any:
-        ills = patient.ills()
-        if raft_nodes.get(node.address) in ills.silent_to:
+        current = source.current()
+        if raft_nodes.get(node.address) in current.silent_to:
             return True
-        if ills.lost_percent and chance.random() * 100 < ills.lost_percent:
+        if current.lost_percent and chance.random() * 100 < current.lost_percent:
             return True
-        if ills.send_ms:
-            time.sleep(ills.send_ms / 1000)
+        if current.send_ms:
+            time.sleep(current.send_ms / 1000)
         return send(self, node, message)
 
     connections.Transport.send = faulty
 
 
-def _slow_disk(patient: Patient) -> None:
+def _slow_disk(source: FaultSource) -> None:
     def slow(flush: Callable[[Any], None]) -> Callable[[Any], None]:
         def slowly(fd: Any) -> None:
-            ills = patient.ills()
+            current = source.current()
             size = os.fstat(fd).st_size
-            if ills.flush_ms:
-                time.sleep(ills.flush_ms / 1000)
+            if current.flush_ms:
+                time.sleep(current.flush_ms / 1000)
             flush(fd)
-            if ills.notes_syncs:
+            if current.notes_syncs:
                 path = str(Path(f"/proc/self/fd/{fd}").readlink()) if isinstance(fd, int) else ""
                 if path.endswith(".seg"):
-                    control.note_sync(patient.data_dir, patient.node, path, size)
+                    control.note_sync(source.data_dir, source.node, path, size)
 
         return slowly
 
@@ -154,13 +154,13 @@ def _slow_disk(patient: Patient) -> None:
     os.fdatasync = slow(os.fdatasync)  # type: ignore[assignment]
 
 
-def _full_disk(patient: Patient) -> None:
+def _full_disk(source: FaultSource) -> None:
     """Let segment files take so many bytes from the moment on at which the fault begins."""
     written, write = 0, os.pwritev
 
     def limited(fd: int, buffers: Any, offset: int, /, flags: int = 0) -> int:
         nonlocal written
-        limit = patient.ills().disk_bytes
+        limit = source.current().disk_bytes
         if limit is None:
             written = 0
         else:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from fault_injection import control
-from fault_injection.control import Ills
+from fault_injection.control import ActiveFaults
 from ziplog.config import load
 from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import UnavailableError
@@ -131,7 +131,7 @@ class Nodes:
 
     # --- the network ---
 
-    def _change(self, name: str, change: Callable[[Ills], Ills]) -> None:
+    def _change(self, name: str, change: Callable[[ActiveFaults], ActiveFaults]) -> None:
         self._need_layer(name)
         control.write(self.data_dir, name, change(control.read(self.data_dir, name)))
 
@@ -147,9 +147,13 @@ class Nodes:
     def cut(self, name: str, others: Sequence[str], *, one_way: bool = False) -> None:
         """Lose all that a node sends to others, and, unless `one_way`, they to it."""
         others = [other for other in others if other != name]
-        self._change(name, lambda ills: replace(ills, silent_to=ills.silent_to | set(others)))
+        self._change(
+            name, lambda current: replace(current, silent_to=current.silent_to | set(others))
+        )
         for other in () if one_way else others:
-            self._change(other, lambda ills: replace(ills, silent_to=ills.silent_to | {name}))
+            self._change(
+                other, lambda current: replace(current, silent_to=current.silent_to | {name})
+            )
 
     def cut_from_peers(self, name: str) -> None:
         """Cut a node from the others of its group; clients and other nodes reach it."""
@@ -157,7 +161,7 @@ class Nodes:
 
     def cut_from_clients(self, name: str) -> None:
         """Cut a node from clients: all peers that are not nodes of the cluster."""
-        self._change(name, lambda ills: replace(ills, no_clients=True))
+        self._change(name, lambda current: replace(current, no_clients=True))
 
     def isolate(self, name: str) -> None:
         """Cut a node from all nodes and clients."""
@@ -175,19 +179,21 @@ class Nodes:
         """Let what a node sends come late, and its disk be slow (and note what it has)."""
         self._change(
             name,
-            lambda ills: replace(ills, send_ms=send_ms, flush_ms=flush_ms, notes_syncs=notes_syncs),
+            lambda current: replace(
+                current, send_ms=send_ms, flush_ms=flush_ms, notes_syncs=notes_syncs
+            ),
         )
 
     def lose(self, name: str, percent: float) -> None:
         """Lose so many of a hundred messages that a node sends."""
-        self._change(name, lambda ills: replace(ills, lost_percent=percent))
+        self._change(name, lambda current: replace(current, lost_percent=percent))
 
     def heal(self, name: str) -> None:
         """Take away all that `cut`, `slow`, `lose` and `fill_disk` did, and let the node go on."""
-        control.write(self.data_dir, name, Ills())
+        control.write(self.data_dir, name, ActiveFaults())
         for other in self.names:
-            ills = control.read(self.data_dir, other)
-            left = replace(ills, silent_to=ills.silent_to - {name})
+            current = control.read(self.data_dir, other)
+            left = replace(current, silent_to=current.silent_to - {name})
             control.write(self.data_dir, other, left)
         with contextlib.suppress(OSError):
             (self.data_dir / name / _BALLAST).unlink()
@@ -214,7 +220,7 @@ class Nodes:
 
         """
         chooser = random.Random(seed)  # noqa: S311 - no secret
-        with self._standing_still(name):
+        with self._paused(name):
             path = [path for path in self._segments(name) if path.stat().st_size][-1]
             size = path.stat().st_size
             cut = min(size, chooser.randint(1, _MAX_TORN))
@@ -252,7 +258,7 @@ class Nodes:
 
         """
         chooser = random.Random(seed)  # noqa: S311
-        with self._standing_still(name):
+        with self._paused(name):
             path = chooser.choice([p for p in self._segments(name) if p.stat().st_size])
             offset, bit = chooser.randrange(path.stat().st_size), chooser.randrange(8)
             with path.open("r+b") as file:
@@ -263,7 +269,7 @@ class Nodes:
         return f"{path.name}: bit {bit} of byte {offset} is flipped"
 
     @contextlib.contextmanager
-    def _standing_still(self, name: str) -> Iterator[None]:
+    def _paused(self, name: str) -> Iterator[None]:
         """Freeze a node and kill it, so that its supervisor does not restart it in between."""
         if self.find(name) is not None:
             self.pause(name)
@@ -289,7 +295,7 @@ class Nodes:
         """
         directory = self.data_dir / name
         if directory.stat().st_dev == self.data_dir.stat().st_dev:
-            self._change(name, lambda ills: replace(ills, disk_bytes=size))
+            self._change(name, lambda current: replace(current, disk_bytes=size))
             return f"{name} may write {size} bytes"
         space = os.statvfs(directory)
         count = max(0, space.f_bavail * space.f_frsize - size)

@@ -38,7 +38,7 @@ _STORAGE_ONLY: Final = frozenset({"fill-disk", "cut-clients", *DAMAGE})
 _PAUSE_S: Final = (0.5, 4.0)
 _DURATION_S: Final = (0.2, 6.0)
 #: How long a group may take to become whole before its fault is left out.
-_PATIENCE_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.05
 
 
@@ -81,7 +81,7 @@ def faults(nodes: Nodes, seed: int, kinds: Sequence[str] = KINDS) -> Iterator[tu
         )
 
 
-def strike(nodes: Nodes, fault: Fault) -> str:
+def inject(nodes: Nodes, fault: Fault) -> str:
     """Do a fault; returns what there is to say of it.
 
     Raises:
@@ -131,7 +131,7 @@ class Chaos:
         nodes: Nodes,
         seed: int,
         kinds: Sequence[str],
-        ailing: Callable[[], dict[str, str]],
+        unhealthy: Callable[[], dict[str, str]],
         say: Callable[[str], None],
         *,
         beyond: bool = False,
@@ -142,17 +142,17 @@ class Chaos:
             nodes: the nodes to fail.
             seed: of all random choices.
             kinds: of `KINDS` and `DAMAGE`.
-            ailing: returns the nodes and shards ("shard 0") that are not healthy.
+            unhealthy: returns the nodes and shards ("shard 0") that are not healthy.
             say: called with a line for each action.
             beyond: fail whole groups too.
 
         """
-        self._nodes, self._ailing, self._say, self._beyond = nodes, ailing, say, beyond
+        self._nodes, self._ailing, self._say, self._beyond = nodes, unhealthy, say, beyond
         self._faults: Final = faults(nodes, seed, kinds)
         self._began: Final = time.monotonic()
         #: When which node is to be healed.
         self._heals: list[tuple[float, str]] = []
-        self.strikes = 0
+        self.injected = 0
 
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
         """Strike for so long, then heal everything. `each` is called all the time."""
@@ -162,29 +162,29 @@ class Chaos:
                 self._pass(min(time.monotonic() + pause, end), each)
                 if time.monotonic() >= end:
                     break
-                self._strike(fault, end, each)
+                self._inject(fault, end, each)
         finally:
             self._nodes.heal_all()
-            self._tell("everything is healed")
+            self._report("everything is healed")
 
-    def _strike(self, fault: Fault, end: float, each: Callable[[], None]) -> None:
-        patience = min(end, time.monotonic() + _PATIENCE_S)
-        while not self._beyond and not self._is_whole(fault.node):
-            if time.monotonic() >= patience:
-                self._tell(f"left out, its group is not whole: {fault}")
+    def _inject(self, fault: Fault, end: float, each: Callable[[], None]) -> None:
+        deadline = min(end, time.monotonic() + _TIMEOUT_S)
+        while not self._beyond and not self._is_healthy(fault.node):
+            if time.monotonic() >= deadline:
+                self._report(f"left out, its group is not whole: {fault}")
                 return
             self._pass(time.monotonic() + _POLL_S, each)
         try:
-            said = strike(self._nodes, fault)
+            said = inject(self._nodes, fault)
         except UnavailableError as error:
-            self._tell(f"{fault}: not done: {error}")
+            self._report(f"{fault}: not done: {error}")
             return
-        self.strikes += 1
-        self._tell(f"{fault}{': ' if said else ''}{said}")
+        self.injected += 1
+        self._report(f"{fault}{': ' if said else ''}{said}")
         self._heals.append((time.monotonic() + fault.seconds, fault.node))
         self._heals.sort()
 
-    def _is_whole(self, node: str) -> bool:
+    def _is_healthy(self, node: str) -> bool:
         group = self._nodes.group_of(node)
         waiting = {name for _, name in self._heals}
         return waiting.isdisjoint(group) and self._ailing().keys().isdisjoint(
@@ -198,13 +198,13 @@ class Chaos:
             while self._heals and self._heals[0][0] <= time.monotonic():
                 _, node = self._heals.pop(0)
                 self._nodes.heal(node)
-                self._tell(f"heal {node}")
+                self._report(f"heal {node}")
             left = until - time.monotonic()
             if left <= 0:
                 return
             time.sleep(min(left, _POLL_S))
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._say(f"{time.monotonic() - self._began:7.2f} s  {text}")
 
 

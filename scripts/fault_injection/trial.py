@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MIX: Final = {"insert": 50, "nowait": 10, "batch": 10, "read": 15, "scan": 1, "tail": 3, "sync": 3}
 #: How often the status is looked at, in seconds.
 _LOOK_S: Final = 0.1
-WHOLE_S: Final = 60.0
+HEALTHY_S: Final = 60.0
 
 
 class Shape(NamedTuple):
@@ -119,10 +119,10 @@ class Trial:
         """Look at the status, not too often: what fails since when, what may be lost."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_S
-            self.outages.note(self.probe.ailing())
+            self.outages.note(self.probe.unhealthy())
             self.workload.note_losses()
 
-    def settle(self, timeout_s: float = WHOLE_S) -> float:
+    def settle(self, timeout_s: float = HEALTHY_S) -> float:
         """Heal everything; return after how many seconds the cluster is whole.
 
         Raises:
@@ -131,9 +131,9 @@ class Trial:
         """
         self.nodes.heal_all()
         try:
-            return self.probe.wait_whole(timeout_s)
+            return self.probe.wait_healthy(timeout_s)
         finally:
-            self.outages.note(self.probe.ailing())
+            self.outages.note(self.probe.unhealthy())
 
     def judge(self) -> Verdict:
         """Stop the workload, read the whole log, and check the history.
@@ -166,12 +166,12 @@ class Outages:
         #: What was down, and for how many seconds, in the order in which it came back.
         self.ended: Final[list[tuple[str, float]]] = []
 
-    def note(self, ailing: dict[str, str]) -> None:
+    def note(self, unhealthy: dict[str, str]) -> None:
         """Take what ails now."""
         now = time.monotonic()
-        for name in [name for name in self._since if name not in ailing]:
+        for name in [name for name in self._since if name not in unhealthy]:
             self.ended.append((name, now - self._since.pop(name)))
-        for name in ailing:
+        for name in unhealthy:
             self._since.setdefault(name, now)
 
     def of_shards(self) -> list[float]:

@@ -45,23 +45,25 @@ class Bank:
     def judge(self) -> list[Violation]:
         """Return what is wrong."""
         return [
-            Violation(rule, f"{reader} {text}", reader.told or reader.source)
+            Violation(rule, f"{reader} {text}", reader.result_source or reader.source)
             for index, read in self._reads.items()
             for reader in [self._readers[index]]
-            for rule, text in self._wrong(reader, read)
+            for rule, text in self._errors(reader, read)
         ]
 
-    def _wrong(self, reader: Transaction, read: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _errors(self, reader: Transaction, read: dict[str, Any]) -> Iterator[tuple[str, str]]:
         balances, ledger = read.get("balances"), read.get("ledger")
         if balances is not None and sum(balances) != sum(self._opened):
             due = sum(self._opened)
             yield "sum", f"read balances of {sum(balances)} together; {due} were paid in"
         if ledger is not None and reader.state == COMMITTED:
-            yield from self._told(reader, ledger)
+            yield from self._check_ledger(reader, ledger)
             if balances is not None:
                 yield from self._balanced(balances, ledger)
 
-    def _told(self, reader: Transaction, ledger: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _check_ledger(
+        self, reader: Transaction, ledger: dict[str, Any]
+    ) -> Iterator[tuple[str, str]]:
         for number, (transfer, terms) in self._transfers.items():
             line = ledger.get(number)
             if line is None:

@@ -18,7 +18,7 @@ from history.graph import LOG, PROCESS, REALTIME, RW, WR, WW, Cycle, Graph
 from history.lists import Lists
 from history.observed import Violation
 from history.registers import Registers
-from history.transactions import ABORTED, COMMITTED, NEVER_TOLD
+from history.transactions import ABORTED, COMMITTED, NEVER_REPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ _VISITS: Final = 300_000
 #: A circle of more transactions is hard to understand.
 _LONG: Final = 4
 #: Maximum number of transactions of a cycle that a report describes.
-_TOLD: Final = 12
+_MAX_DESCRIBED: Final = 12
 _WORDS: Final = {
     PROCESS: "and the next one is of the same process, later",
     REALTIME: "and returned before the next one was called",
@@ -79,17 +79,21 @@ class Judgement:
                 if kind in {"append", "r", "w"}:
                     keys.setdefault(key, []).append((kind, value))
                 elif not self._bank.take(transaction, kind, key, value):
-                    self._blame("history", transaction, f"has a step of no known kind, {kind}")
+                    self._report_violation(
+                        "history", transaction, f"has a step of no known kind, {kind}"
+                    )
             for key, steps in keys.items():
                 model = self._lists if key in of_lists else self._registers
                 wrong = "w" if key in of_lists else "append"
                 if any(kind == wrong for kind, _ in steps):
-                    self._blame("history", transaction, f"uses {key} as a list and as a register")
+                    self._report_violation(
+                        "history", transaction, f"uses {key} as a list and as a register"
+                    )
                 else:
                     model.take(transaction, key, steps)
 
-    def _blame(self, rule: str, transaction: Transaction, text: str) -> None:
-        source = transaction.told or transaction.source
+    def _report_violation(self, rule: str, transaction: Transaction, text: str) -> None:
+        source = transaction.result_source or transaction.source
         self.violations.append(Violation(rule, f"{transaction} {text}", source))
 
     def _judge(self) -> None:
@@ -147,7 +151,9 @@ class Judgement:
         _add_order(graph, placed, LOG)
         for before, after in pairwise(placed):
             if before.position == after.position:
-                self._blame("position", after, f"has the position of {before}, {after.position}")
+                self._report_violation(
+                    "position", after, f"has the position of {before}, {after.position}"
+                )
 
     # --- circles ---
 
@@ -207,7 +213,7 @@ class Judgement:
     def _shortest(self, graph: Graph, part: list[int], first: int, others: int) -> Cycle | None:
         among = set(part)
         best: Cycle | None = None
-        shortest, budget = NEVER_TOLD, _VISITS
+        shortest, budget = NEVER_REPORTED, _VISITS
         for start in sorted(part):
             if start >= graph.transactions or budget < 0 or shortest == 2:
                 break
@@ -226,9 +232,9 @@ class Judgement:
         return name + suffix + ("-aborted" if is_old else "")
 
     def _report(self, name: str, cycle: Cycle) -> None:
-        words = "; then ".join(islice(self._words(cycle), _TOLD))
-        if len(cycle.nodes) > _TOLD:
-            words += f"; and {len(cycle.nodes) - _TOLD} more, the last of"
+        words = "; then ".join(islice(self._words(cycle), _MAX_DESCRIBED))
+        if len(cycle.nodes) > _MAX_DESCRIBED:
+            words += f"; and {len(cycle.nodes) - _MAX_DESCRIBED} more, the last of"
         first = self._all[cycle.nodes[0]]
         text = f"{len(cycle.nodes)} transactions each of which must come before the next: {words}"
         self.violations.append(Violation(name, f"{text}; which is the first again", first.source))
@@ -238,7 +244,7 @@ class Judgement:
             before = self._all[node]
             after = self._all[cycle.nodes[(place + 1) % len(cycle.nodes)]]
             why = _WORDS.get(kind) or self._why(before, after, kind)
-            where = self._observed.where(before.told or before.source)
+            where = self._observed.where(before.result_source or before.source)
             yield f"{before} [{where}] {why}"
 
     def _why(self, before: Transaction, after: Transaction, kind: int) -> str:

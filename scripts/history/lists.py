@@ -66,7 +66,9 @@ class Lists:
         for kind, value in steps:
             if kind == "append":
                 if value in found.appends:
-                    self._blame("history", transaction, f"element {value} of {key} comes twice")
+                    self._report_violation(
+                        "history", transaction, f"element {value} of {key} comes twice"
+                    )
                     continue
                 own.append(value)
                 found.appends[value] = Append(transaction, is_last=True)
@@ -86,10 +88,10 @@ class Lists:
 
     def _inside(self, transaction: Transaction, key: str, read: list[Any], due: list[Any]) -> None:
         text = f"read {key} as {short(read)}, and by what it did itself it is {short(due)}"
-        self._blame("internal", transaction, text)
+        self._report_violation("internal", transaction, text)
 
-    def _blame(self, rule: str, transaction: Transaction, text: str) -> None:
-        source = transaction.told or transaction.source
+    def _report_violation(self, rule: str, transaction: Transaction, text: str) -> None:
+        source = transaction.result_source or transaction.source
         self._violations.append(Violation(rule, f"{transaction} {text}", source))
 
     def prove(self) -> None:
@@ -124,7 +126,7 @@ class Lists:
             reader = next(t for t, read in found.reads if read is found.trace)
             again = next(e for i, e in enumerate(found.trace) if found.place[e] != i)
             text = f"read {found.key}, where {again} stands twice: {short(found.trace)}"
-            self._blame("duplicate-append", reader, text)
+            self._report_violation("duplicate-append", reader, text)
         seen: set[int] = set()
         for reader, read in found.reads:
             if read != found.trace[: len(read)]:
@@ -141,16 +143,16 @@ class Lists:
         append = found.appends.get(element)
         if append is None:
             text = f"read {element} in {found.key}, an element that was never appended"
-            self._blame("phantom", reader, text)
+            self._report_violation("phantom", reader, text)
         elif append.by.state == ABORTED:
             text = f"read {element} in {found.key}, which {append.by} appended, and was aborted"
-            self._blame("G1a", reader, text)
+            self._report_violation("G1a", reader, text)
 
     def _intermediate(self, found: ListKey, reader: Transaction, read: list[Any]) -> None:
         append = found.appends.get(read[-1]) if read else None
         if append is not None and not append.is_last and append.by is not reader:
             text = f"read {found.key} up to {read[-1]}, while {append.by} had not yet appended all"
-            self._blame("G1b", reader, text)
+            self._report_violation("G1b", reader, text)
 
     def _incompatible(self, found: ListKey, reader: Transaction, read: list[Any]) -> None:
         pairs = zip(read, found.trace, strict=False)
@@ -159,7 +161,7 @@ class Lists:
             f"read {found.key} as {short(read)}, another as {short(found.trace)}:"
             f" {read[place]} and {found.trace[place]} are at the same place"
         )
-        self._blame("incompatible-order", reader, text)
+        self._report_violation("incompatible-order", reader, text)
         for element in set(read) - found.place.keys():
             self._written(found, reader, element)
 
@@ -209,7 +211,7 @@ class Lists:
         for index, by in unseen.items():
             if by.at < last_called:
                 text = f"appended to {found.key}, but no read returned it, not even a later one"
-                self._blame("lost-append", by, text)
+                self._report_violation("lost-append", by, text)
             else:
                 yield index
 

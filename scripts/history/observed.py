@@ -118,7 +118,7 @@ class Reading(NamedTuple):
     result: int | events.Failed
 
 
-class Told(NamedTuple):
+class TailBound(NamedTuple):
     """One `sync` or `check_tail` with a result."""
 
     process: int
@@ -153,10 +153,10 @@ class Observed:
         self.records: Final = Records()
         self.subscriptions: Final[list[Subscription]] = []
         self.readings: Final[list[Reading]] = []
-        self.syncs: Final[list[Told]] = []
+        self.syncs: Final[list[TailBound]] = []
         #: Calls of `sync` that said that a record is lost; `gsn` is that record's.
-        self.told_lost: Final[list[Told]] = []
-        self.tails: Final[list[Told]] = []
+        self.reported_losses: Final[list[TailBound]] = []
+        self.tails: Final[list[TailBound]] = []
         self.trims: Final[list[Trimming]] = []
         self.refusals: Final[list[Refusal]] = []
         #: (shard, start, stop)
@@ -225,9 +225,9 @@ class _Process:
             events.Trim: self._call,
             events.Trimmed: self._trimmed,
             events.Invoke: self._invoked,
-            events.Ok: self._told_of_commit,
-            events.Fail: self._told_of_failure,
-            events.Info: self._told_of_failure,
+            events.Ok: self._on_commit,
+            events.Fail: self._on_failure,
+            events.Info: self._on_failure,
             events.Losses: self._losses,
             events.Left: self._left,
             events.Fault: lambda _: None,
@@ -255,7 +255,7 @@ class _Process:
         if not isinstance(event, events.Header) or event.version != events.VERSION:
             raise HistoryError(f"{self._path}:1: no header of version {events.VERSION}")
 
-    def _blame(self, rule: str, text: str, gsn: int = 0, payload: int = 0) -> None:
+    def _report_violation(self, rule: str, text: str, gsn: int = 0, payload: int = 0) -> None:
         self._observed.violations.append(Violation(rule, text, self._source, gsn, payload))
 
     def _call(self, event: events.Call) -> None:
@@ -289,7 +289,9 @@ class _Process:
     def _inserted(self, event: events.Inserted) -> None:
         first, count, _ = self._open.pop(event.op)
         if not count == len(event.gsns) == len(event.shards):
-            self._blame("results", f"an insert of {count} records returned {len(event.gsns)} rids")
+            self._report_violation(
+                "results", f"an insert of {count} records returned {len(event.gsns)} rids"
+            )
             return
         for index, gsn in enumerate(event.gsns, first):
             self._ack(index, gsn, event.shards[index - first], event.at)
@@ -298,14 +300,21 @@ class _Process:
         records = self._records
         payload, known = records.payload[index], records.gsn[index]
         if gsn < 1:
-            self._blame("results", f"payload {payload} was acknowledged at {gsn}", gsn, payload)
+            self._report_violation(
+                "results", f"payload {payload} was acknowledged at {gsn}", gsn, payload
+            )
         elif known and (known, records.shard[index]) != (gsn, shard):
-            told = f"{known}@{records.shard[index]}"
-            self._blame(
-                "resolve", f"payload {payload} is at {told}, and now at {gsn}@{shard}", gsn, payload
+            position = f"{known}@{records.shard[index]}"
+            self._report_violation(
+                "resolve",
+                f"payload {payload} is at {position}, and now at {gsn}@{shard}",
+                gsn,
+                payload,
             )
         elif records.state[index] == NEVER:
-            self._blame("resolve", f"payload {payload} did not exist, and does", gsn, payload)
+            self._report_violation(
+                "resolve", f"payload {payload} did not exist, and does", gsn, payload
+            )
         elif not known:
             records.gsn[index], records.shard[index] = gsn, shard
             records.acked[index], records.state[index] = at, ACKED
@@ -318,14 +327,18 @@ class _Process:
     def _resolved(self, event: events.Resolved) -> None:
         first, count, _ = self._open.pop(event.op)
         if not count == len(event.gsns) == len(event.shards):
-            self._blame("results", f"resolve: {len(event.gsns)} answers for {count} records")
+            self._report_violation(
+                "results", f"resolve: {len(event.gsns)} answers for {count} records"
+            )
             return
         for index, gsn in enumerate(event.gsns, first):
             if gsn:
                 self._ack(index, gsn, event.shards[index - first], event.at)
             elif self._records.state[index] == ACKED:
                 payload = self._records.payload[index]
-                self._blame("resolve", f"payload {payload} was there, and never was", 0, payload)
+                self._report_violation(
+                    "resolve", f"payload {payload} was there, and never was", 0, payload
+                )
             else:
                 self._records.state[index] = NEVER
 
@@ -333,7 +346,7 @@ class _Process:
 
     def _failed(self, event: events.Failed) -> None:
         if event.error not in PUBLIC_ERRORS:
-            self._blame("errors", f"{event.error} was raised: {event.text}")
+            self._report_violation("errors", f"{event.error} was raised: {event.text}")
         if event.op in self._subscriptions:
             subscription = self._subscriptions[event.op]
             subscription.failed, subscription.at = event, event.at
@@ -352,7 +365,9 @@ class _Process:
             self._observed.trims.append(Trimming(call.at, END, call.gsn, source))
         elif isinstance(call, events.Sync) and event.error == "NoSuchRecordError":
             process = self._observed.process_of(source)
-            self._observed.told_lost.append(Told(process, call.at, event.at, event.first, source))
+            self._observed.reported_losses.append(
+                TailBound(process, call.at, event.at, event.first, source)
+            )
 
     def _insert_failed(self, event: events.Failed, first: int, count: int) -> None:
         for index, gsn in enumerate(event.gsns[:count], first):
@@ -376,16 +391,16 @@ class _Process:
         self._observed.operations += 1
         self._observed.transactions.invoked(event, self._base, self._source)
 
-    def _told_of_commit(self, event: events.Ok) -> None:
+    def _on_commit(self, event: events.Ok) -> None:
         self._observed.transactions.committed(event, self._base, self._source)
 
-    def _told_of_failure(self, event: events.Fail | events.Info) -> None:
+    def _on_failure(self, event: events.Fail | events.Info) -> None:
         if event.error not in PUBLIC_ERRORS | transactions.PUBLIC_ERRORS:
-            self._blame("errors", f"{event.error} was raised: {event.text}")
+            self._report_violation("errors", f"{event.error} was raised: {event.text}")
         if isinstance(event, events.Fail):
             self._observed.transactions.failed(event, self._base, self._source)
         else:
-            self._observed.transactions.told(event, self._base, self._source)
+            self._observed.transactions.on_result(event, self._base, self._source)
 
     # --- the rest ---
 
@@ -420,15 +435,15 @@ class _Process:
         self._observed.readings.append(reading)
 
     def _synced(self, event: events.Synced) -> None:
-        self._observed.syncs.append(self._told(event))
+        self._observed.syncs.append(self._tail_bound(event))
 
     def _tail_is(self, event: events.TailIs) -> None:
-        self._observed.tails.append(self._told(event))
+        self._observed.tails.append(self._tail_bound(event))
 
-    def _told(self, event: events.Synced | events.TailIs) -> Told:
+    def _tail_bound(self, event: events.Synced | events.TailIs) -> TailBound:
         call, source = self._open.pop(event.op)
         process = self._observed.process_of(source)
-        return Told(process, call.at, event.at, event.gsn, source)
+        return TailBound(process, call.at, event.at, event.gsn, source)
 
     def _trimmed(self, event: events.Trimmed) -> None:
         call, source = self._open.pop(event.op)

@@ -62,10 +62,10 @@ class Probe:
         except ZiplogError:
             return None
 
-    def ailing(self) -> dict[str, str]:
+    def unhealthy(self) -> dict[str, str]:
         """Return what is not as it should be: nodes and shards ("shard 0"), and how they are."""
         status = self.status()
-        return {"the membership service": "silent"} if status is None else ailing_in(status)
+        return {"the membership service": "silent"} if status is None else unhealthy_in(status)
 
     def insert(self, shard: int) -> None:
         """Insert a record at a shard.
@@ -86,7 +86,7 @@ class Probe:
             raise
         self._recorder.result(events.Inserted(op, now(), [rid.gsn], [rid.shard]))
 
-    def wait_whole(self, timeout_s: float) -> float:
+    def wait_healthy(self, timeout_s: float) -> float:
         """Wait until everything is up and an insert works at each shard; return the seconds.
 
         Raises:
@@ -96,7 +96,7 @@ class Probe:
         began = time.monotonic()
         missing: dict[str, str] = {}
         while time.monotonic() < began + timeout_s:
-            missing = self.ailing() or self._refusing()
+            missing = self.unhealthy() or self._refusing()
             if not missing:
                 return time.monotonic() - began
             time.sleep(_POLL_S)
@@ -119,7 +119,7 @@ class Probe:
         return None
 
 
-def ailing_in(status: dict[str, Any]) -> dict[str, str]:
+def unhealthy_in(status: dict[str, Any]) -> dict[str, str]:
     """Return the nodes and shards of a status document that are not as they should be."""
     found = {}
     for node in (*status["mms"], *status.get("failure_handlers", ())):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from history.graph import RW, WR, WW
 from history.observed import Violation
-from history.transactions import ABORTED, IN_DOUBT, NEVER_TOLD
+from history.transactions import ABORTED, IN_DOUBT, NEVER_REPORTED
 
 if TYPE_CHECKING:
     from history.graph import Graph
@@ -64,7 +64,9 @@ class Registers:
         for kind, what in steps:
             if kind == "w":
                 if what in found.writes:
-                    self._blame("history", transaction, f"value {what} of {key} comes twice")
+                    self._report_violation(
+                        "history", transaction, f"value {what} of {key} comes twice"
+                    )
                     continue
                 if wrote:
                     found.writes[value] = Written(transaction, is_last=False)
@@ -76,12 +78,12 @@ class Registers:
                 knows = has_read = True
             elif what != value:
                 text = f"read {key} as {what}, and by what it did itself it is {value}"
-                self._blame("internal", transaction, text)
+                self._report_violation("internal", transaction, text)
         if has_read and wrote:
             found.rewritten.append((first, value))
 
-    def _blame(self, rule: str, transaction: Transaction, text: str) -> None:
-        source = transaction.told or transaction.source
+    def _report_violation(self, rule: str, transaction: Transaction, text: str) -> None:
+        source = transaction.result_source or transaction.source
         self._violations.append(Violation(rule, f"{transaction} {text}", source))
 
     def prove(self) -> None:
@@ -106,7 +108,7 @@ class Registers:
                 values = " before ".join(map(str, circle))
                 by = found.writes[circle[1]].by
                 text = f"wrote {found.key}, and its values have no possible order: {values}"
-                self._blame("incompatible-order", by, text)
+                self._report_violation("incompatible-order", by, text)
         for found in self.keys.values():
             for value, readers in found.readers.items():
                 written = found.writes.get(value)
@@ -123,13 +125,13 @@ class Registers:
             written, reader = found.writes.get(value), readers[0]
             if written is None:
                 text = f"read {value} in {found.key}, a value that was never written"
-                self._blame("phantom", reader, text)
+                self._report_violation("phantom", reader, text)
             elif written.by.state == ABORTED:
                 text = f"read {value} in {found.key}, which {written.by} wrote, and was aborted"
-                self._blame("G1a", reader, text)
+                self._report_violation("G1a", reader, text)
             elif not written.is_last:
                 text = f"read {value} in {found.key}, while {written.by} had not yet written all"
-                self._blame("G1b", reader, text)
+                self._report_violation("G1b", reader, text)
 
     # --- in words ---
 
@@ -174,7 +176,9 @@ def _by_time(final: list[tuple[Any, Transaction]], later: dict[Any, set[Any]]) -
 
     Edges start only at the *frontier*, the writes without a successor; the rest follows.
     """
-    returned = sorted(((by.at, value, by) for value, by in final if by.at != NEVER_TOLD), key=_at)
+    returned = sorted(
+        ((by.at, value, by) for value, by in final if by.at != NEVER_REPORTED), key=_at
+    )
     frontier: dict[Any, Transaction] = {}
     done = 0
     for value, by in sorted(final, key=lambda row: row[1].called):

@@ -272,8 +272,8 @@ def _missing(
         record = records.index.get(payload)
         is_acked = record is not None and records.state[record] == ACKED
         rule = "loss" if is_acked else "gap"
-        source = "acknowledged" if is_acked else "seen by others"
-        text = f"{judgement.rid(gsn)} (payload {payload}), {source}, was not delivered"
+        origin = "acknowledged" if is_acked else "seen by others"
+        text = f"{judgement.rid(gsn)} (payload {payload}), {origin}, was not delivered"
         yield Violation(rule, text, source, gsn, payload)
 
 
@@ -402,19 +402,19 @@ def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
         sync = next(covering, None)
         if sync is None or any(t.gsn > gsn and t.called <= sync.at for t in observed.trims):
             continue
-        if not _was_told(judgement, gsn, process, acked, sync.called):
+        if not _is_loss_reported(judgement, gsn, process, acked, sync.called):
             text = f"{judgement.rid(gsn)} (payload {payload}) is lost, and a sync covered it"
             yield Violation("sync", text, sync.source, gsn, payload)
 
 
-def _was_told(judgement: Judgement, gsn: int, process: int, since: int, until: int) -> bool:
+def _is_loss_reported(judgement: Judgement, gsn: int, process: int, since: int, until: int) -> bool:
     """Whether the position's shard reported a loss to a process in between."""
     shard = judgement.places[gsn] & _SHARD_MASK
     return any(
-        told.process == process
-        and since < told.called <= until
-        and judgement.places.get(told.gsn, 0) & _SHARD_MASK == shard
-        for told in judgement.observed.told_lost
+        sync.process == process
+        and since < sync.called <= until
+        and judgement.places.get(sync.gsn, 0) & _SHARD_MASK == shard
+        for sync in judgement.observed.reported_losses
     )
 
 

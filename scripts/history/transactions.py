@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: What became of a transaction.
 COMMITTED, ABORTED, IN_DOUBT = 1, 2, 3
 #: Later than everything.
-NEVER_TOLD: Final = 2**63 - 1
+NEVER_REPORTED: Final = 2**63 - 1
 #: What the public interface raises, beside the errors of the log.
 PUBLIC_ERRORS: Final = frozenset({"TransactionAborted", "SnapshotExpired"})
 _SHOWN: Final = 6
@@ -35,9 +35,9 @@ class Transaction:
     steps: list[Step]
     #: Of its call; of its result.
     source: int
-    told: int = 0
+    result_source: int = 0
     #: When its result was given.
-    at: int = NEVER_TOLD
+    at: int = NEVER_REPORTED
     state: int = IN_DOUBT
     #: The gsn of its commit record; 0: not known.
     position: int = 0
@@ -83,7 +83,9 @@ class Transactions:
         self.all.append(transaction)
         self._open[base, event.op] = transaction
 
-    def told(self, event: events.Ok | events.Fail | events.Info, base: int, source: int) -> None:
+    def on_result(
+        self, event: events.Ok | events.Fail | events.Info, base: int, source: int
+    ) -> None:
         """Take a result.
 
         Raises:
@@ -91,19 +93,19 @@ class Transactions:
 
         """
         transaction = self._open.pop((base, event.op))
-        transaction.told = source
+        transaction.result_source = source
         if event.steps:
             transaction.steps = event.steps
 
     def committed(self, event: events.Ok, base: int, source: int) -> None:
         """Take an `ok`."""
         transaction = self._open[base, event.op]
-        self.told(event, base, source)
+        self.on_result(event, base, source)
         transaction.state, transaction.at = COMMITTED, event.at
         transaction.position = event.position
 
     def failed(self, event: events.Fail, base: int, source: int) -> None:
         """Take a `fail`."""
         transaction = self._open[base, event.op]
-        self.told(event, base, source)
+        self.on_result(event, base, source)
         transaction.state, transaction.at = ABORTED, event.at

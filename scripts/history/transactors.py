@@ -184,10 +184,10 @@ class Transactor:
         except OutcomeUnknownError as error:
             return self._resolve(op, steps, error)
         except _NOTHING as error:
-            self._recorder.result(events.Fail(op, now(), *_told(error, steps)))
+            self._recorder.result(events.Fail(op, now(), *_failure(error, steps)))
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what the client saw
-            self._recorder.result(events.Info(op, now(), *_told(error, steps)))
+            self._recorder.result(events.Info(op, now(), *_failure(error, steps)))
             return False
         self._recorder.result(events.Ok(op, now(), steps, position))
         return True
@@ -199,14 +199,14 @@ class Transactor:
             except (OutcomeUnknownError, *_NOTHING):
                 continue
             except Exception as other:  # noqa: BLE001
-                self._recorder.result(events.Info(op, now(), *_told(other, steps)))
+                self._recorder.result(events.Info(op, now(), *_failure(other, steps)))
                 return False
             if rid is None:
-                self._recorder.result(events.Fail(op, now(), *_told(error, steps)))
+                self._recorder.result(events.Fail(op, now(), *_failure(error, steps)))
             else:
                 self._recorder.result(events.Ok(op, now(), steps, rid.gsn))
             return rid is not None
-        self._recorder.result(events.Info(op, now(), *_told(error, steps)))
+        self._recorder.result(events.Info(op, now(), *_failure(error, steps)))
         return False
 
     # --- the bank ---
@@ -418,7 +418,7 @@ def _gsn(transaction: Transaction) -> int:
     return transaction.position.gsn
 
 
-def _told(error: Exception, steps: list[Step]) -> tuple[str, list[Step], str]:
+def _failure(error: Exception, steps: list[Step]) -> tuple[str, list[Step], str]:
     return type(error).__name__, steps, str(error)[:_TEXT]
 
 

@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
         return Tally([us for t in tallies for us in t.took_us], sum(t.aborted for t in tallies))
 
 
-class Crew:
+class ClientProcesses:
     """The client processes of a plan, as a context manager."""
 
     def __init__(self, plan: Plan, processes: int = PROCESSES) -> None:

@@ -74,16 +74,16 @@ class Progress:
         """Say what begins; `seconds`: about how long it will take."""
         self._name, self._steps, self._done = name, steps, 0
         self._began = time.monotonic()
-        self.tell(f"{steps} steps, about {_minutes(seconds)}")
+        self.report(f"{steps} steps, about {_minutes(seconds)}")
 
     def step(self, text: str) -> None:
         """One more is done."""
         self._done += 1
         passed = time.monotonic() - self._began
         left = passed / self._done * (self._steps - self._done)
-        self.tell(f"{self._done}/{self._steps} {text}; about {_minutes(left)} left")
+        self.report(f"{self._done}/{self._steps} {text}; about {_minutes(left)} left")
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Say something."""
         print(f"{self._name}: {text}", file=sys.stderr, flush=True)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import other_systems
 
 import logdb
-from logdb_bench.clients import PROCESSES, Crew, Outcome
+from logdb_bench.clients import PROCESSES, ClientProcesses, Outcome
 from logdb_bench.cluster_setup import Progress, bench_setup
 from logdb_bench.delayed_inserts import SCALOG_US
 from logdb_bench.plan import Plan
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Figures = dict[str, Any]
 
 CLIENTS: Final = (1, 2, 4, 8, 16, 32)
-_HELD_COORDINATOR: Final = str(Path(__file__).resolve().parents[1] / "delayed_coordinator.py")
+_DELAYED_COORDINATOR: Final = str(Path(__file__).resolve().parents[1] / "delayed_coordinator.py")
 _OPTIONS: Final = ("--no-checkpoints",)
 #: Besides the time in which is counted: connecting, and the start and the end of a line.
 _CONNECT_S: Final = 0.7
@@ -115,7 +115,7 @@ def _run(line: Line, shards: int, seconds: float, warm_s: float, seed: int) -> l
             is_waiting=line.is_waiting,
             seed=seed,
         )
-        with Crew(plan) as crew:
+        with ClientProcesses(plan) as crew:
             outcomes = [crew.run(clients, seconds, warm_s) for clients in CLIENTS]
         done, counted = sum(of.done for of in outcomes), total()
     if done != counted:
@@ -133,7 +133,7 @@ def _target(line: Line, shards: int) -> Iterator[tuple[str, Callable[[], int]]]:
         return
     command = [sys.executable, "-m", "logdb"]
     if line.hold_us:
-        command = [sys.executable, _HELD_COORDINATOR, str(line.hold_us)]
+        command = [sys.executable, _DELAYED_COORDINATOR, str(line.hold_us)]
     with (
         bench_setup(shards, _OPTIONS, command=command) as setup,
         logdb.connect(setup.endpoint) as db,

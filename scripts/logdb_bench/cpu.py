@@ -38,7 +38,7 @@ _KEYS: Final = 10
 #: More seldom than so often a transaction: not on its way.
 _SELDOM: Final = 0.1
 _STRACE: Final = shutil.which("strace") or ""
-_PATIENCE_S: Final = 20.0
+_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.02
 _COUNTED_NODE: Final = str(Path(__file__).resolve().parents[1] / "counted_node.py")
 
@@ -95,7 +95,7 @@ def traced(pid: int, act: Callable[[], object], count: int) -> Figures:
         with errors.open("wb") as stderr:
             tracer = subprocess.Popen(command, stderr=stderr)
         try:
-            until = time.monotonic() + _PATIENCE_S
+            until = time.monotonic() + _TIMEOUT_S
             while b"attached" not in errors.read_bytes():
                 if tracer.poll() is not None or time.monotonic() > until:
                     raise RuntimeError(f"strace: {errors.read_text(errors='replace')[:500]}")
@@ -152,7 +152,7 @@ def _counts(folder: Path, pids: dict[str, int]) -> dict[str, Counter[str]]:
     for pid in pids.values():
         (folder / str(pid)).unlink(missing_ok=True)
         os.kill(pid, signal.SIGUSR1)
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _TIMEOUT_S
     while any(not (folder / str(pid)).exists() for pid in pids.values()):
         if time.monotonic() > until:
             raise RuntimeError("a node did not write its counters")

@@ -98,17 +98,17 @@ class DelayedCore(ClientCore):
 
     def _without_early(self, effects: list[Effect], now: int) -> list[Effect]:
         """Keep acknowledgements that come too early; add those that are due."""
-        told: list[Effect] = []
+        due: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Complete) and effect.id in self._called:
                 until = self._called.pop(effect.id) + self.HOLD_NS
                 if until > now and not isinstance(effect.result, Exception):
                     heappush(self._acks, (until, effect.id, effect))
                     continue
-            told.append(effect)
+            due.append(effect)
         while self._acks and self._acks[0][0] <= now:
-            told.append(heappop(self._acks)[2])
-        return told
+            due.append(heappop(self._acks)[2])
+        return due
 
 
 def install(hold_us: int) -> None:

@@ -39,7 +39,7 @@ _STARTS: Final = 3
 #: Estimates for the progress output.
 _PUTS_PER_S: Final = 2_000
 _REPLAYED_PER_S: Final = 60_000
-_TELL_EVERY_S: Final = 10.0
+_REPORT_INTERVAL_S: Final = 10.0
 _READY_S: Final = 600.0
 _ROUND_S: Final = 300.0
 #: The log is as small as it gets when it has not changed for so long.
@@ -124,18 +124,18 @@ async def _write(endpoint: str, commits: int, keys: int, progress: Progress) -> 
     """Put so many times; return how many a second."""
     rng = random.Random(1)  # noqa: S311 - no secret
     numbers = iter(range(commits))
-    begin = told = time.monotonic()
+    begin = reported = time.monotonic()
     async with logdb.aio.connect(endpoint, timeout=120) as db:
 
         async def put_some() -> None:
-            nonlocal told
+            nonlocal reported
             for number in numbers:
                 # Each key once in a while: first all of them, then by chance.
                 key = number if number < keys else rng.randrange(keys)
                 await db.put(key_of(key), rng.randbytes(YCSB_BYTES))
-                if time.monotonic() - told > _TELL_EVERY_S:
-                    told = time.monotonic()
-                    progress.tell(f"{number:,} of {commits:,} commits written")
+                if time.monotonic() - reported > _REPORT_INTERVAL_S:
+                    reported = time.monotonic()
+                    progress.report(f"{number:,} of {commits:,} commits written")
 
         await asyncio.gather(*(put_some() for _ in range(_TASKS)))
     return commits / (time.monotonic() - begin)

@@ -143,15 +143,15 @@ class RedisCounters:
     async def act(self) -> Done:
         """Try once; the next one has another key."""
         key = str(self._rng.randrange(COUNTERS))
-        _, value = await self._ask(("WATCH", key), ("GET", key))
+        _, value = await self._request(("WATCH", key), ("GET", key))
         write = ("SET", key, int(value or 0) + 1)
-        answers = await self._ask(("MULTI",), write, ("EXEC",), *self._last)
+        answers = await self._request(("MULTI",), write, ("EXEC",), *self._last)
         if answers[2] is None:
             return "transaction", False, 1
         assert not self._last or answers[3] >= 1, "no replica has it"
         return "transaction", True, 0
 
-    async def _ask(self, *commands: tuple[Any, ...]) -> list[Any]:
+    async def _request(self, *commands: tuple[Any, ...]) -> list[Any]:
         connection = self._connection
         await connection.send_packed_command(connection.pack_commands(commands))
         return [await connection.read_response() for _ in commands]

@@ -14,7 +14,7 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 import logdb.aio
-from logdb_bench.clients import PROCESSES, Crew, Outcome
+from logdb_bench.clients import PROCESSES, ClientProcesses, Outcome
 from logdb_bench.cluster_setup import Progress, bench_setup
 from logdb_bench.contention import median
 from logdb_bench.plan import YCSB_KEYS, Plan
@@ -48,7 +48,7 @@ def measure(scale: float, shards: int) -> Figures:
         for number in range(rounds):
             for name in names:
                 plan = Plan("logdb", setup.endpoint, name, keys=keys, seed=number + 1)
-                with Crew(plan) as crew:
+                with ClientProcesses(plan) as crew:
                     runs[name].append(crew.run(CLIENTS, seconds, warm_s))
                 rate = len(runs[name][-1].all.took_us) / seconds
                 progress.step(f"{name}: {rate:,.0f}/s")

@@ -26,11 +26,11 @@ def leases_of(endpoint: str) -> LeaseMap:
     transport = Transport()
     try:
         transport.connect(b"mms", endpoint)
-        info = _ask(transport, Hello(0, 1), ClusterInfo)
+        info = _request(transport, Hello(0, 1), ClusterInfo)
         leases = LeaseMap()
         gsn, number = 1, 2
         while True:
-            history = _ask(transport, LeaseQuery(info.cluster, number, gsn), LeaseHistory)
+            history = _request(transport, LeaseQuery(info.cluster, number, gsn), LeaseHistory)
             if not history.runs or not leases.extend(history.runs) or leases.stop == gsn:
                 return leases
             gsn, number = leases.stop, number + 1
@@ -38,7 +38,7 @@ def leases_of(endpoint: str) -> LeaseMap:
         transport.close()
 
 
-def _ask(transport: Transport, question: Any, kind: type[Any]) -> Any:
+def _request(transport: Transport, question: Any, kind: type[Any]) -> Any:
     deadline = time.monotonic() + _DEADLINE_S
     while time.monotonic() < deadline:
         transport.send(b"mms", encode(question))

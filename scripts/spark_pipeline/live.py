@@ -66,16 +66,16 @@ def follow(spark: SparkSession, bootstrap: str, directory: Path, batch_bytes: st
         .load()
     )
 
-    def tell(answer: DataFrame, batch: int) -> None:
-        told = Answer(batch, time.time(), queries.rows(answer))
+    def store(answer: DataFrame, batch: int) -> None:
+        found = Answer(batch, time.time(), queries.rows(answer))
         path = directory / f"answer-{batch}.json"
-        path.with_suffix(".new").write_bytes(msgspec.json.encode(told))
+        path.with_suffix(".new").write_bytes(msgspec.json.encode(found))
         path.with_suffix(".new").rename(path)
 
     query = (
         queries.totals(queries.parsed(records))
         .writeStream.outputMode("complete")
-        .foreachBatch(tell)
+        .foreachBatch(store)
         .option("checkpointLocation", str(directory / "checkpoint"))
         .trigger(availableNow=True)
         .start()

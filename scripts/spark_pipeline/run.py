@@ -92,32 +92,32 @@ def run(directory: Path, plan: Plan) -> Outcome:
         RuntimeError: the stream failed or was not where it had to be.
 
     """
-    with progress("feed", plan.events) as tell:
+    with progress("feed", plan.events) as report:
         events = list(
             counted(
                 feed.held_back(
                     flights.events(flights.read(), plan.events), plan.held_back, plan.seed
                 ),
-                tell,
+                report,
             )
         )
     with Cluster(directory / "cluster", shards=plan.shards, f=plan.f, name="flights") as cluster:
         batches = list(feed.batches(events, _STRETCH))
         payload_bytes = sum(len(payload) for batch in batches for payload in batch.payloads)
-        with progress("insert", plan.events) as tell:
+        with progress("insert", plan.events) as report:
             began = time.monotonic()
-            load.insert(cluster.endpoint, batches, plan.clients, tell)
+            load.insert(cluster.endpoint, batches, plan.clients, report)
             insert_s = time.monotonic() - began
-        answered = ask(cluster.endpoint, events, plan.cores)
+        answered = run_queries(cluster.endpoint, events, plan.cores)
         streamed = stream(cluster.endpoint, directory, payload_bytes, answers.totals(events))
     return Outcome(plan, payload_bytes, insert_s, answered, streamed)
 
 
-def ask(bootstrap: str, events: list[Event], cores: int) -> dict[str, Answered]:
+def run_queries(bootstrap: str, events: list[Event], cores: int) -> dict[str, Answered]:
     """Ask Spark all questions and compare; each reads the log anew, up to one pinned end."""
     found: dict[str, Answered] = {}
     with (
-        progress("ask", len(_QUESTIONS) + 1) as tell,
+        progress("queries", len(_QUESTIONS) + 1) as report,
         session("flights", cores) as spark,
     ):
         records = (
@@ -136,7 +136,7 @@ def ask(bootstrap: str, events: list[Event], cores: int) -> dict[str, Answered]:
             python_s = time.monotonic() - answered
             fault = answers.difference(expected, rows)
             found[name] = Answered(rows, fault, answered - began, python_s)
-            tell(len(found))
+            report(len(found))
     return found
 
 
@@ -145,26 +145,26 @@ def stream(bootstrap: str, directory: Path, payload_bytes: int, expected: Rows) 
     place = directory / "stream"
     place.mkdir()
     batch_bytes = str(payload_bytes // _BATCHES)
-    with progress("stream", 2) as tell:
+    with progress("stream", 2) as report:
         began = time.time()
         with live.Stream(bootstrap, place, batch_bytes) as process:
             killed = process.kill_after_start(_KILLED_IN)
-        tell(1)
+        report(1)
         again = time.time()
         with live.Stream(bootstrap, place, batch_bytes) as process:
             process.wait()
-        tell(2)
-    told = live.answers(place)
-    steps = [(answer.at, answer.events) for answer in told]
+        report(2)
+    found = live.answers(place)
+    steps = [(answer.at, answer.events) for answer in found]
     fault = answers.difference(expected, live.final(place))
     return Streamed(killed, (began, again), steps, fault)
 
 
-def counted(events: Iterator[Event], tell: Callable[[int], None]) -> Iterator[Event]:
+def counted(events: Iterator[Event], report: Callable[[int], None]) -> Iterator[Event]:
     """Yield the events and count them."""
     for number, event in enumerate(events, 1):
         if number % _STRETCH == 0:
-            tell(number)
+            report(number)
         yield event
 
 

@@ -55,7 +55,7 @@ def archives_of(pid: int) -> list[int]:
 
 
 def halves(cluster: local.Cluster, name: str) -> tuple[int, int]:
-    """Return the two processes of a server's archive: who serves, and who makes rows."""
+    """Return the two processes of a server's archive: the block server and the block builder."""
     (serving,) = archives_of(cluster.pid(name))
     (making,) = children(serving)
     return serving, making
@@ -76,13 +76,13 @@ def archives(
     found: dict[str, tuple[str, int]] = {}
 
     def are_there() -> bool:
-        # An archive that died is told of for a while yet.
-        told = {where[1]: where for where in log.outline(0, 1, stop).archives}
+        # A dead archive is still announced for a while.
+        announced = {where[1]: where for where in log.outline(0, 1, stop).archives}
         ports = {name: archive_port(cluster.pid(name)) for name in names}
-        found.update({name: told[port] for name, port in ports.items() if port in told})
-        return set(ports.values()) == set(told)
+        found.update({name: announced[port] for name, port in ports.items() if port in announced})
+        return set(ports.values()) == set(announced)
 
-    wait_until(are_there, "the archives are told of")
+    wait_until(are_there, "the archives are announced")
     return found
 
 
@@ -151,7 +151,7 @@ def test_every_archive_equals_a_subscription(
         # Their segments begin and end at other places.
         for place in where.values():
             assert read(log, place, stop) == expected
-        # The same to who is on another machine.
+        # The same for a client on another machine.
         monkeypatch.setattr(client_module, "is_here", lambda _: False)
         for place in where.values():
             assert read(log, place, stop) == expected
@@ -201,7 +201,7 @@ def test_the_rest_of_an_archive_survives_the_death_of_a_part(cluster: local.Clus
             assert isinstance(archive.block(1), Block)
             cluster.kill("shard-0-0")
             wait_until(lambda: not any(map(is_running, both)), "its archive ends")
-            # Of the first one's segment it was told where blocks are.
+            # It knows the blocks of the first segment.
             with pytest.raises(UnavailableError):
                 archive.block(stop)
         stop = insert(log, 2_000)
@@ -244,7 +244,7 @@ def test_a_clean_stop_leaves_complete_files_and_no_process(cluster: local.Cluste
     directories = [
         Archive(cluster.config.data_dir / name / "segments") for name in ("shard-0-0", "shard-0-1")
     ]
-    # What one of them may not have been told to be stable, the other one was.
+    # The last stable records may be known to only one of them.
     assert max(directory.stable_end for directory in directories) > last.gsn
     for directory in directories:
         assert not directory.is_locked

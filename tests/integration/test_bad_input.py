@@ -471,8 +471,8 @@ def test_a_data_directory_that_cannot_be_made(stopped: Cluster, tmp_path: Path) 
 def test_an_unknown_node(stopped: Cluster) -> None:
     path = stopped.config.data_dir / CLUSTER_FILE
     for module in ("mms", "shard"):
-        line = last_line(start(module, path, "nobody"), 2)
-        assert "nobody" in line
+        line = last_line(start(module, path, "no-such-node"), 2)
+        assert "no-such-node" in line
     assert "mms-0" in last_line(start("mms", path, "shard-0-0"), 2)
     assert "shard-0-1" in last_line(start("shard", path, "mms-0"), 2)
 

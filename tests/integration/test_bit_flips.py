@@ -129,10 +129,10 @@ def consensus(stopped: Stopped, path: Path) -> object:
     raft = _raft(stopped.directory, name, machine, events.append)
     try:
         journal = raft._journal
-        told = [event.snapshot for event in events if isinstance(event, Restored)]
+        restored = [event.snapshot for event in events if isinstance(event, Restored)]
         return (
             journal.entries, journal.term, journal.voted_for, journal.commit_index,
-            journal.identity, journal.is_voter, journal.founders, machine.snapshot(), told,
+            journal.identity, journal.is_voter, journal.founders, machine.snapshot(), restored,
         )  # fmt: skip
     finally:
         raft.stop()

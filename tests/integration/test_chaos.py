@@ -1,4 +1,4 @@
-"""Faults by chance and on purpose, on real clusters under load: clients tell what they saw."""
+"""Random and chosen faults in real clusters under load; clients record histories."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_no_server_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     assert found, done.stdout
     pids = [int(pid) for pid in found[1].split(",")]
     wait_until(lambda: not any(state(pid) for pid in pids), "all servers are gone")
-    # They had time to say goodbye: nobody is in limbo.
+    # All servers stopped cleanly, so none is in limbo.
     Cluster(tmp_path).stop()
 
 
@@ -343,10 +343,10 @@ def test_up_restarts_dead_processes_until_it_is_stopped(tmp_path: Path) -> None:
                 assert log.read_record(rid).payload == b"x"
         finally:
             up.send_signal(signal.SIGINT)
-            _, told = up.communicate(timeout=60)
-    assert up.returncode == 0, told
-    assert "durability memory" in told
-    assert re.search(r"\d\d:\d\d:\d\d mms-0 ended \(signal 9\); starting again in 0.2 s", told)
+            _, output = up.communicate(timeout=60)
+    assert up.returncode == 0, output
+    assert "durability memory" in output
+    assert re.search(r"\d\d:\d\d:\d\d mms-0 ended \(signal 9\); starting again in 0.2 s", output)
 
 
 def mms_pid(endpoint: str) -> int:
@@ -364,15 +364,15 @@ def test_ctrl_c_ends_a_following_tail_quietly(cluster: Cluster) -> None:
     options: dict[str, Any] = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
-        # Whoever starts the tests in the background has it ignored, and so it would be here.
+        # A shell ignores SIGINT for background jobs, and the test process would inherit that.
         "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     }
     with subprocess.Popen(command, **options) as tail:
         while b"seen" not in tail.stdout.readline():
             pass
         tail.send_signal(signal.SIGINT)
-        _, told = tail.communicate(timeout=60)
-    assert (tail.returncode, told) == (130, b"")
+        _, output = tail.communicate(timeout=60)
+    assert (tail.returncode, output) == (130, b"")
 
 
 def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:

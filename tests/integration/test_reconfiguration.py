@@ -92,7 +92,7 @@ class Load:
                 payload = f"{number}:{count}".encode()
                 try:
                     self.inserted[payload] = log.insert_after(payload, key=payload)
-                except BaseException as error:  # noqa: BLE001 - told by the test
+                except BaseException as error:  # noqa: BLE001 - the test reports it
                     self._fail(error)
                     return
 
@@ -104,7 +104,7 @@ class Load:
                     with self._news:
                         self.seen += found
                         self._news.notify_all()
-        except BaseException as error:  # noqa: BLE001 - told by the test
+        except BaseException as error:  # noqa: BLE001 - the test reports it
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -145,7 +145,7 @@ def test_a_shard_is_added_under_load(tmp_path: Path) -> None:
             under_way.was_right()
         assert cluster.nodes[-2:] == ["shard-2-0", "shard-2-1"]
         assert [shard.id for shard in cluster.config.shards] == [0, 1, 2]
-        # It is a shard like the others: who dies there comes back.
+        # It is a shard like the others: a killed server is restarted.
         with cluster.connect(timeout=60.0) as log:
             pid = cluster.pid("shard-2-1")
             cluster.kill("shard-2-1")
@@ -212,7 +212,7 @@ def test_a_half_finished_addition_is_resumed(
     def fail(*_: object) -> None:
         raise DeadlineError("no time left")
 
-    # Nobody but the call itself starts servers here.
+    # Only the call itself starts servers here.
     with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
         with monkeypatch.context() as patched:
             patched.setattr(new_shard, "await_servers", fail)
@@ -233,7 +233,7 @@ def test_a_half_finished_addition_is_resumed(
 
 
 def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
-    # Nobody but the call itself starts servers here.
+    # Only the call itself starts servers here.
     with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
         shard = new_shard.next_shard(tmp_path / CLUSTER_FILE, {0})
         (tmp_path / shard.replicas[0].name).write_text("not a directory")
@@ -264,7 +264,7 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
     text = (tmp_path / CLUSTER_FILE).read_text()
     alone = ziplog_cli("shard", "remove", up, "0")
     assert (alone.returncode, alone.stdout, alone.stderr.count("\n")) == (2, "", 1)
-    # Nothing but the endpoint is told: the directory is found by the processes.
+    # Only the endpoint is given: the command finds the directory through the processes.
     added = ziplog_cli("shard", "add", up)
     assert (added.returncode, added.stdout) == (0, "1\n"), added.stderr
     assert "shard 1 is live: shard-1-0 at 127.0.0.1:" in added.stderr

@@ -1,8 +1,8 @@
-"""Processes that stop, die, freeze, forget or run out of disk while clients insert.
+"""Processes that stop, die, hang, lose data or run out of disk while clients insert.
 
-What holds throughout: an acknowledged record is in the log exactly once, one whose outcome is
-unknown at most once, and nothing hangs. These clusters have no failure handler: what is dead stays
-dead, and what is in limbo stays in limbo.
+Always: an acknowledged record is in the log exactly once, one with an unknown outcome at most once,
+and no call hangs. These clusters have no failure handler: dead servers stay dead, and servers in
+limbo stay in limbo.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
             for name in (killed, other):
                 wait_until(lambda: stable_end(doomed, name) > noted[-1][0].gsn, "it is noted")  # noqa: B023
             doomed.kill(killed)
-            # Nobody hangs: what cannot be known by the deadline ends there, and says so.
+            # No call hangs: a call with an unknown outcome ends at its deadline with an error.
             wait_until(lambda: load.failures("pinned0"), "the pinned insert ends")
             doomed.restart(killed)
             wait_until(lambda: states(log)[killed] == "limbo", "it says that it is in limbo")
@@ -293,7 +293,7 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
         for error in load.failures("pinned0"):
             assert isinstance(error, (OutcomeUnknownError, UnavailableError))
             assert "shard 0" in str(error)
-        # What it noted as stable it still tells, also when it is asked alone.
+        # It still serves the records that it knows to be stable, without the other server too.
         rid, payload = noted[0]
         doomed.pause(other)
         try:

@@ -1,7 +1,7 @@
-"""Strangers at every port of real processes: nothing that they send hurts anybody else.
+"""Strangers at every port of real processes: their traffic must not affect other clients.
 
-What a stranger can do who speaks the protocol well is another matter: messages are not
-authenticated, which is why everything listens on loopback only.
+A stranger that speaks the protocol correctly can do harm: messages are not authenticated, so
+processes listen on loopback by default.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("strangers")
     # A recovery would make another view.
-    patient = {"suspicion_ms": 20_000}
-    with Cluster(directory, shards=2, mms=3, settings=patient, timeout=100.0) as running:
+    source = {"suspicion_ms": 20_000}
+    with Cluster(directory, shards=2, mms=3, settings=source, timeout=100.0) as running:
         pids = {name: running.pid(name) for name in running.nodes}
         yield running
         assert running.dead() == []
@@ -124,7 +124,7 @@ class Witness:
 
 
 class Stranger:
-    """Somebody who speaks ZMTP, and maybe the protocol."""
+    """A peer that speaks ZMTP, and possibly the protocol."""
 
     def __init__(self, node: NodeConfig) -> None:
         self._context = zmq.Context()
@@ -157,7 +157,7 @@ class Stranger:
 
 
 def probe_consensus(cluster: Cluster) -> None:
-    """Have a command committed: that nobody was given a position is said behind one only."""
+    """Commit a command: the service reports an unassigned position only after a commit."""
     with cluster.connect(timeout=DEADLINE_S) as log, pytest.raises(ziplog.NoSuchRecordError):
         log.insert_after(b"stranger", ziplog.RecordId(LARGEST // 2, 0))
 
@@ -264,7 +264,7 @@ def test_a_disconnect_during_a_flood_affects_no_other_client(cluster: Cluster) -
         for node in cluster.config.nodes * 5:
             with greeted(node.port) as stranger:
                 stranger.sendall(flood)
-                # Who is greeted behind it is answered by a thread that has read it.
+                # The thread that answers a later greeting has read the flood before it.
                 greeted(node.port).close()
                 # What is under way is lost: a reset.
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -294,7 +294,7 @@ def test_the_consensus_port_rejects_code_and_garbage(
         struct.pack("i", 0) + NOISE[:20],
     ]
     if claim:
-        # Who says that it is a node is believed, but a message that is none changes nothing.
+        # A peer may claim to be a node, but an invalid message changes nothing.
         hostile = [
             library_frame(f"127.0.0.1:{nodes[1].raft_port}") + frame
             for frame in [
@@ -451,14 +451,14 @@ def test_inserts_that_a_correct_client_never_sends(cluster: Cluster, number: int
 # --- messages of every kind, with every extreme value ----------------------------------------
 
 
-#: Believed: with the right view, whoever sends them is a server, or the failure handler.
+#: Accepted with the right view: their sender counts as a server or the failure handler.
 TRUSTED: Final = (
     wire.Forward, wire.Report, wire.Beat, wire.Suspect, wire.Frozen, wire.Remove, wire.Reinsert,
 )  # fmt: skip
 
 
 def extremes(kind: type[Message], cluster: int, shard: int, view: int) -> list[bytes]:
-    """Return frames of a message whose other fields have extreme values, valid or not."""
+    """Return frames of a message with extreme values in its other fields, valid or not."""
     known = {"cluster": cluster, "shard": shard, "view": view}
     names = kind.__struct_fields__
     tag = kind.__struct_config__.tag

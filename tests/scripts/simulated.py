@@ -1,7 +1,7 @@
-"""A log as it should be, driven at random by clients that write a history: the checker's oracle.
+"""Correct log with random clients that write a history: the oracle for the checker.
 
-Every operation has a moment between its call and its result at which it takes effect, at once and
-for everybody. Outcomes that nobody knows, killed clients, trims and losses happen too.
+Every operation takes effect at one moment between its call and its result, for all clients at once.
+Unknown outcomes, killed clients, trims and losses happen too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARDS = 3
 
 @dataclass
 class Log:
-    """What everybody agrees on."""
+    """The state of the log, common to all clients."""
 
     held: dict[int, tuple[int, int]] = field(default_factory=dict)  # gsn -> shard, payload
     sealed: int = 1  # below it nothing changes any more
@@ -91,7 +91,7 @@ class World:
         next(script)
 
     def _drain(self) -> None:
-        """Stop everybody where it stands; what is under way has no result."""
+        """Stop all clients at once; their pending operations have no result."""
         self._running = dict.fromkeys(self._running)
 
     def _finish(self) -> None:
@@ -112,7 +112,7 @@ class World:
                 self.log.lost.add(gsn)
 
     def _leave(self) -> None:
-        """Let a shard leave: from now on it takes nothing, and somebody is told."""
+        """Remove a shard: it accepts no more records, and one client learns of it."""
         shard = self.random.choice(self.log.shards)
         self.log.shards.remove(shard)
         self.say("workload", events.Left(self.tick(), shard))

@@ -1,4 +1,4 @@
-"""A bank's history: money that is lost or made, and transfers that nobody, or twice, made."""
+"""Bank check: lost or created money, invented transfers, and transfers that happened twice."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ def point(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_a_point_is_named_by_its_differences(fields: dict[str, Any], name: str) -> None:
-    told = list(reading.lines({"points": [point(**fields)]}))
-    rows = [line for line in told if line.startswith(f"{name} ")]
+    output = list(reading.lines({"points": [point(**fields)]}))
+    rows = [line for line in output if line.startswith(f"{name} ")]
     assert len(rows) == len(reading.CORES)
     assert rows[0].split()[-5:] == ["2,000", "1,000", "1,500", "0.50x", "0.75x"]
 

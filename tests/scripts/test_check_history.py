@@ -64,7 +64,7 @@ def test_each_mutation_is_found(tmp_path: Path, name: str, worlds: list[Lines]) 
 
 
 def a_loss(*, reported: bool = True, synced: bool = False, sync_op: int = 2) -> Lines:
-    """Two records are acknowledged; the first is gone when somebody reads everything."""
+    """Two records are acknowledged; the first is missing in a read of the whole log."""
     first = [events.Insert(1, 10, 0, [1, 2]), events.Inserted(1, 20, [5, 8], [1, 1])]
     sync = [events.Sync(sync_op, 30), events.Synced(sync_op, 40, 8)]
     after = [
@@ -95,15 +95,15 @@ def test_a_loss_outside_the_reported_range_is_an_error(
 
 
 def test_a_sync_that_reports_a_loss_ends_the_coverage_of_later_ones(tmp_path: Path) -> None:
-    told = events.Failed(2, 29, "NoSuchRecordError", retriable=False, first=5)
+    trimmed = events.Failed(2, 29, "NoSuchRecordError", retriable=False, first=5)
     lines = a_loss(synced=True, sync_op=3)
     first, acked, *sync = lines["client"]
-    lines["client"] = [first, acked, events.Sync(2, 25), told, *sync]
+    lines["client"] = [first, acked, events.Sync(2, 25), trimmed, *sync]
     assert found(tmp_path / "1", lines, allow_loss=True) == set()
-    elsewhere = msgspec.structs.replace(told, first=7)
+    elsewhere = msgspec.structs.replace(trimmed, first=7)
     lines["client"] = [first, acked, events.Sync(2, 25), elsewhere, *sync]
     assert found(tmp_path / "2", lines, allow_loss=True) == {"sync"}
-    before = [first, events.Sync(2, 15), told, acked]
+    before = [first, events.Sync(2, 15), trimmed, acked]
     lines["client"] = [*before, *sync]
     assert found(tmp_path / "3", lines, allow_loss=True) == {"sync"}
 

@@ -1,4 +1,4 @@
-"""Coordinators as processes of a trial: who ends by itself is noticed, even if started again."""
+"""Coordinator processes of a trial: an unexpected exit is reported, even after a restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ziplog.errors import UnavailableError
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Ready at once, until it gets a signal; ends by itself if there is a file beside it.
+#: A stand-in: ready at once, until a signal; it exits by itself if there is a file `end`.
 STANDS_IN = """
 import pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

@@ -60,7 +60,7 @@ def test_scrambled_zipfian_has_the_frequent_numbers_all_over_the_range() -> None
     assert set(counts) <= set(range(items))
     (first, most), (second, more) = counts.most_common(2)
     assert (first, second) == (fnv_hash(0) % items, fnv_hash(1) % items)
-    # Everybody else falls on them, too, now and then.
+    # Other numbers are sometimes scrambled to the same keys.
     assert most / draws == pytest.approx(1 / 26.469 + 0.9 / items, rel=0.05)
     assert more / draws == pytest.approx(0.5**0.99 / 26.469 + 0.9 / items, rel=0.05)
     low = sum(count for number, count in counts.items() if number < items / 2)
@@ -85,7 +85,7 @@ def test_uniform_draws_all() -> None:
 
 
 class Script:
-    """Takes the place of a log's core: does as it is told, and writes down what it was given."""
+    """Stand-in for a client core: returns scripted effects, and records its inputs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Any] = []
@@ -117,7 +117,7 @@ def insert(core: DelayedCore, call: int, now: int) -> list[Any]:
 
 
 def delivered(*called_us: int, src: bytes = b"server") -> Received:
-    """Return what a server sends of records whose inserts were called at these times."""
+    """Return a delivery of records with these times of their insert calls."""
     encode = msgspec.msgpack.encode
     units = [
         Unit(1, [n + 1], encode(Body(7_000_000 + us if us else 0, None, [b"x"])))

@@ -17,7 +17,7 @@ NODES = 12
 
 
 def reached(pairs: Iterable[tuple[int, int]]) -> Pairs:
-    """Return who reaches whom, the slow way."""
+    """Return the transitive closure, computed naively."""
     found = set(pairs)
     for middle in {node for pair in found for node in pair}:
         before = [a for a, b in found if b == middle]

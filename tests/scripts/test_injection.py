@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import faults as command
 import pytest
 from fault_injection import control, layer
-from fault_injection.control import Ills, Patient
+from fault_injection.control import ActiveFaults, FaultSource
 from fault_injection.nodes import LAUNCHER, Nodes
-from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, strike
+from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, inject
 
 import ziplog
 from tests.waiting import wait_until
@@ -34,15 +34,17 @@ DEADLINE_S = 20.0
 
 
 def test_a_process_sees_its_faults(tmp_path: Path) -> None:
-    patient = Patient(tmp_path, "a")
-    assert patient.ills() == Ills()
-    ills = Ills(frozenset({"b"}), no_clients=True, send_ms=2.5, flush_ms=1.0, disk_bytes=0)
-    control.write(tmp_path, "a", ills)
-    control.write(tmp_path, "b", Ills(send_ms=1.0))
-    wait_until(lambda: patient.ills() == ills, "it sees it")
-    control.write(tmp_path, "a", Ills())
+    source = FaultSource(tmp_path, "a")
+    assert source.current() == ActiveFaults()
+    current = ActiveFaults(
+        frozenset({"b"}), no_clients=True, send_ms=2.5, flush_ms=1.0, disk_bytes=0
+    )
+    control.write(tmp_path, "a", current)
+    control.write(tmp_path, "b", ActiveFaults(send_ms=1.0))
+    wait_until(lambda: source.current() == current, "it sees it")
+    control.write(tmp_path, "a", ActiveFaults())
     assert not control.path_of(tmp_path, "a").exists()
-    wait_until(lambda: patient.ills() == Ills(), "it is well again")
+    wait_until(lambda: source.current() == ActiveFaults(), "it is well again")
 
 
 # --- the layer inside a process ------------------------------------------------------------------
@@ -57,7 +59,7 @@ class Three:
         self.heard: list[bytes] = []
         #: How many questions were sent; each may be asked several times.
         self.asked: Counter[bytes] = Counter()
-        self.patients = {name: Patient(directory, name) for name in "ab"}
+        self.patients = {name: FaultSource(directory, name) for name in "ab"}
         self.a = layer._transport(self.patients["a"], "a")("127.0.0.1:0")
         self.b = layer._transport(self.patients["b"], "b")("127.0.0.1:0")
         self.client = layer.transport.Transport()
@@ -69,10 +71,10 @@ class Three:
         for transport in (self.a, self.b, self.client):
             transport.close()
 
-    def ills(self, node: str, ills: Ills) -> None:
+    def current(self, node: str, current: ActiveFaults) -> None:
         """Let this be wrong with a node; returns when it knows."""
-        control.write(self.directory, node, ills)
-        wait_until(lambda: self.patients[node].ills() == ills, "it knows")
+        control.write(self.directory, node, current)
+        wait_until(lambda: self.patients[node].current() == current, "it knows")
 
     def ask(self, asking: Transport, question: bytes) -> tuple[bytes, bytes]:
         """Ask b until it hears; return from where it heard, and what."""
@@ -114,15 +116,15 @@ def test_an_introduction_frame_does_not_reach_the_node(three: Three) -> None:
     src, frame = three.ask(three.a, b"hello")
     assert (src[0], frame) == (0, b"hello")
     assert three.b._people == {src: "a"}
-    src, _ = three.ask(three.client, b"who am I")
+    src, _ = three.ask(three.client, b"hello")
     assert src not in three.b._people
 
 
 def test_a_cut_drops_messages_to_another_node(three: Three) -> None:
     three.ask(three.a, b"hello")
-    three.ills("a", Ills(frozenset({"b"})))
+    three.current("a", ActiveFaults(frozenset({"b"})))
     assert three.a.send(b"b", b"lost")
-    three.ills("a", Ills(frozenset({"c"})))
+    three.current("a", ActiveFaults(frozenset({"c"})))
     three.a.send(b"b", b"healed")
     assert b"lost" not in heard_before(three.b, b"healed")
 
@@ -130,11 +132,11 @@ def test_a_cut_drops_messages_to_another_node(three: Three) -> None:
 def test_a_cut_drops_responses_on_the_others_connection(three: Three) -> None:
     route, _ = three.ask(three.a, b"hello")
     client, _ = three.ask(three.client, b"a client")
-    three.ills("b", Ills(frozenset({"a"})))
+    three.current("b", ActiveFaults(frozenset({"a"})))
     assert three.b.send(route, b"lost")
     three.b.send(client, b"to a client")
     heard_before(three.client, b"to a client")
-    three.ills("b", Ills())
+    three.current("b", ActiveFaults())
     three.b.send(route, b"healed")
     assert b"lost" not in heard_before(three.a, b"healed")
 
@@ -142,7 +144,7 @@ def test_a_cut_drops_responses_on_the_others_connection(three: Three) -> None:
 def test_a_node_cut_from_clients_receives_from_nodes_only(three: Three) -> None:
     three.ask(three.a, b"hello")
     client, _ = three.ask(three.client, b"a client")
-    three.ills("b", Ills(no_clients=True))
+    three.current("b", ActiveFaults(no_clients=True))
     assert three.b.send(client, b"lost")
     for _ in range(20):
         three.client.send(b"b", b"lost too")
@@ -159,17 +161,17 @@ def test_a_node_cut_from_clients_receives_from_nodes_only(three: Three) -> None:
 
     wait_until(all_came, "all came and were swallowed")
     assert b"lost too" not in [*heard, *three.heard]
-    three.ills("b", Ills())
+    three.current("b", ActiveFaults())
     three.b.send(client, b"answer")
     assert b"lost" not in heard_before(three.client, b"answer")
 
 
 def test_with_random_loss_some_messages_arrive(three: Three) -> None:
     three.ask(three.a, b"hello")
-    three.ills("a", Ills(lost_percent=50.0))
+    three.current("a", ActiveFaults(lost_percent=50.0))
     for number in range(200):
         assert three.a.send(b"b", b"%d" % number)
-    three.ills("a", Ills())
+    three.current("a", ActiveFaults())
     three.a.send(b"b", b"all")
     came = [int(frame) for frame in heard_before(three.b, b"all") if frame.isdigit()]
     assert 50 < len(came) < 150
@@ -178,7 +180,7 @@ def test_with_random_loss_some_messages_arrive(three: Three) -> None:
 
 def test_delayed_messages_stay_in_order(three: Three) -> None:
     three.ask(three.a, b"hello")
-    three.ills("a", Ills(send_ms=30.0))
+    three.current("a", ActiveFaults(send_ms=30.0))
     sent = [b"%d" % number for number in range(5)]
     for frame in sent:
         three.a.send(b"b", frame)
@@ -199,17 +201,17 @@ def test_a_full_disk_accepts_the_allowed_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "pwritev", os.pwritev)
-    patient = Patient(tmp_path, "a")
-    layer._full_disk(patient)
+    source = FaultSource(tmp_path, "a")
+    layer._full_disk(source)
     with (tmp_path / "file").open("wb") as file:
         assert os.pwritev(file.fileno(), [b"1234", b"5678"], 0) == 8
-        control.write(tmp_path, "a", Ills(disk_bytes=4))
-        wait_until(lambda: patient.ills().disk_bytes == 4, "it knows")
+        control.write(tmp_path, "a", ActiveFaults(disk_bytes=4))
+        wait_until(lambda: source.current().disk_bytes == 4, "it knows")
         assert os.pwritev(file.fileno(), [b"1234"], 8) == 4
         with pytest.raises(OSError, match="No space left"):
             os.pwritev(file.fileno(), [b"5"], 12)
-        control.write(tmp_path, "a", Ills())
-        wait_until(lambda: patient.ills().disk_bytes is None, "it has room again")
+        control.write(tmp_path, "a", ActiveFaults())
+        wait_until(lambda: source.current().disk_bytes is None, "it has room again")
         assert os.pwritev(file.fileno(), [b"56"], 12) == 2
 
 
@@ -265,38 +267,38 @@ def test_a_seed_determines_the_schedule(recorded: Any) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, *DAMAGE])
 def test_every_kind_of_fault_is_executed(recorded: Any, kind: str) -> None:
-    strike(recorded, Fault(kind, "shard-0-1", "shard-0-0", 5, 1.0))
+    inject(recorded, Fault(kind, "shard-0-1", "shard-0-0", 5, 1.0))
     ((_, node),) = recorded.done
     assert node == "shard-0-1"
 
 
 def test_a_group_is_killed_as_one(recorded: Any) -> None:
-    strike(recorded, Fault(KILL_GROUP, "shard-0-1", "shard-0-0", 5, 1.0))
+    inject(recorded, Fault(KILL_GROUP, "shard-0-1", "shard-0-0", 5, 1.0))
     assert recorded.done == [("kill_all", ("shard-0-0", "shard-0-1"))]
 
 
 def test_a_group_with_a_failed_member_gets_no_fault(recorded: Any) -> None:
     said: list[str] = []
-    ailing = {"shard-0-1": "limbo", "mms-0": "down"}
-    chaos = Chaos(recorded, 1, ["kill"], lambda: ailing, said.append)
+    unhealthy = {"shard-0-1": "limbo", "mms-0": "down"}
+    chaos = Chaos(recorded, 1, ["kill"], lambda: unhealthy, said.append)
     end = time.monotonic() + DEADLINE_S
-    chaos._strike(Fault("kill", "shard-1-0", "", 0, 0.0), end, lambda: None)
+    chaos._inject(Fault("kill", "shard-1-0", "", 0, 0.0), end, lambda: None)
     assert recorded.done == [("kill", "shard-1-0")]
     # In vain: it waits until there is no time any more.
-    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
+    chaos._inject(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
     assert recorded.done == [("kill", "shard-1-0")]
     assert "left out" in said[-1]
-    ailing = {"shard 0": "recovering"}
-    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
-    ailing = {}
-    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), end, lambda: None)
+    unhealthy = {"shard 0": "recovering"}
+    chaos._inject(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
+    unhealthy = {}
+    chaos._inject(Fault("kill", "shard-0-0", "", 0, 0.0), end, lambda: None)
     assert recorded.done == [("kill", "shard-1-0"), ("kill", "shard-0-0")]
 
 
 def test_chaos_heals_due_faults_and_all_at_the_end(recorded: Any) -> None:
     said: list[str] = []
     chaos = Chaos(recorded, 1, ["isolate"], dict, said.append, beyond=True)
-    chaos._strike(Fault("isolate", "shard-0-0", "", 0, 0.0), time.monotonic() + 1, lambda: None)
+    chaos._inject(Fault("isolate", "shard-0-0", "", 0, 0.0), time.monotonic() + 1, lambda: None)
     chaos._pass(time.monotonic(), lambda: None)
     assert recorded.done == [("isolate", "shard-0-0"), ("heal", "shard-0-0")]
     assert not recorded.healed
@@ -364,19 +366,19 @@ def test_a_replica_cut_from_its_peers_is_healed(cluster: Cluster, nodes: Nodes) 
     def silent() -> dict[str, frozenset[str]]:
         return {name: control.read(nodes.data_dir, name).silent_to for name in nodes.names}
 
-    nobody = dict.fromkeys(nodes.names, frozenset[str]())
+    none = dict.fromkeys(nodes.names, frozenset[str]())
     nodes.cut_from_peers("shard-0-1")
-    assert silent() == nobody | {
+    assert silent() == none | {
         "shard-0-0": frozenset({"shard-0-1"}),
         "shard-0-1": frozenset({"shard-0-0"}),
     }
     nodes.heal("shard-0-1")
-    assert silent() == nobody
+    assert silent() == none
     nodes.cut("shard-0-0", ["shard-0-1"], one_way=True)
-    assert silent() == nobody | {"shard-0-0": frozenset({"shard-0-1"})}
+    assert silent() == none | {"shard-0-0": frozenset({"shard-0-1"})}
     nodes.isolate("mms-0")
     nodes.heal_all()
-    assert silent() == nobody
+    assert silent() == none
     with cluster.connect() as log:
         rid = log.insert_after(b"stable soon", timeout=DEADLINE_S)
         wait_until(lambda: log.cluster()["shards"][0]["stable_gsn"] >= rid.gsn, "it is stable")
@@ -405,10 +407,10 @@ def test_the_command_freezes_and_heals(cluster: Cluster, nodes: Nodes) -> None:
 def test_flushed_bytes_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", os.fsync)
     monkeypatch.setattr(os, "fdatasync", os.fdatasync)
-    patient = Patient(tmp_path, "a")
-    layer._slow_disk(patient)
-    control.write(tmp_path, "a", Ills(notes_syncs=True))
-    wait_until(lambda: patient.ills().notes_syncs, "it knows")
+    source = FaultSource(tmp_path, "a")
+    layer._slow_disk(source)
+    control.write(tmp_path, "a", ActiveFaults(notes_syncs=True))
+    wait_until(lambda: source.current().notes_syncs, "it knows")
     path = tmp_path / "1.seg"
     assert control.synced(tmp_path, "a", path) == 0
     with path.open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""An open-loop load on a real cluster: all that it did is told, and can be found again."""
+"""Open-loop load on a real cluster: every insert is reported, and can be found in the log."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_load_reports_every_insert(tmp_path: Path) -> None:
         assert in_turn == sorted(own, key=lambda insert: insert.due)
     # Pinned clients stay where they are.
     assert {i.shard for i in outcome.inserts if i.number < 2**32} == {0}
-    # The follower saw all of them, once; and they are where the clients were told.
+    # The follower saw each of them once, at its acknowledged position.
     assert (outcome.missing, outcome.repeated) == (0, 0)
     assert set(outcome.seen) == {i.number for i in outcome.inserts}
     assert all(leases.owner(i.gsn) == i.shard for i in outcome.inserts)

@@ -159,7 +159,7 @@ def after_timeouts_plainly(
 def test_the_thesis_rule_for_no_ops(
     ticks: list[int], per_s: float, epoch_s: float, timeout_s: float
 ) -> None:
-    # Between the ticks of what is expected: who is first never hangs on a rounding.
+    # Between the ticks of the expected arrivals, so rounding never decides the order.
     arrivals = [tick / 8 + 0.01 for tick in ticks]
     found = noops.after_timeouts(arrivals, 50, per_s, epoch_s, timeout_s)
     assert found == after_timeouts_plainly(arrivals, 50, per_s, epoch_s, timeout_s)

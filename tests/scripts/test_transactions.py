@@ -21,9 +21,9 @@ from tests.scripts.untruths import UNTRUTHS
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: What is told, and the rules that it breaks; each history is followed by one near it.
+#: Histories and the rules that they break; each is followed by a similar correct one.
 CASES: list[tuple[str, list[Done]]] = [
-    # Two who wrote in both orders.
+    # Two transactions wrote in both orders.
     ("G0", [did("a x 1, a y 1"), did("a x 2, a y 2"), did("r x [1 2]"), did("r y [2 1]")]),
     ("", [did("a x 1, a y 1"), did("a x 2, a y 2"), did("r x [1 2]"), did("r y [1 2]")]),
     # A read of what was aborted.
@@ -36,12 +36,12 @@ CASES: list[tuple[str, list[Done]]] = [
     ("", [did("a x 1, a x 2"), did("r x [1 2]")]),
     ("G1b", [did("w x 1, w x 2"), did("r x 1")]),
     ("", [did("w x 1, w x 2"), did("r x 2")]),
-    # Two who saw each other.
+    # Two transactions read from each other.
     ("G1c", [did("a x 1, r y [2]"), did("a y 2, r x [1]")]),
     ("", [did("a x 1, r y []"), did("a y 2, r x [1]")]),
     ("G1c", [did("w x 1, r y 2"), did("w y 2, r x 1")]),
     ("", [did("w x 1, r y -"), did("w y 2, r x 1")]),
-    # One who saw half of what another did.
+    # A transaction saw half of another one's writes.
     ("G-single", [did("a x 1, a y 1"), did("r x [1], r y []"), did("r y [1]")]),
     ("", [did("a x 1, a y 1"), did("r x [], r y []"), did("r y [1]")]),
     ("G-single", [did("w x 1, w y 1"), did("r x 1, r y -")]),
@@ -56,10 +56,10 @@ CASES: list[tuple[str, list[Done]]] = [
     ("", [did("r x [], a y 1"), did("r y [1], a x 2")]),
     ("G2", [did("r x -, w y 1"), did("r y -, w x 2")]),
     ("", [did("r x -, w y 1"), did("r y 1, w x 2")]),
-    # Two who saw two others in both orders (long fork).
+    # Two transactions saw two others in both orders (long fork).
     ("G2", [did("w x 1"), did("w y 2"), did("r x 1, r y -"), did("r x -, r y 2")]),
     ("", [did("w x 1"), did("w y 2"), did("r x 1, r y -"), did("r x 1, r y 2")]),
-    # Who does not see what it did itself before.
+    # A process does not see its own earlier writes.
     (
         "G-single-process",
         [did("a x 1", 0, 9, process=1), did("r x []", 9, 20, process=1), did("r x [1]")],
@@ -103,12 +103,12 @@ CASES: list[tuple[str, list[Done]]] = [
     ("lost-append", [did("a x 1", 0, 9), did("r x []", 10, 20)]),
     ("", [did("a x 1", 0, 9), did("r x []", 9, 20)]),
     ("", [did("a x 1", 0, 9, state="info"), did("r x []", 10, 20)]),
-    # What is there twice, and what nobody put there.
+    # Duplicate and invented elements.
     ("duplicate-append", [did("a x 1"), did("r x [1 1]")]),
     ("", [did("a x 1"), did("r x [1]")]),
     ("phantom", [did("r x [1]")]),
     ("phantom", [did("r x 1")]),
-    # Who contradicts itself.
+    # A transaction contradicts itself.
     ("internal", [did("a x 1"), did("r x [], r x [1]")]),
     ("", [did("a x 1"), did("r x [1], r x [1]")]),
     ("internal", [did("a x 1, r x []")]),
@@ -127,7 +127,7 @@ CASES: list[tuple[str, list[Done]]] = [
     # What an aborted one saw may be old, and was one state.
     ("G-single-aborted", [did("w x 1, w y 1"), did("r x 1, r y -", state="fail")]),
     ("", [did("w x 1, w y 1", 0, 9), did("r x -, r y -", 10, 20, state="fail")]),
-    # Who is in doubt did it if somebody saw it; before that, it may not have been yet.
+    # A transaction in doubt took effect if a read returned its write; it may be later than before.
     ("G-single", [did("w x 1, w y 1", state=""), did("r x 1, r y -")]),
     ("", [did("w x 1, w y 1", state=""), did("r x -, r y -"), did("r x 1, r y 1")]),
     ("", [did("w x 1", 0, 9, state="info"), did("r x -", 10, 20), did("r x 1", 30, 40)]),
@@ -135,7 +135,7 @@ CASES: list[tuple[str, list[Done]]] = [
         "G-single-realtime",
         [did("w x 1", 0, 9, state="info"), did("r x 1", 10, 20), did("r x -", 30, 40)],
     ),
-    # What one in doubt read counts, as soon as somebody saw what it wrote.
+    # The reads of a transaction in doubt count once a read returned one of its writes.
     ("G2", [did("r x -, w y 1", state="info"), did("r y -, w x 2"), did("r y 1")]),
     ("", [did("r x -, w y 1", state="info"), did("r y -, w x 2")]),
     # Histories that are none.
@@ -167,17 +167,17 @@ def test_a_serial_store_is_never_blamed(
 
 @pytest.mark.parametrize("name", UNTRUTHS)
 def test_each_injected_error_is_found(tmp_path: Path, name: str) -> None:
-    tell, rules = UNTRUTHS[name]
-    told = 0
+    mutate, rules = UNTRUTHS[name]
+    applied = 0
     for seed in range(40):
         store = Serial(seed, 60, threads=1 + seed % 8, positions=seed % 3 / 2)
-        untrue = tell(store.done, Random(seed))
+        untrue = mutate(store.done, Random(seed))
         if untrue is None:
             continue
-        told += 1
+        applied += 1
         found = set(named(tmp_path, untrue))
         assert found & rules if rules else found, f"seed {seed}: {found}"
-    assert told >= 10
+    assert applied >= 10
 
 
 # --- circles, in words ---------------------------------------------------------------------------

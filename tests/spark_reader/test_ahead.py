@@ -1,4 +1,4 @@
-"""What runs ahead gives the same, one step ahead, and ends with who takes it."""
+"""Prefetching: same items, one item ahead, and the thread ends with its consumer."""
 
 from __future__ import annotations
 

@@ -168,4 +168,4 @@ def test_a_key_that_many_rows_share_does_not_make_a_batch_large() -> None:
     lengths = [len(key.as_py() or b"") for batch in batches for key in batch.column("key")]
     assert lengths == [65_536 * (at // 256 % 2) for at in range(8 * 256)]
     without = list(Batches(SHARD, Projection(values, "demo")).from_block(block, 1, 10_000, []))
-    assert [batch.num_rows for batch in without] == [8 * 256], "nobody asked for the keys"
+    assert [batch.num_rows for batch in without] == [8 * 256], "keys were not requested"

@@ -31,7 +31,7 @@ except UnavailableError as error:
 """
 
 
-def told(**environment: str) -> str:
+def reported(**environment: str) -> str:
     """Return what a process says that wants a session in this environment."""
     mine = {
         name: value
@@ -47,17 +47,17 @@ def told(**environment: str) -> str:
 
 
 def test_a_java_home_without_java_is_named() -> None:
-    line = told(JAVA_HOME="/nonexistent")
+    line = reported(JAVA_HOME="/nonexistent")
     assert "JAVA_HOME is '/nonexistent', but there is no /nonexistent/bin/java" in line
     assert "Java 17 or later" in line
     assert "openjdk-17-jre-headless" in line
 
 
 def test_without_java_home_the_path_that_was_searched_is_named(tmp_path: Path) -> None:
-    line = told(PATH=str(tmp_path))
+    line = reported(PATH=str(tmp_path))
     assert f"JAVA_HOME is not set, and no java is in PATH ('{tmp_path}')" in line
     assert "openjdk-17-jre-headless" in line
-    assert "no java is in PATH ('')" in told(PATH="")
+    assert "PATH contains no java ('')" in reported(PATH="")
 
 
 def test_a_java_that_does_not_start_spark_is_named_with_its_version(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_java_that_does_not_start_spark_is_named_with_its_version(tmp_path: Pa
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\nexit 1\n")
     java.chmod(0o755)
-    line = told(JAVA_HOME=str(tmp_path))
+    line = reported(JAVA_HOME=str(tmp_path))
     assert f'Spark did not start with {java} (openjdk version "11.0.2")' in line
     assert "it needs Java 17 or later" in line
 
@@ -94,8 +94,8 @@ def test_zero_cores_are_refused_before_java_starts() -> None:
 def test_python_is_reached_over_private_unix_sockets(spark: SparkSession) -> None:
     from pyspark.sql.functions import udf  # noqa: PLC0415 - may be missing
 
-    told = udf(lambda _: os.environ["PYTHON_WORKER_FACTORY_SOCK_DIR"], "string", useArrow=False)
-    (row,) = spark.range(1).select(told("id").alias("directory")).collect()
+    reported = udf(lambda _: os.environ["PYTHON_WORKER_FACTORY_SOCK_DIR"], "string", useArrow=False)
+    (row,) = spark.range(1).select(reported("id").alias("directory")).collect()
     directory = Path(row.directory)
     assert str(directory) == spark.sparkContext.getConf().get(DIRECTORY)
     assert list(directory.glob(".*.sock"))

@@ -1,4 +1,4 @@
-"""Where epochs begin: what a few blocks tell is what all records do."""
+"""Starts of epochs: the search in a few blocks equals a scan of all records."""
 
 from __future__ import annotations
 
@@ -60,9 +60,12 @@ def test_the_start_of_an_epoch_equals_a_scan_of_all_records(
             found.epoch_stop(epoch)
         return
     first = min(gsn for gsn, _ in rows)
-    for asked, told in ((epoch, found.epoch_start(epoch)), (epoch + 1, found.epoch_stop(epoch))):
+    for asked, reported in (
+        (epoch, found.epoch_start(epoch)),
+        (epoch + 1, found.epoch_stop(epoch)),
+    ):
         start = min((gsn for gsn, its in rows if its >= asked), default=STOP)
-        assert told == (start if start > first else 1)
+        assert reported == (start if start > first else 1)
 
 
 def test_few_blocks_are_read() -> None:

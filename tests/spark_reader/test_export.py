@@ -193,15 +193,15 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("asked")
 def test_progress_never_decreases_and_ends_at_the_total(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     exporting.export(
         {"path": "d", "startingOffsets": "4"}, tmp_path / "x", "parquet", "none",
-        lambda done, total: told.append((done, total)), io.BytesIO(),
+        lambda done, total: reported.append((done, total)), io.BytesIO(),
     )  # fmt: skip
-    assert told == sorted(told)
-    assert {done for done, _ in told} == {0, 30, 60}
-    assert {total for _, total in told} == {60}
-    assert told[-1] == (60, 60)
+    assert reported == sorted(reported)
+    assert {done for done, _ in reported} == {0, 30, 60}
+    assert {total for _, total in reported} == {60}
+    assert reported[-1] == (60, 60)
 
 
 def test_missing_pyarrow_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SERVERS = "ziplog.bootstrap.servers"
-#: Nobody listens there: it is the discard service's.
+#: No process listens there: it is the port of the discard service.
 NOBODY = "127.0.0.1:9"
 #: What Spark puts behind an error on the driver.
 STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 
 
-def told(act: Callable[[], object]) -> tuple[str, str]:
+def reported(act: Callable[[], object]) -> tuple[str, str]:
     """Return what Spark calls the error, and its last line: ours."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - may be missing
 
@@ -38,7 +38,7 @@ def told(act: Callable[[], object]) -> tuple[str, str]:
 
 
 def fault(spark: SparkSession, **options: str) -> tuple[str, str]:
-    return told(lambda: spark.read.format("ziplog").options(**options).load().collect())
+    return reported(lambda: spark.read.format("ziplog").options(**options).load().collect())
 
 
 def test_an_option_that_does_not_exist(spark: SparkSession) -> None:
@@ -90,7 +90,7 @@ def test_a_load_after_a_trim_reports_the_loss(spark: SparkSession, tmp_path: Pat
             here = {SERVERS: cluster.endpoint}
             odd = log.insert_after(b"\xff")
             text = spark.read.format("ziplog").options(**here).schema("value string").load()
-            kind, line = told(text.collect)
+            kind, line = reported(text.collect)
             assert kind == "PythonException"
             assert re.match(rf"ziplog\.errors\.ConfigError: .*\b{odd.gsn}\b", line), line
 
@@ -101,5 +101,5 @@ def test_a_load_after_a_trim_reports_the_loss(spark: SparkSession, tmp_path: Pat
             "AnalysisException",
             f"ziplog.errors.TrimmedError: trimmed; the first position still there is {rids[3]}",
         )
-    kind, line = told(rows.collect)
+    kind, line = reported(rows.collect)
     assert re.fullmatch(r"ziplog\.errors\.\w+: no membership service answered at .*", line), line

@@ -79,7 +79,7 @@ def log_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         fill(cluster, 400)
         everything = all_rows(cluster)
         half = everything[len(everything) // 2][0]
-        # Marks are written a while after what they tell.
+        # Watermarks are written some time after the records that they cover.
         wait_until(lambda: pinned(path) > half, "no server wrote down what is stable")
         ahead, end = run_ahead(log, path)
         everything += ahead
@@ -118,7 +118,7 @@ def test_after_a_crash_of_every_server_a_shard_may_hold_more_than_its_files_show
     path, everything, _, _ = log_files
     copy = tmp_path / "log"
     shutil.copytree(path, copy)
-    # As a crash leaves it; one replica's good stop tells what the shard holds.
+    # The state after a crash; a clean stop of one replica shows all records of the shard.
     for server in ("shard-0-0", "shard-0-1"):
         for file in (copy / server / "segments").iterdir():
             file.unlink()
@@ -135,7 +135,7 @@ def test_one_servers_directory_gives_its_shard(log_files: Files, tmp_path: Path)
     path, everything, _, _ = log_files
     mine = [row for row in everything if row[1] == 1]
     assert rows(path / "shard-1-0") == mine
-    # Without the cluster file, the usual name tells the shard.
+    # Without the cluster file, the default name contains the shard.
     away = tmp_path / "copy"
     shutil.copytree(path / "shard-1-1", away)
     assert rows(away) == mine
@@ -311,7 +311,9 @@ def test_a_trim_during_a_read_is_an_error_or_left_out(tmp_path: Path) -> None:
         fill(cluster, 300)
         everything = all_rows(cluster)
         first = everything[len(everything) // 2]
-        wait_until(lambda: pinned(path) > everything[-1][0], "files do not tell what is stable")
+        wait_until(
+            lambda: pinned(path) > everything[-1][0], "the files do not show the last stable record"
+        )
         opened = []
         for fails in ("true", "false"):
             options = parse({"path": str(path), "failOnDataLoss": fails})

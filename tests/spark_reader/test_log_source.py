@@ -291,7 +291,7 @@ def test_rows_whose_history_was_trimmed_meanwhile_are_left_out(
     cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = [row for row in everything if row[1] == 0]
-    # In the first block, which comes from where it was told to be before.
+    # In the first block, which comes from the archive in the earlier outline.
     trim = mine[20][0]
     pieces = [piece for piece in apart(cluster) if piece.shard == 0]
     trimmed = msgspec.structs.replace(log.extents(1, 2), trim=trim)
@@ -309,7 +309,7 @@ def test_a_range_that_starts_at_a_trim_point_within_a_block_has_no_duplicates(
     cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = [row for row in everything if row[1] == 0]
-    # The first block has rows before it and repetitions behind it, and nobody wrote before that.
+    # There are rows before the first block and duplicates after it; no writer is older.
     trim = mine[20][0]
     pieces = [
         msgspec.structs.replace(piece, start=max(piece.start, trim))
@@ -335,11 +335,11 @@ def test_after_all_archives_failed_the_current_ones_are_requested(
     real = ziplog.Log.outline
 
     def moved(self: Log, shard: int, start: int, stop: int) -> ShardOutline:
-        told = real(self, shard, start, stop)
+        reported = real(self, shard, start, stop)
         if outlined.count(shard) > 1:
-            return told
+            return reported
         nobody = [("127.0.0.1", port) for port in new_shard.free_ports(2, "127.0.0.1")]
-        return msgspec.structs.replace(told, archives=nobody)
+        return msgspec.structs.replace(reported, archives=nobody)
 
     monkeypatch.setattr(ziplog.Log, "outline", moved)
     with source_of(parse(asked(cluster))).open() as session:

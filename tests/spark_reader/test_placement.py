@@ -1,4 +1,4 @@
-"""Where rows go, and under whose name, is the same whenever it is asked."""
+"""Row placement: the shards and writer ids of rows are deterministic."""
 
 from __future__ import annotations
 

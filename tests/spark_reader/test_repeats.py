@@ -122,7 +122,7 @@ def test_a_row_before_the_range_makes_one_in_it_a_duplicate() -> None:
 
 
 class Trimmed(Shard):
-    """A shard whose beginning is trimmed when it is asked for a table for the first time."""
+    """A shard whose start is trimmed at the first request for a table."""
 
     def __init__(self, units: list[Unit], trim: int, *, fails: bool, tells: bool = True) -> None:
         super().__init__(units, [1], [])

@@ -144,7 +144,7 @@ def test_a_copy_that_dies_in_the_middle_of_a_batch_has_each_record_once(
         query.awaitTermination(WAIT_S)
     written = len(subscribed(target, there))
     assert 0 < written < len(payloads), "it died in the middle"
-    # What the servers tell by now would be another plan.
+    # The current outlines would lead to another plan.
     payloads += fill_named(cluster, policy + "2", 100)
     ended(copy(spark, **asked))
     assert Counter(record.payload for record in subscribed(target, there)) == Counter(payloads)

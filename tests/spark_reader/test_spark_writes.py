@@ -139,9 +139,12 @@ def test_rows_of_a_task_are_at_one_shard_in_order(
 def test_rows_with_keys_go_to_the_shard_that_the_client_would_use(
     spark: SparkSession, cluster: Cluster, begin: RecordId
 ) -> None:
-    columns = ["cast(id as string) as payload", "if(id % 5 = 0, null, concat('k', id % 11)) as who"]
+    columns = [
+        "cast(id as string) as payload",
+        "if(id % 5 = 0, null, concat('k', id % 11)) as name",
+    ]
     frame = spark.range(0, 500, 1, 2).selectExpr(*columns)
-    save(frame, cluster, valueColumn="payload", keyColumn="who", **identity("keys"))
+    save(frame, cluster, valueColumn="payload", keyColumn="name", **identity("keys"))
     records = subscribed(cluster, begin)
     by_key = policy.by_key_hash()
     for record in records:

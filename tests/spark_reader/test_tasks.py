@@ -54,7 +54,7 @@ class Source:
 
 @pytest.fixture
 def spared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """How often searches for garbage were told to spare modules."""
+    """Calls of `freeze_gc`."""
     calls: list[bool] = []
     monkeypatch.setattr(tasks, "freeze_gc", lambda: calls.append(True))
     return calls

@@ -1,7 +1,7 @@
-"""What a two-message-delay insert at f=1 costs at the least: one client, two servers.
+"""Baselines: the minimum cost of an insert with two message delays at f=1, one client, two servers.
 
-Each floor sends a payload to two echo servers, processes of their own on loopback, and waits until
-both sent it back. Nothing is decoded, ordered, or kept.
+Each baseline sends a payload to two echo servers, separate processes on loopback, and waits until
+both returned it. No message is decoded, ordered or stored.
 """
 
 from __future__ import annotations

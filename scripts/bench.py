@@ -175,7 +175,7 @@ def cpu_of(target: Target, processes: dict[str, psutil.Process], count: int) -> 
 
 
 def cpu(count: int) -> Figures:
-    """Where the CPU time of an insert goes: one client, 4 KB, f=1, and the pyzmq floor."""
+    """CPU time of an insert by process: one client, 4 KB, f=1, beside the pyzmq baseline."""
     with cluster() as running, running.connect() as log, ZmqFloor(4096) as floor:
         shard = log.cluster()["shards"][0]
         servers = {r["name"]: psutil.Process(r["pid"]) for r in shard["replicas"]}
@@ -375,7 +375,7 @@ def draw_membership(results: Figures, path: Path) -> None:
     figure.savefig(path)
 
 
-# --- what is printed ---------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------
 
 
 def progress(what: Any, name: str) -> Iterator[Any]:

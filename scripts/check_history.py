@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def summary(judgement: Judgement) -> dict[str, Any]:
-    """Return what was checked, in numbers."""
+    """Return the numbers of checked operations."""
     observed = judgement.observed
     states = Counter(observed.records.state)
     delivered: set[int] = set()

@@ -1,7 +1,7 @@
-"""Run a coordinator for which inserts take no less than so long: `delayed_coordinator.py US ...`.
+"""Run a coordinator with delayed inserts (US: microseconds): `delayed_coordinator.py US ...`.
 
-Takes the place of `python -m logdb`, with the same arguments after the first one; what it holds is
-in scripts/logdb_bench/delayed_inserts.py.
+It replaces `python -m logdb`, with the same arguments after the first one. See
+scripts/logdb_bench/delayed_inserts.py.
 """
 
 from __future__ import annotations

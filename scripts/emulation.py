@@ -52,9 +52,9 @@ _CHANGING: Final = 0.01
 _KEPT_FRAMES: Final = 64
 #: Number of recent leases that the service may still announce.
 _KEPT_LEASES: Final = 256
-#: A lease that begins so much too early was ended early, by other weights.
+#: A lease that starts earlier than expected by more than this was cut short by new weights.
 _EARLY_NS: Final = 5 * _MS
-#: What a process needs besides a descriptor for each connection.
+#: File descriptors of a process, in addition to one per connection.
 _OTHER_FILES: Final = 200
 _START_S: Final = 60
 
@@ -258,7 +258,7 @@ class Fleet:
         ]
         self._change_at = now = time.time_ns()
         spread = _S // len(self.servers)
-        #: When each server's next heartbeat is due, the next one first.
+        #: Heap of the times of each server's next heartbeat.
         self._due = [(now + index * spread, index) for index in range(len(self.servers))]
 
     def _add(self, server: Server) -> None:
@@ -274,12 +274,12 @@ class Fleet:
             server.connection.close()
 
     def begin(self) -> None:
-        """Forget what was measured so far."""
+        """Reset all measurements."""
         self._jitter.clear()
         self._begins.clear()
 
     def run(self, seconds: float, *, until_all_hold: bool = False) -> None:
-        """Go on for so long, or until every server holds a lease."""
+        """Run for `seconds`, or until every server holds a lease."""
         stop = time.time_ns() + int(seconds * _S)
         while (now := time.time_ns()) < stop:
             self._beat(now)
@@ -306,7 +306,7 @@ class Fleet:
             heapq.heappush(due, (max(at + self._period[index], now - _S), index))
 
     def _change(self, now: int) -> None:
-        """Let some shards' rates change, one after the other."""
+        """Change the rates of some shards, in sequence."""
         while self._change_at <= now:
             self._change_at += int(_S / (_CHANGING * len(self.servers) / self._replicas))
             server = self.servers[self._chance.randrange(0, len(self.servers), self._replicas)]
@@ -372,7 +372,7 @@ class Fleet:
         server.cluster, server.lease, server.begins = message.cluster, lease, begins
 
     def figures(self, seconds: float) -> dict[str, Any]:
-        """Return what was measured, in so many seconds."""
+        """Return the measurements, over `seconds`."""
         counts, servers = self.counts, len(self.servers)
         spread = [last - first for first, last, heard in self._begins.values() if heard == servers]
         return {
@@ -391,7 +391,7 @@ class Fleet:
 
 
 def _percentiles(values: list[int]) -> dict[str, float]:
-    """Return what is usual and what is not, of times in ns, in ms."""
+    """Return the median and the high percentiles in ms, of times in ns."""
     return {
         name: (percentile(values, percent) or 0) / _MS
         for name, percent in (("p50", 50), ("p99", 99), ("max", 100))

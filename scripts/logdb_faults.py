@@ -63,7 +63,7 @@ class Faults:
         self.injected = 0
 
     def run(self, seconds: float) -> None:
-        """Let faults come for so long; then let them end."""
+        """Inject faults for `seconds`; then heal all."""
         began = time.monotonic()
         strike_at = began + self._random.uniform(*_PAUSE_S)
         while (moment := time.monotonic()) < began + seconds:
@@ -135,7 +135,7 @@ class Faults:
         return name
 
     def _kill_service(self) -> str:
-        """Kill a node of the membership service or of the failure handler, if others are there."""
+        """Kill a node of the membership service or of the failure handler that is not alone."""
         config = self._trial.cluster.config
         groups = [group for group in (config.mms, config.failure_handlers) if len(group) > 2]
         if not groups or not self._is_healthy():
@@ -145,7 +145,7 @@ class Faults:
         return name
 
     def _is_healthy(self) -> bool:
-        """Whether no server is missing: with two, a shard may lose what it has only in memory."""
+        """Whether all servers are up: with two dead ones, a shard may lose records in memory."""
         return not self._trial.unhealthy()
 
     def _kill_client(self) -> str:
@@ -165,13 +165,13 @@ def run_faults(
     say: Callable[[str], None],
     kinds: dict[str, int] | None = None,
 ) -> list[str]:
-    """Run it; return what is not as promised.
+    """Run the trial; return the violations.
 
     Args:
         folder: gets the cluster's data and the history.
-        shape: how large all is.
-        seconds: how long faults come.
-        say: gets a line for all that happens.
+        shape: the size of the cluster and its workload.
+        seconds: the duration of the faults.
+        say: called with a line for each event.
         kinds: of faults, with their weights.
 
     """
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--durability", choices=("memory", "disk"), default="memory")
     parser.add_argument("--rate", type=float, default=20.0, help="transactions a second, a thread")
     parser.add_argument("--checkpoint-every", type=int, default=2_000, metavar="RECORDS")
-    parser.add_argument("--command", help="what runs a coordinator, in place of python -m logdb")
+    parser.add_argument("--command", help="command of a coordinator, instead of python -m logdb")
     parser.add_argument("--folder", type=Path, help="keep everything in this (new) directory")
     options = parser.parse_args(arguments)
     shape = DatabaseShape(

@@ -35,7 +35,7 @@ class Peer:
 
     @classmethod
     def is_installed(cls) -> bool:
-        """Whether its server and its Python client are here."""
+        """Whether its server and its Python client are installed."""
         return shutil.which(cls.server) is not None and (
             importlib.util.find_spec(cls.module) is not None
         )

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--f", type=int, default=1, help="servers of a shard that may fail")
     parser.add_argument("--clients", type=int, default=2, help="processes that insert")
     parser.add_argument("--cores", type=int, default=2, help="of Spark")
-    parser.add_argument("--held-back", type=int, default=1000, help="one event in so many; 0: none")
+    parser.add_argument("--held-back", type=int, default=1000, help="delay one event in N; 0: none")
     parser.add_argument("--seed", type=int, default=1, help="of what is held back")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--picture", type=Path, help="draw the figures here (with matplotlib)")

@@ -1,7 +1,7 @@
-"""What is wrong with a node on purpose: a small file per node, which its process looks at.
+"""Fault files: one small file per node contains its active faults; its process polls the file.
 
-Rule: the file is replaced as a whole; no file means no fault. A process asks at most once in 20 ms
-whether it changed.
+Rule: the file is replaced as a whole; no file means no fault. A process checks it for changes at
+most every 20 ms.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _LOOK_NS: Final = 20_000_000
 
 
 class ActiveFaults(msgspec.Struct, frozen=True):
-    """What is wrong with a node."""
+    """The active faults of a node."""
 
-    #: Nodes to which nothing of what it sends gets.
+    #: Nodes that receive none of its messages.
     silent_to: frozenset[str] = frozenset()
     #: Cut from clients (all peers that are not nodes), in both directions.
     no_clients: bool = False
-    #: How many of a hundred messages that it sends get lost.
+    #: Percentage of its messages that are lost.
     lost_percent: float = 0.0
-    #: How late everything is that it sends, in milliseconds.
+    #: Delay of its messages, in milliseconds.
     send_ms: float = 0.0
-    #: How long a flush of its disk takes longer, in milliseconds.
+    #: Additional duration of a disk flush, in milliseconds.
     flush_ms: float = 0.0
     #: It records the part of its log that is on stable storage (`synced`), for a power cut.
     notes_syncs: bool = False
-    #: How many bytes its disk still takes; None: as many as there are.
+    #: Remaining bytes on its disk; None: no limit.
     disk_bytes: int | None = None
 
 
@@ -46,7 +46,7 @@ def path_of(data_dir: Path, node: str) -> Path:
 
 
 def read(data_dir: Path, node: str) -> ActiveFaults:
-    """Return what is wrong with a node."""
+    """Return the active faults of a node."""
     try:
         return msgspec.json.decode(path_of(data_dir, node).read_bytes(), type=ActiveFaults)
     except FileNotFoundError:
@@ -86,29 +86,29 @@ def _syncs(data_dir: Path, node: str) -> Path:
 
 
 class FaultSource:
-    """What is wrong with one node, looked up now and then."""
+    """The active faults of one node, polled from its file."""
 
     def __init__(self, data_dir: Path, node: str) -> None:
         self.data_dir, self.node = data_dir, node
         self._path = path_of(data_dir, node)
-        self._ills = _WELL
+        self._current = _WELL
         self._seen: tuple[int, int] | None = None
         self._look_at = 0
 
     def current(self) -> ActiveFaults:
-        """Return what is wrong, as of 20 ms ago."""
+        """Return the active faults, at most 20 ms old."""
         now = time.monotonic_ns()
         if now >= self._look_at:
             self._look_at = now + _LOOK_NS
             self._look()
-        return self._ills
+        return self._current
 
     def _look(self) -> None:
         try:
             found = self._path.stat()
         except FileNotFoundError:
-            self._ills, self._seen = _WELL, None
+            self._current, self._seen = _WELL, None
             return
         if (found.st_mtime_ns, found.st_ino) != self._seen:
             self._seen = found.st_mtime_ns, found.st_ino
-            self._ills = read(self.data_dir, self.node)
+            self._current = read(self.data_dir, self.node)

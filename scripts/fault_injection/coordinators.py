@@ -26,7 +26,7 @@ _TAIL: Final = 1500
 
 
 class Coordinators:
-    """So many coordinators of one log, each on a port of its own for as long as this lives."""
+    """Coordinator processes of one log, each on its own fixed port."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class Coordinators:
         command: Sequence[str] = (sys.executable, "-m", "logdb"),
         options: Sequence[str] = (),
     ) -> None:
-        """Prepare.
+        """Prepare the processes.
 
         Args:
-            folder: gets what they print; made if it is missing.
+            folder: gets their output; created if it is missing.
             bootstrap: "host:port,..." of the log's membership service.
-            count: how many.
-            command: what runs one.
-            options: more of its arguments.
+            count: the number of coordinators.
+            command: the command of a coordinator.
+            options: additional arguments.
 
         """
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class Coordinators:
 
     @property
     def endpoints(self) -> str:
-        """Where they are: "host:port,..."."""
+        """Their addresses: "host:port,..."."""
         return ",".join(f"{_HOST}:{port}" for port in self._ports)
 
     def start(self, number: int) -> None:
@@ -112,7 +112,7 @@ class Coordinators:
         return process is not None and process.poll() is None
 
     def is_ready(self, number: int) -> bool:
-        """Whether it has replayed the log since it was started."""
+        """Whether it has replayed the log since its start."""
         return self.is_running(number) and bool(self._paths(number)[1].read_bytes())
 
     def wait_ready(self, number: int, timeout_s: float = 30.0) -> None:
@@ -143,7 +143,7 @@ class Coordinators:
         self.paused.add(number)
 
     def resume(self, number: int) -> None:
-        """Let a frozen one go on (SIGCONT)."""
+        """Resume a paused one (SIGCONT)."""
         self._running[number].send_signal(signal.SIGCONT)
         self.paused.discard(number)
 

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _POLL_S: Final = 0.05
 _HEALTHY_S: Final = 60.0
-#: How long threads may take to end their last transactions: to resolve one takes 20 s at most.
+#: Timeout for the last transactions of the threads, in seconds; a resolve takes at most 20 s.
 _STOP_S: Final = 40.0
 
 
 class DatabaseShape(NamedTuple):
-    """How large all is."""
+    """Size of the cluster and its workload."""
 
     shards: int = 2
     f: int = 1
@@ -54,31 +54,31 @@ class DatabaseShape(NamedTuple):
     failure_handlers: int = 1
     durability: Literal["memory", "disk"] = "memory"
     coordinators: int = 2
-    #: Clients: processes, each with so many threads.
+    #: Client processes, and the threads of each.
     processes: int = 4
     threads: int = 4
     mix: dict[str, int] = BANK | KEYS
     rate_per_s: float = 0.0
     seed: int = 1
     checkpoint_every: int = 2_000
-    #: What runs a coordinator.
+    #: The command of a coordinator.
     command: Sequence[str] = (sys.executable, "-m", "logdb")
 
 
 class DatabaseVerdict(NamedTuple):
-    """What became of the transactions, and whether it is as promised."""
+    """Result of a trial: counts of transactions, and violations."""
 
     transactions: int
     committed: int
     in_doubt: int
-    #: What is not as promised, in words.
+    #: Descriptions of the violations.
     broken: list[str]
     #: The rules that were broken.
     rules: set[str]
 
 
 class DatabaseTrial:
-    """A cluster, coordinators, and clients that write down what they see."""
+    """A cluster, coordinators, and clients that record histories."""
 
     def __init__(self, folder: Path, shape: DatabaseShape) -> None:
         """Prepare; `folder` gets the cluster's data and the history."""
@@ -88,7 +88,7 @@ class DatabaseTrial:
         self._clients: Final[dict[int, SpawnProcess]] = {}
         self._killed: Final[set[int]] = set()
         self._history: Final = folder / "history"
-        #: How far each file was looked at, and the commits in there.
+        #: By file: the bytes read so far, and the commits in them.
         self._read: Final[dict[Path, int]] = {}
         self._commits = 0
         self._log: ziplog.Log | None = None
@@ -175,10 +175,10 @@ class DatabaseTrial:
         return crashed
 
     def wait_commits(self, count: int, timeout_s: float = 60.0) -> None:
-        """Wait until so many transactions more have been committed.
+        """Wait for `count` more commits.
 
         Raises:
-            TimeoutError: they have not by then.
+            TimeoutError: the deadline passed.
 
         """
         target = self.commits() + count
@@ -189,7 +189,7 @@ class DatabaseTrial:
             time.sleep(_POLL_S)
 
     def commits(self) -> int:
-        """Return how many transactions were committed by what is written down so far."""
+        """Return the number of commits in the history files so far."""
         for path in self._history.glob(f"*{events.SUFFIX}"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))

@@ -155,7 +155,7 @@ def _slow_disk(source: FaultSource) -> None:
 
 
 def _full_disk(source: FaultSource) -> None:
-    """Let segment files take so many bytes from the moment on at which the fault begins."""
+    """Limit the bytes that segment files accept from the start of the fault on."""
     written, write = 0, os.pwritev
 
     def limited(fd: int, buffers: Any, offset: int, /, flags: int = 0) -> int:

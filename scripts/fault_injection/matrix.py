@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Fault = Callable[[Trial], Iterator[float]]
 
-#: How long the workload runs before anything happens, and after everything is whole.
+#: Duration of the workload before the fault, and after the recovery, in seconds.
 _BEFORE_S, _AFTER_S = 1.0, 1.0
 _PAUSE_S: Final = 3.0
 _CUT_S: Final = 4.0
@@ -76,7 +76,7 @@ def backup_killed(trial: Trial) -> Iterator[float]:
 
 @fault
 def all_paused(trial: Trial) -> Iterator[float]:
-    """All replicas of a shard stand still for a while."""
+    """All replicas of a shard hang for a while."""
     for name in _replicas(trial):
         _pause(trial, name)
     yield _PAUSE_S
@@ -162,7 +162,7 @@ def handler_leader_killed_when_a_shard_is_removed(trial: Trial) -> Iterator[floa
 
 @fault
 def handler_leader_killed_when_a_view_is_decided(trial: Trial) -> Iterator[float]:
-    """... when the survivor's state was chosen, and the others are to be made equal to it."""
+    """... when the survivor is chosen, and the others copy its state."""
     trial.nodes.kill(_replicas(trial)[-1])
     _wait(lambda: _handlers_said(trial, "is decided"))
     _kill_leader(trial, "failure_handlers")
@@ -197,7 +197,7 @@ def survivor_killed(trial: Trial) -> Iterator[float]:
 
 @fault
 def client_killed(trial: Trial) -> Iterator[float]:
-    """A client dies in the middle of what it does; another one takes its place."""
+    """A client dies during an operation; another one replaces it."""
     trial.workload.kill_client(trial.workload.clients_running()[0])
     trial.workload.start_client()
     yield 0.0
@@ -245,7 +245,7 @@ def shard_killed(trial: Trial) -> Iterator[float]:
 
 @fault
 def shard_killed_before_it_wrote(trial: Trial) -> Iterator[float]:
-    """All replicas of a shard die, with slow disks: at level `memory` what was acked is lost."""
+    """All replicas of a shard die, with slow disks: at level `memory` acked records are lost."""
     for name in _replicas(trial):
         trial.nodes.slow(name, flush_ms=_SLOW_FLUSH_MS)
     yield 2 * _SLOW_FLUSH_MS / 1000
@@ -318,14 +318,14 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 class Row(NamedTuple):
-    """What came of one trial."""
+    """Result of one trial."""
 
     name: str
     #: From the first strike until everything was whole, in seconds; and from the end of the faults.
     since_strike: float
     since_heal: float
     verdict: Verdict | None
-    #: What was not as it should be.
+    #: Violations.
     wrong: str
 
 
@@ -355,7 +355,7 @@ def run_trial(names: tuple[str, ...], shape: Shape, folder: Path) -> Row:
 
 
 def _run(trial: Trial, seconds: float) -> None:
-    """Let the workload go on for a while."""
+    """Run the workload for a while."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         trial.look()

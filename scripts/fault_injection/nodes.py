@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 LAUNCHER: Final = str(Path(__file__).resolve().parents[1] / "faulty_node.py")
 _PROC: Final = Path("/proc")
 _POLL_S: Final = 0.005
-#: How long a signal may take to have its effect, and a supervisor to start a node again.
+#: Timeouts for the effect of a signal, and for the restart by a supervisor, in seconds.
 _SIGNAL_S, _START_S = 10.0, 30.0
 _BALLAST: Final = "ballast"
 _MIB: Final = 1024 * 1024
-#: A torn tail is at most so many bytes shorter.
+#: Maximum number of bytes that a torn tail loses.
 _MAX_TORN: Final = 64
 
 
@@ -107,13 +107,13 @@ class Nodes:
         _wait(lambda: not any(map(_runs, found)), _SIGNAL_S, "all are dead")
 
     def pause(self, name: str) -> None:
-        """Freeze a node (SIGSTOP); returns when it stands still."""
+        """Pause a node (SIGSTOP); returns when it is stopped."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGSTOP)
         _wait(lambda: _state(pid) in {"T", ""}, _SIGNAL_S, f"{name} stands still")
 
     def resume(self, name: str) -> None:
-        """Let a frozen node go on (SIGCONT); nothing happens if it is dead."""
+        """Resume a paused node (SIGCONT); does nothing if it is dead."""
         found = self.find(name)
         if found is not None:
             os.kill(found, signal.SIGCONT)
@@ -145,7 +145,7 @@ class Nodes:
                 )
 
     def cut(self, name: str, others: Sequence[str], *, one_way: bool = False) -> None:
-        """Lose all that a node sends to others, and, unless `one_way`, they to it."""
+        """Drop messages from a node to others, and, unless `one_way`, from them to it."""
         others = [other for other in others if other != name]
         self._change(
             name, lambda current: replace(current, silent_to=current.silent_to | set(others))
@@ -176,7 +176,7 @@ class Nodes:
         flush_ms: float = 0.0,
         notes_syncs: bool = False,
     ) -> None:
-        """Let what a node sends come late, and its disk be slow (and note what it has)."""
+        """Delay a node's messages and flushes; `notes_syncs` records its flushed bytes."""
         self._change(
             name,
             lambda current: replace(
@@ -185,11 +185,11 @@ class Nodes:
         )
 
     def lose(self, name: str, percent: float) -> None:
-        """Lose so many of a hundred messages that a node sends."""
+        """Drop a percentage of a node's messages."""
         self._change(name, lambda current: replace(current, lost_percent=percent))
 
     def heal(self, name: str) -> None:
-        """Take away all that `cut`, `slow`, `lose` and `fill_disk` did, and let the node go on."""
+        """End all faults of `cut`, `slow`, `lose` and `fill_disk`, and resume the node."""
         control.write(self.data_dir, name, ActiveFaults())
         for other in self.names:
             current = control.read(self.data_dir, other)
@@ -207,16 +207,16 @@ class Nodes:
     # --- the disk ---
 
     def torn_tail(self, name: str, seed: int = 0) -> str:
-        """Kill a storage server and cut some bytes off the end of its log.
+        """Kill a storage server and cut up to 64 bytes off the end of its log.
 
-        As after a crash of the machine in the middle of a write.
+        The result looks like a crash of the machine during a write.
 
         Args:
             name: the server; it need not run.
-            seed: how many bytes, up to 64, by chance.
+            seed: of the number of bytes.
 
         Returns:
-            What was done.
+            A description of the action.
 
         """
         chooser = random.Random(seed)  # noqa: S311 - no secret
@@ -228,14 +228,14 @@ class Nodes:
         return f"{path.name}: {cut} bytes from {size - cut} on are gone"
 
     def power_cut(self, names: Sequence[str], seed: int = 0) -> list[str]:
-        """Kill storage servers at once; of what was not flushed, only a part is on their disks.
+        """Kill storage servers at once, and discard a part of their unflushed bytes.
 
         Args:
-            names: the servers; `slow` with `notes_syncs` must have been said of them before.
-            seed: how much, by chance.
+            names: the servers; call `slow` with `notes_syncs` for them before.
+            seed: of the number of bytes.
 
         Returns:
-            What was done to each.
+            A description of the action on each server.
 
         """
         chooser, said = random.Random(seed), []  # noqa: S311
@@ -251,10 +251,10 @@ class Nodes:
         return said
 
     def bitflip(self, name: str, seed: int = 0) -> str:
-        """Kill a storage server and flip one bit of one segment file, by chance of `seed`.
+        """Kill a storage server and flip one random bit of one segment file.
 
         Returns:
-            What was done: the file, the offset and the bit.
+            A description of the action: the file, the offset and the bit.
 
         """
         chooser = random.Random(seed)  # noqa: S311

@@ -37,7 +37,7 @@ KILL_GROUP: Final = "kill-group"
 _STORAGE_ONLY: Final = frozenset({"fill-disk", "cut-clients", *DAMAGE})
 _PAUSE_S: Final = (0.5, 4.0)
 _DURATION_S: Final = (0.2, 6.0)
-#: How long a group may take to become whole before its fault is left out.
+#: Timeout for the recovery of a group, in seconds; after it, the group's fault is left out.
 _TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.05
 
@@ -82,10 +82,10 @@ def faults(nodes: Nodes, seed: int, kinds: Sequence[str] = KINDS) -> Iterator[tu
 
 
 def inject(nodes: Nodes, fault: Fault) -> str:
-    """Do a fault; returns what there is to say of it.
+    """Inject a fault; return its description.
 
     Raises:
-        UnavailableError: it could not be done, because the node is not there.
+        UnavailableError: the node does not run.
 
     """
     node = fault.node
@@ -124,7 +124,7 @@ def inject(nodes: Nodes, fault: Fault) -> str:
 
 
 class Chaos:
-    """Strikes and heals until it is over. For one thread."""
+    """Injects and heals random faults. Not thread-safe."""
 
     def __init__(
         self,
@@ -147,15 +147,15 @@ class Chaos:
             beyond: fail whole groups too.
 
         """
-        self._nodes, self._ailing, self._say, self._beyond = nodes, unhealthy, say, beyond
+        self._nodes, self._unhealthy, self._say, self._beyond = nodes, unhealthy, say, beyond
         self._faults: Final = faults(nodes, seed, kinds)
         self._began: Final = time.monotonic()
-        #: When which node is to be healed.
+        #: Times at which nodes are healed, in order.
         self._heals: list[tuple[float, str]] = []
         self.injected = 0
 
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
-        """Strike for so long, then heal everything. `each` is called all the time."""
+        """Inject faults for `seconds`, then heal everything; `each` is called repeatedly."""
         end = time.monotonic() + seconds
         try:
             for pause, fault in self._faults:
@@ -171,7 +171,7 @@ class Chaos:
         deadline = min(end, time.monotonic() + _TIMEOUT_S)
         while not self._beyond and not self._is_healthy(fault.node):
             if time.monotonic() >= deadline:
-                self._report(f"left out, its group is not whole: {fault}")
+                self._report(f"left out, its group is not healthy: {fault}")
                 return
             self._pass(time.monotonic() + _POLL_S, each)
         try:
@@ -187,12 +187,12 @@ class Chaos:
     def _is_healthy(self, node: str) -> bool:
         group = self._nodes.group_of(node)
         waiting = {name for _, name in self._heals}
-        return waiting.isdisjoint(group) and self._ailing().keys().isdisjoint(
+        return waiting.isdisjoint(group) and self._unhealthy().keys().isdisjoint(
             {*group, "the membership service", _shard_of(node)}
         )
 
     def _pass(self, until: float, each: Callable[[], None]) -> None:
-        """Let time pass, and heal what is due."""
+        """Wait, and heal nodes that are due."""
         while True:
             each()
             while self._heals and self._heals[0][0] <= time.monotonic():

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 #: Weights of what clients do.
 MIX: Final = {"insert": 50, "nowait": 10, "batch": 10, "read": 15, "scan": 1, "tail": 3, "sync": 3}
-#: How often the status is looked at, in seconds.
+#: Interval between status requests, in seconds.
 _LOOK_S: Final = 0.1
 HEALTHY_S: Final = 60.0
 
 
 class Shape(NamedTuple):
-    """How large the cluster and its workload are."""
+    """Size of the cluster and its workload."""
 
     shards: int = 2
     f: int = 1
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What was seen of the log, and whether it is as promised."""
+    """Result of a trial: what clients observed, and violations."""
 
     acknowledged: int
     #: Acknowledged records that the cluster reported as lost.
@@ -159,11 +159,11 @@ class Trial:
 
 
 class Outages:
-    """Since when what is not as it should be, and how long that took."""
+    """Start and duration of outages of nodes and shards."""
 
     def __init__(self) -> None:
         self._since: Final[dict[str, float]] = {}
-        #: What was down, and for how many seconds, in the order in which it came back.
+        #: Ended outages, with their seconds, in the order of their ends.
         self.ended: Final[list[tuple[str, float]]] = []
 
     def note(self, unhealthy: dict[str, str]) -> None:

@@ -23,7 +23,7 @@ STEPS: Final = frozenset({"accounts", "transfer", "balances", "ledger"})
 
 
 class Bank:
-    """What a history says of a bank."""
+    """The bank's transactions in a history."""
 
     def __init__(self) -> None:
         self._opened: list[int] = []
@@ -43,7 +43,7 @@ class Bank:
         return kind in STEPS
 
     def judge(self) -> list[Violation]:
-        """Return what is wrong."""
+        """Return the violations."""
         return [
             Violation(rule, f"{reader} {text}", reader.result_source or reader.source)
             for index, read in self._reads.items()

@@ -95,7 +95,7 @@ class Trim(Call, frozen=True, tag="trim"):
 
 
 class Result(_Line, frozen=True):
-    """What an operation returned. A subscription has many."""
+    """Result of an operation. A subscription has many."""
 
     op: int
     at: int
@@ -134,13 +134,13 @@ class Ended(Result, frozen=True, tag="ended"):
 
 
 class Synced(Result, frozen=True, tag="synced"):
-    """What `sync` returned."""
+    """Result of `sync`."""
 
     gsn: int
 
 
 class TailIs(Result, frozen=True, tag="tail_is"):
-    """What `check_tail` returned."""
+    """Result of `check_tail`."""
 
     gsn: int
 
@@ -162,7 +162,7 @@ class Failed(Result, frozen=True, tag="failed"):
     first: int = 0
 
 
-#: A step of a transaction: what it does, to which key, with what (written, or read).
+#: A step of a transaction: operation, key, and the value written or read.
 Step = tuple[str, str, Any]
 
 
@@ -170,7 +170,7 @@ class Invoke(Call, frozen=True, tag="invoke"):
     """A transaction begins; `process` is one that does one thing at a time (a thread)."""
 
     process: int
-    #: What it means to do. None in place of what it does not know yet.
+    #: Its planned steps; None for values that are not known yet.
     steps: list[Step]
 
 
@@ -183,7 +183,7 @@ class Ok(Result, frozen=True, tag="ok"):
 
 
 class Fail(Result, frozen=True, tag="fail"):
-    """It certainly took no effect. `steps`: as far as it came."""
+    """Certain failure: the transaction took no effect. `steps`: its completed steps."""
 
     error: str
     steps: list[Step] = []
@@ -345,7 +345,7 @@ def read(path: Path) -> Iterator[tuple[int, Event]]:
 
 
 def files_of(paths: list[Path]) -> list[Path]:
-    """Return the history files that `paths` name, where a directory stands for those in it.
+    """Return the history files of `paths`; a directory means all history files in it.
 
     Raises:
         HistoryError: there are none.

@@ -24,7 +24,7 @@ ALL: Final = 63
 _BITS: Final = 6
 #: From many to many: direct edges while there are at most so many times as many as nodes.
 _DENSE: Final = 4
-#: Where a cycle ends.
+#: The last node of a cycle.
 _END: Final = -1
 
 
@@ -70,7 +70,7 @@ class Graph:
                 self.add(last, target, kind)
 
     def _chain(self, sources: Sequence[int], targets: set[int], kind: int) -> int:
-        """Lead from each source to all those behind it that are targets; return the last joint."""
+        """Add edges from each source to all later targets; return the last joint."""
         last = -1
         for source in sources:
             joint = self.joint()
@@ -167,14 +167,14 @@ class Graph:
     def cycle(
         self, start: int, first: int, mask: int, among: set[int], below: int
     ) -> tuple[Cycle | None, int]:
-        """Return the shortest cycle from a transaction, and how many nodes were visited.
+        """Return the shortest cycle from a transaction, and the number of visited nodes.
 
         Args:
             start: the transaction.
-            first: kinds of the edge that leaves it.
-            mask: kinds of the others.
-            among: nodes that count.
-            below: cycles of so many transactions are not wanted.
+            first: allowed kinds of the first edge.
+            mask: allowed kinds of the other edges.
+            among: allowed nodes.
+            below: only cycles with fewer transactions than this.
 
         """
         came: dict[int, tuple[int, int]] = {}

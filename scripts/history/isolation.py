@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from history.observed import Observed
     from history.transactions import Transaction
 
-#: What counts beside the data, weakest promise first.
+#: Kinds of edges in addition to the data's, weakest guarantee first.
 _LEVELS: Final = (0, PROCESS, PROCESS | REALTIME, PROCESS | REALTIME | LOG)
-#: How the name of an anomaly ends by the strongest of its edges.
+#: Suffix of an anomaly's name, by its strongest kind of edge.
 _ENDS: Final = ((LOG, "-log"), (REALTIME, "-realtime"), (PROCESS, "-process"))
 #: Kinds of which one edge leads off, and kinds of the others; the worst first.
 _SHAPES: Final = ((WW, WW), (WR, WW | WR), (RW, WW | WR), (RW, WW | WR | RW))
@@ -52,7 +52,7 @@ def check(observed: Observed) -> list[Violation]:
 
 
 class Judgement:
-    """What is wrong with the transactions of a history."""
+    """The violations in a history's transactions."""
 
     def __init__(self, observed: Observed) -> None:
         """Judge them."""
@@ -125,10 +125,10 @@ class Judgement:
             _add_order(graph, transactions, PROCESS)
 
     def _add_real_time(self, graph: Graph) -> None:
-        """Lead from each transaction to all that were called after it had returned.
+        """Add edges from each transaction to all transactions called after its return.
 
-        A joint stands for a moment: those that returned before it lead to it, and it leads to those
-        called after it and to the next moment. So there are about three edges for a transaction.
+        A joint represents a moment. Transactions that returned before it have an edge to it. It has
+        edges to those called after it, and to the next joint: about three edges per transaction.
         """
         called = sorted((t for t in self._all if t.took_effect), key=lambda t: t.called)
         returned = sorted((t for t in called if t.state == COMMITTED), key=lambda t: t.at)
@@ -256,7 +256,7 @@ class Judgement:
 
 
 def _add_order(graph: Graph, transactions: list[Transaction], kind: int) -> None:
-    """Lead from each that was committed to all those behind it."""
+    """Add edges from each committed transaction to all at later positions."""
     last = -1
     for transaction in transactions:
         if last >= 0:

@@ -31,11 +31,11 @@ class Append(NamedTuple):
 
 @dataclass(slots=True)
 class ListKey:
-    """All that is known of one key."""
+    """The facts about one list key."""
 
     key: str
     appends: dict[Any, Append] = field(default_factory=dict)
-    #: What each transaction read before it appended anything itself.
+    #: By transaction: the list that it read before its own first append.
     reads: list[tuple[Transaction, list[Any]]] = field(default_factory=list)
     #: The longest list that was read.
     trace: list[Any] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Lists:
         self._violations: list[Violation] = []
 
     def key(self, key: str) -> ListKey:
-        """Return what is known of a key."""
+        """Return the facts about a key."""
         found = self.keys.get(key)
         if found is None:
             found = self.keys[key] = ListKey(key)
@@ -60,7 +60,7 @@ class Lists:
     def take(self, transaction: Transaction, key: str, steps: list[tuple[str, Any]]) -> None:
         """Take what a transaction did with one key, in order: ("append", element), ("r", list)."""
         found = self.key(key)
-        #: What it must see by now: what it read, and what it appended since; None: no read so far.
+        #: The list that it must see now: its last read and its appends since; None: no read yet.
         seen: list[Any] | None = None
         own: list[Any] = []
         for kind, value in steps:
@@ -87,7 +87,7 @@ class Lists:
             found.appends[value] = Append(transaction, is_last=False)
 
     def _inside(self, transaction: Transaction, key: str, read: list[Any], due: list[Any]) -> None:
-        text = f"read {key} as {short(read)}, and by what it did itself it is {short(due)}"
+        text = f"read {key} as {short(read)}, but its own operations require {short(due)}"
         self._report_violation("internal", transaction, text)
 
     def _report_violation(self, rule: str, transaction: Transaction, text: str) -> None:
@@ -125,7 +125,7 @@ class Lists:
         if len(found.place) < len(found.trace):
             reader = next(t for t, read in found.reads if read is found.trace)
             again = next(e for i, e in enumerate(found.trace) if found.place[e] != i)
-            text = f"read {found.key}, where {again} stands twice: {short(found.trace)}"
+            text = f"read {found.key}, where {again} occurs twice: {short(found.trace)}"
             self._report_violation("duplicate-append", reader, text)
         seen: set[int] = set()
         for reader, read in found.reads:

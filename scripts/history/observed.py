@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-#: What became of a record.
+#: Outcomes of a record.
 UNKNOWN, ACKED, NEVER = 0, 1, 2
 #: Errors of an insert that say that nothing was inserted.
 DID_NOT_HAPPEN: Final = frozenset(
@@ -60,7 +60,7 @@ class Records:
 
     payload: array[int] = field(default_factory=lambda: array("q"))
     called: array[int] = field(default_factory=lambda: array("q"))
-    #: When it was known where it is; `END` if that was never known.
+    #: Time at which its position was known; `END`: never.
     acked: array[int] = field(default_factory=lambda: array("q"))
     after: array[int] = field(default_factory=lambda: array("q"))
     #: The acknowledged position; 0: not acknowledged.
@@ -91,7 +91,7 @@ class Subscription:
 
     start: int
     source: int
-    #: When the last of them was called.
+    #: Time of the last call.
     called: int
     gsns: array[int] = field(default_factory=lambda: array("q"))
     shards: array[int] = field(default_factory=lambda: array("q"))
@@ -114,7 +114,7 @@ class Reading(NamedTuple):
     gsn: int
     shard: int
     source: int
-    #: The payload, or what was raised.
+    #: The payload, or the error.
     result: int | events.Failed
 
 
@@ -164,7 +164,7 @@ class Observed:
         #: From a shard that has left the log to when that was known.
         self.left: Final[dict[int, int]] = {}
         self.transactions: Final = Transactions()
-        #: What is wrong by itself, whatever others saw.
+        #: Violations within one file.
         self.violations: Final[list[Violation]] = []
         self.operations = 0
         self.lines = 0
@@ -202,7 +202,7 @@ class _Process:
         self._base: Final = base
         self._path: Final = path
         self._source = base
-        #: Calls without a result so far, by number, with what is known of them.
+        #: Calls without a result so far, by number.
         self._open: Final[dict[int, Any]] = {}
         #: Inserts whose outcome is unknown: the first record, and how many.
         self._doubts: Final[dict[int, tuple[int, int]]] = {}
@@ -342,7 +342,7 @@ class _Process:
             else:
                 self._records.state[index] = NEVER
 
-    # --- what failed ---
+    # --- failures ---
 
     def _failed(self, event: events.Failed) -> None:
         if event.error not in PUBLIC_ERRORS:

@@ -63,7 +63,7 @@ class Probe:
             return None
 
     def unhealthy(self) -> dict[str, str]:
-        """Return what is not as it should be: nodes and shards ("shard 0"), and how they are."""
+        """Return the unhealthy nodes and shards ("shard 0") with their states."""
         status = self.status()
         return {"the membership service": "silent"} if status is None else unhealthy_in(status)
 
@@ -87,10 +87,10 @@ class Probe:
         self._recorder.result(events.Inserted(op, now(), [rid.gsn], [rid.shard]))
 
     def wait_healthy(self, timeout_s: float) -> float:
-        """Wait until everything is up and an insert works at each shard; return the seconds.
+        """Wait until all nodes are up and each shard accepts an insert; return the seconds.
 
         Raises:
-            TimeoutError: it is not whole by then; says what is missing.
+            TimeoutError: the deadline passed; the message lists what is unhealthy.
 
         """
         began = time.monotonic()

@@ -30,7 +30,7 @@ class Written(NamedTuple):
 
 @dataclass(slots=True)
 class RegisterKey:
-    """All that is known of one key."""
+    """The facts about one register key."""
 
     key: str
     writes: dict[Any, Written] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Registers:
         self._violations: list[Violation] = []
 
     def key(self, key: str) -> RegisterKey:
-        """Return what is known of a key."""
+        """Return the facts about a key."""
         found = self.keys.get(key)
         if found is None:
             found = self.keys[key] = RegisterKey(key)
@@ -77,7 +77,7 @@ class Registers:
                 value = first = what
                 knows = has_read = True
             elif what != value:
-                text = f"read {key} as {what}, and by what it did itself it is {value}"
+                text = f"read {key} as {what}, but its own operations require {value}"
                 self._report_violation("internal", transaction, text)
         if has_read and wrote:
             found.rewritten.append((first, value))
@@ -97,7 +97,7 @@ class Registers:
                     written.by.is_proven = True
 
     def judge(self, graph: Graph) -> list[Violation]:
-        """Add what comes before what to a graph; return what is wrong whatever the order is."""
+        """Add the precedences to a graph; return the errors that no order can explain."""
         for found in self.keys.values():
             self._values(found)
             _order(found)

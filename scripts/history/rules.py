@@ -65,7 +65,7 @@ class Judgement:
         #: The position of each record, from any source; 0: never seen.
         self.seen: Final[list[int]] = list(observed.records.gsn)
         self._lost_ranges: Final = sorted(observed.losses) if allow_loss else []
-        #: Positions that are missing and may be: since when, at the latest.
+        #: Missing positions that may be lost, with the latest possible time of the loss.
         self.lost: Final[dict[int, int]] = {}
         self._known: list[int] | None = None
 
@@ -101,7 +101,7 @@ class Judgement:
         return any(s == shard and start <= gsn < stop for s, start, stop in self._lost_ranges)
 
 
-# --- where records are ---------------------------------------------------------------------------
+# --- positions of records -----------------------------------------------------------------------
 
 
 def _acknowledged(judgement: Judgement) -> Iterator[Violation]:
@@ -163,7 +163,7 @@ def _read(judgement: Judgement) -> Iterator[Violation]:
 def _sightings(
     judgement: Judgement, rows: Iterable[tuple[int, int, int]], at: int, source: int
 ) -> Iterator[Violation]:
-    """Take what was seen at a time: (gsn, shard, payload)."""
+    """Record observations with their times: (gsn, shard, payload)."""
     records = judgement.observed.records
     places, index_of, seen = judgement.places, records.index, judgement.seen
     called, state = records.called, records.state
@@ -220,7 +220,7 @@ def _calls_in_order(judgement: Judgement) -> Iterator[Violation]:
 
 
 class _Acks:
-    """What was acknowledged when."""
+    """Acknowledgements by time."""
 
     def __init__(self, judgement: Judgement) -> None:
         records = judgement.observed.records
@@ -278,7 +278,7 @@ def _missing(
 
 
 def _reads_after(judgement: Judgement) -> Iterator[Violation]:
-    """A record that was there before a read began is what it returns."""
+    """A read returns a record that was known before the read started."""
     there = _there_since(judgement)
     for reading in judgement.observed.readings:
         result, gsn = reading.result, reading.gsn
@@ -366,7 +366,7 @@ def _tails(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _syncs(judgement: Judgement) -> Iterator[Violation]:
-    """`sync` returns a position at or after all that this client had completed."""
+    """`sync` returns a position at or after all completed inserts of this client."""
     observed = judgement.observed
     records = observed.records
     rows = sorted(
@@ -385,10 +385,10 @@ def _syncs(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
-    """What a `sync` covered is on stable storage: it is not lost, and was not lost before.
+    """Records that a `sync` covers are on stable storage: they are never lost.
 
-    One that says that its shard lost something ends what later ones cover; and what was trimmed
-    meanwhile is gone either way.
+    A sync that reports a loss of its shard ends the coverage of later ones. Trimmed records are
+    not covered.
     """
     observed = judgement.observed
     records = observed.records

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from history import events
     from history.events import Step
 
-#: What became of a transaction.
+#: Outcomes of a transaction.
 COMMITTED, ABORTED, IN_DOUBT = 1, 2, 3
 #: Later than everything.
 NEVER_REPORTED: Final = 2**63 - 1
-#: What the public interface raises, beside the errors of the log.
+#: Public exceptions of LogDB, in addition to those of the log.
 PUBLIC_ERRORS: Final = frozenset({"TransactionAborted", "SnapshotExpired"})
 _SHOWN: Final = 6
 _STATES: Final = {COMMITTED: "", ABORTED: "aborted ", IN_DOUBT: "in doubt "}
@@ -36,7 +36,7 @@ class Transaction:
     #: Of its call; of its result.
     source: int
     result_source: int = 0
-    #: When its result was given.
+    #: Time of its result.
     at: int = NEVER_REPORTED
     state: int = IN_DOUBT
     #: The gsn of its commit record; 0: not known.

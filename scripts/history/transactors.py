@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from history.events import Step
     from logdb import Database, Transaction
 
-    #: Does a transaction; adds what it did; returns the gsn of its commit record, 0 if it has none.
+    #: Runs a transaction and appends its steps; returns the gsn of its commit, or 0.
     Act = Callable[[list[Step]], int]
 
 #: Weights of what a thread does, by the names of `Transactor`'s methods.
@@ -55,11 +55,11 @@ _NOTHING: Final = (
     RecordTooLargeError,
 )
 _LISTS, _REGISTERS = 6, 10
-#: A list so long is left, and another one begun.
+#: Maximum length of a list; a longer one is replaced by a new key.
 _LIST_ELEMENTS: Final = 40
 #: Size of each thread's own range of numbers.
 _PER_THREAD: Final = 10**9
-#: Bytes of a large value: it does not stand in the commit record.
+#: Size of a large value in bytes: too large for the commit record.
 _LARGE: Final = 20_000
 _OPENED: Final = 100
 _RESOLVE_S: Final = 2.0
@@ -71,7 +71,7 @@ ACCOUNT, LEDGER, LIST, REGISTER = "account/", "ledger/", "list/", "register/"
 
 
 class TransactPlan(msgspec.Struct, frozen=True):
-    """What the processes of a workload have in common."""
+    """Settings that all processes of a workload share."""
 
     #: "host:port", several with commas.
     coordinators: str
@@ -81,7 +81,7 @@ class TransactPlan(msgspec.Struct, frozen=True):
     seed: int = 1
     threads: int = 4
     accounts: int = 8
-    #: Transactions a second of one thread; 0: as many as it can.
+    #: Transactions per second of one thread; 0: no limit.
     rate_per_s: float = 0.0
     timeout_s: float = 5.0
 
@@ -134,13 +134,13 @@ class Transactor:
     def __init__(
         self, plan: TransactPlan, process: int, databases: list[Database], recorder: Recorder
     ) -> None:
-        """Prepare.
+        """Prepare the thread.
 
         Args:
-            plan: what to do.
-            process: the number of this thread, among all that ever take part.
-            databases: clients that know nothing of each other.
-            recorder: where to write down what happens.
+            plan: the workload.
+            process: the number of this thread, unique in the history.
+            databases: independent clients.
+            recorder: records calls and results.
 
         """
         self._plan: Final = plan
@@ -152,7 +152,7 @@ class Transactor:
         self._numbers: Final = count((process + 1) * _PER_THREAD)
         #: From a list's number to which one of its line is used by now.
         self._generations: Final = [0] * _LISTS
-        #: What registers had when this thread last looked, for `test`.
+        #: Values of registers at this thread's last read, for `test`.
         self._known: Final[dict[str, Any]] = {}
 
     def run(self, stopped: Stopped) -> None:
@@ -169,11 +169,11 @@ class Transactor:
     # --- writing it down ---
 
     def record(self, asked: list[Step], act: Act) -> bool:
-        """Do one transaction, and write down what became of it; return whether it was committed.
+        """Run one transaction, and record its outcome; return whether it was committed.
 
         Args:
-            asked: what it is going to do; all that it may write.
-            act: does it.
+            asked: its planned steps, with all possible writes.
+            act: runs it.
 
         """
         op = self._recorder.next_op()
@@ -290,7 +290,7 @@ class Transactor:
         self.record(asked, act)
 
     def _leave(self, key: str, elements: int) -> None:
-        """Go on with the next list if this one is long."""
+        """Switch to the next list if this one is long."""
         if elements >= _LIST_ELEMENTS:
             number, generation = map(int, key.removeprefix(LIST).split("/"))
             self._generations[number] = max(self._generations[number], generation + 1)
@@ -380,7 +380,7 @@ class Transactor:
         return [("r", key, self._seen(key, rows.get(key))) for key in _ALL_REGISTERS]
 
     def _guarded(self) -> None:
-        """Scan all registers, and write one: it must all be as it was when this is committed."""
+        """Scan all registers, and write one: the commit validates the whole scan."""
         key, number = self._register(), next(self._numbers)
 
         def act(steps: list[Step]) -> int:

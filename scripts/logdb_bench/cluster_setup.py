@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class BenchSetup(NamedTuple):
-    """What runs."""
+    """The running cluster and coordinator."""
 
     cluster: Cluster
     coordinators: Coordinators
 
     @property
     def endpoint(self) -> str:
-        """Where the coordinator is."""
+        """The coordinator's address."""
         return self.coordinators.endpoints
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Return the processes on the way of a commit, by what they are; of one shard."""
+        """Return the processes on the path of a commit to shard 0, by role."""
         with self.cluster.connect() as log:
             primary, backup = log.cluster()["shards"][0]["replicas"]
         return {
@@ -68,7 +68,7 @@ def bench_setup(
 
 
 class Progress:
-    """Says on stderr what is done, and how long the rest will take."""
+    """Progress on stderr, with an estimate of the remaining time."""
 
     def __init__(self, name: str, steps: int, seconds: float) -> None:
         """Say what begins; `seconds`: about how long it will take."""

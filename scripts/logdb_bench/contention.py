@@ -99,7 +99,7 @@ def point(outcomes: list[Outcome]) -> Figures:
 
 
 def median(values: list[float | None]) -> float | None:
-    """Return the median of those that are there; None if there are none."""
+    """Return the median of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
@@ -125,7 +125,7 @@ def _run(line: Line, shards: int, seconds: float, warm_s: float, seed: int) -> l
 
 @contextmanager
 def _target(line: Line, shards: int) -> Iterator[tuple[str, Callable[[], int]]]:
-    """Run what a line is about; gives its endpoint, and what returns the sum of the counters."""
+    """Run the system of a line; yield its endpoint, and a function for the sum of the counters."""
     keys = [str(number) for number in range(COUNTERS)]
     if line.target == "redis":
         with other_systems.Redis() as redis:
@@ -141,11 +141,11 @@ def _target(line: Line, shards: int) -> Iterator[tuple[str, Callable[[], int]]]:
         yield setup.endpoint, lambda: sum(db.multi_get(keys, 0))
 
 
-# --- what is shown -------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------
 
 
 def tables(result: Figures) -> Iterator[str]:
-    """Give the lines of what is printed."""
+    """Yield the lines of the output."""
     lines = result["lines"]
     width = max(map(len, lines))
     for key, title, scale, form in (
@@ -195,7 +195,7 @@ def draw(result: Figures, left: Any, right: Any) -> None:
 
 
 def _label(axis: Any) -> None:
-    """Give a logarithmic axis few labels, as plain numbers."""
+    """Set a few plain numbers as labels of a logarithmic axis."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -1,9 +1,9 @@
-"""What one read-modify-write costs each process: CPU time, frames and system calls.
+"""Cost of one read-modify-write in each process: CPU time, frames and system calls.
 
-One blocking client in this process, one shard, f=1, a coordinator of its own; each transaction
-reads a key, writes one more, and commits. Three passes, as what counts also costs: CPU time; system
-calls, of one process at a time, by `strace` if it is installed; frames, with nodes that count them
-(`counted_node.py`). Divided by the number of transactions: what goes on without them is in it.
+One blocking client in this process, one shard, f=1, one coordinator. Each transaction reads a key,
+writes its value plus one, and commits. Counting has a cost too, so there are three passes: CPU
+time; system calls, of one process at a time, by `strace` if it is installed; frames, with nodes
+that count them (`counted_node.py`). Figures are totals, with background work, per transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 COMMITS: Final = 5_000
 _TRACED: Final = 500
 _KEYS: Final = 10
-#: More seldom than so often a transaction: not on its way.
+#: System calls with fewer uses per transaction than this are left out.
 _SELDOM: Final = 0.1
 _STRACE: Final = shutil.which("strace") or ""
 _TIMEOUT_S: Final = 20.0
@@ -66,7 +66,7 @@ def measure(scale: float) -> Figures:
 
 
 def modify(db: logdb.Database, count: int) -> None:
-    """Do so many transactions."""
+    """Run `count` transactions."""
     for number in range(count):
         with db.transaction() as transaction:
             key = str(number % _KEYS)
@@ -162,13 +162,13 @@ def _counts(folder: Path, pids: dict[str, int]) -> dict[str, Counter[str]]:
     }
 
 
-# --- what is shown -------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------
 
 
 def tables(result: Figures) -> Iterator[str]:
-    """Give the lines of what is printed."""
+    """Yield the lines of the output."""
     yield ""
-    yield f"of one read-modify-write ({result['cpu']['latency_us']:,.0f} µs, one after the other)"
+    yield f"of one read-modify-write ({result['cpu']['latency_us']:,.0f} µs, sequential)"
     yield f"{'process':<20}{'CPU, µs':>9}{'frames':>9}{'system calls':>14}  threads"
     for name, of in result["cpu"].items():
         if isinstance(of, dict):

@@ -1,12 +1,12 @@
-"""The log, with inserts that take no less than those of another log: Scalog's 900 µs (T 4.4.1).
+"""Delayed inserts: a client core with the insert latency of another log, Scalog's 900 µs (T 4.4.1).
 
-A client core that holds two things, each until `HOLD_NS` after the insert was called: at the client
-that called it, the insert's acknowledgement; at a coordinator, what storage servers deliver of its
-record. So neither comes sooner than with a log that gives positions only then; whatever takes
-longer by itself is not delayed at all. Reads, refusals and coordinators' answers pass at once.
+The core delays two things until `HOLD_NS` after the insert call: at the calling client, the
+acknowledgement; at a coordinator, the delivery of the record by storage servers. Neither arrives
+earlier than in a log that assigns positions only then. Slower inserts are not delayed. Reads,
+refusals and coordinators' responses pass at once.
 
-When a record's insert was called is what its timestamp says; values that do not stand in a commit
-record have none, and take no effect by themselves: only their acknowledgements are held.
+A record's timestamp is the time of its insert call. Values outside a commit record have no
+timestamp, and have no effect alone: only their acknowledgements are delayed.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class DelayedCore(ClientCore):
     HOLD_NS = SCALOG_US * 1000
 
     def __init__(self, *arguments: Any, wall_offset_us: int | None = None) -> None:
-        """Make it of what makes a `ClientCore`.
+        """Create the core.
 
         Args:
             arguments: those of `ClientCore`.
-            wall_offset_us: what microseconds since 1970 are above the monotonic clock's; None:
-                what they are now.
+            wall_offset_us: difference between the wall clock (microseconds since 1970) and the
+                monotonic clock; None: the current difference.
 
         """
         super().__init__(*arguments)
         if wall_offset_us is None:
             wall_offset_us = (time.time_ns() - now_ns()) // 1000
         self._wall_offset_us: Final = wall_offset_us
-        #: When each open insert was called.
+        #: Call time of each pending insert.
         self._called: Final[dict[int, int]] = {}
         #: Acknowledgements: until when, a number, and what.
         self._acks: Final[list[tuple[int, int, Complete]]] = []
-        #: What each server delivered, in its order, and until when it is held.
+        #: By server: its deliveries in order, each with the time until which it is delayed.
         self._delivered: Final[dict[bytes, deque[tuple[int, Received]]]] = {}
 
     def step(self, event: Event, now: int) -> list[Effect]:

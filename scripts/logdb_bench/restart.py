@@ -1,10 +1,10 @@
-"""How long a coordinator's start takes, and how large the log is, before and after a checkpoint.
+"""Restart benchmark: start time of a coordinator and size of the log, with and without checkpoints.
 
 Commits are blind puts of 100 bytes over 100,000 keys, by one client process with 512 asyncio tasks
-on one connection, each task one put after the other. They are written with `--no-checkpoints`; the
-coordinator is started anew then, and so it replays everything. Then one with checkpoints runs until
-its round is over, and starts are timed again. A start is timed from before `python -m logdb` is
-executed until it says that it is ready.
+on one connection; each task runs one put at a time. A coordinator with `--no-checkpoints` writes
+them; its restart replays everything. Then a coordinator with checkpoints runs until its round is
+complete, and starts are timed again. A start lasts from the execution of `python -m logdb` until
+its ready message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REPLAYED_PER_S: Final = 60_000
 _REPORT_INTERVAL_S: Final = 10.0
 _READY_S: Final = 600.0
 _ROUND_S: Final = 300.0
-#: The log is as small as it gets when it has not changed for so long.
+#: The log has its final size when it has not changed for this time, in seconds.
 _CALM_S: Final = 5.0
 _POLL_S: Final = 0.25
 _MIB: Final = 2**20
@@ -121,7 +121,7 @@ def _rss(running: Coordinators) -> float:
 
 
 async def _write(endpoint: str, commits: int, keys: int, progress: Progress) -> float:
-    """Put so many times; return how many a second."""
+    """Run `commits` puts; return the number per second."""
     rng = random.Random(1)  # noqa: S311 - no secret
     numbers = iter(range(commits))
     begin = reported = time.monotonic()
@@ -187,7 +187,7 @@ def _disk(cluster: Cluster) -> int:
 
 
 def tables(result: Figures) -> Iterator[str]:
-    """Give the lines of what is printed."""
+    """Yield the lines of the output."""
     yield ""
     yield (
         f"{result['commits']:,} commits over {result['keys']:,} keys,"

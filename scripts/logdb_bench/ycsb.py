@@ -93,7 +93,7 @@ async def load(setup: BenchSetup, keys: int) -> None:
 
 
 def tables(result: Figures) -> Iterator[str]:
-    """Give the lines of what is printed."""
+    """Yield the lines of the output."""
     yield ""
     heads = ("ops/s", "p50 µs", "p99 µs", "aborted")
     yield f"{'workload':<12}{'operation':<20}" + "".join(f"{head:>10}" for head in heads)

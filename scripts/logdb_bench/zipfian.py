@@ -1,6 +1,6 @@
-"""Which key is next: YCSB's distributions (Cooper et al., SoCC 2010), as its core workloads draw.
+"""Key distributions of the YCSB core workloads (Cooper et al., SoCC 2010).
 
-Rule: what YCSB computes, bit by bit, except for the source of chance.
+Rule: the arithmetic equals YCSB's bit by bit, except for the random source.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 #: YCSB's constant: 0 is uniform, the nearer to 1 the more skewed.
 THETA: Final = 0.99
-#: What its scrambled generator draws from, whatever the number of keys, and the zeta of that.
+#: Item count of the scrambled generator, independent of the number of keys, and its zeta.
 _SCRAMBLED_ITEMS: Final = 10_000_000_000
 _SCRAMBLED_ZETA: Final = 26.46902820178302
 _FNV_OFFSET: Final = 0xCBF29CE484222325

@@ -1,1 +1,1 @@
-"""Open-loop loads on a real cluster, what they saw, and the arithmetic of figures."""
+"""Open-loop loads on a real cluster, their results, and statistics."""

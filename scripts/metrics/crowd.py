@@ -1,4 +1,4 @@
-"""Many clients at once, each with one insert at a time, and what that costs clients and servers.
+"""Many concurrent clients, each with one insert at a time, and their cost at clients and servers.
 
 The clients of one step run in a few processes, with asyncio. A step's figures are counts (inserts,
 retries, views), times (p50, p99), CPU per insert, and the servers' memory. Rule: nothing fails in a
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
-#: How many clients each step has.
+#: Number of clients in each step.
 STEPS: Final = (16, 64, 300, 600, 1000)
 _PROCESSES: Final = 4
 _SIZE: Final = 100
 _MIB: Final = 2**20
-#: How many clients of a process connect at the same time.
+#: Number of clients of a process that connect at the same time.
 _CONNECTING: Final = 25
 #: Between the last client's warm-up and the first insert that counts, in seconds.
 _LEAD_S: Final = 0.5
 
 
 def step(cluster: Cluster, clients: int, seconds: float) -> Figures:
-    """Let so many clients insert for so long; return what came of it."""
+    """Run `clients` inserting clients for `seconds`; return the result."""
     shares = [len(range(index, clients, _PROCESSES)) for index in range(_PROCESSES)]
     workers = [_start(cluster.endpoint, share, seconds) for share in shares if share]
     try:
@@ -171,7 +171,7 @@ async def _drive(endpoint: str, clients: int, seconds: float, pipe: Connection) 
         await log.close()
 
 
-# --- what is printed and drawn ---
+# --- output ---
 
 
 def table(figures: Figures) -> list[str]:

@@ -1,4 +1,4 @@
-"""How many frames a process's transports carry, by the kind of message."""
+"""Frame counters: the number of frames of a process's transports, by kind of message."""
 
 from __future__ import annotations
 

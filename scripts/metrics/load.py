@@ -1,8 +1,8 @@
-"""Open-loop clients and a follower, in processes of their own, and what came of every insert.
+"""Open-loop clients and a follower in separate processes, and the result of every insert.
 
-Each client inserts after pauses that are uniform in [0, 2T) (T Fig. 4.6), whether or not what it
-inserted before is done. Rule: what a client does is drawn from its number and the load's seed, so
-two loads of the same plan insert at the same times. All processes share the monotonic clock.
+Each client inserts after pauses that are uniform in [0, 2T) (T Fig. 4.6), whether or not earlier
+inserts are complete. Rule: a client's inserts follow from its number and the load's seed, so two
+loads of the same plan insert at the same times. All processes share the monotonic clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SPAWN: Final = multiprocessing.get_context("spawn")
 _HEAD: Final = struct.Struct("<Q")
 #: Between the sign that all are ready and the first insert.
 _LEAD_NS: Final = 300_000_000
-#: How long the follower may take for what is left, in seconds.
+#: Timeout for the follower's remaining records, in seconds.
 _REST_S: Final = 15.0
 _TIMEOUT_S: Final = 20.0
 #: A client's inserts are numbered from its own number times this.
@@ -59,11 +59,11 @@ class Client:
     spans: tuple[tuple[float, float], ...]
 
     def due(self, seed: int) -> Iterator[float]:
-        """Give the times of its inserts, in seconds from the load's begin."""
+        """Yield the times of its inserts, in seconds from the start of the load."""
         # A text: `random` makes the same of some different numbers.
         rng = random.Random(f"{seed} {self.number}")  # noqa: S311  only arrival times
         for start, stop in self.spans:
-            # The first pause began before: what is left of one is shorter than a whole one.
+            # The first pause started earlier, so only its remainder counts.
             at = start + 2 * self.pause_s * (1 - math.sqrt(rng.random()))
             while at < stop:
                 yield at
@@ -74,7 +74,7 @@ class Insert(NamedTuple):
     """One insert; times in monotonic nanoseconds."""
 
     number: int
-    #: When it was to be, when it was called, and when the call was done.
+    #: Planned time, time of the call, and time of its end.
     due: int
     called: int
     done: int
@@ -84,14 +84,14 @@ class Insert(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a load."""
+    """Result of a load."""
 
     #: Monotonic nanoseconds.
     begin: int
     inserts: list[Insert]
     #: Errors of failed inserts.
     failed: list[str]
-    #: When the follower was handed each insert's record, by the insert's number.
+    #: Delivery time of each insert's record at the follower, by the insert's number.
     seen: dict[int, int]
     #: Duplicate and unknown records that it received.
     repeated: int
@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """How many inserts were done and not handed to the follower."""
+        """Number of completed inserts that the follower did not receive."""
         return sum(i.gsn >= 0 and i.number not in self.seen for i in self.inserts)
 
     @property
@@ -114,11 +114,11 @@ class Outcome(NamedTuple):
         return [(i.called - i.due) / 1e9 for i in self.inserts]
 
     def insert_s(self) -> Iterator[tuple[Insert, float]]:
-        """Give each insert that was done, and how long the call took."""
+        """Yield each completed insert with the duration of the call."""
         return ((i, (i.done - i.called) / 1e9) for i in self.inserts if i.gsn >= 0)
 
     def delivery_s(self) -> Iterator[tuple[Insert, float]]:
-        """Give each insert that was delivered, and how long after the call it was."""
+        """Yield each delivered insert with the time from call to delivery."""
         seen = self.seen
         return ((i, (seen[i.number] - i.called) / 1e9) for i in self.inserts if i.number in seen)
 
@@ -173,7 +173,7 @@ class Load:
         return self._begin
 
     def sleep_until(self, seconds: float) -> None:
-        """Sleep until so long after the begin."""
+        """Sleep until `seconds` after the start."""
         time.sleep(max(seconds + (self._begin - time.monotonic_ns()) / 1e9, 0))
 
     def finish(self) -> Outcome:
@@ -200,7 +200,7 @@ def _start(target: Any, *arguments: Any) -> tuple[Any, Connection]:
 
 
 def _cpu_times() -> tuple[float, float, float]:
-    """Return seconds: of all cores together, those that were busy, and those of our processes."""
+    """Return CPU seconds: of all cores, the busy ones, and those of our processes."""
     times = psutil.cpu_times()
     here = psutil.Process()
     own = [process.cpu_times() for process in (here, *here.children(recursive=True))]
@@ -238,7 +238,7 @@ def _turns(client: Client, seed: int) -> Iterator[tuple[float, Client, int]]:
 async def _drive(
     endpoint: str, clients: Sequence[Client], seed: int, size: int, pipe: Connection
 ) -> tuple[list[tuple[int, ...]], list[str]]:
-    """Connect all, wait for the begin, insert what is due; return the inserts and the errors."""
+    """Connect all clients, wait for the start, run all inserts; return results and errors."""
     filler = random.Random(seed).randbytes(size - _HEAD.size)  # noqa: S311  only bytes
     logs = {}
     for client in clients:

@@ -43,17 +43,17 @@ def stored(folder: Path) -> list[Stored]:
 def cost(
     entries: Iterable[Stored], shard: int, lease_at: Callable[[int], Lease | None]
 ) -> dict[str, Any]:
-    """Return what no-ops cost one replica.
+    """Return the cost of no-ops at one replica.
 
     Args:
-        entries: what it stored.
+        entries: its stored entries.
         shard: its shard.
-        lease_at: gives the lease of a position.
+        lease_at: returns the lease of a position.
 
     Returns:
-        `records`; `within`: no-op entries that end before their epoch does, and the `positions`
-        that those gave up; `ends`: no-op entries up to the end of an epoch or further; `bytes` of
-        both, and `all_bytes` of everything.
+        `records`; `within`: no-op entries that end before their epoch, and the number of their
+        `positions`; `ends`: no-op entries up to the end of an epoch or further; `bytes` of both
+        kinds of no-ops, and `all_bytes` of all entries.
 
     """
     result = dict.fromkeys(("records", "within", "positions", "ends", "bytes", "all_bytes"), 0)

@@ -1,9 +1,8 @@
-"""What many shards cost the membership service: the real service, emulated storage servers.
+"""CPU cost of many shards at the membership service: the real service, emulated storage servers.
 
-Time is virtual: every server's heartbeats are decoded and stepped, every lease is committed at
-once, every message is encoded as the driver would, and every lease's owner table is asked. Only
-sockets and the disk are left out. The CPU time of it all, over the virtual time, is the share of
-one core.
+Time is virtual. Every server's heartbeats are decoded and stepped, every lease is committed at
+once, every message is encoded as by the driver, and every lease's owner table is read. Only sockets
+and the disk are left out. The result is the CPU time divided by the virtual time, in cores.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class _Emulation:
         self._step(LeaderChanged("mms-0", is_self=True))
 
     def run(self, duration_ns: int) -> None:
-        """Go on for `duration_ns` of virtual time: each server sends a heartbeat a second."""
+        """Run for `duration_ns` of virtual time: each server sends one heartbeat per second."""
         stop = self._now + duration_ns
         while self._now < stop:
             due = self.service.next_wakeup()

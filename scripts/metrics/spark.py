@@ -1,4 +1,4 @@
-"""Spark on this machine, as the scripts use it: quiet, in UTC, and gone afterwards."""
+"""Local Spark sessions of the scripts: quiet, in UTC, and stopped at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def session(
     name: str, cores: int, config: Mapping[str, Any] | None = None
 ) -> Iterator[SparkSession]:
-    """Run a session with so many cores; `config` has more settings of Spark's."""
+    """Run a session with `cores` cores; `config` has more Spark settings."""
     spark = new_session(
         name,
         cores,

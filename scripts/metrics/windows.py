@@ -1,7 +1,7 @@
-"""Figures from times: percentiles, windows, distributions. Pure; times in any one unit.
+"""Statistics of times: percentiles, windows, distributions. Pure; times in any one unit.
 
-Ranges and windows are half-open. A window that time did not reach is not there: `stop` cuts the
-last one off unless it is whole.
+Ranges and windows are half-open. Only complete windows count: the last one is left out unless it
+ends at or before `stop`.
 """
 
 from __future__ import annotations

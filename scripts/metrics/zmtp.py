@@ -64,10 +64,10 @@ class Dealer:
             return False
 
     def receive(self) -> tuple[int, list[bytes]]:
-        """Read what is there: when it came (ns since 1970), and the messages that are whole now.
+        """Read available bytes; return their arrival time (ns since 1970) and complete messages.
 
         Raises:
-            ConnectionError: the other side has closed.
+            ConnectionError: the peer has closed the connection.
 
         """
         try:

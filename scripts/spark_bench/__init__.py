@@ -1,1 +1,1 @@
-"""Reading in bulk: Spark over the log beside Parquet."""
+"""Benchmarks of bulk reads and writes: Spark over the log, beside Parquet."""

@@ -1,9 +1,9 @@
 """Cluster of a bulk read benchmark: filled by a few client processes, with its blocks built.
 
-Rule: values are random bytes, which nothing compresses, or words, which Parquet makes half as long;
-of a seed for each process. Rows are awaited for every sealed segment, so what is measured does not
-depend on how fast the archives were. The files to be read are those of the cluster when it was
-stopped in good order; then it runs again, and goes on in others.
+Rule: values are random bytes, which do not compress, or words, which Parquet compresses by half;
+each process has its own seed. The setup waits until every sealed segment has its blocks, so results
+do not depend on the speed of the archives. The files are copies from a clean stop of the cluster;
+afterwards it runs again, with other files.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ziplog.local import Cluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Whether rows are inserted in batches, or each by a call of its own.
+#: Insert rows in batches, or one per call.
 How = Literal["many", "single"]
-#: What a value is made of.
+#: Content of a value.
 Content = Literal["random", "words"]
 
 PROCESSES: Final = 2
@@ -38,14 +38,14 @@ _TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.1
 #: Archives build blocks only while the machine is idle.
 _ROWS_S: Final = 600.0
-#: Of these, values of words are made: so many words, and cuts from a text of so many bytes.
+#: Vocabulary size, and size in bytes of the text from which values of words are cut.
 _WORDS: Final = 1000
 _TEXT_BYTES: Final = 1 << 20
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 class Shape(NamedTuple):
-    """What the log is like."""
+    """Shape of the log."""
 
     rows: int
     #: Bytes of a value.
@@ -57,11 +57,11 @@ class Shape(NamedTuple):
 
 
 class BenchSetup(NamedTuple):
-    """What runs."""
+    """The running cluster and its files."""
 
     shape: Shape
     cluster: Cluster
-    #: The data directory as it was when the cluster was stopped.
+    #: Copy of the data directory of the stopped cluster.
     files: Path
     #: Segments of all shards (of one server each), and how many of them have rows.
     segments: int
@@ -72,16 +72,16 @@ class BenchSetup(NamedTuple):
 
     @property
     def parquet(self) -> Path:
-        """Where the same rows are to go as Parquet."""
+        """The directory for the same rows as Parquet."""
         return self.files.parent / "parquet"
 
 
 @contextmanager
 def bench_setup(shape: Shape) -> Iterator[BenchSetup]:
-    """Run a cluster that has so many rows.
+    """Run a cluster with the rows of a shape.
 
     Raises:
-        RuntimeError: an archive does not make its rows.
+        RuntimeError: an archive does not build its blocks.
 
     """
     with tempfile.TemporaryDirectory(prefix="ziplog-bulk-") as folder:
@@ -103,7 +103,7 @@ def bench_setup(shape: Shape) -> Iterator[BenchSetup]:
 
 
 def _link_sealed(source: str, target: str) -> None:
-    """Copy a file, but what never changes once it is there is linked."""
+    """Copy a file; link files that never change."""
     if Path(source).with_suffix(".rows").exists():
         os.link(source, target)
     else:
@@ -111,7 +111,7 @@ def _link_sealed(source: str, target: str) -> None:
 
 
 def fill(bootstrap: str, shape: Shape) -> None:
-    """Insert the rows, from a few processes, in turn to all shards."""
+    """Insert the rows, from a few processes, round robin over all shards."""
     share, rest = divmod(shape.rows, PROCESSES)
     with ProcessPoolExecutor(PROCESSES, _SPAWN) as pool:
         shares = [share + (number < rest) for number in range(PROCESSES)]
@@ -157,7 +157,7 @@ def _insert(bootstrap: str, shape: Shape, seed: int) -> None:
 
 
 def values(rng: random.Random, count: int, size: int, content: Content) -> list[bytes]:
-    """Draw so many values of so many bytes."""
+    """Draw `count` values of `size` bytes."""
     if content == "random":
         data = rng.randbytes(count * size)
         return [data[at : at + size] for at in range(0, len(data), size)]

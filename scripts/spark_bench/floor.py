@@ -1,7 +1,7 @@
-"""What Spark's Python data sources cost by themselves: one that has nothing to read.
+"""Baseline of Spark's Python data sources: a source that reads nothing.
 
-Every process makes one Arrow batch, with the columns and about the bytes of the log's, and yields
-it again and again.
+Every process creates one Arrow batch, with the columns and about the size of the log's batches, and
+yields it repeatedly.
 """
 
 from __future__ import annotations

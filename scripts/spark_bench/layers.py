@@ -1,4 +1,4 @@
-"""Where the time of a row goes, from a sealed segment to Spark: each layer with those below it.
+"""Time per row from a sealed segment to Spark, by layer; each layer includes those below it.
 
 Blocks from an archive, or from files; blocks as Arrow batches (`spark_reader`); Spark alone, with
 prepared batches (`spark_bench.floor`); and the whole path. Also the CPU time of each process while
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Figures = dict[str, Any]
 
-    #: Gives the block over a position, or where the next one begins.
+    #: Returns the block that contains a position, or the start of the next one.
     Ask = Callable[[int], Block | int]
 
 _MAX_ROUNDS: Final = 5
@@ -133,7 +133,7 @@ def cpu(act: Callable[[], object], rows: int) -> Figures:
 
 
 def _spent() -> dict[str, float]:
-    """Return the CPU seconds of this process's descendants, by what they are."""
+    """Return the CPU seconds of this process's descendants, by role."""
     spent: dict[str, float] = {}
     for process in psutil.Process().children(recursive=True):
         try:
@@ -159,7 +159,7 @@ def _kind(command: list[str]) -> str:
 
 
 def lines(result: Figures) -> Iterator[str]:
-    """Give the lines of what is printed."""
+    """Yield the lines of the output."""
     for size, found in result.items():
         yield ""
         yield f"{size}: µs a row, and CPU"

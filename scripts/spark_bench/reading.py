@@ -1,9 +1,9 @@
-"""Spark reads the same rows from a log's servers, from its files, and from Parquet, in turn.
+"""Read benchmark: Spark reads the same rows from a log's servers, from its files, and from Parquet.
 
-Goal: from the log as fast as `spark.read.parquet` with rows of 4 KB, half as fast with rows of
-100 bytes. Rule: a round reads from everything once, in the same session, and throws all away
-(`noop`); first rounds count for nothing; what counts is the median of a round's ratios. Invariant:
-before anything is timed, all three have the same rows, by number and by sums.
+Goal: as fast as `spark.read.parquet` with rows of 4 KB, half as fast with rows of 100 bytes. Rule:
+a round reads each source once, in the same session, and discards the rows (`noop`). First rounds do
+not count; the result is the median of the ratios within rounds. Invariant: before the timing, all
+three sources have the same rows, by number and by sums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARDS: Final = (1, 2, 4)
 #: Bytes of a value, and rows at scale 1.
 SIZES: Final = ((4096, 131_072), (100, 3_000_000))
 _WARM: Final = 2
-#: What a shape takes at scale 1, about.
+#: Estimated duration of a shape at scale 1, in seconds.
 _SHAPE_S: Final = 75.0
 
 
@@ -154,11 +154,11 @@ def summary(rows: int, seconds: Mapping[str, list[float]]) -> Figures:
     }
 
 
-# --- what is shown ---
+# --- output ---
 
 
 def lines(result: Figures) -> Iterator[str]:
-    """Give the lines of what is printed."""
+    """Yield the lines of the output."""
     heads = "".join(f"{name:>12}" for name in TARGETS) + f"{'x servers':>11}{'x files':>9}"
     for cores in map(str, CORES):
         yield ""

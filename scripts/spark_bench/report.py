@@ -1,4 +1,4 @@
-"""The measurements of reading and writing in bulk by name, their tables, and the picture."""
+"""Bulk read and write benchmarks by name, their tables, and the picture."""
 
 from __future__ import annotations
 

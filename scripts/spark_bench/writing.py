@@ -1,9 +1,9 @@
-"""Spark writes rows into a log, beside `insert_many` from as many Python processes, in turn.
+"""Write benchmark: Spark writes rows into a log, beside `insert_many` from equally many processes.
 
-Rule: a round writes as many rows once with Spark and once without, to the same shards, both by two
-at a time; and Spark reads them once and throws them away (`noop`), as it must read them to write
-them. The first round counts for nothing; what counts is the median of a round's ratios. Invariant:
-in the end the log has all rows of all rounds.
+Rule: a round writes the same number of rows once with Spark and once without, to the same shards,
+with two concurrent writers each. Spark also reads its input once without a write (`noop`). The
+first round does not count; the result is the median of the ratios within rounds. Invariant: at the
+end the log has all rows of all rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Figures = dict[str, Any]
 
-#: Where a task's rows go.
+#: Policies of the write.
 Policy = Literal["partition", "key"]
 
 READ: Final = "read only"
@@ -47,19 +47,19 @@ SHARDS: Final = 2
 #: Bytes of a value, and rows at scale 1.
 SIZES: Final = ((4096, 32_768), (100, 600_000))
 _MAX_ROUNDS: Final = 3
-#: Of keys there are so many.
+#: Number of distinct keys.
 _KEYS: Final = 1000
 _FILES: Final = 4
 #: One call of `insert_many`.
 _CALL_BYTES: Final = 2 << 20
 _TIMEOUT_S: Final = 120.0
-#: What a shape takes at scale 1, about.
+#: Estimated duration of a shape at scale 1, in seconds.
 _SHAPE_S: Final = 25.0
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 class Rows(NamedTuple):
-    """What is written."""
+    """Shape of the written rows."""
 
     count: int
     #: Bytes of a value.
@@ -167,7 +167,7 @@ def _await_others(barrier: Barrier) -> None:
 
 
 def _insert(bootstrap: str, rows: Rows, number: int) -> tuple[float, float]:
-    """Insert a share of the rows, in turn to all shards; return when (in a client process)."""
+    """Insert a share of the rows round robin; return start and end (in a client process)."""
     drawn, keys = draw(rows, number, CORES)
     call = max(1, _CALL_BYTES // rows.size)
     assert _ready is not None
@@ -190,11 +190,11 @@ def summary(count: int, seconds: Mapping[str, list[float]]) -> Figures:
     }
 
 
-# --- what is shown ---
+# --- output ---
 
 
 def lines(result: Figures) -> Iterator[str]:
-    """Give the lines of what is printed."""
+    """Yield the lines of the output."""
     heads = "".join(f"{name:>13}" for name in TARGETS)
     yield f"{f'rows/s, local[{CORES}]':<24}{heads}{'x insert_many':>15}{'reading':>9}"
     for point in result["points"]:

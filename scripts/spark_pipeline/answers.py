@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ziplog.demo.flights import Event
 
-#: Where the flights leave; an hour of the day is one there.
+#: Time zone of the departures; hours of the day are in this zone.
 ZONE: Final = "America/New_York"
 #: A departure counts as late from here on.
 LATE_MINUTES: Final = 15
@@ -34,7 +34,7 @@ Rows = list[tuple[Any, ...]]
 
 
 class Key(NamedTuple):
-    """How many records a key has, and in how many shards they are."""
+    """Number of records of a key, and number of shards that hold them."""
 
     key: str
     records: int
@@ -42,7 +42,7 @@ class Key(NamedTuple):
 
 
 class Delays(NamedTuple):
-    """How late a carrier's flights left that were planned for one hour of the day."""
+    """Departure delays of a carrier's flights planned for one hour of the day."""
 
     carrier: str
     hour: int
@@ -66,7 +66,7 @@ class Session(NamedTuple):
 
 
 class LostLegs(NamedTuple):
-    """How often aircraft that arrived at one airport left next from another."""
+    """Number of aircraft that arrived at one airport and left next from another."""
 
     arrived: str
     departed: str
@@ -133,7 +133,7 @@ def delays(events: Iterable[Event]) -> Rows:
 
 
 def at_share(values: Sequence[int], share: float) -> int:
-    """Return the least value that so many of all are not above (SQL's `percentile_disc`)."""
+    """Return the least value with `share` of the values at or below it (`percentile_disc`)."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 

@@ -1,9 +1,9 @@
-"""What the airlines send, in the order in which it is sent, and under which key.
+"""Event feed: the events of all airlines in sending order, with their keys.
 
-The flights of `ziplog.demo.flights` as events ordered by time; a few are held back until their
-aircraft's next event was sent, as messages are that take another way. Rule: an event's key is the
-carrier that its aircraft flew for first (17 fly for two), so one aircraft has one key, and all its
-events are in the log in the order of the feed. Pure: what is held back follows from the seed.
+The events are the flights of `ziplog.demo.flights`, ordered by time. A few are delayed until after
+their aircraft's next event, like messages on a slower route. Rule: an event's key is the first
+carrier of its aircraft (17 aircraft fly for two), so each aircraft has one key, and all its events
+are in the log in the order of the feed. Pure: the seed determines the delayed events.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def carrier(event: Event) -> str:
 
 
 def held_back(events: Iterable[Event], one_in: int, seed: int) -> Iterator[Event]:
-    """Yield the events, with one in so many sent after the next event of its aircraft.
+    """Yield the events, some of them after the next event of their aircraft.
 
     Args:
-        events: as they happened.
-        one_in: an event is held back with a probability of one in this; 0: none is.
+        events: in order of time.
+        one_in: an event is delayed with a probability of 1/`one_in`; 0: never.
         seed: of the choice.
 
     """

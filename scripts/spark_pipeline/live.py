@@ -1,8 +1,8 @@
-"""The streaming half: sums that a stream keeps, a stream that is killed, and one that goes on.
+"""Streaming half of the pipeline: running sums, a stream that is killed, and its continuation.
 
-Rule: what a micro-batch says replaces what was said under its number, so one that is run again
-changes nothing. A stream is killed (SIGKILL, its JVM too) when it has planned a micro-batch and not
-finished it: Spark writes `offsets/N` in the checkpoint before a batch, and `commits/N` behind it.
+Rule: the answer of a micro-batch replaces an earlier one with its number, so a repeated micro-batch
+changes nothing. A stream is killed (SIGKILL, its JVM too) once it has planned a micro-batch: Spark
+writes `offsets/N` in the checkpoint before the batch, and `commits/N` after it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _SCRIPT: Final = Path(__file__).resolve().parents[1] / "delay_stream.py"
 _POLL_S: Final = 0.005
-#: A stream that has not done what is expected of it by then has failed.
+#: Timeout for the progress of a stream, in seconds.
 _TIMEOUT_S: Final = 300.0
 
 
 class Answer(msgspec.Struct):
-    """What a stream knows after a micro-batch."""
+    """The answer of a stream after a micro-batch."""
 
     batch: int
     #: Seconds since 1970.
@@ -43,12 +43,12 @@ class Answer(msgspec.Struct):
 
     @property
     def events(self) -> int:
-        """How many events it has seen."""
+        """The number of events in it."""
         return sum(row[3] for row in self.rows)
 
 
 class Killed(NamedTuple):
-    """A stream that is no more."""
+    """A killed stream."""
 
     #: The first micro-batch that the killed stream had not committed.
     batch: int
@@ -99,12 +99,12 @@ class Stream:
     """`scripts/delay_stream.py` as a process, from `with` on."""
 
     def __init__(self, bootstrap: str, directory: Path, batch_bytes: str) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             bootstrap: the membership service.
-            directory: exists; has the checkpoint of an earlier one, or none yet.
-            batch_bytes: about so much in a micro-batch.
+            directory: an existing directory, with or without the checkpoint of an earlier stream.
+            batch_bytes: the approximate size of a micro-batch.
 
         """
         self._checkpoint: Final = directory / "checkpoint"

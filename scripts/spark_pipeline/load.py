@@ -1,8 +1,8 @@
-"""Client processes that put the feed into the log, pipelined.
+"""Client processes that insert the feed into the log, pipelined.
 
-Each key belongs to one process. A process inserts its batches one after the other, each of a key
-after the last record of that key, so the log has a key's events in the order of the feed, even if
-its shard goes away between two batches. Bounded: a few batches wait at each process.
+Each key belongs to one process. A process inserts its batches in sequence, each after the last
+record of its key, so the log has a key's events in the order of the feed, even if its shard fails
+between two batches. Bounded: a few batches wait at each process.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from spark_pipeline.answers import Rows
 
-#: What to ask the log for: the projection.
+#: The projection of the load.
 COLUMNS: Final = "offset bigint, partition int, key string, value string"
 _EVENT: Final = (
     "event string, time string, aircraft string, leg bigint, flight string,"
@@ -65,7 +65,7 @@ def delays(events: DataFrame) -> DataFrame:
 
 
 def sessions(events: DataFrame, gap: int = GAP_MINUTES) -> DataFrame:
-    """Ask for each aircraft's stretches of events without a gap of more than so many minutes."""
+    """Return each aircraft's runs of events without a gap of more than `GAP_MINUTES`."""
     legs = Window.partitionBy("aircraft").orderBy("leg")
     begins = F.col("minute") - F.lag("minute").over(legs) > gap
     return (
@@ -114,13 +114,13 @@ def _with_last_move(events: DataFrame) -> DataFrame:
 
 
 def _before() -> WindowSpec:
-    """Return the window of all that the log has of the aircraft before an event."""
+    """Return the window of all earlier events of the aircraft, in log order."""
     in_the_log = Window.partitionBy("aircraft").orderBy("offset")
     return in_the_log.rowsBetween(Window.unboundedPreceding, -1)
 
 
 def totals(events: DataFrame) -> DataFrame:
-    """Ask for the sums over all events; what a stream can go on with, too."""
+    """Return the sums over all events; a stream can compute them too."""
     return events.groupBy("event", "carrier", "hour").agg(
         F.count("*").alias("events"),
         F.sum("leg").alias("legs"),

@@ -1,4 +1,4 @@
-"""What the pipeline found, as text, as figures and as a picture."""
+"""Report of the pipeline, as text, as figures and as a picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLOURS: Final = ("#b3413a", "#2a6f97", "#c58b2b", "#6a8f5a")
 
 
 def lines(outcome: Outcome) -> Iterator[str]:
-    """Give the lines of what is printed."""
+    """Yield the lines of the output."""
     plan, answers = outcome.plan, outcome.answers
     rate = plan.events / outcome.insert_s
     yield (
@@ -121,7 +121,7 @@ def _anomalies(rows: Rows) -> Iterator[str]:
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
-    """Return what is kept."""
+    """Return the figures for the JSON file."""
     began = outcome.streamed.began[0]
     delays = [Delays(*row) for row in outcome.answers["delays"].rows]
     return {

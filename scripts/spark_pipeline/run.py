@@ -1,7 +1,6 @@
-"""The pipeline from end to end: the feed, the log, Spark's answers, the stream that is killed.
+"""Pipeline run from end to end: the feed, the log, Spark's answers, the stream that is killed.
 
-Rule: what is expected is computed from the file of flights alone, and nothing that was found goes
-into it.
+Rule: expected answers are computed from the file of flights only, independently of all results.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Events that are cut by key at once: some six days.
 _STRETCH: Final = 16_384
-#: The stream has about so many micro-batches, and is killed in this one (from 0).
+#: Approximate number of micro-batches, and the one (from 0) in which the stream is killed.
 _BATCHES: Final = 10
 _KILLED_IN: Final = 4
 #: The questions to the whole table, in the order in which they are asked.
@@ -34,7 +33,7 @@ _QUESTIONS: Final = ("delays", "sessions", "lost_legs", "anomalies", "totals")
 
 
 class Plan(NamedTuple):
-    """What is to be done."""
+    """Settings of a run."""
 
     events: int
     shards: int = 2
@@ -49,7 +48,7 @@ class Answered(NamedTuple):
     """One question's answer."""
 
     rows: Rows
-    #: How it differs from what was expected, or "".
+    #: The difference from the expected answer, or "".
     fault: str
     #: Seconds that Spark took, reading the log included; and plain Python.
     spark_s: float
@@ -57,10 +56,10 @@ class Answered(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """How the stream went."""
+    """Result of the stream."""
 
     killed: live.Killed
-    #: When the first and the second process were started.
+    #: Start times of the first and the second process.
     began: tuple[float, float]
     #: (seconds since 1970, events) after each micro-batch.
     steps: list[tuple[float, int]]
@@ -68,7 +67,7 @@ class Streamed(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came out."""
+    """Result of a run."""
 
     plan: Plan
     payload_bytes: int
@@ -78,7 +77,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        """Whether every answer is as expected."""
+        """Whether every answer equals the expected one."""
         return not any(
             [self.streamed.fault, *(answered.fault for answered in self.answers.values())]
         )
@@ -114,7 +113,7 @@ def run(directory: Path, plan: Plan) -> Outcome:
 
 
 def run_queries(bootstrap: str, events: list[Event], cores: int) -> dict[str, Answered]:
-    """Ask Spark all questions and compare; each reads the log anew, up to one pinned end."""
+    """Run all Spark queries and compare; each reads the log again, up to one fixed end."""
     found: dict[str, Answered] = {}
     with (
         progress("queries", len(_QUESTIONS) + 1) as report,
@@ -141,7 +140,7 @@ def run_queries(bootstrap: str, events: list[Event], cores: int) -> dict[str, An
 
 
 def stream(bootstrap: str, directory: Path, payload_bytes: int, expected: Rows) -> Streamed:
-    """Let a stream begin, kill it within a micro-batch, and let another one go on to the end."""
+    """Start a stream, kill it in a micro-batch, and let another one continue to the end."""
     place = directory / "stream"
     place.mkdir()
     batch_bytes = str(payload_bytes // _BATCHES)

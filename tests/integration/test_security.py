@@ -48,8 +48,8 @@ GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("strangers")
     # A recovery would make another view.
-    source = {"suspicion_ms": 20_000}
-    with Cluster(directory, shards=2, mms=3, settings=source, timeout=100.0) as running:
+    settings = {"suspicion_ms": 20_000}
+    with Cluster(directory, shards=2, mms=3, settings=settings, timeout=100.0) as running:
         pids = {name: running.pid(name) for name in running.nodes}
         yield running
         assert running.dead() == []

@@ -59,9 +59,9 @@ class Three:
         self.heard: list[bytes] = []
         #: How many questions were sent; each may be asked several times.
         self.asked: Counter[bytes] = Counter()
-        self.patients = {name: FaultSource(directory, name) for name in "ab"}
-        self.a = layer._transport(self.patients["a"], "a")("127.0.0.1:0")
-        self.b = layer._transport(self.patients["b"], "b")("127.0.0.1:0")
+        self.sources = {name: FaultSource(directory, name) for name in "ab"}
+        self.a = layer._transport(self.sources["a"], "a")("127.0.0.1:0")
+        self.b = layer._transport(self.sources["b"], "b")("127.0.0.1:0")
         self.client = layer.transport.Transport()
         assert self.b.endpoint is not None
         for transport in (self.a, self.client):
@@ -74,7 +74,7 @@ class Three:
     def current(self, node: str, current: ActiveFaults) -> None:
         """Let this be wrong with a node; returns when it knows."""
         control.write(self.directory, node, current)
-        wait_until(lambda: self.patients[node].current() == current, "it knows")
+        wait_until(lambda: self.sources[node].current() == current, "it knows")
 
     def ask(self, asking: Transport, question: bytes) -> tuple[bytes, bytes]:
         """Ask b until it hears; return from where it heard, and what."""

@@ -20,7 +20,7 @@
     python scripts/bench.py spark-layers      where a row's time goes on its way to Spark
     python scripts/bench.py spark-write  Spark writes, beside insert_many
 
-Targets take turns in rounds, so a machine whose speed drifts drifts for all of them; what counts
+Targets alternate in rounds, so a drift of the machine's speed affects all of them; what counts
 are the ratios, each the median over rounds. `--json FILE` keeps the figures (beside those of other
 kinds that it has), `--picture FILE` (SVG or PNG, with matplotlib) draws those of `latency` and
 `paths`, or those of the one that is named.

@@ -46,7 +46,7 @@ _S: Final = 1_000_000_000
 _MS: Final = 1_000_000
 _EPOCH_MS: Final = 10
 _RATE_PER_S: Final = 1000
-#: The share of the shards whose rate changes in a second.
+#: Share of the shards that change their rate in a second.
 _CHANGING: Final = 0.01
 #: Number of decoded frames in the cache: most servers receive the same frames.
 _KEPT_FRAMES: Final = 64

@@ -58,7 +58,7 @@ class Faults:
         self._random: Final = random.Random(seed)  # noqa: S311 - no secret
         self._kinds: Final = kinds
         self._say: Final = say
-        #: When which fault ends, and how.
+        #: Ends of faults: time, and the action.
         self._ends: Final[list[tuple[float, Callable[[], None]]]] = []
         self.injected = 0
 

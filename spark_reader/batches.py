@@ -148,7 +148,7 @@ class _BlockColumns:
         )
 
     def even_elements(self, place: slice, rows: int) -> pa.Array:
-        """Return an array whose even elements are those of the first `rows` rows."""
+        """Return an array with the values of the first `rows` rows as its even elements."""
         buffers = [None, self.buffer(place), pa.py_buffer(self.block.data)]
         return pa.Array.from_buffers(pa.binary(), 2 * rows - 1, buffers)
 

@@ -118,7 +118,7 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
 
 
 def _link(source: FaultSource, raft_nodes: Mapping[str, str]) -> None:
-    """Lose, or delay, what a node sends to others by consensus."""
+    """Drop or delay a node's consensus messages."""
     send = connections.Transport.send
     chance = random.Random()  # noqa: S311
 

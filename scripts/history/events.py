@@ -76,7 +76,7 @@ class Subscribe(Call, frozen=True, tag="subscribe"):
 
     start: int
     follow: bool
-    #: The earlier subscription whose `position` is `start`, which this one continues.
+    #: The earlier subscription that this one continues: `start` is its `position`.
     resumes: int = 0
 
 
@@ -254,12 +254,12 @@ class Recorder:
     """Writes the history of one process. For any threads; after `close`, what comes is dropped."""
 
     def __init__(self, path: Path, process: str, **note: Any) -> None:
-        """Begin a file, which must not exist.
+        """Create a file; it must not exist.
 
         Args:
             path: the file; its name should end in `SUFFIX`.
-            process: the process's name, unlike all others of the history.
-            note: what a reader may want to know.
+            process: the name of the process, unique in the history.
+            note: a note for human readers.
 
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -325,12 +325,12 @@ def now() -> int:
 
 
 def read(path: Path) -> Iterator[tuple[int, Event]]:
-    """Go through the lines of a history file: (number from 1, event).
+    """Yield the lines of a history file: (number from 1, event).
 
-    A last line without an end is what a killed process left, and is passed over.
+    An incomplete last line, left by a killed process, is skipped.
 
     Raises:
-        HistoryError: the file cannot be read, or a line is none.
+        HistoryError: the file cannot be read, or a line is malformed.
 
     """
     try:

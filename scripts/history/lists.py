@@ -58,7 +58,7 @@ class Lists:
         return found
 
     def take(self, transaction: Transaction, key: str, steps: list[tuple[str, Any]]) -> None:
-        """Take what a transaction did with one key, in order: ("append", element), ("r", list)."""
+        """Add a transaction's steps on one key, in order: ("append", element), ("r", list)."""
         found = self.key(key)
         #: The list that it must see now: its last read and its appends since; None: no read yet.
         seen: list[Any] | None = None

@@ -97,7 +97,7 @@ class Subscription:
     shards: array[int] = field(default_factory=lambda: array("q"))
     payloads: array[int] = field(default_factory=lambda: array("q"))
     batches: list[Batch] = field(default_factory=list)
-    #: When each part of it was called, and how many records had been delivered by then.
+    #: Times of its calls, each with the number of records delivered before.
     parts: list[tuple[int, int]] = field(default_factory=list)
     #: It has `follow=False` and handed out everything that it had to.
     ended: bool = False
@@ -204,7 +204,7 @@ class _Process:
         self._source = base
         #: Calls without a result so far, by number.
         self._open: Final[dict[int, Any]] = {}
-        #: Inserts whose outcome is unknown: the first record, and how many.
+        #: Inserts of unknown outcome: the first record, and the number of records.
         self._doubts: Final[dict[int, tuple[int, int]]] = {}
         self._subscriptions: Final[dict[int, Subscription]] = {}
         self._handlers: Final[dict[type, Callable[[Any], None]]] = {

@@ -57,7 +57,7 @@ class Registers:
         return found
 
     def take(self, transaction: Transaction, key: str, steps: list[tuple[str, Any]]) -> None:
-        """Take what a transaction did with one key, in order: ("w", value), ("r", value)."""
+        """Add a transaction's steps on one key, in order: ("w", value), ("r", value)."""
         found = self.key(key)
         knows, wrote, has_read = False, False, False
         value = first = None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     #: Runs a transaction and appends its steps; returns the gsn of its commit, or 0.
     Act = Callable[[list[Step]], int]
 
-#: Weights of what a thread does, by the names of `Transactor`'s methods.
+#: Weights of a thread's operations, by the names of `Transactor`'s methods.
 BANK: Final = {"transfer": 8, "audit": 2}
 KEYS: Final = {
     "lists": 5, "registers": 5, "put": 1, "read": 2, "scan": 1, "echo": 3, "guarded": 1, "test": 1,

@@ -53,7 +53,7 @@ def measure(scale: float) -> Figures:
 
 
 def all_shapes(scale: float) -> Iterator[Shape]:
-    """Give what is measured: shards; too few rows for a sealed segment; words; one row a call."""
+    """Yield the shapes: shards; too few rows for a sealed segment; words; one row per call."""
     (large, few), (small, many) = ((size, max(16, int(rows * scale))) for size, rows in SIZES)
     for size, rows in ((large, few), (small, many)):
         for shards in SHARDS:

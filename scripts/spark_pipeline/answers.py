@@ -199,7 +199,7 @@ def anomalies(events: Iterable[Event]) -> Rows:
 
 
 def totals(events: Iterable[Event]) -> Rows:
-    """Count and sum up all events: what a stream has to reach, and not to pass."""
+    """Return counts and sums over all events: the final answer of the stream."""
     found: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for event in events:
         late = event.delay or 0

@@ -65,7 +65,7 @@ def delays(events: DataFrame) -> DataFrame:
 
 
 def sessions(events: DataFrame, gap: int = GAP_MINUTES) -> DataFrame:
-    """Return each aircraft's runs of events without a gap of more than `GAP_MINUTES`."""
+    """Return each aircraft's runs of events without a gap of more than `gap` minutes."""
     legs = Window.partitionBy("aircraft").orderBy("leg")
     begins = F.col("minute") - F.lag("minute").over(legs) > gap
     return (

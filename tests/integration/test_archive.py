@@ -1,7 +1,7 @@
-"""Archives of real servers: while clients insert, and while what there is dies.
+"""Archives of real servers, during inserts and while processes die.
 
-What holds throughout: blocks and streams give what a subscription gives, whatever they are read
-from; and nothing is left running.
+Always: blocks and scans equal a subscription, whichever replica serves them, and no process is left
+at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cluster(tmp_path: Path) -> Iterator[local.Cluster]:
 
 
 def insert(log: ziplog.Log, count: int) -> int:
-    """Insert so many KiB; return the position after the last one."""
+    """Insert `count` KiB; return the position after the last record."""
     for number in range(count // 100):
         payloads = [b"%d-%d:" % (number, index) + b"x" * 1000 for index in range(100)]
         rids = log.insert_many(payloads, key=b"k" if number % 2 else None)
@@ -62,7 +62,7 @@ def halves(cluster: local.Cluster, name: str) -> tuple[int, int]:
 
 
 def has_all_rows(cluster: local.Cluster, name: str) -> bool:
-    """Whether all sealed segments of a server have rows."""
+    """Whether all sealed segments of a server have blocks."""
     directory = cluster.config.data_dir / name / "segments"
     segments = sorted(path.stem for path in directory.glob("*.seg"))
     return {path.stem for path in directory.glob("*.rows")} == set(segments[:-1])
@@ -71,7 +71,7 @@ def has_all_rows(cluster: local.Cluster, name: str) -> bool:
 def archives(
     cluster: local.Cluster, log: ziplog.Log, stop: int, names: set[str]
 ) -> dict[str, tuple[str, int]]:
-    """Return where the archives of these servers are, once they have all that is sealed."""
+    """Return the addresses of these servers' archives, once they serve all sealed segments."""
     wait_until(lambda: all(has_all_rows(cluster, name) for name in names), "all rows are made")
     found: dict[str, tuple[str, int]] = {}
 
@@ -97,7 +97,7 @@ def archive_port(pid: int) -> int:
 
 
 def sockets_of(pid: int) -> set[str]:
-    """Return how the kernel calls what a process has open; what it closes meanwhile is left out."""
+    """Return the kernel's names of a process's open files, without those closed meanwhile."""
     names = set()
     with suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -111,7 +111,7 @@ def client(log: ziplog.Log, where: tuple[str, int]) -> ArchiveClient:
 
 
 def read(log: ziplog.Log, where: tuple[str, int], stop: int) -> list[Row]:
-    """Read up to `stop`: blocks, and what is not sealed from a stream."""
+    """Read up to `stop`: blocks, and a scan for the unsealed rest."""
     rows: list[Row] = []
     gsn = 1
     with client(log, where) as archive:
@@ -127,7 +127,7 @@ def read(log: ziplog.Log, where: tuple[str, int], stop: int) -> list[Row]:
 
 
 def subscribed(log: ziplog.Log, stop: int) -> list[Row]:
-    """Return what a subscription gives."""
+    """Return the records of a subscription."""
     rows: list[Row] = []
     with log.subscribe() as records:
         for record in records:
@@ -172,7 +172,7 @@ def test_an_outline_request_makes_blocks_of_unsealed_entries(tmp_path: Path) -> 
             found[:] = log.outline(0, 1, stop).archives
             return len(found) == 2
 
-        wait_until(are_there, "both have sealed what they have")
+        wait_until(are_there, "both have sealed their segments")
         for where in found:
             with client(log, where) as archive:
                 wait_until(lambda: isinstance(archive.block(1), Block), "its rows")

@@ -1,4 +1,4 @@
-"""What a user may get wrong, against real processes: the typed error, and nothing else changes."""
+"""User errors against real processes: each raises a typed error and changes nothing else."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def last_line(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 def copy_of(cluster: Cluster, directory: Path, changes: dict[str, str]) -> Path:
-    """Return another cluster file: that of a running cluster, changed."""
+    """Return a changed copy of a running cluster's cluster file."""
     text = (cluster.config.data_dir / CLUSTER_FILE).read_text()
     for old, new in changes.items():
         assert old in text, text

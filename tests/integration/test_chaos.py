@@ -67,7 +67,7 @@ def test_at_level_disk_nothing_is_ever_lost(tmp_path: Path, fault: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_at_level_memory_losses_of_a_power_cut_are_reported(tmp_path: Path) -> None:
-    # What is lost and not reported is a violation.
+    # An unreported loss is a violation.
     passes(("power_lost",), SHAPE._replace(syncs=False), tmp_path)
 
 

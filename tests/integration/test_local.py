@@ -1,4 +1,4 @@
-"""Local clusters of real processes: they start, obey, come back, and leave nothing behind."""
+"""Local clusters of real processes: start, commands, restarts, and a clean end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def replica_states(log: ziplog.Log) -> dict[str, str]:
 
 
 def supervising() -> int:
-    """How many clusters of this process are looked after."""
+    """Return the number of supervised clusters of this process."""
     return [thread.name for thread in threading.enumerate()].count("ziplog-supervision")
 
 

@@ -1,4 +1,4 @@
-"""Shards come and go on real clusters, under load and by hand."""
+"""Shards are added and removed in real clusters, under load and by an operator."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Load:
             self._news.notify_all()
 
     def at(self, shard: int) -> int:
-        """How many records were inserted at a shard so far."""
+        """Return the number of records inserted at a shard so far."""
         return sum(rid.shard == shard for rid in list(self.inserted.values()))
 
     def goes_on(self, *shards: int) -> None:
@@ -127,7 +127,7 @@ class Load:
         assert self.faults == []
 
     def was_right(self) -> None:
-        """Assert that nothing failed, and that the follower saw what was inserted, in order."""
+        """Assert that no call failed, and that the follower saw all inserts in order."""
         assert self.faults == []
         gsns = [record.rid.gsn for record in self.seen]
         assert gsns == sorted(set(gsns))
@@ -165,7 +165,7 @@ def test_a_shard_is_removed_under_load_and_its_records_stay(tmp_path: Path) -> N
             under_way.goes_on(0)
             under_way.stop()
             under_way.was_right()
-        # What was under way when it left may have been acknowledged since; nothing new went there.
+        # Inserts pending at its removal may have been acknowledged since; no new ones went there.
         assert under_way.at(1) - left <= 3
         with cluster.connect() as log:
             assert states(log)[1] in {"leaving", "finalized"}
@@ -286,7 +286,7 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
         refused = ziplog_cli("shard", arguments[0], up, arguments[1])
         assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
         assert said in refused.stderr
-    # What started it starts it again, with what it has become.
+    # Its supervisor restarts it, with its new state.
     assert ziplog_cli("down", f"--data-dir={tmp_path}").returncode == 0
     where = (f"--data-dir={tmp_path}", "--shards=1")
     again = ziplog_cli("up", *where, "--timeout=100", "--detach")
@@ -325,7 +325,7 @@ def test_servers_started_by_an_operator_join_by_the_cluster_file(tmp_path: Path,
         with ziplog.connect(up.partition("=")[2]) as log:
             log.set_policy(ziplog.policy.pin(40))
             assert log.insert_after(b"far").shard == 40
-        # Another shard in the file of `ziplog up` has a number above all that ever were.
+        # A new shard in the file of `ziplog up` has a number above all earlier ones.
         assert ziplog_cli("shard", "add", up).stdout == "41\n"
     finally:
         for process in processes:

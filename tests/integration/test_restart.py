@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DEADLINE_S: Final = 40.0
-#: An insert may have to wait until what was stopped or frozen is back.
+#: Timeout of an insert, in seconds: it may have to wait for a stopped or paused server.
 INSERT_S: Final = 120.0
 
 
 class Load:
-    """Clients that insert, one record after the other, until the block is left.
+    """Clients that insert sequentially until the context exit, each with its own policy.
 
-    Each inserts under its own policy. `acked` is what was acknowledged, `failed` what was not.
+    `acked` has the acknowledged inserts, `failed` the others.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Load:
             )
 
     def failures(self, name: str) -> list[ZiplogError]:
-        """How this client's inserts failed."""
+        """Return the errors of this client's inserts."""
         mine = name.encode() + b"-"
         return [error for payload, error in self.failed if payload.startswith(mine)]
 
@@ -96,7 +96,7 @@ class Load:
             log.close()
 
     def check(self, log: ziplog.Log) -> None:
-        """Check that the log holds what was acknowledged, once, and nothing else twice."""
+        """Check that the log contains acked records exactly once, others at most once."""
         found = Counter(record.payload for record in log.subscribe(follow=False))
         acked = [payload for records in self.acked.values() for _, payload in records]
         assert [payload for payload in acked if found[payload] != 1] == []
@@ -134,7 +134,7 @@ def wait_all_up(log: ziplog.Log) -> None:
 
 
 def check_others_go_on(cluster: Cluster) -> None:
-    """Check that inserts that may go to any shard go on, while one of the shards is parked."""
+    """Check that inserts with a free choice of shard continue while one shard is parked."""
     with cluster.connect(timeout=60.0) as log:
         for number in range(50):
             log.insert_after(b"%d" % number)
@@ -228,7 +228,7 @@ def test_no_insert_fails_while_the_membership_service_is_dead(
     assert load.failed == []
     load.check(log)
     wait_all_up(log)
-    # Leases go on behind the last one that was committed: no position was given out twice.
+    # Leases continue after the last committed one: no position was assigned twice.
     assert log.insert_after(b"later", last) > last
     assert "halted" not in "".join(log_text(cluster, name) for name in cluster.nodes)
 
@@ -278,7 +278,7 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
         with Load(doomed, pinned(0, 1), timeout=2.0) as load:
             wait_until(lambda: len(load.acked["pinned0"]) > 300, "many inserts")
             noted = load.acked["pinned0"][:200]
-            # A server notes what is stable ten times a second while inserts flow.
+            # A server records its watermark ten times a second during inserts.
             for name in (killed, other):
                 wait_until(lambda: stable_end(doomed, name) > noted[-1][0].gsn, "it is noted")  # noqa: B023
             doomed.kill(killed)
@@ -300,7 +300,7 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
             assert log.read_record(rid, timeout=DEADLINE_S).payload == payload
         finally:
             doomed.resume(other)
-        # The other replica has everything, but what it had not heard to be stable is for recovery.
+        # The other replica has all records; a recovery finds those not known to be stable.
         for rid, payload in noted:
             assert log.read_record(rid, timeout=DEADLINE_S).payload == payload
         log.set_policy(ziplog.policy.pin(0))
@@ -355,7 +355,7 @@ def test_a_server_whose_segments_were_deleted_is_in_limbo(doomed: Cluster) -> No
         with Load(doomed, pinned(0)) as load:
             pass
         last = max(rid.gsn for rid, _ in load.acked["pinned0"])
-        # What is acked but not stable yet stays unreadable until a recovery.
+        # Acked records that are not stable yet stay unreadable until a recovery.
         wait_until(lambda: log.cluster()["shards"][0]["stable_gsn"] >= last, "all is stable")
         stop(doomed, name)
         shutil.rmtree(doomed.config.data_dir / name / "segments")
@@ -408,7 +408,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
         refused = insert_until_refused(cluster, log, acked)
         assert isinstance(refused, UnavailableError), refused
         assert "shard 0" in str(refused)
-        # What is there is read and delivered.
+        # Stored records are read and delivered.
         assert log.read_record(acked[-1]).payload
         missing = set(acked)
         with log.subscribe(timeout=DEADLINE_S) as records:

@@ -65,7 +65,7 @@ def number(cluster: Cluster) -> int:
 
 
 class Witness:
-    """A client that inserts, and one that follows, while something bad goes on."""
+    """A client that inserts, and one that follows, during an attack."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._log = cluster.connect(timeout=60.0)
@@ -108,7 +108,7 @@ class Witness:
     def __exit__(self, *_: object) -> None:
         count = len(self._inserted)
         try:
-            # Inserts and deliveries go on after it, too.
+            # Inserts and deliveries continue after it too.
             wait_until(lambda: bool(self._failures) or len(self._inserted) > count + 10, "inserts")
             self._over.set()
             for thread in self._threads:
@@ -167,7 +167,7 @@ def servers(cluster: Cluster) -> list[NodeConfig]:
 
 
 def greet(stranger: Stranger, node: NodeConfig, cluster: Cluster, number: int) -> None:
-    """Ask a node that is no storage server what it always answers."""
+    """Send a request that every service node always answers."""
     if node in cluster.config.failure_handlers:
         stranger.ask(wire.OrdersQuery(number, 1), wire.Orders)
     else:
@@ -266,7 +266,7 @@ def test_a_disconnect_during_a_flood_affects_no_other_client(cluster: Cluster) -
                 stranger.sendall(flood)
                 # The thread that answers a later greeting has read the flood before it.
                 greeted(node.port).close()
-                # What is under way is lost: a reset.
+                # A reset: bytes in flight are lost.
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -507,7 +507,7 @@ def test_every_kind_of_message_with_every_extreme_value(cluster: Cluster, number
                                 stranger.send(frame)
                     for frame in extremes(kind, number ^ 1, shard, 1):
                         stranger.send(frame)
-                # Behind all of it, on the same connection.
+                # After all of it, on the same connection.
                 if is_server:
                     stranger.ask(wire.Read(number, shard, 1, 1, 1), wire.ReadReply)
                 else:

@@ -43,7 +43,7 @@ def pick(lines: Lines, random: Random, wanted: Callable[[Any], bool]) -> tuple[s
 
 
 def delivery(lines: Lines, random: Random, least: int = 1) -> tuple[str, int] | None:
-    """Choose a delivery of at least so many records."""
+    """Choose a delivery of at least `count` records."""
     return pick(lines, random, lambda e: isinstance(e, events.Delivered) and len(e.gsns) >= least)
 
 

@@ -117,7 +117,7 @@ class World:
         self.log.shards.remove(shard)
         self.say("workload", events.Left(self.tick(), shard))
 
-    # --- what clients do: each `yield` is a moment at which others may act ---
+    # --- client operations: other clients may act at each `yield` ---
 
     def op(self, name: str) -> int:
         self._ops[name] += 1
@@ -221,7 +221,7 @@ class World:
         op = self.op(name)
         self.say(name, events.Sync(op, self.tick()))
         yield
-        if not self.log.lost.isdisjoint(own):  # what is lost cannot be on any disk
+        if not self.log.lost.isdisjoint(own):  # a lost record is on no disk
             self.say(name, events.Failed(op, self.tick(), "UnavailableError", retriable=True))
             return
         self.log.durable.update(own)

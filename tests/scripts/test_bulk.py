@@ -1,4 +1,4 @@
-"""What the measurements of reading in bulk compute and wait for, without any process."""
+"""Bulk read benchmarks: computations and waits, without any process."""
 
 from __future__ import annotations
 

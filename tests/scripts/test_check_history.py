@@ -181,7 +181,7 @@ def test_a_resumed_subscription_continues_without_loss(tmp_path: Path) -> None:
 
 
 def test_an_insert_that_fails_in_part(tmp_path: Path) -> None:
-    """What has a rid is there; the others are not, if the error says so, or may be."""
+    """Records with a rid are in the log; the others are not, or may be, depending on the error."""
     call = events.Insert(1, 10, 0, [1, 2])
     seen = [
         events.Subscribe(1, 30, 0, follow=False),

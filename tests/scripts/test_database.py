@@ -1,4 +1,4 @@
-"""What the measurements of LogDB compute, draw and hold back, without any process."""
+"""LogDB benchmarks: computations, key distributions and delayed inserts, without any process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults do what they say to the nodes that they name, and nothing once they are healed."""
+"""Fault injection: each fault affects the named nodes, until it is healed."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Three:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        #: What b heard while it waited for something else.
+        #: Messages that b received during another wait.
         self.heard: list[bytes] = []
-        #: How many questions were sent; each may be asked several times.
+        #: Number of questions; each may be sent several times.
         self.asked: Counter[bytes] = Counter()
         self.sources = {name: FaultSource(directory, name) for name in "ab"}
         self.a = layer._transport(self.sources["a"], "a")("127.0.0.1:0")
@@ -219,7 +219,7 @@ def test_a_full_disk_accepts_the_allowed_bytes(
 
 
 class Recorded:
-    """Nodes that write down what is done to them."""
+    """Nodes that record the actions on them."""
 
     names = ("mms-0", "shard-0-0", "shard-0-1", "shard-1-0", "shard-1-1")
 

@@ -1,4 +1,4 @@
-"""The pipeline from end to end, short: real servers, real Spark, a stream that is killed."""
+"""Short pipeline run from end to end: real servers, real Spark, a stream that is killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_spark_answers_equal_those_of_plain_python(tmp_path: Path) -> None:
     }  # fmt: skip
     assert all(of["rows"] and of["equal"] for of in found["answers"].values())
     stream = found["stream"]
-    # It was killed when some batches were done, and not all.
+    # It was killed after some micro-batches, but not after all.
     assert 1 <= stream["killed_in"] < len(stream["steps"])
     assert stream["steps"][stream["killed_in"]][0] > stream["again_s"] > stream["killed_s"]
     assert stream["steps"][-1][1] == 20_000

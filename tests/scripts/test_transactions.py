@@ -1,4 +1,4 @@
-"""The checker of transactions: each anomaly is found by its name, and what is near it is none.
+"""Transaction checker: each anomaly is found by its name, and similar correct histories pass.
 
 The names are those of Adya (1999), and of Kingsbury and Alvaro, *Elle* (2020). Transactions without
 times overlap all the others.
@@ -26,7 +26,7 @@ CASES: list[tuple[str, list[Done]]] = [
     # Two transactions wrote in both orders.
     ("G0", [did("a x 1, a y 1"), did("a x 2, a y 2"), did("r x [1 2]"), did("r y [2 1]")]),
     ("", [did("a x 1, a y 1"), did("a x 2, a y 2"), did("r x [1 2]"), did("r y [1 2]")]),
-    # A read of what was aborted.
+    # A read of an aborted write.
     ("G1a", [did("a x 1", state="fail"), did("r x [1]")]),
     ("", [did("a x 1", state="info"), did("r x [1]")]),
     ("G1a", [did("w x 1", state="fail"), did("r x 1")]),
@@ -80,7 +80,7 @@ CASES: list[tuple[str, list[Done]]] = [
     ("", [did("a x 1", 0, 9), did("a x 2", 9, 20), did("r x [2 1]")]),
     ("G2-realtime", [did("r x []", 50, 60), did("a x 1, r y []"), did("a y 2", 0, 49)]),
     ("", [did("r x []", 50, 60), did("a x 1, r y []"), did("a y 2", 0, 50)]),
-    # Commits that took effect in another order than that of their positions.
+    # Commits that took effect in an order different from their positions.
     ("G0-log", [did("a x 1", position=5), did("a x 2", position=3), did("r x [1 2]")]),
     ("", [did("a x 1", position=3), did("a x 2", position=5), did("r x [1 2]")]),
     ("G0-log", [did("a x 1", 0, 9, position=5), did("a y 2", 10, 20, position=3)]),
@@ -99,7 +99,7 @@ CASES: list[tuple[str, list[Done]]] = [
     ),
     ("", [did("w x 1, w y 1", position=5), did("w x 2", position=3), did("r x 2, r y -")]),
     ("position", [did("a x 1", position=5), did("a y 2", position=5)]),
-    # What is gone.
+    # Lost writes.
     ("lost-append", [did("a x 1", 0, 9), did("r x []", 10, 20)]),
     ("", [did("a x 1", 0, 9), did("r x []", 9, 20)]),
     ("", [did("a x 1", 0, 9, state="info"), did("r x []", 10, 20)]),
@@ -124,7 +124,7 @@ CASES: list[tuple[str, list[Done]]] = [
     ("", [did("a x 1"), did("a x 2"), did("r x [1]"), did("r x [1 2]")]),
     ("G1c incompatible-order", [did("r x 2, w x 1"), did("r x 1, w x 2")]),
     ("", [did("r x 2, w x 1"), did("r x -, w x 2")]),
-    # What an aborted one saw may be old, and was one state.
+    # Reads of an aborted transaction may be old, but come from one state.
     ("G-single-aborted", [did("w x 1, w y 1"), did("r x 1, r y -", state="fail")]),
     ("", [did("w x 1, w y 1", 0, 9), did("r x -, r y -", 10, 20, state="fail")]),
     # A transaction in doubt took effect if a read returned its write; it may be later than before.

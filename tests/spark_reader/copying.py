@@ -34,16 +34,16 @@ def copy(
     mark: str = "",
     **more: str,
 ) -> StreamingQuery:
-    """Copy what there is from `begin` on.
+    """Copy all records from `begin` on.
 
     Args:
         spark: the session.
-        servers: of the log.
-        target: those of the other one.
+        servers: of the source log.
+        target: of the target log.
         folder: the checkpoint.
         begin: a position.
-        fatal: at the row of that number a task fails.
-        mark: rather than to fail, the task makes this file and stands still.
+        fatal: the number of the row at which a task fails.
+        mark: instead of failing, the task creates this file and hangs.
         more: options of the writer.
 
     """

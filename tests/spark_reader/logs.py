@@ -69,7 +69,7 @@ def fill(cluster: Cluster, count: int, size: int = 4000) -> None:
 
 
 def fill_named(cluster: Cluster, name: str, count: int, size: int = 0) -> list[bytes]:
-    """Insert `NAME NUMBER ...` at both shards, so many in all; return their payloads."""
+    """Insert `count` records `NAME NUMBER ...` at both shards; return their payloads."""
     payloads = [b"%s %d " % (name.encode(), number) + b"." * size for number in range(count)]
     with cluster.connect(timeout=TIMEOUT_S) as log:
         for shard in (0, 1):
@@ -81,7 +81,7 @@ def fill_named(cluster: Cluster, name: str, count: int, size: int = 0) -> list[b
 
 
 def as_sent(source: Source) -> Source:
-    """Return a source as it comes to a task of Spark's."""
+    """Return a source as Spark sends it to a task."""
     spark = CloudPickleSerializer()
     sent: Source = spark.loads(spark.dumps(source))
     return sent
@@ -95,7 +95,7 @@ def tail(cluster: Cluster) -> RecordId:
 
 
 def subscribed(cluster: Cluster, begin: RecordId = RID_GENESIS) -> list[Record]:
-    """Return what a subscriber gets that begins there, or with the log."""
+    """Return the records of a subscription from a position, or from the start of the log."""
     with cluster.connect(timeout=TIMEOUT_S) as log, log.subscribe(begin, follow=False) as records:
         return list(records)
 

@@ -1,4 +1,4 @@
-"""Spark without its Java, its packages: one line that says what was looked for and what to do."""
+"""Spark sessions without Java or packages: a one-line error says what is missing and what to do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ except UnavailableError as error:
 
 
 def reported(**environment: str) -> str:
-    """Return what a process says that wants a session in this environment."""
+    """Return the output of a process that requests a session in this environment."""
     mine = {
         name: value
         for name, value in os.environ.items()
@@ -48,14 +48,14 @@ def reported(**environment: str) -> str:
 
 def test_a_java_home_without_java_is_named() -> None:
     line = reported(JAVA_HOME="/nonexistent")
-    assert "JAVA_HOME is '/nonexistent', but there is no /nonexistent/bin/java" in line
+    assert "JAVA_HOME is '/nonexistent', but /nonexistent/bin/java does not exist" in line
     assert "Java 17 or later" in line
     assert "openjdk-17-jre-headless" in line
 
 
 def test_without_java_home_the_path_that_was_searched_is_named(tmp_path: Path) -> None:
     line = reported(PATH=str(tmp_path))
-    assert f"JAVA_HOME is not set, and no java is in PATH ('{tmp_path}')" in line
+    assert f"JAVA_HOME is not set, and PATH contains no java ('{tmp_path}')" in line
     assert "openjdk-17-jre-headless" in line
     assert "PATH contains no java ('')" in reported(PATH="")
 
@@ -67,7 +67,7 @@ def test_a_java_that_does_not_start_spark_is_named_with_its_version(tmp_path: Pa
     java.chmod(0o755)
     line = reported(JAVA_HOME=str(tmp_path))
     assert f'Spark did not start with {java} (openjdk version "11.0.2")' in line
-    assert "it needs Java 17 or later" in line
+    assert "It needs Java 17 or later" in line
 
 
 def test_missing_packages_are_reported_with_the_command_to_install_them(

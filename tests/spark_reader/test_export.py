@@ -1,4 +1,4 @@
-"""`ziplog export` with a source in memory: what is asked for, what is written, what is refused."""
+"""`ziplog export` with a source in memory: options, output and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spark_reader.options import Options
 
 SCHEMA = arrow_schema(DEFAULT)
-#: Behind the positions, which are three shards' in turn.
+#: The end of the positions, which three shards own in turn.
 STOP = 61
 
 
@@ -209,6 +209,6 @@ def test_missing_pyarrow_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch
     done = run("export", "-o", "x", "--format", "jsonl")
     assert done.exit_code == 1
     assert done.stderr == (
-        "ziplog: error: ziplog export needs pyarrow, not installed here: "
+        "ziplog: error: ziplog export needs pyarrow, not installed: "
         "pip install 'ziplog[spark]'\n"
     )

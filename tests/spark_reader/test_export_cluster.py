@@ -1,4 +1,4 @@
-"""`ziplog export` of a real log, and of its files: what a subscriber gets, in that order."""
+"""`ziplog export` of a real log, and of its files: the rows of a subscription, in its order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE_GROUP = 700
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A log with sealed segments and records behind them, of both shards in turn."""
+    """A log with sealed segments and later records, of both shards in turn."""
     with small_cluster(tmp_path_factory.mktemp("export") / "log", f=0) as running:
         with running.connect(timeout=TIMEOUT_S) as log:
             for number in range(8):

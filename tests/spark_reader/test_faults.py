@@ -1,4 +1,4 @@
-"""What goes wrong in Spark reaches its user as one line that says what to do."""
+"""Errors in Spark reach the user as one line that says what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 SERVERS = "ziplog.bootstrap.servers"
 #: No process listens there: it is the port of the discard service.
 NOBODY = "127.0.0.1:9"
-#: What Spark puts behind an error on the driver.
+#: Suffix that Spark adds to an error on the driver.
 STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 
 

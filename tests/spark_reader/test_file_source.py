@@ -1,4 +1,4 @@
-"""A cluster's files as a source: what they hold, while servers run and after."""
+"""File source: the readable records of a cluster's files, while servers run and after."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def end_of(path: Path, shard: int) -> int:
 
 
 def rows(path: Path, **options: Any) -> list[Key]:
-    """What a load of the directory gives, in the order of the log."""
+    """Return the rows of a load of the directory, in the order of the log."""
     asked = {"path": str(path)} | {name: str(value) for name, value in options.items()}
     return sorted(
         (row["offset"], row["partition"], row["value"], row["key"], row["epoch"])
@@ -80,7 +80,7 @@ def log_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         everything = all_rows(cluster)
         half = everything[len(everything) // 2][0]
         # Watermarks are written some time after the records that they cover.
-        wait_until(lambda: pinned(path) > half, "no server wrote down what is stable")
+        wait_until(lambda: pinned(path) > half, "no server recorded its watermark")
         ahead, end = run_ahead(log, path)
         everything += ahead
         return path, everything, rows(path, endingOffsets=end), end
@@ -284,7 +284,7 @@ def test_a_trimmed_start_is_an_error_or_left_out(tmp_path: Path) -> None:
         fill(cluster, 300)
         everything = all_rows(cluster)
         first = everything[len(everything) // 2]
-        # There is an epoch behind that of the first one that is kept.
+        # There is an epoch after that of the first kept record.
         while log.read_record(log.insert_after(b"later")).epoch == first[4]:
             pass
         everything = all_rows(cluster)

@@ -1,4 +1,4 @@
-"""Files of rows: what is written is read back, in bounded groups, and whole or not at all."""
+"""Output files: round trip, bounded groups, and atomic replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows from Arrow to the log: all of them, in order, in bounded chunks, and known when repeated."""
+"""Inserts of Arrow rows: complete, in order, in bounded chunks, and recognized when repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Row = tuple[bytes | None, bytes]
-#: Keys are few, values larger than what makes a chunk in these tests, now and then.
+#: Few distinct keys; some values are larger than a chunk in these tests.
 rows_of_tasks = st.lists(
     st.tuples(st.none() | st.binary(max_size=1), st.binary(max_size=60)), max_size=60
 )
@@ -33,7 +33,7 @@ policies = st.sampled_from(["partition", "key", 1])
 
 
 class RecordingLog:
-    """Keeps what it is given; refuses long records, and all from some record on."""
+    """Records its calls; refuses long records, and all records after a limit."""
 
     def __init__(self, limit: int = 1 << 30, key_limit: int = 1 << 30) -> None:
         #: Of each shard, in order: writer, batch, row, record.
@@ -152,7 +152,7 @@ def test_a_repeated_task_leaves_no_duplicates(
 def test_an_input_that_ended_early_leaves_no_duplicates(
     rows: list[Row], policy: object, early: int, at: int
 ) -> None:
-    """So it looks like when what is before the writer dies in the same task."""
+    """As when an earlier step of the same task fails."""
     log = RecordingLog()
     insert(log, cut(rows[:early]), place_of(policy))
     insert(log, cut(rows, at), place_of(policy))

@@ -1,4 +1,4 @@
-"""Where a stream begins that begins at `latest`: nothing that is inserted later lies before it."""
+"""Streams from `latest`: every later insert comes after their start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-#: As long as may be, so that a shard without records has positions of the epoch that others are in.
+#: Long epochs, so that an idle shard owns positions of the epoch in which the others are.
 EPOCH_MS = 60_000
 
 

@@ -1,4 +1,4 @@
-"""A running cluster as a source: what a subscriber gets, by archive or stream, whatever fails."""
+"""Cluster source: the rows of a subscription, by archives or scans, whatever fails."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def asked(cluster: Cluster, **options: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Sealed segments, with repetitions in them, and records behind."""
+    """A log with sealed segments that contain duplicates, and later records."""
     with small_cluster(tmp_path_factory.mktemp("source") / "log") as running:
         with running.connect(timeout=TIMEOUT_S) as log:
             write_again_and_again(log)
@@ -106,7 +106,7 @@ def everything(cluster: Cluster) -> list[Key]:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Port and start of each block that comes from an archive from now on."""
+    """Port and start of each block that archives serve from now on."""
     found: list[tuple[int, int]] = []
 
     class Noting(ArchiveClient):

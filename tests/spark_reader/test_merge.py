@@ -1,4 +1,4 @@
-"""Merging the shards' batches by position: nothing left out, nothing twice, all in order."""
+"""K-way merge by position: complete, without duplicates, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which name was meant."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 

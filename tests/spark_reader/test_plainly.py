@@ -1,4 +1,4 @@
-"""Errors of this library reach Spark without their traces; our own bugs keep theirs."""
+"""Library errors reach Spark without tracebacks; bugs keep theirs."""
 
 from __future__ import annotations
 

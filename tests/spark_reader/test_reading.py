@@ -1,4 +1,4 @@
-"""What all sources have in common: which answer counts, and blocks made of units."""
+"""Common part of all sources: the choice among replicas, and blocks made from units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repetitions are dropped wherever the reading begins and however blocks are cut."""
+"""Deduplication does not depend on the start of a read or on block boundaries."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_row_before_the_range_makes_one_in_it_a_duplicate() -> None:
 
 
 class Trimmed(Shard):
-    """A shard whose start is trimmed at the first request for a table."""
+    """A shard that trims its start at the first request for a table."""
 
     def __init__(self, units: list[Unit], trim: int, *, fails: bool, tells: bool = True) -> None:
         super().__init__(units, [1], [])

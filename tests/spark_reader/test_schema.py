@@ -1,4 +1,4 @@
-"""Schemas that a user gives: what they may ask for."""
+"""User schemas: the allowed columns and types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark reads a real cluster: the same rows as a subscriber's, however often and however asked."""
+"""Spark reads a real cluster: every load has the rows of a subscription."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with sealed segments and records behind them."""
+    """A cluster with sealed segments and later records."""
     with small_cluster(tmp_path_factory.mktemp("reads") / "log") as running:
         with running.connect(timeout=TIMEOUT_S) as log:
             fill(running, 500)
@@ -208,7 +208,7 @@ def test_a_dataframe_has_the_same_rows_when_planned_again(
     spark: SparkSession, cluster: Cluster, log: Log, records: list[Record]
 ) -> None:
     start, last = records[-1].rid.gsn + 1, records[-1].rid.gsn
-    # Spark then plans each filtered query anew, and takes that for later ones without a filter.
+    # Spark then plans each filtered query again, and uses that plan for later unfiltered queries.
     spark.conf.set(PUSHDOWN, "true")
     try:
         for schema in ("", "offset long"):

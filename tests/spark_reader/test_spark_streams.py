@@ -60,7 +60,7 @@ def ended(query: StreamingQuery) -> StreamingQuery:
 
 
 class Kept:
-    """What each micro-batch gave, by its number."""
+    """The rows of each micro-batch, by its number."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[bytes]] = {}
@@ -156,7 +156,7 @@ def test_a_copy_that_dies_in_the_middle_of_a_batch_has_each_record_once(
 def copying(
     cluster: Cluster, target: Cluster, folder: Path, begin: RecordId, policy: str
 ) -> dict[str, str]:
-    """What `copy` is asked for."""
+    """Return the arguments of `copy`."""
     return {
         "servers": cluster.endpoint,
         "target": target.endpoint,
@@ -178,14 +178,14 @@ def test_a_query_that_is_killed_has_each_record_once(
     asked = copying(cluster, target, checkpoint, begin, "key")
     arguments = json.dumps(asked | {"fatal": 2_800, "mark": str(mark)})
     command = [sys.executable, "-m", "tests.spark_reader.copying", arguments]
-    # What it cannot tidy up goes with the test.
+    # A killed process leaves temporary files; the test's directory contains them.
     here = {"TMPDIR": str(tmp_path), "SPARK_LOCAL_DIRS": str(tmp_path)}
     here["JAVA_TOOL_OPTIONS"] = f"-Djava.io.tmpdir={tmp_path}"
     with subprocess.Popen(
         command, env=os.environ | here, start_new_session=True, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            wait_until(mark.exists, "a task stands still", deadline_s=WAIT_S)
+            wait_until(mark.exists, "a task hangs", deadline_s=WAIT_S)
             wait_until(lambda: subscribed(target, there), "others have written", deadline_s=WAIT_S)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -194,7 +194,7 @@ def test_a_query_that_is_killed_has_each_record_once(
     assert len(subscribed(target, there)) < len(payloads), "it was killed in the middle"
     payloads += fill_named(cluster, "meanwhile", 100)
     ended(copy(spark, **asked))
-    assert placed(target, there) > len(payloads), "what it had written is there twice"
+    assert placed(target, there) > len(payloads), "rows that it had written are stored twice"
     assert Counter(record.payload for record in subscribed(target, there)) == Counter(payloads)
 
 

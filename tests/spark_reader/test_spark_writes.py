@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def begin(cluster: Cluster) -> RecordId:
-    """Return where what a test writes begins."""
+    """Return the position at which a test's writes start."""
     return tail(cluster)
 
 
@@ -97,7 +97,7 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
 def test_a_repeated_task_leaves_no_duplicates(
     spark: SparkSession, cluster: Cluster, begin: RecordId, tmp_path: Path, keyed: bool
 ) -> None:
-    """What came before the row where it dies was written, as if that were all."""
+    """The rows before the failing row were written, as if the input had ended there."""
     rows, mark = 4_000, tmp_path / "died"
     columns = ["id", "concat(id, repeat('.', 700)) as value"]
     frame = spark.range(0, rows, 1, 2).selectExpr(
@@ -106,7 +106,7 @@ def test_a_repeated_task_leaves_no_duplicates(
     save(failing_once(mark)(frame, "value", 1_900), cluster)
     assert mark.exists(), "a task died"
     values = [f"{number}{'.' * 700}".encode() for number in range(rows)]
-    assert placed(cluster, begin) > rows, "what it wrote is in the log twice"
+    assert placed(cluster, begin) > rows, "its rows are in the log twice"
     assert Counter(record.payload for record in subscribed(cluster, begin)) == Counter(values)
     assert Counter(loaded(spark, cluster, begin)) == Counter(values)
 

@@ -1,4 +1,4 @@
-"""The source of micro-batches, without Spark: what it answers to what Spark asks."""
+"""Micro-batch source without Spark: its responses to Spark's calls."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_the_plan_comes_from_the_checkpoint(log: FakeLog, monkeypatch: pytest.Mo
 
 
 def test_a_repeated_first_micro_batch_has_the_same_start(log: FakeLog) -> None:
-    """`latest` is another position by then; what was promised lies before it."""
+    """`latest` has moved by then; the planned rows lie before it."""
     first = reader(startingOffsets="latest")
     log.tail = 100
     start = first.initialOffset()

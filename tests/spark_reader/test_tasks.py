@@ -1,4 +1,4 @@
-"""What a task reads comes from the source that the plan gave it, one batch ahead of Spark."""
+"""Read tasks: each reads its share from the planned source, one batch ahead of Spark."""
 
 from __future__ import annotations
 

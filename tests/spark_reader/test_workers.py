@@ -1,4 +1,4 @@
-"""Modules are left alone by searches for garbage, what comes later is not."""
+"""`freeze_gc`: modules are excluded from garbage collection, later objects are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be asked of a write, and what is said of what may not."""
+"""Write options: allowed values, and errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_options_that_spark_adds_are_ignored() -> None:
         ({**SERVERS, "exactlyOnce": "no"}, "exactlyOnce is 'no'.*true or false"),
         (
             {**SERVERS, "queryId": "q", "batchId": "1", "exactlyOnce": "False"},
-            "queryId is 'q'.*left out, if exactlyOnce is false",
+            "queryId is 'q'.*left out if exactlyOnce is false",
         ),
         ({**SERVERS, "queryId": "q"}, "batchId is None.*together with queryId"),
         ({**SERVERS, "batchId": "1"}, "queryId is None.*together with batchId"),

@@ -116,7 +116,7 @@ def test_an_introduction_frame_does_not_reach_the_node(three: Three) -> None:
     src, frame = three.ask(three.a, b"hello")
     assert (src[0], frame) == (0, b"hello")
     assert three.b._people == {src: "a"}
-    src, _ = three.ask(three.client, b"hello")
+    src, _ = three.ask(three.client, b"a client")
     assert src not in three.b._people
 
 

@@ -209,6 +209,5 @@ def test_missing_pyarrow_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch
     done = run("export", "-o", "x", "--format", "jsonl")
     assert done.exit_code == 1
     assert done.stderr == (
-        "ziplog: error: ziplog export needs pyarrow, not installed: "
-        "pip install 'ziplog[spark]'\n"
+        "ziplog: error: ziplog export needs pyarrow, not installed: pip install 'ziplog[spark]'\n"
     )

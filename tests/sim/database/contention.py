@@ -205,9 +205,7 @@ def _as_said(line: Line) -> Iterator[None]:
         patch.object(programs, "SEGMENT_BYTES", _SEGMENT_BYTES),
         patch.object(programs, "CACHE_BYTES", _SEGMENT_BYTES),
         patch.object(logdb.client.core, "ClientCore", held) if line.is_held else nullcontext(),
-        patch.object(logdb.coordinator.node, "ClientCore", held)
-        if line.is_held
-        else nullcontext(),
+        patch.object(logdb.coordinator.node, "ClientCore", held) if line.is_held else nullcontext(),
     ):
         yield
 

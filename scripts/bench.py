@@ -17,7 +17,7 @@
     python scripts/bench.py logdb-restart     a million commits, and a coordinator's start
     python scripts/bench.py logdb-cpu    CPU, frames and system calls of a read-modify-write
     python scripts/bench.py spark        Spark reads from servers and files, beside Parquet
-    python scripts/bench.py spark-layers      where a row's time goes on its way to Spark
+    python scripts/bench.py spark-layers      time per row on its way to Spark, by layer
     python scripts/bench.py spark-write  Spark writes, beside insert_many
 
 Targets alternate in rounds, so a drift of the machine's speed affects all of them; what counts

@@ -22,7 +22,7 @@ WW, WR, RW = 1, 2, 4
 PROCESS, REALTIME, LOG = 8, 16, 32
 ALL: Final = 63
 _BITS: Final = 6
-#: From many to many: direct edges while there are at most so many times as many as nodes.
+#: Maximum ratio of edges to nodes for direct edges from many to many; above it, a joint is used.
 _DENSE: Final = 4
 #: The last node of a cycle.
 _END: Final = -1

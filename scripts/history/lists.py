@@ -172,8 +172,8 @@ class Lists:
         known = [by for by in writers if by is not None]
         for before, after in pairwise(known):
             graph.add(before.index, after.index, WW)
-        behind = list(self._unseen(found, last_called))
-        for by in behind if known else ():
+        unseen = list(self._unseen(found, last_called))
+        for by in unseen if known else ():
             graph.add(known[-1].index, by, WW)
         following: list[Transaction | None] = [None] * (len(writers) + 1)
         for place in range(len(writers) - 1, -1, -1):
@@ -191,7 +191,7 @@ class Lists:
                 graph.add(reader.index, after.index, RW)
             else:
                 last.append(reader.index)
-        graph.add_all(last, behind, RW)
+        graph.add_all(last, unseen, RW)
 
     def _writers(self, found: ListKey) -> list[Transaction | None]:
         """Return the appender of each element of the trace; None: no possible one."""

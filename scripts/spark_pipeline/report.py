@@ -189,9 +189,9 @@ def _draw_delays(means: dict[str, dict[int, float]], axis: Any) -> None:
 
 def _draw_stream(stream: dict[str, Any], axis: Any) -> None:
     before = [step for step in stream["steps"] if step[0] < stream["killed_s"]]
-    behind = stream["steps"][len(before) :]
+    after = stream["steps"][len(before) :]
     axis.plot(*zip(*before, strict=True), "o-", color="#2a6f97", label="first process")
-    axis.plot(*zip(*behind, strict=True), "o-", color="#c58b2b", label="from the checkpoint")
+    axis.plot(*zip(*after, strict=True), "o-", color="#c58b2b", label="from the checkpoint")
     axis.axvline(stream["killed_s"], color="#b3413a", linestyle="--", label="SIGKILL")
     axis.set_xlim(0, None)
     axis.set_ylim(0, None)

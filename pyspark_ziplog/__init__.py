@@ -1,4 +1,4 @@
-"""Makes `format("ziplog")` known to Spark, which looks for modules of such a name by itself."""
+"""Registers `format("ziplog")`: Spark looks for `DefaultSource` in modules named `pyspark_*`."""
 
 from spark_reader.data_source import ZiplogDataSource as DefaultSource
 

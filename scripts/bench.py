@@ -1,4 +1,4 @@
-"""Measure Ziplog beside its floors and its peers, in one run on one machine.
+"""Benchmarks of Ziplog beside baselines and other systems, in one run on one machine.
 
     python scripts/bench.py latency      insert latency beside raw TCP, pyzmq, Redis and NATS
     python scripts/bench.py cpu          where an insert's CPU time goes, beside the pyzmq floor
@@ -17,10 +17,10 @@
     python scripts/bench.py logdb-restart     a million commits, and a coordinator's start
     python scripts/bench.py logdb-cpu    CPU, frames and system calls of a read-modify-write
     python scripts/bench.py spark        Spark reads from servers and files, beside Parquet
-    python scripts/bench.py spark-layers      where a row's time goes on its way to Spark
+    python scripts/bench.py spark-layers      time per row on its way to Spark, by layer
     python scripts/bench.py spark-write  Spark writes, beside insert_many
 
-Targets take turns in rounds, so a machine whose speed drifts drifts for all of them; what counts
+Targets alternate in rounds, so a drift of the machine's speed affects all of them; what counts
 are the ratios, each the median over rounds. `--json FILE` keeps the figures (beside those of other
 kinds that it has), `--picture FILE` (SVG or PNG, with matplotlib) draws those of `latency` and
 `paths`, or those of the one that is named.
@@ -45,13 +45,13 @@ import failure
 import psutil
 import reconfigure
 import sequential
-from bulk import report as bulk
-from database import report
-from floors import TcpFloor, ZmqFloor
+from baselines import TcpFloor, ZmqFloor
 from hdrh.histogram import HdrHistogram
-from measuring import crowd
-from measuring.cpu import spent
-from peers import Nats, Redis
+from logdb_bench import report
+from metrics import crowd
+from metrics.cpu import spent
+from other_systems import Nats, Redis
+from spark_bench import report as bulk
 
 import ziplog
 from ziplog.local import Cluster
@@ -127,7 +127,7 @@ def timed(target: Target, payload: bytes, count: int, into: HdrHistogram) -> flo
 
 
 def latency(rounds: int, count: int, size: int) -> Figures:
-    """Insert latency, f=1, one client, beside the floors and the installed peers."""
+    """Insert latency, f=1, one client, beside the baselines and the installed other systems."""
     payload = os.urandom(size)
     with ExitStack() as stack:
         running = stack.enter_context(cluster())
@@ -175,7 +175,7 @@ def cpu_of(target: Target, processes: dict[str, psutil.Process], count: int) -> 
 
 
 def cpu(count: int) -> Figures:
-    """Where the CPU time of an insert goes: one client, 4 KB, f=1, and the pyzmq floor."""
+    """CPU time of an insert by process: one client, 4 KB, f=1, beside the pyzmq baseline."""
     with cluster() as running, running.connect() as log, ZmqFloor(4096) as floor:
         shard = log.cluster()["shards"][0]
         servers = {r["name"]: psutil.Process(r["pid"]) for r in shard["replicas"]}
@@ -335,7 +335,7 @@ def idle(seconds: float) -> Figures:
 def membership(seconds: float) -> Figures:
     """The membership service with emulated shards: without sockets, and for real."""
     import emulation  # noqa: PLC0415  nothing else here needs it
-    from measuring.service_emulation import measure  # noqa: PLC0415  the same
+    from metrics.service_emulation import measure  # noqa: PLC0415  the same
 
     return {
         "without_sockets": {str(shards): measure(shards, seconds) for shards in (100, 1000, 4000)},
@@ -375,7 +375,7 @@ def draw_membership(results: Figures, path: Path) -> None:
     figure.savefig(path)
 
 
-# --- what is printed ---------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------
 
 
 def progress(what: Any, name: str) -> Iterator[Any]:

@@ -19,15 +19,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
-from injection.trial import Shape, Trial, explain, wrong
+from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
+from fault_injection.trial import Shape, Trial, explain, wrong
 
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: A client is killed, and another one started, about so often, in seconds.
+#: Mean interval between kills of a client, in seconds; each is replaced by a new one.
 _KILL_CLIENT_S: Final = 15.0
 
 
@@ -40,15 +40,15 @@ def run_chaos(
     kinds: Sequence[str] = KINDS,
     beyond: bool = False,
 ) -> list[str]:
-    """Run it; return what is not as promised.
+    """Run the trial; return the violations.
 
     Args:
         folder: gets the cluster's data and the history.
         shape: of the cluster and its workload.
-        seconds: how long faults come.
-        say: gets a line for all that happens.
+        seconds: the duration of the faults.
+        say: called with a line for each event.
         kinds: of faults.
-        beyond: let whole groups fail too.
+        beyond: fail whole groups too.
 
     """
     try:
@@ -62,7 +62,7 @@ def run_chaos(
                 trial.nodes,
                 shape.seed,
                 kinds,
-                trial.probe.ailing,
+                trial.probe.unhealthy,
                 note,
                 beyond=beyond,
             )
@@ -72,7 +72,7 @@ def run_chaos(
             if outages:
                 median, longest = statistics.median(outages), max(outages)
                 say(
-                    f"{chaos.strikes} faults, {len(outages)} outages of shards:"
+                    f"{chaos.injected} faults, {len(outages)} outages of shards:"
                     f" median {median:.2f} s, longest {longest:.2f} s"
                 )
             verdict = trial.judge()
@@ -83,7 +83,7 @@ def run_chaos(
 
 
 class _Each:
-    """What goes on between the faults."""
+    """Run the workload between faults."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def summary(judgement: Judgement) -> dict[str, Any]:
-    """Return what was checked, in numbers."""
+    """Return the numbers of checked operations."""
     observed = judgement.observed
     states = Counter(observed.records.state)
     delivered: set[int] = set()
@@ -133,15 +133,15 @@ def traces(observed: Observed, violations: Sequence[Violation]) -> list[str]:
     for path in observed.files if wanted else ():
         for number, event in events.read(path):
             for subject in wanted:
-                if _speaks_of(event, *subject) and len(found[subject]) < _LINES:
+                if _mentions(event, *subject) and len(found[subject]) < _LINES:
                     found[subject].append(f"    {path.name}:{number} {_brief(event, *subject)}")
     lines = []
     for (gsn, payload), rows in found.items():
-        lines += [f"  who speaks of position {gsn}, payload {payload}:", *rows]
+        lines += [f"  lines about position {gsn}, payload {payload}:", *rows]
     return lines
 
 
-def _speaks_of(event: events.Event, gsn: int, payload: int) -> bool:
+def _mentions(event: events.Event, gsn: int, payload: int) -> bool:
     of_gsn = gsn != 0 and (gsn in getattr(event, "gsns", ()) or gsn == getattr(event, "gsn", 0))
     return of_gsn or (payload != 0 and payload in getattr(event, "payloads", ()))
 

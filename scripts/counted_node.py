@@ -1,7 +1,7 @@
 """Run a node that counts its frames: `counted_node.py FOLDER MODULE ...`.
 
-Takes the place of `python -m MODULE`. On SIGUSR1 it writes what it has counted since it started to
-a file of FOLDER that is named by its process's number.
+It replaces `python -m MODULE`. On SIGUSR1 it writes its counters since the start to a file in
+FOLDER with the name of its pid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from measuring import frames
+from metrics import frames
 
 
 def main() -> None:

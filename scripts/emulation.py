@@ -1,10 +1,10 @@
-"""A real membership service, and thousands of storage servers that only look real to it.
+"""Load test of the membership service: a real service, and thousands of emulated storage servers.
 
-`python -m mms` runs as a process of its own, with its consensus, its journal and its sockets. Every
-emulated server has a TCP connection of its own, sends its heartbeats as a server that is read along
-does, tells now and then that its rate has changed, and takes the leases: it checks their chain and
-asks their owner table with every heartbeat. All of them are in one other process. When an
-announcement came is what the kernel says, so it does not count that they take turns.
+`python -m mms` runs as a separate process, with its consensus, its journal and its sockets. Every
+emulated server has its own TCP connection, sends the heartbeats of a server with readers, reports a
+changed rate now and then, and receives leases. It checks the chain of leases, and looks up its
+owner table with every heartbeat. One other process runs all emulated servers. The arrival time of
+an announcement is the kernel's, so their sequential processing does not count.
 
     python scripts/emulation.py [SHARDS ...] [--seconds S] [--replicas R]
 """
@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psutil
-from measuring.windows import percentile
-from measuring.zmtp import Dealer
+from metrics.windows import percentile
+from metrics.zmtp import Dealer
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
 from ziplog.core.view import NO_DIGEST, unfold
@@ -46,15 +46,15 @@ _S: Final = 1_000_000_000
 _MS: Final = 1_000_000
 _EPOCH_MS: Final = 10
 _RATE_PER_S: Final = 1000
-#: The share of the shards whose rate changes in a second.
+#: Share of the shards that change their rate in a second.
 _CHANGING: Final = 0.01
-#: Frames whose contents are kept: most servers are sent the same.
+#: Number of decoded frames in the cache: most servers receive the same frames.
 _KEPT_FRAMES: Final = 64
-#: Leases that somebody may still be told of.
+#: Number of recent leases that the service may still announce.
 _KEPT_LEASES: Final = 256
-#: A lease that begins so much too early was ended early, by other weights.
+#: A lease that starts earlier than expected by more than this was cut short by new weights.
 _EARLY_NS: Final = 5 * _MS
-#: What a process needs besides a descriptor for each connection.
+#: File descriptors of a process, in addition to one per connection.
 _OTHER_FILES: Final = 200
 _START_S: Final = 60
 
@@ -169,7 +169,7 @@ def _service(
 
 
 def _node(index: int) -> NodeConfig:
-    """Return a server with an address of its own, at which nobody listens."""
+    """Return a server with its own address; no process listens there."""
     high, low = divmod(index, 250)
     return NodeConfig(f"server-{index}", f"127.1.{high}.{low + 1}", 1)
 
@@ -243,13 +243,13 @@ class Fleet:
         self._held: dict[bytes, LeaseAnnounced] = {}
         self._leases: dict[int, Lease] = {}
         self._jitter: list[int] = []
-        #: By number of the lease: when it begins, at whoever has it first and last.
+        #: By lease number: the start, and the times of its first and last arrival at a server.
         self._begins: dict[int, list[int]] = {}
         self._poll: Final = select.epoll()
         self._by_fd: Final[dict[int, Server]] = {}
         for index in range(shards * replicas):
             self._add(Server(index, index // replicas, Dealer("127.0.0.1", port)))
-            self._listen(0)  # who does not answer a PING is cut off
+            self._listen(0)  # the service disconnects a server that does not answer a PING
         # As shard/membership/heartbeat.py has it: backups once a second, primaries four times, if
         # not many.
         watched_ns = min(_S, _S // 4 * max(shards, 1000) // 1000)
@@ -258,7 +258,7 @@ class Fleet:
         ]
         self._change_at = now = time.time_ns()
         spread = _S // len(self.servers)
-        #: When each server's next heartbeat is due, the next one first.
+        #: Heap of the times of each server's next heartbeat.
         self._due = [(now + index * spread, index) for index in range(len(self.servers))]
 
     def _add(self, server: Server) -> None:
@@ -274,12 +274,12 @@ class Fleet:
             server.connection.close()
 
     def begin(self) -> None:
-        """Forget what was measured so far."""
+        """Reset all measurements."""
         self._jitter.clear()
         self._begins.clear()
 
     def run(self, seconds: float, *, until_all_hold: bool = False) -> None:
-        """Go on for so long, or until every server holds a lease."""
+        """Run for `seconds`, or until every server holds a lease."""
         stop = time.time_ns() + int(seconds * _S)
         while (now := time.time_ns()) < stop:
             self._beat(now)
@@ -306,7 +306,7 @@ class Fleet:
             heapq.heappush(due, (max(at + self._period[index], now - _S), index))
 
     def _change(self, now: int) -> None:
-        """Let some shards' rates change, one after the other."""
+        """Change the rates of some shards, in sequence."""
         while self._change_at <= now:
             self._change_at += int(_S / (_CHANGING * len(self.servers) / self._replicas))
             server = self.servers[self._chance.randrange(0, len(self.servers), self._replicas)]
@@ -330,7 +330,7 @@ class Fleet:
                 self._hold(server, lease, message, came)
 
     def _lease_of(self, message: LeaseAnnounced) -> Lease | None:
-        """Return the last lease that a server is told; the first one who is told works it out."""
+        """Return the last announced lease; computed when the first server receives it."""
         if not message.steps:
             return message.runs[-1].last if message.runs else None
         number = message.after + sum(step.count for step in message.steps)
@@ -338,7 +338,7 @@ class Fleet:
             before = self._leases[max(one for one in self._leases if one < number)]
             runs = unfold(before, message.after, message.steps)
             if not runs:
-                return None  # by way of leases that nobody was told
+                return None  # through leases that the service never announced
             assert runs[-1].last.digest == message.digest, "no chain"
             self._leases[number] = runs[-1].last
             self._leases.pop(number - _KEPT_LEASES, None)
@@ -372,7 +372,7 @@ class Fleet:
         server.cluster, server.lease, server.begins = message.cluster, lease, begins
 
     def figures(self, seconds: float) -> dict[str, Any]:
-        """Return what was measured, in so many seconds."""
+        """Return the measurements, over `seconds`."""
         counts, servers = self.counts, len(self.servers)
         spread = [last - first for first, last, heard in self._begins.values() if heard == servers]
         return {
@@ -391,7 +391,7 @@ class Fleet:
 
 
 def _percentiles(values: list[int]) -> dict[str, float]:
-    """Return what is usual and what is not, of times in ns, in ms."""
+    """Return the median and the high percentiles in ms, of times in ns."""
     return {
         name: (percentile(values, percent) or 0) / _MS
         for name, percent in (("p50", 50), ("p99", 99), ("max", 100))

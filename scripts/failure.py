@@ -33,9 +33,9 @@ def measure(seconds: float, shards: int, per_s: int, victim: int) -> dict[str, A
     """Kill replica `victim` of shard 0 under load; return figures and the windows' counts.
 
     Args:
-        seconds: how long to go on after the kill.
-        shards: how many, each with f=1 and its own steady client.
-        per_s: inserts a second at each shard.
+        seconds: the duration after the kill.
+        shards: the number of shards, each with f=1 and its own client.
+        per_s: inserts per second at each shard.
         victim: 0 for the primary, 1 for the backup.
 
     """

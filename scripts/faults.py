@@ -24,10 +24,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fault_injection.nodes import Nodes
+from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
 from history.clients import Plan
 from history.probe import Probe
-from injection.nodes import Nodes
-from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
 
 from ziplog.errors import ConfigError, ZiplogError
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.verb == "matrix":
-            from injection.matrix import run_matrix  # noqa: PLC0415 - only here
+            from fault_injection.matrix import run_matrix  # noqa: PLC0415 - only here
 
             return run_matrix(options)
         if options.data_dir is None:
@@ -154,7 +154,7 @@ def _random(nodes: Nodes, options: argparse.Namespace) -> None:
                 nodes,
                 options.seed,
                 options.kinds,
-                probe.ailing,
+                probe.unhealthy,
                 lambda line: print(line, flush=True),
                 beyond=options.beyond,
             )

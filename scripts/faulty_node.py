@@ -11,8 +11,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from injection import layer
-from injection.control import Patient
+from fault_injection import layer
+from fault_injection.control import FaultSource
 
 from ziplog.config import load
 
@@ -29,8 +29,8 @@ def main() -> None:
         for node in load(options.config).nodes
         if node.raft_port is not None
     }
-    patient = Patient(options.config.absolute().parent, options.node)
-    layer.install(patient, options.node, raft_nodes)
+    source = FaultSource(options.config.absolute().parent, options.node)
+    layer.install(source, options.node, raft_nodes)
     sys.argv = sys.argv[1:]
     runpy.run_module(options.module, run_name="__main__", alter_sys=True)
 

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from fault_injection.database import DatabaseShape, DatabaseTrial
 from history.transactors import BANK, KEYS
-from injection.database import DatabaseShape, DatabaseTrial
 
 from ziplog.errors import ZiplogError
 
@@ -43,7 +43,7 @@ KINDS: Final = {
 #: From one fault to the next, and how long one lasts, in seconds.
 _PAUSE_S: Final = (0.05, 1.5)
 _LASTS_S: Final = (0.1, 2.0)
-#: So short a sleep that clients do not turn to another coordinator: who wakes up answers them.
+#: Duration of a pause, in seconds; too short for clients to switch to another coordinator.
 _BLINK_S: Final = (0.02, 0.28)
 _PRINTED: Final = 10
 
@@ -58,12 +58,12 @@ class Faults:
         self._random: Final = random.Random(seed)  # noqa: S311 - no secret
         self._kinds: Final = kinds
         self._say: Final = say
-        #: When which fault ends, and how.
+        #: Ends of faults: time, and the action.
         self._ends: Final[list[tuple[float, Callable[[], None]]]] = []
-        self.strikes = 0
+        self.injected = 0
 
     def run(self, seconds: float) -> None:
-        """Let faults come for so long; then let them end."""
+        """Inject faults for `seconds`; then heal all."""
         began = time.monotonic()
         strike_at = began + self._random.uniform(*_PAUSE_S)
         while (moment := time.monotonic()) < began + seconds:
@@ -75,7 +75,7 @@ class Faults:
                 kind = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
                 what = getattr(self, f"_{kind.replace('-', '_')}")()
                 if what:
-                    self.strikes += 1
+                    self.injected += 1
                     self._say(f"{moment - began:7.2f} s {kind} {what}")
             time.sleep(0.02)
         for _, end_now in self._ends:
@@ -120,7 +120,7 @@ class Faults:
         """Kill a storage server; the cluster starts it again, and recovers the shard."""
         cluster = self._trial.cluster
         name = self._random.choice(self._servers())
-        if cluster.dead() or not self._is_whole():
+        if cluster.dead() or not self._is_healthy():
             return ""
         cluster.kill(name)
         return name
@@ -128,25 +128,25 @@ class Faults:
     def _pause_server(self) -> str:
         cluster = self._trial.cluster
         name = self._random.choice(self._servers())
-        if cluster.dead() or not self._is_whole():
+        if cluster.dead() or not self._is_healthy():
             return ""
         cluster.pause(name)
         self._later(lambda: cluster.resume(name))
         return name
 
     def _kill_service(self) -> str:
-        """Kill a node of the membership service or of the failure handler, if others are there."""
+        """Kill a node of the membership service or of the failure handler that is not alone."""
         config = self._trial.cluster.config
         groups = [group for group in (config.mms, config.failure_handlers) if len(group) > 2]
-        if not groups or not self._is_whole():
+        if not groups or not self._is_healthy():
             return ""
         name = self._random.choice(self._random.choice(groups)).name
         self._trial.cluster.kill(name)
         return name
 
-    def _is_whole(self) -> bool:
-        """Whether no server is missing: with two, a shard may lose what it has only in memory."""
-        return not self._trial.ailing()
+    def _is_healthy(self) -> bool:
+        """Whether all servers are up: with two dead ones, a shard may lose records in memory."""
+        return not self._trial.unhealthy()
 
     def _kill_client(self) -> str:
         running = self._trial.clients_running()
@@ -165,13 +165,13 @@ def run_faults(
     say: Callable[[str], None],
     kinds: dict[str, int] | None = None,
 ) -> list[str]:
-    """Run it; return what is not as promised.
+    """Run the trial; return the violations.
 
     Args:
         folder: gets the cluster's data and the history.
-        shape: how large all is.
-        seconds: how long faults come.
-        say: gets a line for all that happens.
+        shape: the size of the cluster and its workload.
+        seconds: the duration of the faults.
+        say: called with a line for each event.
         kinds: of faults, with their weights.
 
     """
@@ -186,7 +186,7 @@ def run_faults(
     except (ZiplogError, OSError, TimeoutError) as error:
         return [f"{type(error).__name__}: {error}"]
     say(
-        f"{faults.strikes} faults; {verdict.transactions} transactions,"
+        f"{faults.injected} faults; {verdict.transactions} transactions,"
         f" {verdict.committed} committed, {verdict.in_doubt} in doubt"
     )
     return verdict.broken
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--durability", choices=("memory", "disk"), default="memory")
     parser.add_argument("--rate", type=float, default=20.0, help="transactions a second, a thread")
     parser.add_argument("--checkpoint-every", type=int, default=2_000, metavar="RECORDS")
-    parser.add_argument("--command", help="what runs a coordinator, in place of python -m logdb")
+    parser.add_argument("--command", help="command of a coordinator, instead of python -m logdb")
     parser.add_argument("--folder", type=Path, help="keep everything in this (new) directory")
     options = parser.parse_args(arguments)
     shape = DatabaseShape(

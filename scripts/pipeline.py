@@ -16,22 +16,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flights import report
-from flights.run import Plan, run
+from spark_pipeline import report
+from spark_pipeline.run import Plan, run
 
 from ziplog.demo.flights import ALL_EVENTS
 from ziplog.errors import ZiplogError
 
 
 def main() -> None:
-    """Run it and tell."""
+    """Run the pipeline and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--events", type=int, default=ALL_EVENTS, help=f"1,000 to {ALL_EVENTS:,}")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--f", type=int, default=1, help="servers of a shard that may fail")
     parser.add_argument("--clients", type=int, default=2, help="processes that insert")
     parser.add_argument("--cores", type=int, default=2, help="of Spark")
-    parser.add_argument("--held-back", type=int, default=1000, help="one event in so many; 0: none")
+    parser.add_argument("--held-back", type=int, default=1000, help="delay one event in N; 0: none")
     parser.add_argument("--seed", type=int, default=1, help="of what is held back")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--picture", type=Path, help="draw the figures here (with matplotlib)")

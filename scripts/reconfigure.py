@@ -1,11 +1,11 @@
 """Throughput and latency while a shard is added and another removed (T 4.4.5).
 
-48 open-loop clients of three policies on six shards, f=1. Three kinds of runs take turns, with the
-same inserts at the same times: in `change` a shard is added and later one removed; `control` is
-left alone; in `starts` two Python processes are started that load what a storage server loads, at
-the time when `change` adds the shard: what they cost is this machine's and not the protocol's.
+48 open-loop clients of three policies on six shards, f=1. Three kinds of runs alternate, with the
+same inserts at the same times. `change` adds a shard and later removes one; `control` does nothing;
+`starts` starts two Python processes that import a storage server's modules when `change` adds the
+shard: their cost is due to this machine and not to the protocol.
 
-Epochs have 50 ms: at the usual 10, twelve servers that are read along take most of two cores.
+Epochs have 50 ms: at the default of 10, twelve servers with readers use most of two cores.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from measuring.load import Client, Load, Outcome
-from measuring.windows import counts, percentile_ms, sorted_in
+from metrics.load import Client, Load, Outcome
+from metrics.windows import counts, percentile_ms, sorted_in
 
 from ziplog.local import Cluster
 

@@ -1,11 +1,10 @@
-"""From insert to delivery, the sequential access latency of T 4.4.4, and what no-ops cost.
+"""Delivery latency: from insert to delivery (T 4.4.4, sequential access), and the cost of no-ops.
 
 `one_client`: one blocking client, random shards, beside its insert latency. `pauses`:
-open loops with pauses of U(0, 2T), each shard at the same rate (T Fig. 4.6). `no_ops`: what they
-cost there, and in epochs of as many records as the thesis' have (100), beside what the thesis'
-time-outs would. `steps`: one shard's rate goes up by a half, and down by a
-half. `bursts`: one shard gets five times its rate for 100 ms, with and without lag-fix (Bhat et
-al., SpecLog, OSDI 2025, Fig. 10).
+open loops with pauses of U(0, 2T), each shard at the same rate (T Fig. 4.6). `no_ops`: their
+cost there, and in epochs of 100 records as in the thesis, beside the cost of the thesis'
+timeouts. `steps`: one shard's rate goes up by a half, and down by a half. `bursts`: one shard gets
+five times its rate for 100 ms, with and without lag-fix (Bhat et al., SpecLog, OSDI 2025, Fig. 10).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from measuring import noops
-from measuring.leases import leases_of, share_of
-from measuring.load import Client, Load, Outcome
-from measuring.windows import distribution, percentile_ms, phases, sorted_in
+from metrics import noops
+from metrics.leases import leases_of, share_of
+from metrics.load import Client, Load, Outcome
+from metrics.windows import distribution, percentile_ms, phases, sorted_in
 
 import ziplog
 from ziplog.local import Cluster
@@ -80,7 +79,7 @@ def measure(scale: float) -> Figures:
 
 
 def one_client(count: int) -> Figures:
-    """Insert `count` records one after the other; 1, 2 and 6 shards."""
+    """Insert `count` records sequentially; 1, 2 and 6 shards."""
     return {f"{shards} shards": _one_by_one(shards, count) for shards in (1, 2, 6)}
 
 
@@ -136,7 +135,7 @@ def _latency(values: Iterable[float]) -> Figures:
 def _crowd(
     shard: int, first: int, count: int, per_s: float, spans: tuple[tuple[float, float], ...]
 ) -> list[Client]:
-    """Return `count` clients, numbered from `first`, that together give `shard` `per_s`."""
+    """Return `count` clients, numbered from `first`, with a total rate of `per_s` at `shard`."""
     return [
         Client(number, count / per_s, str(shard), spans) for number in range(first, first + count)
     ]
@@ -162,7 +161,7 @@ def _run(
 
 
 def _health(outcome: Outcome) -> Figures:
-    """Return what tells whether a run is worth anything."""
+    """Return the figures that show whether a run is valid."""
     return {
         "failed_inserts": len(outcome.failed),
         "follower_missed": outcome.missing,
@@ -232,7 +231,7 @@ def _no_ops(
     seconds: float,
     epoch_ms: int,
 ) -> Figures:
-    """Return figures a second and shard: ours, and those of time-outs of 0 and of a mean gap."""
+    """Return figures per second and shard: measured, and for timeouts of 0 and of a mean gap."""
     gsns = [insert.gsn for insert in outcome.inserts if insert.gsn >= 0]
     first, last = min(gsns), max(gsns)
     costs = [
@@ -244,7 +243,7 @@ def _no_ops(
         for shard in range(len(costs))
     ]
     each = seconds * len(costs)
-    told = {name: sum(cost[name] for cost in costs) / each for name in costs[0]}
+    figures = {name: sum(cost[name] for cost in costs) / each for name in costs[0]}
 
     def timed(timeout_s: float) -> float:
         made = (
@@ -254,12 +253,12 @@ def _no_ops(
         return sum(made) / each
 
     return {
-        "records_per_s": told["records"],
-        "entries_within_epochs_per_s": told["within"],
-        "positions_within_epochs_per_s": told["positions"],
-        "entries_at_ends_per_s": told["ends"],
-        "bytes_per_s": told["bytes"],
-        "share_of_bytes": told["bytes"] / told["all_bytes"],
+        "records_per_s": figures["records"],
+        "entries_within_epochs_per_s": figures["within"],
+        "positions_within_epochs_per_s": figures["positions"],
+        "entries_at_ends_per_s": figures["ends"],
+        "bytes_per_s": figures["bytes"],
+        "share_of_bytes": figures["bytes"] / figures["all_bytes"],
         "thesis_entries_timeout_0_per_s": timed(0),
         "thesis_entries_timeout_mean_gap_per_s": timed(1 / _PER_S),
     }
@@ -313,24 +312,28 @@ def _joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], 
 def _changes(
     outcome: Outcome, leases: LeaseMap, spans: list[tuple[float, float, float]]
 ) -> Iterator[Figures]:
-    """Give what came of each change of shard 0's rate.
+    """Yield the result of each change of shard 0's rate.
 
     A weight is in force once a record was inserted into a lease in which the shard's weight is
-    nearer to the new rate than to the old one.
+    closer to the new rate than to the old one.
     """
     inserts = sorted((i for i in outcome.inserts if i.gsn >= 0), key=lambda insert: insert.called)
-    told = [(outcome.seconds(i.called), _share(leases, i.gsn), i.shard) for i in inserts]
+    figures = [(outcome.seconds(i.called), _share(leases, i.gsn), i.shard) for i in inserts]
     delays = [(outcome.seconds(i.called), i.shard, took) for i, took in outcome.delivery_s()]
     for (_, _, old), (start, stop, new) in pairwise(spans):
         middle = math.sqrt(old * new)
-        before = next((share for at, share, _ in reversed(told) if at < start), 0.0)
+        before = next((share for at, share, _ in reversed(figures) if at < start), 0.0)
         after = next(
-            (at for at, share, _ in told if start <= at < stop and (share > middle) == (new > old)),
+            (
+                at
+                for at, share, _ in figures
+                if start <= at < stop and (share > middle) == (new > old)
+            ),
             None,
         )
         was_right = (before > middle) == (old > new)
         until = stop if after is None else after
-        own = sum(start <= at < until and shard == 0 for at, _, shard in told)
+        own = sum(start <= at < until and shard == 0 for at, _, shard in figures)
         yield {
             "from": old,
             "to": new,
@@ -348,7 +351,7 @@ def _changes(
 
 def _share(leases: LeaseMap, gsn: int) -> float:
     lease = leases.lease_at(gsn)
-    assert lease is not None, f"nobody was given position {gsn}"
+    assert lease is not None, f"position {gsn} was never assigned"
     return share_of(lease, 0)
 
 
@@ -365,7 +368,7 @@ def _over_time(outcome: Outcome, seconds: float, *, is_own: bool) -> list[float 
 
 
 def bursts(count: int) -> Figures:
-    """Give shard 0 `count` bursts, one a second, with lag-fix and without."""
+    """Send `count` bursts to shard 0, one per second, with and without lag-fix."""
     starts = [_BURST_EVERY_S * number for number in range(1, count + 1)]
     stop = starts[-1] + _BURST_EVERY_S
     clients: list[Client] = []

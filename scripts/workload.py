@@ -1,11 +1,10 @@
-"""Clients that drive a cluster and write down what they did and saw, for check_history.py.
+"""Workload: clients that use a cluster and record a history for check_history.py.
 
     python scripts/workload.py --bootstrap 127.0.0.1:7400 --history DIR --seconds 20
 
-Each client and each subscriber is a process of its own, with a history file of its own
-(docs/history.md); they use the public API only. At the end a fresh subscriber reads the whole log,
-and some of its records once more one by one. Exit codes: 0 done, 1 the log cannot be read at the
-end, 2 bad usage.
+Each client and each subscriber is a separate process with its own history file (docs/history.md);
+they use the public API only. At the end a new subscriber reads the whole log, and some records once
+more by position. Exit codes: 0 done, 1 the log cannot be read at the end, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -41,7 +40,9 @@ def mix(text: str) -> dict[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the arguments say; return the exit code."""
-    parser = argparse.ArgumentParser(description="Drive a cluster and record what is seen of it.")
+    parser = argparse.ArgumentParser(
+        description="Run a workload on a cluster and record its history."
+    )
     parser.add_argument("--bootstrap", required=True, help="host:port of the membership service")
     parser.add_argument("--history", required=True, type=Path, help="a directory for the history")
     parser.add_argument("--clients", type=int, default=4)
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--payload", type=int, default=100, help=f"bytes, from {MIN_BYTES}")
     parser.add_argument("--rate", type=float, default=0.0, help="operations a second, each client")
     parser.add_argument("--timeout", type=float, default=5.0, help="deadline of a call, in seconds")
-    parser.add_argument("--chains", action="store_true", help="insert after what was seen before")
+    parser.add_argument("--chains", action="store_true", help="insert after a record seen before")
     parser.add_argument("--no-final", action="store_true", help="do not read the log at the end")
     options = parser.parse_args(arguments)
     if options.payload < MIN_BYTES:

@@ -1,1 +1,1 @@
-"""Apache Spark reads and writes the log, and tools read it in bulk (docs/spark.md)."""
+"""Spark data source for the log, and bulk reads without Spark (docs/spark.md)."""

@@ -1,8 +1,9 @@
-"""What a micro-batch takes, and how the checkpoint says so (docs/spark.md, section 2).
+"""Admission control: the size of a micro-batch, and its plan in the checkpoint (docs/spark.md, 2).
 
-Rule: the offset that ends a micro-batch holds its whole plan, so Spark keeps that in the checkpoint
-before it runs. Invariant: a micro-batch that is run again has the same partitions with the same
-rows in the same order, whatever the servers tell by then: by that, sinks know a repetition.
+Rule: the offset that ends a micro-batch contains the whole plan of the micro-batch, so Spark stores
+the plan in the checkpoint before the run. Invariant: a repeated micro-batch has the same partitions
+with the same rows in the same order, whatever the servers report by then. Sinks recognize a
+repetition by this.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 _TASKS: Final = re.compile(r"\d+:\d+-\d+([,;]\d+:\d+-\d+)*", re.ASCII)
 
 
-def admitted(pieces: Sequence[Piece], limit: int) -> int:
-    """Return the last position before which `limit` bytes are stored, of those where a piece ends.
+def admissible_stop(pieces: Sequence[Piece], limit: int) -> int:
+    """Return the last end of a piece before which at most `limit` bytes are stored.
 
-    It is behind one piece at least, so that a stream always goes on.
+    The result is after at least one piece, so a stream always advances.
 
     Args:
-        pieces: all shards' pieces of a range, none empty.
+        pieces: the pieces of all shards in a range; none is empty.
         limit: in stored bytes.
 
     """
@@ -43,10 +44,10 @@ def admitted(pieces: Sequence[Piece], limit: int) -> int:
 
 
 def position(offset: Mapping[str, Any]) -> int:
-    """Return the position of an offset: everything before it was read.
+    """Return the position of an offset; everything before it was read.
 
     Raises:
-        ConfigError: the checkpoint is of another source.
+        ConfigError: the checkpoint belongs to another source.
 
     """
     gsn = offset.get("gsn")
@@ -60,7 +61,7 @@ def position(offset: Mapping[str, Any]) -> int:
 def offset(gsn: int, tasks: Sequence[Sequence[Piece]] | None = None) -> dict[str, Any]:
     """Return the offset at a position, with the plan of the micro-batch that ends there.
 
-    No tasks are a plan as well: of a range that nobody has any more. None: there is no plan.
+    An empty list is a plan too: the whole range was trimmed. None: there is no plan.
     """
     if tasks is None:
         return {"gsn": gsn}
@@ -72,7 +73,7 @@ def tasks(offset: Mapping[str, Any]) -> list[list[Piece]]:
     """Return the plan of the micro-batch that ends at an offset.
 
     Raises:
-        ConfigError: the checkpoint is of another source.
+        ConfigError: the checkpoint belongs to another source.
 
     """
     text = offset.get("tasks")

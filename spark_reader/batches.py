@@ -1,9 +1,9 @@
-"""Blocks of records as Arrow batches, column by column: Python sees no record.
+"""Arrow batches made from blocks of records, column by column; no Python code runs per record.
 
-The 64-bit columns of a block are Arrow arrays as they lie there; its payloads, and its keys, become
-one by a `take` each. Rules: rows outside of the range, repetitions, and what filters leave out go
-before anything is copied; only what was asked for is made. Invariant: a batch has exactly the
-schema of its fields, at most 65,536 rows, and of keys that many rows share no more than 32 MiB
+The 64-bit columns of a block are used as Arrow arrays without a copy. Payloads and keys become an
+array by one `take` each. Rules: rows outside the range, duplicates and filtered rows are removed
+before anything is copied; only requested columns are built. Invariant: a batch has exactly the
+schema of its fields, at most 65,536 rows, and at most 32 MiB of keys that many rows share
 (docs/spark.md, section 1.3).
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ziplog.segments.blocks import Block, ColumnLayout
 
 MAX_ROWS: Final = 65_536
-#: A key that is stored once for many rows is there for each of them in a batch.
+#: Limit for the keys of a batch, in bytes: a batch repeats a key that the block stores once.
 MAX_KEY_BYTES: Final = 32 * 1024 * 1024
 
 _TYPES: Final[dict[str, pa.DataType]] = {
@@ -44,8 +44,8 @@ _ALL: Final = 2**63 - 1
 _LOW_HALF: Final = pa.scalar(2**32 - 1, pa.int64())
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """Which columns and which rows."""
+class Projection(msgspec.Struct, frozen=True):
+    """The columns and the row filters of a load."""
 
     fields: tuple[schema.Field, ...]
     #: The cluster's name.
@@ -58,9 +58,9 @@ class Wanted(msgspec.Struct, frozen=True):
     last_epoch: int | None = None
 
 
-def wanted(options: Options, fields: tuple[schema.Field, ...], topic: str) -> Wanted:
-    """Return what a load wants of each block."""
-    return Wanted(
+def projection_of(options: Options, fields: tuple[schema.Field, ...], topic: str) -> Projection:
+    """Return the projection of a load."""
+    return Projection(
         fields, topic, options.since_us, options.until_us, options.first_epoch, options.last_epoch
     )
 
@@ -73,54 +73,56 @@ def arrow_schema(fields: Sequence[schema.Field]) -> pa.Schema:
 
 
 class Batches:
-    """Makes batches of one shard's blocks."""
+    """Converts the blocks of one shard to batches."""
 
-    def __init__(self, shard: int, what: Wanted) -> None:
-        self._what: Final = what
-        self._schema: Final = arrow_schema(what.fields)
-        #: Columns that are the same in each row, at full length.
+    def __init__(self, shard: int, projection: Projection) -> None:
+        self._projection: Final = projection
+        self._schema: Final = arrow_schema(projection.fields)
+        #: Columns with the same value in each row, at full length.
         self._constants: Final = {
-            schema.TOPIC: pa.repeat(pa.scalar(what.topic), MAX_ROWS),
+            schema.TOPIC: pa.repeat(pa.scalar(projection.topic), MAX_ROWS),
             schema.PARTITION: pa.repeat(pa.scalar(shard, pa.int32()), MAX_ROWS),
             schema.TIMESTAMP_TYPE: pa.repeat(pa.scalar(0, pa.int32()), MAX_ROWS),
         }
 
-    def of(
+    def from_block(
         self, block: Block, start: int, stop: int, repeats: Sequence[tuple[int, int]]
     ) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a block that are wanted, in order; nothing if there is none.
+        """Return the selected rows of a block, in order; no batch if none is selected.
 
         Args:
             block: of this shard.
-            start: rows at this position and later ones,
-            stop: and before this one.
-            repeats: index ranges of rows that do not count.
+            start: the first position,
+            stop: and the end (exclusive).
+            repeats: index ranges of duplicate rows.
 
         """
-        view = _View(block)
-        low, high = view.bounds(start, stop, self._what)
+        view = _BlockColumns(block)
+        low, high = view.bounds(start, stop, self._projection)
         step = self._most_rows(view) if low < high else MAX_ROWS
         for at in range(low, high, step):
-            chosen = view.choose(at, min(at + step, high), repeats, self._what)
+            chosen = view.select(at, min(at + step, high), repeats, self._projection)
             if chosen.rows:
-                columns = [self._column(field, chosen) for field in self._what.fields]
+                columns = [self._column(field, chosen) for field in self._projection.fields]
                 yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _most_rows(self, view: _View) -> int:
-        """Return how many rows a batch of a block may have."""
-        has_keys = view.block.has_keys and any(f.column == schema.KEY for f in self._what.fields)
+    def _most_rows(self, view: _BlockColumns) -> int:
+        """Return the maximum number of rows in a batch of a block."""
+        has_keys = view.block.has_keys and any(
+            f.column == schema.KEY for f in self._projection.fields
+        )
         longest = view.longest_key() if has_keys else 0
         return min(MAX_ROWS, max(MAX_KEY_BYTES // max(longest, 1), 1))
 
-    def _column(self, field: schema.Field, chosen: _Chosen) -> pa.Array:
+    def _column(self, field: schema.Field, chosen: _SelectedRows) -> pa.Array:
         constant = self._constants.get(field.column)
         if constant is not None:
             return constant.slice(0, chosen.rows)
         match field.column:
             case schema.VALUE:
-                return _typed(chosen.values(), field, chosen)
+                return _as_type(chosen.values(), field, chosen)
             case schema.KEY:
-                return _typed(chosen.keys(), field, chosen)
+                return _as_type(chosen.keys(), field, chosen)
             case schema.OFFSET:
                 return chosen.integers(chosen.view.places.gsns)
             case schema.EPOCH:
@@ -129,7 +131,7 @@ class Batches:
         return chosen.integers(chosen.view.places.timestamps, _TYPES["timestamp"])
 
 
-class _View:
+class _BlockColumns:
     """A block's columns as Arrow arrays."""
 
     def __init__(self, block: Block) -> None:
@@ -145,8 +147,8 @@ class _View:
             kind or pa.int64(), self.block.rows, [None, self.buffer(place)]
         )
 
-    def every_other(self, place: slice, rows: int) -> pa.Array:
-        """Return the array of which the even elements are those of the first `rows` rows."""
+    def even_elements(self, place: slice, rows: int) -> pa.Array:
+        """Return an array with the values of the first `rows` rows as its even elements."""
         buffers = [None, self.buffer(place), pa.py_buffer(self.block.data)]
         return pa.Array.from_buffers(pa.binary(), 2 * rows - 1, buffers)
 
@@ -157,38 +159,38 @@ class _View:
         length: int = compute.max(compute.subtract(ends, starts)).as_py()
         return length
 
-    def bounds(self, start: int, stop: int, what: Wanted) -> tuple[int, int]:
-        """Return from which row to which one is what lies in the range, and in its epochs."""
+    def bounds(self, start: int, stop: int, projection: Projection) -> tuple[int, int]:
+        """Return the row indexes [low, high) that lie in the range and in its epochs."""
         gsns = gsns_of(self.block)
         low, high = bisect_left(gsns, start), bisect_left(gsns, stop)
-        if what.first_epoch is not None or what.last_epoch is not None:
+        if projection.first_epoch is not None or projection.last_epoch is not None:
             epochs = self._columns[self.places.epochs].cast("q")
-            low = max(low, bisect_left(epochs, what.first_epoch or 0))
-            last = _ALL if what.last_epoch is None else min(what.last_epoch + 1, _ALL)
+            low = max(low, bisect_left(epochs, projection.first_epoch or 0))
+            last = _ALL if projection.last_epoch is None else min(projection.last_epoch + 1, _ALL)
             high = min(high, bisect_left(epochs, last))
         return low, high
 
-    def choose(
-        self, low: int, high: int, repeats: Sequence[tuple[int, int]], what: Wanted
-    ) -> _Chosen:
-        """Choose among the rows of [low, high)."""
-        mask = _without(repeats, low, high)
+    def select(
+        self, low: int, high: int, repeats: Sequence[tuple[int, int]], projection: Projection
+    ) -> _SelectedRows:
+        """Select rows of [low, high)."""
+        mask = _mask_without(repeats, low, high)
         times = None
         for limit, compare in (
-            (what.since_us, compute.greater_equal), (what.until_us, compute.less),
+            (projection.since_us, compute.greater_equal), (projection.until_us, compute.less),
         ):  # fmt: skip
             if limit is not None:
                 if times is None:
                     times = self.integers(self.places.timestamps).slice(low, high - low)
                 found = compare(times, pa.scalar(_in_range(limit), pa.int64()))
                 mask = found if mask is None else compute.and_(mask, found)
-        return _Chosen(self, low, high, mask)
+        return _SelectedRows(self, low, high, mask)
 
 
-class _Chosen:
-    """Some rows of a block: a stretch, and of that those of a mask, if there is one."""
+class _SelectedRows:
+    """Some rows of a block: an index range, and an optional mask over it."""
 
-    def __init__(self, view: _View, low: int, high: int, mask: pa.Array | None) -> None:
+    def __init__(self, view: _BlockColumns, low: int, high: int, mask: pa.Array | None) -> None:
         self.view: Final = view
         self._low, self._count, self._mask = low, high - low, mask
         self.rows: int = self._count if mask is None else (mask.true_count)
@@ -198,7 +200,7 @@ class _Chosen:
 
     def values(self) -> pa.Array:
         rows = self.view.block.rows
-        return self.view.every_other(self.view.places.values, rows).take(self._cut(_evens(rows)))
+        return self.view.even_elements(self.view.places.values, rows).take(self._cut(_evens(rows)))
 
     def keys(self) -> pa.Array:
         block, places = self.view.block, self.view.places
@@ -207,9 +209,9 @@ class _Chosen:
         bits = self.view.buffer(places.key_bits)
         rows = block.rows
         evens = pa.Array.from_buffers(pa.int32(), rows, [bits, _evens(rows).buffers()[1]])
-        # The bounds of those behind the last that has a key go back to 0, as none may.
+        # After the last row with a key, the bounds fall back to 0, which Arrow does not allow.
         last = int.from_bytes(bits, "little").bit_length()
-        return self.view.every_other(places.keys, last).take(self._cut(evens))
+        return self.view.even_elements(places.keys, last).take(self._cut(evens))
 
     def _cut(self, column: pa.Array) -> pa.Array:
         column = column.slice(self._low, self._count)
@@ -222,12 +224,12 @@ def _evens_up_to(bits: int) -> pa.Buffer:
 
 
 def _evens(rows: int) -> pa.Array:
-    """Return 0, 2, 4, ... of so many rows."""
+    """Return 0, 2, 4, ...: one number per row."""
     return pa.Array.from_buffers(pa.int32(), rows, [None, _evens_up_to(max(rows.bit_length(), 16))])
 
 
-def _without(repeats: Sequence[tuple[int, int]], low: int, high: int) -> pa.Array | None:
-    """Return the mask of the rows of [low, high) that are no repetitions; None: all are none."""
+def _mask_without(repeats: Sequence[tuple[int, int]], low: int, high: int) -> pa.Array | None:
+    """Return the mask of the rows of [low, high) that are not duplicates; None: there are none."""
     marks: bytearray | None = None
     for first, end in repeats:
         start, stop = max(first, low), min(end, high)
@@ -245,11 +247,11 @@ def _in_range(number: int) -> int:
     return max(-_ALL, min(number, _ALL))
 
 
-def _typed(column: pa.Array, field: schema.Field, chosen: _Chosen) -> pa.Array:
-    """Return the column in the type that was asked for.
+def _as_type(column: pa.Array, field: schema.Field, chosen: _SelectedRows) -> pa.Array:
+    """Return the column in the requested type.
 
     Raises:
-        ConfigError: it shall be text, and is none; names the first row.
+        ConfigError: a value is not valid UTF-8 text; the error names the first such row.
 
     """
     if field.type != "string":
@@ -257,13 +259,13 @@ def _typed(column: pa.Array, field: schema.Field, chosen: _Chosen) -> pa.Array:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        gsn, value = _first_no_text(column, chosen)
+        gsn, value = _first_invalid_text(column, chosen)
         raise ConfigError(
-            f"{field.column} at gsn {gsn}", _short(value), "UTF-8, or be asked for as binary"
+            f"{field.column} at gsn {gsn}", _short(value), "UTF-8, or be requested as binary"
         ) from None
 
 
-def _first_no_text(column: pa.Array, chosen: _Chosen) -> tuple[int, bytes]:
+def _first_invalid_text(column: pa.Array, chosen: _SelectedRows) -> tuple[int, bytes]:
     gsns = chosen.integers(chosen.view.places.gsns)
     for gsn, value in zip(gsns, column, strict=True):
         found: Any = value.as_py()
@@ -271,7 +273,7 @@ def _first_no_text(column: pa.Array, chosen: _Chosen) -> tuple[int, bytes]:
             (found or b"").decode()
         except UnicodeDecodeError:
             return gsn.as_py(), found
-    raise AssertionError("Arrow takes for no text what is some")
+    raise AssertionError("Arrow rejects a column of valid UTF-8")
 
 
 def _short(value: bytes) -> bytes:

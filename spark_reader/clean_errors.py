@@ -1,9 +1,10 @@
-"""How what went wrong reaches whoever uses Spark: as the error's own line, and one of its origin.
+"""Errors without tracebacks: Spark's users see the message of a `ZiplogError`, not its stack.
 
-Spark shows the trace of an error in a Python worker, and its text last. The text of a `ZiplogError`
-says what happened and what to do, so its trace is left out; that of our own bugs stays.
+Spark prints the traceback of an error in a Python worker before its message. The message of a
+`ZiplogError` says what happened and what to do, so its traceback is removed. Tracebacks of bugs in
+this package stay.
 
-Rule: whatever Spark calls is a function in `plainly`, generators too.
+Rule: every function that Spark calls is wrapped in `without_traceback`, generators too.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return the function, but errors of this library leave it without their traces.
+def without_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return the function with the tracebacks of this library's errors removed.
 
     Args:
-        function: any function, or a generator function: then what its generators raise.
+        function: a function or a generator function.
 
     """
     if inspect.isgeneratorfunction(function):
-        return cast("Callable[_P, _R]", _plain_generator(function))
+        return cast("Callable[_P, _R]", _generator_without_traceback(function))
 
     @functools.wraps(function)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -41,7 +42,7 @@ def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return wrapper
 
 
-def _plain_generator(
+def _generator_without_traceback(
     function: Callable[_P, Generator[Any, None, None]],
 ) -> Callable[_P, Generator[Any, None, None]]:
     @functools.wraps(function)

@@ -1,7 +1,7 @@
-"""`ziplog export`: a range of the log as a file, without Spark.
+"""`ziplog export`: writes a range of the log to a file, without Spark.
 
-Rules are those of `ziplog.cli`: stdout carries data and nothing else. pyarrow is asked for when the
-verb runs, so the command line starts without it.
+As everywhere in `ziplog.cli`, stdout carries only data. pyarrow is imported when the verb runs, so
+the command line starts without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from spark_reader import options
-from spark_reader.formats import COMPRESSIONS, Compression, Format
+from spark_reader.files import COMPRESSIONS, Compression, Format
 from spark_reader.optional_dependencies import require
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, say
 from ziplog.errors import ConfigError
@@ -24,7 +24,7 @@ from ziplog.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: What the options of a load are called here.
+#: The command-line option of each option of a load.
 _NAMES: Final = {
     options.START: "--from",
     options.STOP: "--to",
@@ -37,7 +37,7 @@ _NAMES: Final = {
     options.TIMEOUT: "--timeout",
 }
 _PIPE: Final = Path("-")
-#: What `startingOffsets` calls `earliest`.
+#: The command line's word for `earliest` of `startingOffsets`.
 _BEGINNING: Final = "genesis"
 
 app: Final = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -47,16 +47,16 @@ app: Final = typer.Typer(add_completion=False, rich_markup_mode=None)
 def export(
     context: typer.Context,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; '-': stdout.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Output file; '-': stdout.")
     ],
     kind: Annotated[
         Format, typer.Option("--format", help="jsonl is what `ziplog tail --json` prints.")
     ] = "parquet",
     start: Annotated[
-        str, typer.Option("--from", metavar="genesis|RID|GSN", help="Begin here (inclusive).")
+        str, typer.Option("--from", metavar="genesis|RID|GSN", help="Start (inclusive).")
     ] = _BEGINNING,
     stop: Annotated[
-        str, typer.Option("--to", metavar="latest|RID|GSN", help="End here (exclusive).")
+        str, typer.Option("--to", metavar="latest|RID|GSN", help="End (exclusive).")
     ] = "latest",
     from_epoch: Annotated[
         int | None, typer.Option("--from-epoch", metavar="N", help="Instead of --from.")
@@ -65,14 +65,16 @@ def export(
         int | None, typer.Option("--to-epoch", metavar="N", help="Instead of --to; inclusive.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Records made then or later.")
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only records created at TIME or later."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Records made before that.")
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Only records created before TIME."),
     ] = None,
     allow_trimmed: Annotated[
         bool,
-        typer.Option("--allow-trimmed", help="Begin at the trim point if it is behind --from."),
+        typer.Option("--allow-trimmed", help="Start at the trim point if it is after --from."),
     ] = False,
     path: Annotated[
         Path | None,
@@ -85,18 +87,18 @@ def export(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Write a range of the log to a file: every record in it once, in the order of the log.
+    """Write a range of the log to a file: every record once, in the order of the log.
 
-    The file gets its name when it is whole. Columns are those of docs/spark.md; `latest` is what
-    was complete when it began. A TIME is ISO 8601 (UTC if it does not say), or milliseconds since
-    1970; it leaves out records, and narrows nothing.
+    The file gets its name when it is complete. docs/spark.md lists the columns. `latest` is the
+    end of the log when the command starts. A TIME is ISO 8601 (UTC by default) or milliseconds
+    since 1970; it filters records, and does not make the command read less.
     """
     require("ziplog export", "pyarrow")
     from spark_reader.export import export as write  # noqa: PLC0415  needs pyarrow
 
     packed = _compression(kind, compression)
     if output == _PIPE and kind != "jsonl" and sys.stdout.isatty():
-        raise ConfigError("--output", "-", f"a file, or a pipe: {kind} is nothing for a terminal")
+        raise ConfigError("--output", "-", f"a file or a pipe, because {kind} is binary")
     asked: dict[str, Any] = {
         options.START: options.EARLIEST if start == _BEGINNING else start,
         options.STOP: stop,
@@ -106,11 +108,11 @@ def export(
         options.UNTIL: until,
         options.FAIL_ON_DATA_LOSS: "false" if allow_trimmed else None,
         options.PATH: path,
-        options.SERVERS: bootstrap if path is None or _is_said(context, "bootstrap") else None,
+        options.SERVERS: bootstrap if path is None or _is_given(context, "bootstrap") else None,
         options.TIMEOUT: timeout,
     }
     given = {name: str(value) for name, value in asked.items() if value is not None}
-    with _in_our_words(), _progress() as progress:
+    with _with_option_names(), _progress() as progress:
         done = write(given, output, kind, packed, progress, sys.stdout.buffer)
     range_ = f"positions {done.start} to {done.stop - 1}"
     say(f"{done.rows} records of {range_ if done.start < done.stop else 'no position'}: {output}")
@@ -123,14 +125,14 @@ def _compression(kind: Format, asked: Compression | None) -> Compression:
     return asked or allowed[0]
 
 
-def _is_said(context: typer.Context, name: str) -> bool:
+def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 @contextlib.contextmanager
-def _in_our_words() -> Iterator[None]:
-    """Call options what they are called here."""
+def _with_option_names() -> Iterator[None]:
+    """Replace the names of load options in errors by those of the command line."""
     try:
         yield
     except ConfigError as error:
@@ -143,7 +145,7 @@ def _in_our_words() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal, and nothing elsewhere."""
+    """Show a progress bar if stderr is a terminal."""
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:

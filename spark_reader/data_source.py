@@ -1,9 +1,9 @@
-"""`format("ziplog")`: what Spark calls to read and write the log.
+"""`format("ziplog")`: the data source class that Spark calls to read and write the log.
 
-Spark makes one object of the class for each `load()` or `save()`, and sends it to the processes
-that plan. Rule: where a load ends is decided when that object is made, and travels with it, so a
-DataFrame is the same rows however often it is planned. Invariant: sockets are open only while a
-method runs, never in what is sent on (docs/spark.md, section 1.2).
+Spark creates one object of the class for each `load()` or `save()`, and sends it to the planning
+processes. Rule: the constructor fixes the end of a load, and the end travels with the object. A
+DataFrame therefore has the same rows however often Spark plans it. Invariant: sockets are open only
+while a method runs, never in a pickled object (docs/spark.md, section 1.2).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_reader.clean_errors import plainly
+from spark_reader.clean_errors import without_traceback
 from spark_reader.options import parse
 from spark_reader.schema import DEFAULT, projection
 from spark_reader.sources import source_of
-from spark_reader.tasks import Share, read_share, shared_out
-from spark_reader.worker_state import spare_modules
+from spark_reader.tasks import Share, plan_tasks, read_task
+from spark_reader.worker_state import freeze_gc
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class ZiplogDataSource(DataSource):
         return "ziplog"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Pin the end of what is read.
+        """Fix the end of the range.
 
-        Whether this is a batch that reads, Spark does not tell: what goes wrong is raised only
-        where it matters to what is called next.
+        Spark does not report whether a batch read, a stream or a write follows. An error is
+        therefore raised later, by the method for which it matters.
         """
         super().__init__(dict(options))
         self._pinned: Pinned | None = None
@@ -77,10 +77,10 @@ class ZiplogDataSource(DataSource):
             self._fault = error
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the fault out: elsewhere it is tried again."""
+        """Leave out the error: the receiving process tries again."""
         return {**self.__dict__, "_fault": None}
 
-    @plainly
+    @without_traceback
     def schema(self) -> StructType:
         """Return all columns."""
         if isinstance(self._fault, UnavailableError):
@@ -90,39 +90,39 @@ class ZiplogDataSource(DataSource):
             [StructField(field.name, _TYPES[field.type], nullable=True) for field in DEFAULT]
         )
 
-    @plainly
+    @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads these columns."""
+        """Return the batch reader for these columns."""
         options = parse(self.options)
         return Reader(options, self._pinned or _pin(options), _fields(schema))
 
-    @plainly
+    @without_traceback
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        """Return what reads a stream of these columns."""
+        """Return the stream reader for these columns."""
         from spark_reader.stream import ZiplogStreamReader  # noqa: PLC0415 - few programs need it
 
         return ZiplogStreamReader(parse(self.options, "stream"), _fields(schema))
 
-    @plainly
+    @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes a DataFrame."""
+        """Return the writer of a DataFrame."""
         from spark_reader.writer import ZiplogWriter  # noqa: PLC0415 - as above
 
         return ZiplogWriter(self.options, schema, overwrite=overwrite)
 
-    @plainly
+    @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return what writes a stream."""
+        """Return the writer of a stream."""
         from spark_reader.writer import ZiplogStreamWriter  # noqa: PLC0415 - as above
 
         return ZiplogStreamWriter(self.options, schema, overwrite=overwrite)
 
 
 class Reader(DataSourceReader):
-    """Reads the rows of one load.
+    """Batch reader of one load.
 
-    Filters never narrow the range: Spark 4.3 keeps what it planned for a query with pushed filters,
-    and takes it for later queries of the same DataFrame that have none.
+    It does not push filters down: Spark 4.3 keeps the plan of a query with pushed filters, and uses
+    that plan for later queries of the same DataFrame without filters.
     """
 
     def __init__(self, options: Options, pinned: Pinned, fields: tuple[Field, ...]) -> None:
@@ -130,26 +130,28 @@ class Reader(DataSourceReader):
         self._pinned: Final = pinned
         self._fields: Final = fields
 
-    @plainly
+    @without_traceback
     def partitions(self) -> list[InputPartition]:
-        """Return what each task reads."""
-        spare_modules()
+        """Return the share of each task."""
+        freeze_gc()
         pinned = self._pinned
         with source_of(self._options).open() as session:
-            pieces = session.stretches(pinned.start, pinned.stop)
+            pieces = session.pieces_of(pinned.start, pinned.stop)
             source = session.for_tasks()
-        # Spark wants one at least.
-        tasks = shared_out(self._options, pieces) or [[]]
-        return [Share(turn, task, source, pinned.topic) for turn, task in enumerate(tasks)]
+        # Spark requires at least one.
+        tasks = plan_tasks(self._options, pieces) or [[]]
+        return [
+            Share(task_index, task, source, pinned.topic) for task_index, task in enumerate(tasks)
+        ]
 
-    @plainly
+    @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read what one task has to, in batches."""
-        yield from read_share(self._options, self._fields, partition)
+        """Read the share of one task, in batches."""
+        yield from read_task(self._options, self._fields, partition)
 
 
 def _fields(schema: StructType) -> tuple[Field, ...]:
-    """Return what a schema asks for."""
+    """Return the requested columns of a schema."""
     return projection((f.name, f.dataType.simpleString(), f.nullable) for f in schema.fields)
 
 
@@ -159,7 +161,7 @@ def _pin(options: Options) -> Pinned:
 
 
 def _check(options: Mapping[str, str]) -> None:
-    """Refuse what is right neither for a batch nor for a stream."""
+    """Refuse options that are valid neither for a batch nor for a stream."""
     try:
         parse(options)
     except ConfigError:

@@ -1,8 +1,8 @@
-"""Which records of a shard's blocks are there a second time, because their writer ran again.
+"""Deduplication: finds records that a repeated writer inserted a second time.
 
-Rule: the writers' table before the first block with origins is asked for when that block comes, not
-before: few logs have any. Invariant: what is said of a record depends on the log before it, not on
-where the reading began, nor on how blocks are cut (docs/protocol.md, section 14.3).
+Rule: the writer table before the first block with origins is requested when that block arrives;
+most logs have none. Invariant: the verdict on a record depends only on the log before it, not on
+the start of the read or on block boundaries (docs/protocol.md, section 14.3).
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
     from ziplog.segments.blocks import Block
 
 
-class Repeats:
-    """Tells them for one shard's blocks, in the order of the log."""
+class Deduplicator:
+    """Finds the duplicate records of one shard's blocks, in the order of the log."""
 
     def __init__(
         self,
         table: Callable[[int], tuple[int, WriterTable]],
         blocks: Callable[[int, int], Iterable[Block]],
     ) -> None:
-        """Begin anywhere.
+        """Start at any position.
 
         Args:
-            table: gives for a position one at or before it, and the writers' table there.
-            blocks: gives the shard's blocks that cover positions [start, stop); they may reach over
-                both ends.
+            table: returns a position at or before the given one, and the writer table there.
+            blocks: returns the shard's blocks that cover positions [start, stop); they may extend
+                beyond both ends.
 
         """
         self._table: Final = table
         self._blocks: Final = blocks
-        #: The table behind the last block, and where that is; None before it is needed.
+        #: The table after the last block; None until it is needed.
         self._writers: WriterTable | None = None
         self._at = 0
 
-    def of(self, block: Block) -> list[tuple[int, int]]:
-        """Return the index ranges [start, stop) of the records of a block that are repetitions.
+    def repeated_rows(self, block: Block) -> list[tuple[int, int]]:
+        """Return the index ranges [start, stop) of a block's duplicate records.
 
-        What is said of records that blocks before had, too, or that lie before the first block's
-        start, does not count. Where blocks leave something out, it was trimmed meanwhile.
+        The result is undefined for records that an earlier block contained too, and for records
+        before the start of the first block. A gap between two blocks was trimmed meanwhile.
 
         Raises:
-            TrimmedError: nobody knows any more what came before the block.
-            UnavailableError: nobody knows it yet, as it is being trimmed.
+            TrimmedError: no replica has the records or the writer table before the block any more.
+            UnavailableError: they are being trimmed right now.
 
         """
         if self._writers is not None and block.start > self._at:
@@ -59,46 +59,42 @@ class Repeats:
         if not block.origins:
             return []
         if self._writers is None:
-            self._writers = self._up_to(block.start)
-        # To take note of the last records again changes nothing: no row is later than itself.
-        return _take(self._writers, block, block.rows)
+            self._writers = self._table_at(block.start)
+        # Applying overlapping records again changes nothing: no row is later than itself.
+        return _apply(self._writers, block, block.rows)
 
-    def anew(self, block: Block) -> list[tuple[int, int]]:
-        """Return the same of a block that nobody knows what was before; what follows goes on so."""
+    def reset_at(self, block: Block) -> list[tuple[int, int]]:
+        """Return the same for a block without known history; start with an empty writer table."""
         self._writers = WriterTable()
-        return _take(self._writers, block, block.rows)
+        return _apply(self._writers, block, block.rows)
 
-    def _up_to(self, stop: int) -> WriterTable:
-        """Return the table at a position.
-
-        Errors are those of `of`.
-
-        """
+    def _table_at(self, stop: int) -> WriterTable:
+        """Return the table at a position; errors are those of `repeated_rows`."""
         reached = 0
         while True:
             at, writers = self._table(stop)
             if at <= reached:
-                raise UnavailableError(f"what came before gsn {stop} is being trimmed")
-            reached = self._follow(writers, at, stop)
+                raise UnavailableError(f"the log before gsn {stop} is being trimmed; try again")
+            reached = self._replay(writers, at, stop)
             if reached >= stop:
                 return writers
 
-    def _follow(self, writers: WriterTable, at: int, stop: int) -> int:
-        """Let a table at `at` go on up to `stop`; return where it stops before what was trimmed."""
+    def _replay(self, writers: WriterTable, at: int, stop: int) -> int:
+        """Advance a table from `at` to `stop`; return where it ends: `stop`, or before a gap."""
         if at < stop:
             try:
                 for block in self._blocks(at, stop):
                     if block.start > at:
                         return at
-                    _take(writers, block, bisect_left(gsns_of(block), stop))
+                    _apply(writers, block, bisect_left(gsns_of(block), stop))
                     at = max(at, block.stop)
             except TrimmedError:
                 return at
         return stop
 
 
-def _take(writers: WriterTable, block: Block, high: int) -> list[tuple[int, int]]:
-    """Let the table go on over a block's first `high` records; return which are repetitions."""
+def _apply(writers: WriterTable, block: Block, high: int) -> list[tuple[int, int]]:
+    """Apply a block's first `high` records to the table; return the duplicate ranges."""
     found: list[tuple[int, int]] = []
     for run in block.origins:
         count = min(run.count, high - run.at)

@@ -1,7 +1,7 @@
-"""A range of the log written to a file, in the total order, without Spark.
+"""Export: writes a range of the log to a file, in the total order, without Spark.
 
-Each shard is read as Spark reads it, all at once, and their batches are merged by position. What
-the range is and what belongs to it is as in Spark (docs/spark.md, section 1.2).
+All shards are read at once, by the code that Spark's tasks use, and their batches are merged by
+position. The range has the same rows as in Spark (docs/spark.md, section 1.2).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import msgspec
 
 from spark_reader import files
-from spark_reader.batches import arrow_schema, wanted
+from spark_reader.batches import arrow_schema, projection_of
 from spark_reader.merge import merged
 from spark_reader.options import parse
 from spark_reader.planning import joined
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from spark_reader.formats import Compression, Format
+    from spark_reader.files import Compression, Format
     from spark_reader.planning import Piece
 
-#: The output that is a stream, not a file.
+#: The output path that means stdout.
 STDOUT: Final = Path("-")
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What was written: the rows of the positions [start, stop)."""
+    """Result of an export: the number of rows, and their positions [start, stop)."""
 
     rows: int
     start: int
@@ -52,21 +52,21 @@ def export(
     progress: Callable[[int, int], None],
     pipe: BinaryIO,
 ) -> Exported:
-    """Write a range of the log to a file; if it fails, there is no file, or the former one.
+    """Write a range of the log to a file. On failure a former file stays, and none is created.
 
     Args:
-        options: the range and where it is, as Spark's options (docs/spark.md, section 1.1).
-        output: the file, or `STDOUT`: into the pipe.
+        options: the source and the range, as Spark's options (docs/spark.md, section 1.1).
+        output: the file, or `STDOUT` for the pipe.
         kind: the format.
-        compression: one that the format has.
-        progress: told how many stored bytes are done, and of how many, about.
-        pipe: where `STDOUT` goes.
+        compression: one of the format's `COMPRESSIONS`.
+        progress: called with the stored bytes that are done and their total, both estimates.
+        pipe: the stream for `STDOUT`.
 
     Raises:
-        ConfigError: an option is not allowed, or the output is no file.
-        TrimmedError: the range begins below the first position that is there.
-        UnavailableError: the cluster, or the directory, can't be read.
-        OSError: the file can't be written.
+        ConfigError: an option is not allowed, or the output is not a regular file.
+        TrimmedError: the range begins below the first stored position.
+        UnavailableError: the cluster or the directory cannot be read.
+        OSError: the file cannot be written.
 
     """
     asked = parse(options)
@@ -75,23 +75,23 @@ def export(
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(source_of(asked).open())
         pinned = session.pin()
-        columns = wanted(asked, DEFAULT, pinned.topic)
-        pieces = session.stretches(pinned.start, pinned.stop)
+        columns = projection_of(asked, DEFAULT, pinned.topic)
+        pieces = session.pieces_of(pinned.start, pinned.stop)
         streams = [
             session.read(joined(of_shard), columns)
             for _, of_shard in itertools.groupby(pieces, attrgetter("shard"))
         ]
         sink = pipe if output == STDOUT else stack.enter_context(files.replacing(output))
-        counted = _Counted(pieces, progress)
+        counted = _ProgressCounter(pieces, progress)
         files.write(
-            counted.through(merged(streams)), arrow_schema(DEFAULT), sink, kind, compression,
+            counted.count(merged(streams)), arrow_schema(DEFAULT), sink, kind, compression,
             is_pipe=output == STDOUT,
         )  # fmt: skip
     return Exported(counted.rows, pinned.start, pinned.stop)
 
 
-class _Counted:
-    """Counts the rows that pass, and tells how far they are in bytes: positions lie unevenly."""
+class _ProgressCounter:
+    """Counts rows, and reports progress in stored bytes: positions are not evenly spaced."""
 
     def __init__(self, pieces: list[Piece], progress: Callable[[int, int], None]) -> None:
         ordered = sorted(pieces, key=attrgetter("stop"))
@@ -100,7 +100,7 @@ class _Counted:
         self._progress: Final = progress
         self.rows = 0
 
-    def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def count(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield batch
             self.rows += batch.num_rows

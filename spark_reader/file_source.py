@@ -1,8 +1,8 @@
-"""The files of a cluster, or of one storage server, as a source: no server is asked.
+"""File source: reads the segment files of a cluster or of one storage server, without a server.
 
-Rule: what the servers of a shard know to be stable is read, no matter which of them has it; no file
-is changed. Invariant: while a server runs, nothing is read that another shard may still fill
-positions before (docs/spark.md, section 1.2).
+Rule: a record that any replica of a shard knows to be stable is read, and no file is changed.
+Invariant: while a server runs, a load never reads past a position that another shard may still
+fill (docs/spark.md, section 1.2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from spark_reader.epochs import Epochs, ShardEpochs
 from spark_reader.options import PATH, STOP, Options
 from spark_reader.planning import cut
-from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
+from spark_reader.reading import Replicas, Session, blocks_from_units, first_block, nearer_table
 from ziplog.config import load
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ConfigError, UnavailableError
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 
 _CLUSTER_FILE: Final = "cluster.toml"
 _SEGMENTS: Final = "segments"
-#: How servers are named where nobody chose other names.
+#: Default names of servers.
 _SERVER: Final = re.compile(r"shard-(\d{1,9})-\d{1,2}", re.ASCII)
-#: Behind every position.
-_NOWHERE: Final = 2**63 - 1
+#: Larger than every position.
+_MAX_END: Final = 2**63 - 1
 _RULE: Final = "the data directory of a cluster, or of one of its storage servers"
 
 
-class _Found(msgspec.Struct, frozen=True):
-    """What is in a directory."""
+class _ServerDirectories(msgspec.Struct, frozen=True):
+    """The cluster name and the server directories of a data directory."""
 
     #: The cluster's name.
     name: str
     #: Directories of servers, by shard.
     servers: dict[int, list[str]]
 
-    def is_there(self) -> bool:
-        """Whether it can be read on this machine: one server of each shard will do."""
+    def is_readable(self) -> bool:
+        """Whether this machine has the files of at least one server of each shard."""
         return all(
             any((Path(server) / _SEGMENTS).is_dir() for server in servers)
             for servers in self.servers.values()
@@ -59,34 +59,34 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 class FileSource(msgspec.Struct, frozen=True):
-    """A directory, by its path in the options."""
+    """A data directory, by the path in the options."""
 
     options: Options
-    #: None: not looked for yet.
-    found: _Found | None = None
+    #: None: not searched yet.
+    directories: _ServerDirectories | None = None
 
     def open(self, memory: BufferPool | None = None) -> FileSession:
-        """Look what is there; see `Source.open`.
+        """Find the server directories; see `Source.open`.
 
         Raises:
-            ConfigError: it is no such directory.
-            UnavailableError: a shard's files are missing.
+            ConfigError: the path is not a data directory.
+            UnavailableError: the files of a shard are missing.
 
         """
         path = Path(self.options.path.removeprefix("file:")).absolute()
         try:
-            found = self.found
-            if found is None or not found.is_there():
-                found = _find(path)
+            directories = self.directories
+            if directories is None or not directories.is_readable():
+                directories = _find_servers(path)
         except OSError as error:
             raise ConfigError(PATH, str(path), f"{_RULE} ({error.strerror})") from None
-        return FileSession(self.options, found, memory or BufferPool())
+        return FileSession(self.options, directories, memory or BufferPool())
 
 
-def _find(path: Path) -> _Found:
+def _find_servers(path: Path) -> _ServerDirectories:
     if (path / _SEGMENTS).is_dir():
         identity = _identity(path)
-        return _Found(identity.cluster, {_shard_of(path, identity.node): [str(path)]})
+        return _ServerDirectories(identity.cluster, {_shard_of(path, identity.node): [str(path)]})
     if (path / _CLUSTER_FILE).is_file():
         config = load(path / _CLUSTER_FILE)
         servers = {s.id: [path / node.name for node in s.replicas] for s in config.shards}
@@ -101,8 +101,8 @@ def _find(path: Path) -> _Found:
             if not each:
                 names = " and ".join(server.name for server in servers[shard])
                 raise UnavailableError(f"{path} has no files of shard {shard} ({names})")
-        return _Found(config.name, there)
-    why = "" if path.is_dir() else " (no such directory here)"
+        return _ServerDirectories(config.name, there)
+    why = "" if path.is_dir() else " (no such directory on this machine)"
     raise ConfigError(PATH, str(path), _RULE + why)
 
 
@@ -110,11 +110,11 @@ def _identity(path: Path) -> Identity:
     try:
         return decode_identity((path / IDENTITY_FILE).read_bytes())[0]
     except ValueError:
-        raise ConfigError(PATH, str(path), f"{_RULE}: {IDENTITY_FILE} there is damaged") from None
+        raise ConfigError(PATH, str(path), f"{_RULE}; its {IDENTITY_FILE} is damaged") from None
 
 
 def _shard_of(path: Path, node: str) -> int:
-    """Return which shard a server is of: its cluster file tells, or else its name."""
+    """Return the shard of a server, from the cluster file or else from its name."""
     file = path.parent / _CLUSTER_FILE
     if file.is_file():
         for shard in load(file).shards:
@@ -122,32 +122,34 @@ def _shard_of(path: Path, node: str) -> int:
                 return shard.id
     usual = _SERVER.fullmatch(node)
     if usual is None:
-        allowed = f"beside the {_CLUSTER_FILE} that tells which shard {node!r} is of"
+        allowed = f"in the directory of the {_CLUSTER_FILE} that lists {node!r}"
         raise ConfigError(PATH, str(path), allowed)
     return int(usual[1])
 
 
 class FileSession(Session):
-    """The directories of all servers, shard by shard."""
+    """Session over the directories of all servers, shard by shard."""
 
-    def __init__(self, options: Options, found: _Found, memory: BufferPool) -> None:
+    def __init__(
+        self, options: Options, directories: _ServerDirectories, memory: BufferPool
+    ) -> None:
         super().__init__(options)
-        self._found: Final = found
-        self._directories: Final = {
+        self._directories: Final = directories
+        self._segment_directories: Final = {
             shard: [Path(server) / _SEGMENTS for server in servers]
-            for shard, servers in sorted(found.servers.items())
+            for shard, servers in sorted(directories.servers.items())
         }
         self._archives: Final = {
             shard: [BlockReader(path, memory) for path in each]
-            for shard, each in self._directories.items()
+            for shard, each in self._segment_directories.items()
         }
 
     def close(self) -> None:
-        """Nothing is open between two calls."""
+        """Do nothing: no file is open between two calls."""
 
     def for_tasks(self) -> FileSource:
-        """Return the source with what is there; see `Session.for_tasks`."""
-        return FileSource(self._options, self._found)
+        """Return the source with the directories found; see `Session.for_tasks`."""
+        return FileSource(self._options, self._directories)
 
     # --- planning ---
 
@@ -156,19 +158,19 @@ class FileSession(Session):
 
     @property
     def trim(self) -> int:
-        """All before this was trimmed, as the files tell now; 1: nothing."""
+        """The trim point in the files now; 1: nothing was trimmed."""
         return max(_trim(archive) for each in self._archives.values() for archive in each)
 
     def topic(self) -> str:
         """Return the cluster's name."""
-        return self._found.name
+        return self._directories.name
 
     def latest(self) -> int:
-        """Return the end of what is stable, of all shards; of any, if all servers rest.
+        """Return the least stable end of all shards, or the largest if all servers are stopped.
 
-        A shard of which no server stopped in good order may hold more than its files tell.
+        Without a clean stop of one of its servers, a shard may hold more than its files show.
         """
-        # Before the ends are looked at: who stops meanwhile has said all that counts.
+        # Before the ends are read: the files of a server that stops meanwhile are complete.
         is_running = any(archive.is_locked for each in self._archives.values() for archive in each)
         unsure = [
             shard
@@ -179,7 +181,7 @@ class FileSession(Session):
         return min((ends[shard] for shard in unsure), default=max(ends.values()))
 
     def latest_decided(self) -> int:
-        """Return the same: what files tell is decided, as long as servers that rest do so."""
+        """Return the same: positions in files are decided while stopped servers stay stopped."""
         return self.latest()
 
     def pin(self) -> Pinned:
@@ -187,14 +189,14 @@ class FileSession(Session):
         options, latest = self._options, self.latest()
         if options.stop is not None and options.stop > latest:
             raise ConfigError(
-                STOP, options.stop, f"at most {latest}: so far all shards' files tell"
+                STOP, options.stop, f"at most {latest}, the end of the files of all shards"
             )
         trim = self.trim
         return self._pinned(*self._bounds(lambda: self._epochs(trim, latest), trim), latest, trim)
 
     def _epochs(self, start: int, stop: int) -> Epochs:
         pieces: dict[int, list[Piece]] = {}
-        for piece in self.stretches(start, stop):
+        for piece in self.pieces_of(start, stop):
             pieces.setdefault(piece.shard, []).append(piece)
         shards = [
             ShardEpochs(mine, self.replicas(shard, start, stop, 0).blocks)
@@ -202,64 +204,64 @@ class FileSession(Session):
         ]
         return Epochs(shards, stop)
 
-    def stretches(self, start: int, stop: int) -> list[Piece]:
-        """Return the range in pieces; see `Session.stretches`."""
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
+        """Return the range in pieces; see `Session.pieces_of`."""
         if start >= stop:
             return []
-        start = self.behind_trim(start, self.trim)
+        start = self.after_trim(start, self.trim)
         pieces: list[Piece] = []
         for shard, end in self._ends().items():
-            each = zip(self._archives[shard], self._directories[shard], strict=True)
+            each = zip(self._archives[shard], self._segment_directories[shard], strict=True)
             steps = max((_steps(archive, path) for archive, path in each), key=len)
             pieces += cut(shard, start, min(stop, end), steps)
         return pieces
 
-    def replicas(self, shard: int, start: int, stop: int, turn: int) -> Replicas:
+    def replicas(self, shard: int, start: int, stop: int, task_index: int) -> Replicas:
         """Return the shard's directories; see `Session.replicas`."""
         del start, stop
         each = self._archives[shard]
-        first = turn % len(each)
+        first = task_index % len(each)
         return _Directories(self, each[first:] + each[:first])
 
 
 class _Directories(Replicas):
-    """What a shard's servers have on their disks."""
+    """The segment directories of a shard's servers."""
 
     def __init__(self, session: FileSession, archives: list[BlockReader]) -> None:
         self._session, self._archives = session, archives
 
     def close(self) -> None:
-        """Nothing is open between two calls."""
+        """Do nothing: no file is open between two calls."""
 
     def block(self, gsn: int) -> Block | int:
-        """Look in one directory after the other; see `Replicas.block`."""
+        """Search one directory after the other; see `Replicas.block`."""
         return first_block(archive.block(gsn) for archive in self._archives)
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
-        """Return the nearest table in any; see `Replicas.table`."""
+        """Return the nearest table of all directories; see `Replicas.table`."""
         return reduce(
-            fuller, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
+            nearer_table, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
         )
 
     def scanned(self, start: int, stop: int) -> Iterator[Block]:
-        """Give blocks made of what segments hold; see `Replicas.scanned`."""
+        """Yield blocks made from the units in segments; see `Replicas.scanned`."""
         at = start
         while at < stop:
             faults: list[str] = []
             for archive in self._archives:
                 try:
-                    for block in in_blocks(archive.units(at, stop), at):
+                    for block in blocks_from_units(archive.units(at, stop), at):
                         yield block
                         at = block.stop
                 except UnreadableError as error:
                     faults.append(str(error))
                 if at >= stop:
                     return
-            # Servers may run, and delete what is trimmed.
-            kept = self._session.behind_trim(at, self._session.trim)
+            # A running server may have deleted trimmed segments.
+            kept = self._session.after_trim(at, self._session.trim)
             if kept == at:
-                why = "; ".join(faults) or "what is stable ends before it"
-                raise UnavailableError(f"no server's files have gsn {at}: {why}")
+                why = "; ".join(faults) or "the stable records end before it"
+                raise UnavailableError(f"no server's files contain gsn {at}: {why}")
             at = kept
 
 
@@ -278,10 +280,10 @@ def _trim(archive: BlockReader) -> int:
 
 
 def _steps(archive: BlockReader, directory: Path) -> list[tuple[int, int]]:
-    """Return where blocks end, and segments that have none, each with its size in bytes."""
+    """Return the ends of blocks, and of segments without blocks, each with its size in bytes."""
     rows = {segment.name: index.blocks for segment, index in archive.indexed()}
     listed = [entry.segment for entry in archive.listed()]
-    ends = [segment.base for segment in listed[1:]] + [_NOWHERE] * bool(listed)
+    ends = [segment.base for segment in listed[1:]] + [_MAX_END] * bool(listed)
     steps: list[tuple[int, int]] = []
     for segment, end in zip(listed, ends, strict=True):
         blocks = rows.get(segment.name)

@@ -1,46 +1,51 @@
-"""Batches of rows to files: Parquet, Arrow IPC, and JSON lines as `ziplog tail --json` has them.
+"""Output files of an export: Parquet, Arrow IPC, and the JSON lines of `ziplog tail --json`.
 
-Rule: memory holds one group of rows, however long the range is. Invariant: under a file's name
-there is a whole file or the former one, never a part.
+Rule: memory holds one group of rows, however long the range is. Invariant: the file name always
+refers to a complete file, the new or the former one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
-
-import pyarrow as pa
-from pyarrow import ipc, parquet
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal, cast
 
 import ziplog
 from spark_reader import schema as columns
-from spark_reader.formats import COMPRESSIONS
 from ziplog.cli.records import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from spark_reader.formats import Compression, Format
+    import pyarrow as pa
 
-#: A row group has about so many bytes of rows, before they are encoded, and at most so many rows.
+Format = Literal["parquet", "arrow", "jsonl"]
+Compression = Literal["none", "snappy", "gzip", "brotli", "lz4", "zstd"]
+
+#: Compressions of each format; the first is its default.
+COMPRESSIONS: Final[dict[Format, tuple[Compression, ...]]] = {
+    "parquet": ("snappy", "zstd", "gzip", "brotli", "lz4", "none"),
+    "arrow": ("none", "lz4", "zstd"),
+    "jsonl": ("none",),
+}
+#: Size of a row group: about 64 MiB before encoding, and at most 1,048,576 rows.
 _GROUP_BYTES: Final = 64 * 1024 * 1024
 _GROUP_ROWS: Final = 1024 * 1024
-#: So has a batch of Arrow's.
+#: Size of an Arrow batch: about 4 MiB, and at most 65,536 rows.
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 _BATCH_ROWS: Final = 64 * 1024
-#: Columns with few values, and those that a reader looks for ranges of.
+#: Columns with few distinct values (dictionary encoding), and columns that get statistics.
 _FEW: Final = [columns.KEY, columns.TOPIC, columns.PARTITION, columns.TIMESTAMP_TYPE, columns.EPOCH]
 _RANGES: Final = [columns.PARTITION, columns.OFFSET, columns.TIMESTAMP, columns.EPOCH]
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to write, which gets this name once it is whole and on stable storage.
+    """Open a temporary file that replaces `path` when it is complete and on stable storage.
 
     Raises:
-        OSError: it can't be written.
+        OSError: it cannot be written.
 
     """
     target = path.resolve()
@@ -64,16 +69,16 @@ def write(
     *,
     is_pipe: bool = False,
 ) -> None:
-    """Write all batches to a file, which may have none.
+    """Write all batches to a file; there may be none.
 
     Args:
-        batches: in the order of their offsets; of JSON lines at least key, value, partition,
+        batches: in the order of their offsets; JSON lines need at least key, value, partition,
             offset, timestamp, epoch.
-        schema: that of all of them.
-        sink: where to; it stays open.
+        schema: of all batches.
+        sink: the open file; it stays open.
         kind: the format.
-        compression: one that `COMPRESSIONS` has for it.
-        is_pipe: who reads can't seek: Arrow batches come as a stream.
+        compression: one of the format's `COMPRESSIONS`.
+        is_pipe: the reader cannot seek, so Arrow batches use the stream format.
 
     """
     assert compression in COMPRESSIONS[kind], f"{kind} compressed with {compression}"
@@ -90,6 +95,9 @@ def write(
 def _write_parquet(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, sink: BinaryIO, compression: Compression
 ) -> None:
+    import pyarrow as pa  # noqa: PLC0415  `ziplog` starts without it
+    from pyarrow import parquet  # noqa: PLC0415
+
     place = schema.get_field_index(columns.OFFSET)
     with parquet.ParquetWriter(
         sink,
@@ -112,6 +120,9 @@ def _write_arrow(
     *,
     is_pipe: bool,
 ) -> None:
+    import pyarrow as pa  # noqa: PLC0415  `ziplog` starts without it
+    from pyarrow import ipc  # noqa: PLC0415
+
     make = ipc.new_stream if is_pipe else ipc.new_file
     options = ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with make(sink, schema, options=options) as writer:
@@ -139,7 +150,7 @@ def _groups(
 
 
 def _lines(batch: pa.RecordBatch) -> Iterator[bytes]:
-    times = batch.column(columns.TIMESTAMP).cast(pa.int64())
+    times = batch.column(columns.TIMESTAMP).cast("int64")
     parts = (columns.OFFSET, columns.PARTITION, columns.VALUE, columns.KEY, columns.EPOCH)
     rows = zip(*(batch.column(name).to_pylist() for name in parts), times.to_pylist(), strict=True)
     for gsn, shard, value, key, epoch, timestamp_us in rows:

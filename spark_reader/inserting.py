@@ -1,13 +1,13 @@
-"""Puts the rows of a task into the log: from Arrow columns to `insert_rows`, in bounded chunks.
+"""Inserts the rows of a task: from Arrow columns to `insert_rows`, in bounded chunks.
 
-Rows take lanes (`spark_reader.placement`). While a chunk of a lane is under way, the next one is
-converted; lanes do not wait for each other.
+Each writer of the task (`spark_reader.placement`) sends its rows to one shard. It converts the next
+chunk during the insert of the current one. Writers do not wait for each other.
 
-Rule: a lane's rows go in the order in which they come, numbered without gaps, one chunk after the
-other. So what the log has of a task is the beginning of each lane: of one that fails, too, and of
-one whose rows ended too early, as they seem to do when something before it fails in the same task
-(Spark tells its Python nothing else). See docs/protocol.md, section 14.3.
-Invariant: besides a batch, no more than two chunks a lane are held, 32 MiB or so in all.
+Rule: a writer inserts its rows in order, numbered without gaps, one chunk after the other. The log
+therefore holds a prefix of each writer's rows, even if the task fails or its input ends early. The
+input ends early when an earlier step of the same task fails; Spark reports no error to Python then
+(docs/protocol.md, section 14.3).
+Invariant: a task holds one batch and at most two chunks per writer, about 32 MiB in all.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
-    from spark_reader.placement import Placement
+    from spark_reader.placement import RowPlacement
     from spark_reader.write_options import Columns
 
-#: A chunk ends with the row that makes it as large as this; smaller, if there are many lanes.
+#: Size at which a chunk ends, in bytes; smaller if a task has many writers.
 CHUNK_BYTES: Final = 2 * 1024 * 1024
-#: What a row counts besides its bytes: so chunks of short rows end, too.
+#: Bytes that a row counts in addition to its value and key, so that chunks of short rows end too.
 ROW_BYTES: Final = 16
-#: Rows of a chunk that have the time-out of a call to themselves.
+#: Maximum number of rows in one `insert_rows` call; the timeout applies to each call.
 _CALL_ROWS: Final = 2048
 _MAX_THREADS: Final = 16
 
 
 class RowLog(Protocol):
-    """What inserting needs of a `ziplog.Log`."""
+    """The method of `ziplog.Log` that inserts need."""
 
     def insert_rows(
         self,
@@ -57,52 +57,53 @@ def insert_batches(
     log: RowLog,
     batches: Iterable[pa.RecordBatch],
     columns: Columns,
-    place: Placement,
+    place: RowPlacement,
     *,
     batch: int,
     partition: int,
 ) -> int:
-    """Insert all rows; returns their number.
+    """Insert all rows and return their number.
 
     Args:
-        log: where to.
+        log: the log.
         batches: the rows.
-        columns: where value and key stand in them.
-        place: where to in the log, and under which name.
+        columns: the indexes of the value and key columns.
+        place: shards and writer ids of the rows.
         batch: the number of the query's batch.
-        partition: whose rows these are, for messages.
+        partition: the number of the partition, for error messages.
 
     Raises:
-        ConfigError: a value is null; what came before it may be in the log.
-        RecordTooLargeError: a value or key is; likewise.
-        UnavailableError: a shard does not take it; likewise.
+        ConfigError: a value is null; earlier rows may be in the log.
+        RecordTooLargeError: a value or key is too large; likewise.
+        UnavailableError: a shard does not accept a row; likewise.
 
     """
-    threads = min(len(place.lanes), _MAX_THREADS)
+    threads = min(len(place.shards), _MAX_THREADS)
     row = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="ziplog-insert") as pool:
-        lanes = [
-            _Lane(log, pool, place, lane, batch, partition) for lane in range(len(place.lanes))
+        writers = [
+            _RowWriter(log, pool, place, index, batch, partition)
+            for index in range(len(place.shards))
         ]
         try:
             for rows in batches:
-                _share_out(rows, columns, place, lanes, row, partition)
+                _distribute(rows, columns, place, writers, row, partition)
                 row += rows.num_rows
-            for lane in lanes:
-                lane.send()
-            for lane in lanes:
-                lane.wait()
+            for writer in writers:
+                writer.send()
+            for writer in writers:
+                writer.wait()
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return row
 
 
-def _share_out(
+def _distribute(
     rows: pa.RecordBatch,
     columns: Columns,
-    place: Placement,
-    lanes: list[_Lane],
+    place: RowPlacement,
+    writers: list[_RowWriter],
     row: int,
     partition: int,
 ) -> None:
@@ -114,12 +115,12 @@ def _share_out(
         raise ConfigError(what, None, "bytes or text, which may be empty")
     numbers = range(row, row + len(values))
     if not place.by_key or keys is None:
-        lanes[0].put(values, keys, numbers)
+        writers[0].put(values, keys, numbers)
         return
-    theirs = _lanes_of(keys, place)
-    for number, lane in enumerate(lanes):
-        at = pc.indices_nonzero(pc.equal(theirs, number))
-        lane.put(values.take(at), keys.take(at), [numbers[index] for index in at.to_pylist()])
+    indexes = _writers_of(keys, place)
+    for number, writer in enumerate(writers):
+        at = pc.indices_nonzero(pc.equal(indexes, number))
+        writer.put(values.take(at), keys.take(at), [numbers[index] for index in at.to_pylist()])
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
@@ -131,7 +132,7 @@ def _as_binary(column: pa.Array) -> pa.Array:
 
 
 def _ends(values: pa.Array, keys: pa.Array | None) -> Sequence[int]:
-    """Return how many bytes all rows up to each one have, itself included."""
+    """Return, for each row, the bytes of all rows up to and including it."""
     sizes = pc.add(pc.binary_length(values).cast(pa.int64()), ROW_BYTES)
     if keys is not None:
         sizes = pc.add(sizes, pc.fill_null(pc.binary_length(keys).cast(pa.int64()), 0))
@@ -139,40 +140,40 @@ def _ends(values: pa.Array, keys: pa.Array | None) -> Sequence[int]:
     return ends
 
 
-def _lanes_of(keys: pa.Array, place: Placement) -> pa.Array:
-    """Return the lane of each key; each key is hashed once."""
+def _writers_of(keys: pa.Array, place: RowPlacement) -> pa.Array:
+    """Return the writer's index for each key; each distinct key is hashed once."""
     coded = keys.dictionary_encode()
-    theirs = pa.array([place.lane_of(key) for key in coded.dictionary.to_pylist()], pa.int64())
-    return pc.fill_null(theirs.take(coded.indices), place.lane_of(None))
+    indexes = pa.array([place.writer_of(key) for key in coded.dictionary.to_pylist()], pa.int64())
+    return pc.fill_null(indexes.take(coded.indices), place.writer_of(None))
 
 
-def chunk_bytes(lanes: int) -> int:
-    """Return how large a chunk is, if there are so many lanes."""
-    return min(CHUNK_BYTES, max(4 * CHUNK_BYTES // lanes, CHUNK_BYTES // 32))
+def chunk_bytes(writers: int) -> int:
+    """Return the size of a chunk in bytes, for a task with this number of writers."""
+    return min(CHUNK_BYTES, max(4 * CHUNK_BYTES // writers, CHUNK_BYTES // 32))
 
 
-class _Lane:
-    """Rows of one partition on their way to one shard."""
+class _RowWriter:
+    """Sends rows of one partition to one shard, a chunk at a time."""
 
     def __init__(
         self,
         log: RowLog,
         pool: ThreadPoolExecutor,
-        place: Placement,
-        lane: int,
+        place: RowPlacement,
+        index: int,
         batch: int,
         partition: int,
     ) -> None:
         self._log: Final = log
         self._pool: Final = pool
-        self._shard: Final = place.lanes[lane]
-        self._writer: Final = place.writer(lane)
-        self._largest: Final = chunk_bytes(len(place.lanes))
+        self._shard: Final = place.shards[index]
+        self._writer: Final = place.writer_id(index)
+        self._chunk_bytes: Final = chunk_bytes(len(place.shards))
         self._batch: Final = batch
         self._partition: Final = partition
-        #: How many rows were sent.
+        #: Number of rows sent.
         self._sent = 0
-        self._under_way: Future[None] | None = None
+        self._pending: Future[None] | None = None
         self._empty()
 
     def _empty(self) -> None:
@@ -183,35 +184,35 @@ class _Lane:
         self._size = 0
 
     def put(self, values: pa.Array, keys: pa.Array | None, rows: Sequence[int]) -> None:
-        """Take rows; send each chunk that they make whole."""
+        """Add rows; send each chunk that is complete."""
         ends = _ends(values, keys)
-        start = taken = 0
+        start = consumed = 0
         while start < len(ends):
-            stop = bisect_left(ends, taken + self._largest - self._size, start) + 1
+            stop = bisect_left(ends, consumed + self._chunk_bytes - self._size, start) + 1
             stop = min(stop, len(ends))
             self._payloads += values[start:stop].to_pylist()
             if keys is not None:
                 self._keys = (self._keys or []) + keys[start:stop].to_pylist()
             self._rows += rows[start:stop]
-            self._size += ends[stop - 1] - taken
-            start, taken = stop, ends[stop - 1]
-            if self._size >= self._largest:
+            self._size += ends[stop - 1] - consumed
+            start, consumed = stop, ends[stop - 1]
+            if self._size >= self._chunk_bytes:
                 self.send()
 
     def send(self) -> None:
-        """Send what was put, when what was sent before is in the log."""
+        """Send the added rows once the previous chunk is in the log."""
         self.wait()
         if self._payloads:
             chunk = self._sent, self._payloads, self._keys, self._rows
-            self._under_way = self._pool.submit(self._insert, *chunk)
+            self._pending = self._pool.submit(self._insert, *chunk)
             self._sent += len(self._payloads)
             self._empty()
 
     def wait(self) -> None:
-        """Wait until what was sent is in the log; raise why it is not."""
-        if self._under_way is not None:
-            self._under_way.result()
-            self._under_way = None
+        """Wait until the chunk sent last is in the log; raise its error."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
 
     def _insert(
         self,
@@ -232,7 +233,7 @@ class _Lane:
                 )
             except RecordTooLargeError as error:
                 if error.index is None:
-                    raise  # a server refused them together
+                    raise  # a server refused all rows of the call
                 what = "value" if error.what == "payload" else error.what
                 text = f"the {what} of row {rows[at + error.index]} of partition {self._partition}"
                 raise RecordTooLargeError(error.size, error.limit, text) from None

@@ -1,10 +1,10 @@
-"""A running cluster as a source: archives where there are any, the shards' streams elsewhere.
+"""Cluster source: reads a running cluster, from archives if possible, otherwise by scans.
 
-    block at a position --an archive has it--> the next;  --none has--> scanned up to the next
+    block at a position --an archive has it--> the next;  --none has--> a scan up to the next
 
-Rule: an archive that fails is left for the next replica's, and all of them for the stream, which
-goes on by itself: a server that is killed costs time, and nothing else. Invariant: what is given
-out follows what was given out before (docs/protocol.md, section 14.2).
+Rule: after a failed archive the session uses another replica's, and after all of them a scan, which
+retries by itself. A killed server costs time and nothing else. Invariant: each block follows the
+block before it (docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import ziplog
 from spark_reader.options import SERVERS, Options
 from spark_reader.planning import cut
-from spark_reader.reading import Replicas, Session, first_block, fuller, in_blocks
+from spark_reader.reading import Replicas, Session, blocks_from_units, first_block, nearer_table
 from ziplog.archive.client import ArchiveClient
 from ziplog.client import arguments
 from ziplog.core.writer_table import WriterTable
@@ -38,28 +38,28 @@ _T = TypeVar("_T")
 _Endpoint = tuple[str, int]
 
 
-class _Found(msgspec.Struct, frozen=True):
-    """What a task need not ask the cluster for."""
+class _ClusterFacts(msgspec.Struct, frozen=True):
+    """Facts that the driver sends to tasks, so that tasks need not request them."""
 
     #: The cluster's number.
     number: int
-    #: By shard, of those that have some.
+    #: Archives by shard; shards without an archive are absent.
     archives: dict[int, list[_Endpoint]]
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """A cluster, by its servers' addresses in the options."""
+    """A running cluster, by the server addresses in the options."""
 
     options: Options
-    #: None: nothing was found out yet.
-    found: _Found | None = None
+    #: None: not requested yet.
+    found: _ClusterFacts | None = None
 
     def open(self, memory: BufferPool | None = None) -> LogSession:
-        """Connect, or leave that for when it is needed; see `Source.open`.
+        """Connect, now or (in a task) when a connection is needed; see `Source.open`.
 
         Raises:
-            ConfigError: an address is none.
-            UnavailableError: nobody answers.
+            ConfigError: an address is malformed.
+            UnavailableError: no server answers.
 
         """
         session = LogSession(self, memory or BufferPool())
@@ -69,27 +69,32 @@ class LogSource(msgspec.Struct, frozen=True):
 
 
 class LogSession(Session):
-    """Clients of the cluster's archives, and of the cluster once that is needed."""
+    """Session with clients of the archives, and a client of the cluster once it is needed."""
 
     def __init__(self, source: LogSource, memory: BufferPool) -> None:
         super().__init__(source.options)
         self._connected: ziplog.Log | None = None
         self._is_closed = False
         self._found: Final = source.found
-        #: "": not asked for yet.
+        #: "": not requested yet.
         self._name = ""
-        #: By shard; those that did not fail.
+        #: Archives by shard, without those that failed.
         self._archives: Final = dict(source.found.archives) if source.found is not None else {}
-        #: What archives read into.
+        #: Buffers for the blocks of archives.
         self.memory: Final = memory
 
     def connect(self) -> ziplog.Log:
-        """Connect, unless that was done. Errors: `LogSource.open`'s, and `ClosedError`."""
+        """Return the client; connect first if necessary.
+
+        Raises:
+            ClosedError: the session is closed. Other errors are those of `LogSource.open`.
+
+        """
         if self._is_closed:
-            raise ClosedError("this reader of the log", "open another one to go on")
+            raise ClosedError("this reader of the log", "open another one to continue")
         if self._connected is None:
             options = self._options
-            # So that the error has the option's name.
+            # Checked here so that the error names the option.
             arguments.endpoints(options.servers, SERVERS)
             self._connected = ziplog.connect(options.servers, timeout=options.timeout_s)
         return self._connected
@@ -106,10 +111,10 @@ class LogSession(Session):
             self._connected.close()
 
     def for_tasks(self) -> LogSource:
-        """Return the source with the archives that are known; see `Session.for_tasks`."""
-        # Where there is none yet, there may be one by then.
+        """Return the source with the known archives; see `Session.for_tasks`."""
+        # A shard without an archive is left out: it may have one when the task starts.
         known = {shard: archives for shard, archives in self._archives.items() if archives}
-        return LogSource(self._options, _Found(self.number, known))
+        return LogSource(self._options, _ClusterFacts(self.number, known))
 
     # --- planning ---
 
@@ -124,10 +129,10 @@ class LogSession(Session):
         return self.connect().check_tail().gsn + 1
 
     def latest_decided(self) -> int:
-        """Return the same once all below is decided; see `Session.latest_decided`.
+        """Return the same once all positions below are decided; see `Session.latest_decided`.
 
-        A shard decides in order, so what it owns up to its last position below is decided once that
-        one is; who left, or is out of the leases now, is asked for the last that it had.
+        A shard decides in order, so a decision about its last position below the end is enough.
+        This includes shards that left, or that are parked now: their last position counts.
         """
         stop, log = self.latest(), self.connect()
         known = log.extents(1, stop)
@@ -135,12 +140,12 @@ class LogSession(Session):
         for extent in known.shards:
             ends[extent.shard] = max(extent.stop, ends.get(extent.shard, 0))
         with ExitStack() as stack:
-            # All are open before one is waited for.
+            # All scans are open before the first wait.
             scans = [
                 stack.enter_context(log.scan(shard, end - 1, end)) for shard, end in ends.items()
             ]
             for scan in scans:
-                # What was trimmed meanwhile is decided.
+                # Positions that were trimmed meanwhile are decided.
                 with suppress(TrimmedError):
                     deque(scan, maxlen=0)
         return max(stop, known.trim)
@@ -149,8 +154,8 @@ class LogSession(Session):
         """Return the range; see `Session.pin`."""
         options, log = self._options, self.connect()
         has_end = options.stop is not None or options.last_epoch is not None
-        # Before the leases are asked for: so they reach as far. Not if the end is given: the tail
-        # needs all shards, and one that is away may have nothing of the range.
+        # The tail is requested before the leases, so the leases reach as far. It is not requested
+        # if the end is given: it needs all shards, and an absent one may not be in the range.
         latest = 0 if has_end else self.latest()
         if options.first_epoch is not None or options.last_epoch is not None:
             known = log.extents(1, None)
@@ -163,16 +168,16 @@ class LogSession(Session):
         try:
             return RecordId(trim, self.connect().extents(trim, trim + 1).owner_at(trim))
         except NoSuchRecordError:
-            # All that was ever given out was trimmed.
+            # Every position ever assigned was trimmed.
             return super()._first(trim)
 
-    def stretches(self, start: int, stop: int) -> list[Piece]:
-        """Return the range in pieces; see `Session.stretches`."""
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
+        """Return the range in pieces; see `Session.pieces_of`."""
         if start >= stop:
             return []
         log = self.connect()
         known = log.extents(start, stop)
-        self.behind_trim(start, known.trim)
+        self.after_trim(start, known.trim)
         pieces: list[Piece] = []
         for extent in sorted(known.shards, key=_by_shard):
             outline = log.outline(extent.shard, extent.start, extent.stop)
@@ -180,48 +185,48 @@ class LogSession(Session):
             pieces += cut(extent.shard, extent.start, extent.stop, outline.steps)
         return pieces
 
-    def replicas(self, shard: int, start: int, stop: int, turn: int) -> Replicas:
+    def replicas(self, shard: int, start: int, stop: int, task_index: int) -> Replicas:
         """Return the shard's servers; see `Session.replicas`."""
         del stop
         if shard not in self._archives:
-            self.ask_again(shard, start)
-        return _Servers(self, shard, start, turn)
+            self.locate_archives(shard, start)
+        return _Servers(self, shard, start, task_index)
 
     # --- archives ---
 
     @property
     def timeout_s(self) -> float:
-        """How long a server may take."""
+        """Timeout of a request to an archive, in seconds."""
         return self._options.timeout_s
 
     def archives(self, shard: int) -> list[_Endpoint]:
-        """Return the archives of a shard that was read, but for those that failed."""
+        """Return the known archives of a shard, without those that failed."""
         return self._archives[shard]
 
-    def ask_again(self, shard: int, gsn: int) -> None:
-        """Ask for a shard's archives; one that is away costs its grace each time."""
+    def locate_archives(self, shard: int, gsn: int) -> None:
+        """Request the archives of a shard; an absent server costs its timeout each time."""
         self._archives[shard] = self.connect().outline(shard, gsn, gsn + 1).archives
 
-    def leave(self, shard: int, endpoint: _Endpoint) -> None:
-        """Ask one that failed nothing more."""
+    def drop_archive(self, shard: int, endpoint: _Endpoint) -> None:
+        """Remove an archive that failed."""
         self._archives[shard] = [each for each in self._archives[shard] if each != endpoint]
 
 
 class _Servers(Replicas):
-    """A shard's servers: one archive is asked after the other, and the stream if none has it.
+    """A shard's servers: tries one archive after the other, then a scan.
 
-    Which archives there are is asked once a session: a server that is away costs some time.
+    The session requests the list of archives once, because an absent server costs some time.
     """
 
-    def __init__(self, session: LogSession, shard: int, start: int, turn: int) -> None:
+    def __init__(self, session: LogSession, shard: int, start: int, task_index: int) -> None:
         self._session, self._shard = session, shard
-        self._start, self._turn = start, turn
-        #: If all fail, others may be there by now; those are asked for once.
-        self._may_ask = bool(session.archives(shard))
+        self._start, self._task_index = start, task_index
+        #: If all archives fail, the list is requested once more: there may be others by now.
+        self._may_relocate = bool(session.archives(shard))
         self._open: Final[dict[_Endpoint, ArchiveClient]] = {}
 
     def close(self) -> None:
-        """Leave the archives."""
+        """Close the connections to archives."""
         for client in self._open.values():
             client.close()
         self._open.clear()
@@ -229,26 +234,26 @@ class _Servers(Replicas):
     # --- archives ---
 
     def block(self, gsn: int) -> Block | int:
-        """Ask one archive after the other; see `Replicas.block`."""
-        return first_block(self._answers(lambda client: client.block(gsn)))
+        """Try one archive after the other; see `Replicas.block`."""
+        return first_block(self._try_archives(lambda client: client.block(gsn)))
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
-        """Return the nearest that an archive has; see `Replicas.table`."""
+        """Return the nearest table of all archives; see `Replicas.table`."""
         best = 0, WriterTable()
-        for found in self._answers(lambda client: client.writers(gsn)):
-            best = fuller(best, found)
+        for found in self._try_archives(lambda client: client.writers(gsn)):
+            best = nearer_table(best, found)
             if best[0] == gsn and best[1]:
                 return best
-        # No archive may know where the log begins, which is later than when this was opened.
+        # The trim point may have advanced since the archives were opened.
         trim = self._session.connect().extents(gsn, gsn).trim
         if trim > gsn:
             raise TrimmedError(RecordId(trim, 0))
-        return fuller(best, (max(trim, 1), WriterTable()))
+        return nearer_table(best, (max(trim, 1), WriterTable()))
 
-    def _answers(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
-        """Ask those that are left; who fails is asked nothing more."""
+    def _try_archives(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
+        """Yield the responses of the archives; drop each archive that fails."""
         known = self._session.archives(self._shard)
-        first = self._turn % max(len(known), 1)
+        first = self._task_index % max(len(known), 1)
         for endpoint in known[first:] + known[:first]:
             try:
                 answer = ask(self._client(endpoint))
@@ -256,10 +261,10 @@ class _Servers(Replicas):
                 self._drop(endpoint)
             else:
                 yield answer
-        if self._may_ask and not self._session.archives(self._shard):
-            self._may_ask = False
-            self._session.ask_again(self._shard, self._start)
-            yield from self._answers(ask)
+        if self._may_relocate and not self._session.archives(self._shard):
+            self._may_relocate = False
+            self._session.locate_archives(self._shard, self._start)
+            yield from self._try_archives(ask)
 
     def _client(self, endpoint: _Endpoint) -> ArchiveClient:
         client = self._open.get(endpoint)
@@ -272,24 +277,24 @@ class _Servers(Replicas):
         return client
 
     def _drop(self, endpoint: _Endpoint) -> None:
-        self._session.leave(self._shard, endpoint)
+        self._session.drop_archive(self._shard, endpoint)
         client = self._open.pop(endpoint, None)
         if client is not None:
             client.close()
 
-    # --- the stream ---
+    # --- scans ---
 
     def scanned(self, start: int, stop: int) -> Iterator[Block]:
-        """Give blocks made of the shard's stream; see `Replicas.scanned`."""
+        """Yield blocks made from a scan of the shard; see `Replicas.scanned`."""
         at = start
         while at < stop:
             try:
                 with self._session.connect().scan(self._shard, at, stop) as scan:
-                    for block in in_blocks(scan, at):
+                    for block in blocks_from_units(scan, at):
                         yield block
                         at = block.stop
             except TrimmedError as error:
-                at = min(self._session.behind_trim(at, error.first.gsn), stop)
+                at = min(self._session.after_trim(at, error.first.gsn), stop)
 
 
 def _by_shard(extent: ziplog.Extent) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""The total order out of the shards' streams: batches of each, merged by position.
+"""K-way merge: combines the batches of all shards into the total order, by position.
 
-All streams are cut at a common position, the least that any of them has reached, and what lies up
-to there is sorted at once: Python sees no record. Invariant: what was given out lies before all
-that is to come; of each stream one batch is held.
+Each step takes the rows of all streams up to a common position, the least last position of the
+current batches, and sorts them at once. No Python code runs per record. Invariant: rows come out
+in ascending order; the merge holds one batch per stream.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ def merged(
 
     Args:
         streams: batches of one schema, the rows of each stream in ascending order.
-        column: of 64-bit integers without nulls; no value is there twice.
+        column: of 64-bit integers without nulls or duplicates.
 
     """
     heads = [head for stream in streams if (head := _Head(iter(stream), column)).advance()]
     while len(heads) > 1:
         slowest = min(heads, key=lambda head: head.last)
         border = slowest.last
-        parts = [part for head in heads if (part := head.take(border)).num_rows]
+        parts = [part for head in heads if (part := head.pop_up_to(border)).num_rows]
         yield _sorted(parts, column)
         if not slowest.advance():
             heads.remove(slowest)
     for head in heads:
-        yield from head.rest()
+        yield from head.remaining()
 
 
 class _Head:
-    """What is known of one stream: a batch that is not given out yet, and what comes after it."""
+    """Head of one stream: the current batch, and the batches that follow."""
 
     def __init__(self, stream: Iterator[pa.RecordBatch], column: str) -> None:
         self._stream: Final = stream
@@ -50,7 +50,7 @@ class _Head:
         self.last = -1
 
     def advance(self) -> bool:
-        """Take the next batch with rows, once the former is given out; False: the stream ended."""
+        """Fetch the next non-empty batch after the current one is used up; False: end of stream."""
         assert self._batch is None, "rows would be left out"
         for batch in self._stream:
             if batch.num_rows:
@@ -60,7 +60,7 @@ class _Head:
                 return True
         return False
 
-    def take(self, border: int) -> pa.RecordBatch:
+    def pop_up_to(self, border: int) -> pa.RecordBatch:
         """Return the rows up to the border, inclusive."""
         batch = self._batch
         assert batch is not None
@@ -68,10 +68,10 @@ class _Head:
         self._batch = batch.slice(count) if count < batch.num_rows else None
         return batch.slice(0, count)
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """Return all batches that are left."""
+    def remaining(self) -> Iterator[pa.RecordBatch]:
+        """Yield all remaining batches."""
         while self._batch is not None or self.advance():
-            yield self.take(self.last)
+            yield self.pop_up_to(self.last)
 
 
 def _values(batch: pa.RecordBatch, column: str) -> memoryview[int]:

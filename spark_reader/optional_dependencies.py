@@ -1,4 +1,4 @@
-"""What is only there if it was asked for: `pip install 'ziplog[spark]'`."""
+"""Optional dependencies: packages that `pip install 'ziplog[spark]'` adds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ziplog.errors import UnavailableError
 
 
 def require(what: str, *packages: str) -> None:
-    """Return if these packages are installed.
+    """Check that packages are installed.
 
     Args:
-        what: what needs them, as people call it.
+        what: the feature that needs them, for the error message.
         packages: their import names.
 
     Raises:
-        UnavailableError: one is not; says how to install it.
+        UnavailableError: one is missing; the message says how to install it.
 
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UnavailableError(
-            f"{what} needs {' and '.join(missing)}, not installed here: pip install 'ziplog[spark]'"
+            f"{what} needs {' and '.join(missing)}, not installed: pip install 'ziplog[spark]'"
         )

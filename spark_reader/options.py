@@ -1,8 +1,8 @@
-"""What a load asks for: the options of `spark.read.format("ziplog")`, checked and typed.
+"""Read options: the options of `spark.read.format("ziplog")`, checked and typed.
 
-Rule: an option that does not exist is refused with the nearest that does, and so is a
-contradiction; nothing is ignored. Names are matched without regard to case. Invariant: an `Options`
-that exists names one source and at most one way to begin and one to end (docs/spark.md, 1.1).
+Rule: an unknown option is refused with the closest name, and contradictory options are refused;
+none is ignored. Names are case-insensitive. Invariant: an `Options` object names one source, and at
+most one start and one end (docs/spark.md, section 1.1).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import msgspec
 
-from spark_reader.suggestions import nearest
+from spark_reader.suggestions import closest_name
 from ziplog.errors import ConfigError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-#: What reads: `spark.read`, or `spark.readStream`.
+#: The kind of read: `spark.read`, or `spark.readStream`.
 Mode = Literal["batch", "stream"]
 
 SERVERS: Final = "ziplog.bootstrap.servers"
@@ -35,7 +35,7 @@ TIMEOUT: Final = "timeout"
 
 EARLIEST, LATEST = "earliest", "latest"
 
-#: More tasks than this, no driver plans in bearable time.
+#: A driver needs too long to plan more tasks than this.
 _MAX_PARTITIONS: Final = 100_000
 _MAX_TIMEOUT_S: Final = 86_400
 _MAX_GSN: Final = 2**63 - 1
@@ -43,7 +43,7 @@ _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE: Final = re.compile(r"\d{1,19}", re.ASCII)
 _MILLISECONDS: Final = re.compile(r"-?\d{1,15}", re.ASCII)
 _BYTES: Final = re.compile(r"(\d{1,15})([kmgt]?)b?", re.ASCII | re.IGNORECASE)
-#: What Kafka's connector has, and a log of one sequence has not.
+#: Options of the Kafka connector that a single log does not have.
 _TOPICS: Final = frozenset({"subscribe", "subscribepattern", "assign", "topic"})
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -55,11 +55,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     servers: str = ""
     #: A cluster's data directory, or a server's; "" with `servers`.
     path: str = ""
-    #: None: the first position that there is.
+    #: None: the first stored position.
     start: int | None = None
-    #: A stream begins with what is new.
+    #: The stream starts at the end of the log.
     starts_at_latest: bool = False
-    #: None: what is there when the end is pinned.
+    #: None: the end of the log when the load starts.
     stop: int | None = None
     #: Both inclusive.
     first_epoch: int | None = None
@@ -77,11 +77,11 @@ def parse(options: Mapping[str, str], mode: Mode = "batch") -> Options:
     """Return the options of a load.
 
     Args:
-        options: as they were given; all values are text.
-        mode: a stream takes no `ending...`, and a batch does not begin at `latest`.
+        options: as Spark passes them; all values are text.
+        mode: a stream accepts no `ending...`, and a batch cannot start at `latest`.
 
     Raises:
-        ConfigError: an option does not exist, or has no such value, or contradicts another one.
+        ConfigError: an option is unknown, has an invalid value, or contradicts another option.
 
     """
     known = {name.lower(): name for name in _READERS}
@@ -100,15 +100,15 @@ def parse(options: Mapping[str, str], mode: Mode = "batch") -> Options:
 
 
 def refuse_unknown(given: str, text: str, names: Collection[str]) -> NoReturn:
-    """Say which option is the nearest to one that does not exist, or which there are.
+    """Refuse an unknown option; the error suggests the closest name, or lists all names.
 
     Raises:
         ConfigError: always.
 
     """
-    near = nearest(given, names)
+    near = closest_name(given, names)
     if given.lower() in _TOPICS:
-        allowed = "left out: a cluster is one log and has no topics"
+        allowed = "left out, because a cluster is one log without topics"
     elif near:
         allowed = f"left out, or {near!r} is meant"
     else:
@@ -119,11 +119,11 @@ def refuse_unknown(given: str, text: str, names: Collection[str]) -> NoReturn:
 # --- values ---
 
 
-# Each takes an option's name and text, and raises ConfigError if the text is no such value.
+# Each function parses the text of an option, and raises ConfigError if the text is invalid.
 
 
-def whole(low: int, high: int) -> Callable[[str, str], int]:
-    """Return what reads whole numbers from `low` to `high`."""
+def whole_number(low: int, high: int) -> Callable[[str, str], int]:
+    """Return a parser for whole numbers from `low` to `high`."""
 
     def read(name: str, text: str) -> int:
         if _WHOLE.fullmatch(text.strip()) is None or not low <= int(text) <= high:
@@ -134,7 +134,7 @@ def whole(low: int, high: int) -> Callable[[str, str], int]:
 
 
 def boolean(name: str, text: str) -> bool:
-    """Return whether it is "true"; "false" is the other word there is."""
+    """Return the value of "true" or "false"."""
     if text.strip().lower() not in {"true", "false"}:
         raise ConfigError(name, text, "true or false")
     return text.strip().lower() == "true"
@@ -147,7 +147,7 @@ def _text(name: str, text: str) -> str:
 
 
 def seconds(name: str, text: str) -> float:
-    """Return seconds: above 0, at most a day."""
+    """Return a number of seconds, above 0 and at most a day."""
     allowed = f"seconds, above 0 and at most {_MAX_TIMEOUT_S}"
     try:
         found = float(text)
@@ -196,7 +196,7 @@ def _position(name: str, text: str, word: str) -> int:
 
 
 def _time(name: str, text: str) -> int:
-    """Return microseconds since 1970 of milliseconds, or of an ISO 8601 time (UTC if not said)."""
+    """Return microseconds since 1970; the text is milliseconds or ISO 8601 (default: UTC)."""
     text = text.strip()
     if _MILLISECONDS.fullmatch(text):
         return int(text) * 1000
@@ -210,18 +210,18 @@ def _time(name: str, text: str) -> int:
     return (moment - _UNIX_EPOCH) // timedelta(microseconds=1)
 
 
-#: Each option: the field that it fills, and how its text is read.
+#: For each option, its field in `Options` and the parser of its text.
 _READERS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     SERVERS: ("servers", _text),
     PATH: ("path", _text),
     START: ("start", _start),
     STOP: ("stop", _stop),
-    FIRST_EPOCH: ("first_epoch", whole(0, _MAX_GSN)),
-    LAST_EPOCH: ("last_epoch", whole(0, _MAX_GSN)),
+    FIRST_EPOCH: ("first_epoch", whole_number(0, _MAX_GSN)),
+    LAST_EPOCH: ("last_epoch", whole_number(0, _MAX_GSN)),
     SINCE: ("since_us", _time),
     UNTIL: ("until_us", _time),
     FAIL_ON_DATA_LOSS: ("fail_on_data_loss", boolean),
-    MIN_PARTITIONS: ("min_partitions", whole(1, _MAX_PARTITIONS)),
+    MIN_PARTITIONS: ("min_partitions", whole_number(1, _MAX_PARTITIONS)),
     MAX_BYTES: ("max_bytes_per_batch", _size),
     TIMEOUT: ("timeout_s", seconds),
 }
@@ -257,11 +257,13 @@ def _check(options: Options, mode: Mode) -> None:
 
 def _check_mode(options: Options, mode: Mode) -> None:
     if mode == "batch" and options.starts_at_latest:
-        raise ConfigError(START, LATEST, "'earliest' or a position: only a stream begins there")
+        raise ConfigError(
+            START, LATEST, "'earliest' or a position, because only a stream can start at the end"
+        )
     if mode == "batch":
         return
     for name, value in ((STOP, options.stop), (LAST_EPOCH, options.last_epoch)):
         if value is not None:
-            raise ConfigError(name, value, "left out: a stream has no end")
+            raise ConfigError(name, value, "left out, because a stream has no end")
     if options.starts_at_latest and options.first_epoch is not None:
         raise ConfigError(START, LATEST, f"left out if {FIRST_EPOCH!r} is given")

@@ -1,11 +1,11 @@
-"""To which shards a task's rows go, and under whose name (docs/spark.md, section 3).
+"""Row placement: the shards of a task's rows, and the writer ids (docs/spark.md, section 3).
 
-A task's rows take *lanes*, each of which goes to one shard: a single one, or by key one to each.
-A lane has a name, and its rows have numbers in it. Rule: the same query, partition and shards give
-the same answer, in every process and for ever, as what a task wrote is told from its repetition by
-nothing else.
-Invariant: under one name goes all that a partition has, or, if rows are shared out by key, what the
-same shards would leave to it. So a change of the shards leaves copies, and loses nothing.
+A task has one *writer* per shard that it inserts into: a single one, or with the policy `key` one
+for each shard. A writer has an id, and numbers its rows. Rule: the same query, partition and shards
+always give the same shards and ids, in every process. Readers recognize the duplicates of a
+repeated task only by the writer id and the row number.
+Invariant: a writer id covers either all rows of a partition, or the share of one shard among a
+given set of shards. If the set of shards changes, duplicates can stay, but no row is lost.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from ziplog.errors import ConfigError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: How rows are shared out; a number is a shard's.
+#: Distribution of rows over shards; a number is a shard id.
 Policy = Literal["partition", "key"] | int
 
-#: Shards in these states have their place in the log, or get it back.
+#: States of shards that are members of the log, or will be again.
 _MEMBERS: Final = frozenset({"live", "parked", "recovering"})
 
 
-def members(status: Mapping[str, Any], *, for_ever: bool) -> tuple[int, ...]:
-    """Return the shards that records may go to.
+def members(status: Mapping[str, Any], *, include_absent: bool) -> tuple[int, ...]:
+    """Return the shards that rows may be inserted into.
 
     Args:
         status: the status document.
-        for_ever: those too that are away for a while: who writes again finds the same ones then.
+        include_absent: include shards that are parked or recovering, so that a repeated write
+            uses the same shards.
 
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: there is no such shard.
 
     """
-    states = _MEMBERS if for_ever else {"live"}
+    states = _MEMBERS if include_absent else {"live"}
     found = sorted(shard["id"] for shard in status["shards"] if shard["state"] in states)
     if not found:
         raise UnavailableError(f"no shard of cluster {status['cluster']!r} takes records now")
@@ -48,10 +49,10 @@ def members(status: Mapping[str, Any], *, for_ever: bool) -> tuple[int, ...]:
 
 
 def check_policy(policy: Policy, shards: Sequence[int]) -> None:
-    """Refuse a policy that names a shard which takes no records.
+    """Refuse a policy that names a shard which accepts no records.
 
     Raises:
-        ConfigError: it does; says which do.
+        ConfigError: the shard is not in `shards`; the message lists `shards`.
 
     """
     if isinstance(policy, int) and policy not in shards:
@@ -59,8 +60,8 @@ def check_policy(policy: Policy, shards: Sequence[int]) -> None:
         raise ConfigError("policy", policy, f"a shard that takes records: {known}")
 
 
-class Placement:
-    """Where the rows of one partition of one query go. Immutable."""
+class RowPlacement:
+    """Shards and writer ids for the rows of one partition of one query. Immutable."""
 
     def __init__(
         self,
@@ -70,28 +71,30 @@ class Placement:
         shards: Sequence[int],
     ) -> None:
         self._query, self._partition = query, partition
-        #: Where all rows go, or those without a key.
-        self.home: Final = policy if isinstance(policy, int) else _home(query, partition, shards)
+        #: The shard of all rows; with the policy `key`, of rows without a key.
+        self.default_shard: Final = (
+            policy if isinstance(policy, int) else _default_shard(query, partition, shards)
+        )
         self.by_key: Final = policy == "key"
-        #: The shard of each lane.
-        self.lanes: Final = tuple(shards) if self.by_key else (self.home,)
+        #: The shard of each writer.
+        self.shards: Final = tuple(shards) if self.by_key else (self.default_shard,)
         self._by_key_hash: Final = policies.by_key_hash()
 
-    def lane_of(self, key: bytes | None) -> int:
-        """Return which lane a row with this key takes."""
+    def writer_of(self, key: bytes | None) -> int:
+        """Return the index of the writer for a row with this key."""
         if not self.by_key:
             return 0
-        shard = self.home if key is None else self._by_key_hash(b"", key, self.lanes)
-        return self.lanes.index(shard)
+        shard = self.default_shard if key is None else self._by_key_hash(b"", key, self.shards)
+        return self.shards.index(shard)
 
-    def writer(self, lane: int) -> bytes:
-        """Return under which name the rows of a lane go to its shard."""
-        shared_out = (lane, self.lanes) if self.by_key else None
-        return _digest((self._query, self._partition, shared_out))
+    def writer_id(self, index: int) -> bytes:
+        """Return the id of a writer, by its index."""
+        distribution = (index, self.shards) if self.by_key else None
+        return _digest((self._query, self._partition, distribution))
 
 
-def _home(query: str, partition: int, shards: Sequence[int]) -> int:
-    """Return the shard of a partition: neighbours have different ones, queries begin anywhere."""
+def _default_shard(query: str, partition: int, shards: Sequence[int]) -> int:
+    """Return the shard of a partition: round robin over partitions, from a shard per query."""
     return shards[(_start(query) + partition) % len(shards)]
 
 

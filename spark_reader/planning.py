@@ -1,8 +1,8 @@
-"""How a range is shared out: pieces of shards' positions, packed into tasks of about equal size.
+"""Planning: divides a range into pieces of shards, and packs them into tasks of about equal size.
 
-Rule: a piece is one shard's, and cut where a server said that an entry ends; elsewhere only if more
-tasks were asked for than that gives. Invariant: the pieces of a plan cover each shard's positions
-of the range once, in order (docs/spark.md, section 1.3).
+Rule: a piece belongs to one shard, and ends where a server reported the end of a block or entry. It
+ends elsewhere only if the caller requests more tasks than there are such pieces. Invariant: the
+pieces of a plan cover each shard's positions of the range once, in order (docs/spark.md, 1.3).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: A task of more stored bytes than this costs too much when it is run again.
+#: Maximum stored bytes of a task; a larger one costs too much when it is repeated.
 MAX_TASK_BYTES: Final = 256 * 1024 * 1024
-#: A task of fewer is not worth its start, unless more tasks were asked for.
+#: Minimum stored bytes of a task, unless the caller requests more tasks; less is not worth a start.
 MIN_TASK_BYTES: Final = 8 * 1024 * 1024
-#: Of so many bytes, two a core are better than one: equal tasks do not take equal times.
+#: From two tasks of this size per core on, a plan has two tasks per core: run times differ.
 EVEN_TASK_BYTES: Final = 64 * 1024 * 1024
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One shard's positions of [start, stop), and how much is stored of them, in bytes, about."""
+    """Positions [start, stop) of one shard, with an estimate of their stored bytes."""
 
     shard: int
     start: int
@@ -33,14 +33,14 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 def cut(shard: int, start: int, stop: int, steps: Iterable[tuple[int, int]]) -> list[Piece]:
-    """Return [start, stop) of a shard cut as its outline says; the last reaches to the end.
+    """Return [start, stop) of a shard cut at the steps of its outline; the last piece ends at stop.
 
     Args:
-        shard: whose they are.
+        shard: the shard id.
         start: the first position.
-        stop: behind the last one.
-        steps: of an outline, each with where it ends and its size; they may begin before and end
-            behind the range, or tell nothing.
+        stop: the end (exclusive).
+        steps: the end and size of each step of an outline; steps may lie outside the range, and
+            there may be none.
 
     """
     pieces: list[Piece] = []
@@ -55,7 +55,7 @@ def cut(shard: int, start: int, stop: int, steps: Iterable[tuple[int, int]]) -> 
             return pieces
         at = end
     if pieces:
-        # No entry is about what is behind the last step yet.
+        # There is no entry after the last step yet.
         last = pieces.pop()
         pieces.append(Piece(shard, last.start, stop, last.size))
     else:
@@ -67,21 +67,21 @@ def pack(pieces: Sequence[Piece], at_least: int | None, cores: int) -> list[list
     """Return tasks of about equal size, in the order of the pieces.
 
     Args:
-        pieces: all of them, shard by shard, each shard's in order.
-        at_least: make so many tasks, if there are so many positions; None: one or two a core, if
-            they are worth it, as each wave of tasks costs time.
-        cores: how many tasks run at a time, about.
+        pieces: all pieces, shard by shard, in order within a shard.
+        at_least: minimum number of tasks, as far as there are positions; None: one or two per
+            core, fewer for a small range, because each wave of tasks costs time.
+        cores: estimate of the number of concurrent tasks.
 
     """
     if at_least is not None and 0 < len(pieces) < at_least:
         pieces = _split(pieces, at_least)
     total = sum(piece.size for piece in pieces)
-    wanted = at_least or max(min(_waves(total, cores) * cores, total // MIN_TASK_BYTES), 1)
-    count = min(max(wanted, -(-total // MAX_TASK_BYTES)), len(pieces))
+    projection_of = at_least or max(min(_waves(total, cores) * cores, total // MIN_TASK_BYTES), 1)
+    count = min(max(projection_of, -(-total // MAX_TASK_BYTES)), len(pieces))
     tasks: list[list[Piece]] = []
     at = 0
     for left in range(count, 0, -1):
-        # Each later task needs one piece at least.
+        # Each later task needs at least one piece.
         end = len(pieces) - left + 1
         task, size, share = [pieces[at]], pieces[at].size, total / left
         at += 1
@@ -95,13 +95,13 @@ def pack(pieces: Sequence[Piece], at_least: int | None, cores: int) -> list[list
 
 
 def _waves(total: int, cores: int) -> int:
-    """Return how often all cores take a task, to read so many bytes."""
+    """Return the number of tasks per core for `total` bytes."""
     is_much = total >= 2 * cores * EVEN_TASK_BYTES
     return max(2 if is_much else 1, -(-total // (cores * MAX_TASK_BYTES)))
 
 
 def _split(pieces: Sequence[Piece], at_least: int) -> list[Piece]:
-    """Return the pieces in so many, each in parts that are about equal in positions."""
+    """Split the pieces into at least `at_least`, each into parts of equal length."""
     lengths = [piece.stop - piece.start for piece in pieces]
     parts = 2
     while sum(min(parts, length) for length in lengths) < at_least and parts < max(lengths):
@@ -117,7 +117,7 @@ def _split(pieces: Sequence[Piece], at_least: int) -> list[Piece]:
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return pieces that follow each other as one."""
+    """Return the pieces, with adjacent ones merged."""
     whole: list[Piece] = []
     for piece in pieces:
         if whole and (whole[-1].shard, whole[-1].stop) == (piece.shard, piece.start):

@@ -1,7 +1,7 @@
-"""What is read next is read while what was read before is taken.
+"""Prefetching: a background thread reads the next batch while Spark consumes the current one.
 
-Spark's Python process sends a batch to Java, which takes it in when it is through with the one
-before; for most of that time it would wait. Rule: one step ahead, no more, as each holds memory.
+Without it, Spark's Python process would mostly wait until Java accepts the batch. Rule: prefetch
+one batch only, because each one holds memory.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def ahead(steps: Generator[_T]) -> Generator[_T]:
-    """Give what a generator gives, which runs in a thread and goes on before it is asked to.
+def prefetch(steps: Generator[_T]) -> Generator[_T]:
+    """Yield the items of a generator that runs one item ahead, in a thread.
 
-    Its error comes where it would come without. Who closes this one does not wait: the thread ends
-    the step that is under way, and closes the generator.
+    An error of the generator is raised in its place in the order. `close()` does not block: the
+    thread finishes the current item, then closes the generator.
 
     Args:
-        steps: gives anything but None.
+        steps: yields anything except None.
 
     """
-    thread = ThreadPoolExecutor(1, "ahead")
+    thread = ThreadPoolExecutor(1, "prefetch")
     try:
         upcoming = thread.submit(next, steps, None)
         while (step := upcoming.result()) is not None:
             upcoming = thread.submit(next, steps, None)
             yield step
     finally:
-        # Nothing is waited for here: the thread itself may be where this is found to be garbage.
-        # When Python ends, no thread is given anything to do.
+        # No wait: the garbage collector may run this in the thread itself. While Python shuts down,
+        # `submit` raises RuntimeError.
         with suppress(RuntimeError):
             thread.submit(steps.close)
         thread.shutdown(wait=False)

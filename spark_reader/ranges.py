@@ -1,4 +1,4 @@
-"""A range of the log without Spark: the same rows, from the same options."""
+"""`read_range`: a range of the log as Arrow batches without Spark, from the same options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from spark_reader.options import parse
 from spark_reader.planning import joined
 from spark_reader.schema import DEFAULT
-from spark_reader.sources import source_of, wanted
+from spark_reader.sources import projection_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 def read_range(
     options: Mapping[str, str], fields: tuple[Field, ...] = DEFAULT
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of a load in batches: shard after shard, each shard's by position.
+    """Yield the rows of a load in batches, shard after shard, by position within a shard.
 
     Args:
-        options: as those of `spark.read`.
-        fields: the columns; `spark_reader.schema.projection` makes others than all.
+        options: the options of `spark.read`.
+        fields: the columns, all by default; `spark_reader.schema.projection` selects some.
 
     Raises:
         ConfigError: an option is not allowed.
-        TrimmedError: the range begins below the trim point, and data loss is a failure.
-        NoSuchRecordError: a position of the range was never given out.
+        TrimmedError: the range begins below the trim point, and `failOnDataLoss` is true.
+        NoSuchRecordError: a position of the range was never assigned.
         UnavailableError: the cluster does not answer.
 
     """
     asked = parse(options)
     with source_of(asked).open() as session:
         pinned = session.pin()
-        pieces = joined(session.stretches(pinned.start, pinned.stop))
-        yield from session.read(pieces, wanted(asked, fields, pinned.topic))
+        pieces = joined(session.pieces_of(pinned.start, pinned.stop))
+        yield from session.read(pieces, projection_of(asked, fields, pinned.topic))

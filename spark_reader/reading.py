@@ -1,9 +1,9 @@
-"""One way to read, whatever the blocks come from: servers, or files.
+"""Reading a range, independent of where its blocks are: interfaces and the common part.
 
-A `Source` is a description that travels to tasks, a `Session` is what it opens there, and
-`Replicas` are those that have a shard. Rule: blocks come in the order of the log, complete, from
-wherever they are found; what is left out of them and how they become batches is decided here, once.
-Invariant: the same range gives the same rows, whatever failed meanwhile (docs/spark.md, 1.2).
+A `Source` describes the log and can be pickled, a `Session` is an open source, and `Replicas` serve
+the blocks of one shard. Rule: replicas return blocks in the order of the log, without gaps; this
+module removes duplicates and makes batches. Invariant: the same range gives the same rows, whatever
+fails meanwhile (docs/spark.md, section 1.2).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from spark_reader.batches import Batches
-from spark_reader.deduplication import Repeats
+from spark_reader.deduplication import Deduplicator
 from spark_reader.options import FIRST_EPOCH, LAST_EPOCH
 from ziplog.errors import ConfigError, TrimmedError
 from ziplog.segments.blocks import BLOCK_BYTES, Block, block_of_units
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from spark_reader.batches import Wanted
+    from spark_reader.batches import Projection
     from spark_reader.options import Options
     from spark_reader.planning import Piece
     from ziplog.core.entries import Unit
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """The positions [start, stop) that a load is about, for good, and the cluster's name."""
+    """The fixed range of a load, positions [start, stop), and the cluster's name."""
 
     start: int
     stop: int
@@ -43,10 +43,10 @@ class Pinned(msgspec.Struct, frozen=True):
 
 
 class HasEpochs(Protocol):
-    """Whoever knows where epochs begin, as `ziplog.Extents`."""
+    """An object that knows the start of epochs, such as `ziplog.Extents`."""
 
     def epoch_start(self, epoch: int) -> int:
-        """Return a position before an epoch's records and behind those of earlier ones.
+        """Return a position before an epoch's records and after those of earlier epochs.
 
         Raises:
             ConfigError: there is no such epoch.
@@ -56,25 +56,25 @@ class HasEpochs(Protocol):
         ...
 
     def epoch_stop(self, epoch: int) -> int:
-        """Return the same of the next one; errors are those of `epoch_start`."""
+        """Return the same for the next epoch; errors are those of `epoch_start`."""
         ...
 
 
 class Source(Protocol):
-    """Where a load reads; may be sent to another process."""
+    """Description of the log that a load reads; can be sent to another process."""
 
     def open(self, memory: BufferPool | None = None) -> Session:
-        """Open it; close what is returned.
+        """Open a session; the caller closes it.
 
         Args:
-            memory: where blocks are read to; None: some of the session's own.
+            memory: the buffer pool for blocks; None: the session creates one.
 
         """
         ...
 
 
 class Replicas(ABC):
-    """Whoever has a shard's records, in blocks or only as they are stored."""
+    """The replicas of a shard, as servers or as directories."""
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -86,24 +86,24 @@ class Replicas(ABC):
 
     @abstractmethod
     def block(self, gsn: int) -> Block | int:
-        """Return the block over a position, or where the next one begins; 0: there is none."""
+        """Return the block that contains a position, or the start of the next one; 0: none."""
 
     @abstractmethod
     def scanned(self, start: int, stop: int) -> Iterator[Block]:
-        """Give blocks made of what is stored of [start, stop), in order, up to `stop`.
+        """Yield blocks made from the stored entries of [start, stop), in order, up to `stop`.
 
         Raises:
-            TrimmedError: the start was trimmed meanwhile, and data loss is a failure.
-            UnavailableError: nobody has it, or can be asked.
+            TrimmedError: the start was trimmed meanwhile, and `failOnDataLoss` is true.
+            UnavailableError: no replica has the entries, or no replica answers.
 
         """
 
     @abstractmethod
     def table(self, gsn: int) -> tuple[int, WriterTable]:
-        """Return a position at or before `gsn`, and what is known of the shard's writers there.
+        """Return a position at or before `gsn`, and the shard's writer table there.
 
         Raises:
-            TrimmedError: all up to `gsn` was trimmed, and nobody knows it any more.
+            TrimmedError: everything up to `gsn` was trimmed, and no replica has the table any more.
 
         """
 
@@ -112,15 +112,15 @@ class Replicas(ABC):
         """Close it."""
 
     def blocks(self, start: int, stop: int) -> Iterator[Block]:
-        """Give the blocks that cover [start, stop), in order.
+        """Yield the blocks that cover [start, stop), in order.
 
-        The first and the last may reach over the ends, and two that follow each other overlap.
+        The first and the last may extend beyond the range, and adjacent blocks may overlap.
         """
         at = start
         while at < stop:
             found = self.block(at)
             if isinstance(found, Block):
-                assert found.start <= at < found.stop, "another block than the one asked for"
+                assert found.start <= at < found.stop, "the replica returned another block"
                 yield found
                 at = found.stop
             else:
@@ -130,9 +130,9 @@ class Replicas(ABC):
 
 
 def first_block(answers: Iterable[Block | int]) -> Block | int:
-    """Return what the answers of several replicas to `Replicas.block` come to.
+    """Combine the results of `Replicas.block` of several replicas.
 
-    The first block, and nobody is asked after it; otherwise where the next one begins; 0: nowhere.
+    Return the first block, without reading further results; otherwise the least start; 0: none.
     """
     starts: list[int] = []
     for found in answers:
@@ -143,20 +143,23 @@ def first_block(answers: Iterable[Block | int]) -> Block | int:
     return min(starts, default=0)
 
 
-def fuller(one: tuple[int, WriterTable], other: tuple[int, WriterTable]) -> tuple[int, WriterTable]:
-    """Return the table that is nearer, of two at one position one that knows somebody.
+def nearer_table(
+    one: tuple[int, WriterTable], other: tuple[int, WriterTable]
+) -> tuple[int, WriterTable]:
+    """Return the table at the higher position; at the same position, the one with entries.
 
-    At the trim point, who has no table from before tells an empty one.
+    At the trim point, a replica without a table from before returns an empty one.
     """
     return max(one, other, key=lambda table: (table[0], bool(table[1])))
 
 
-def in_blocks(steps: Iterable[tuple[list[Unit], int]], start: int) -> Iterator[Block]:
-    """Give blocks of some `BLOCK_BYTES` made of units.
+def blocks_from_units(steps: Iterable[tuple[list[Unit], int]], start: int) -> Iterator[Block]:
+    """Yield blocks of about `BLOCK_BYTES` made from units.
 
     Args:
-        steps: the units from `start` on, and up to where that is all of them, some at a time.
-        start: where the first block begins.
+        steps: the units from `start` on, some at a time, each with the position up to which the
+            units are complete.
+        start: the start of the first block.
 
     """
     units: list[Unit] = []
@@ -172,7 +175,7 @@ def in_blocks(steps: Iterable[tuple[list[Unit], int]], start: int) -> Iterator[B
 
 
 class Session(ABC):
-    """An open source. For one thread, but several `read` may be under way in turn."""
+    """An open source. Not thread-safe, but several `read` calls may be interleaved."""
 
     def __init__(self, options: Options) -> None:
         self._options: Final = options
@@ -191,26 +194,26 @@ class Session(ABC):
 
     @abstractmethod
     def pin(self) -> Pinned:
-        """Return the range that the options tell; its end is now, if they tell none.
+        """Return the range of the options; without an end option it ends now.
 
         Raises:
-            TrimmedError: it begins below the trim point, and data loss is a failure.
-            NoSuchRecordError: a position in it was never given out.
-            ConfigError: there is no such epoch, or such an end.
+            TrimmedError: it begins below the trim point, and `failOnDataLoss` is true.
+            NoSuchRecordError: a position in it was never assigned.
+            ConfigError: there is no such epoch, or the end is not reached yet.
 
         """
 
     @abstractmethod
     def latest(self) -> int:
-        """Return a position that every completed insert lies before.
+        """Return a position after every completed insert.
 
-        One that begins later may get a position below it still, where another shard has not decided
-        all of its own.
+        A later insert may still get a position below it, if a shard has not decided all of its
+        positions there.
         """
 
     @abstractmethod
     def latest_decided(self) -> int:
-        """Return the same once all below is decided, so that what is inserted later is behind it.
+        """Return the same once all positions below are decided; later inserts come after it.
 
         Raises:
             DeadlineError: a shard did not decide in time.
@@ -219,63 +222,69 @@ class Session(ABC):
 
     @abstractmethod
     def for_tasks(self) -> Source:
-        """Return the source for tasks: it carries what this session found, such as archives.
+        """Return the source for tasks, with the facts that this session found, such as archives.
 
-        Tasks look for that themselves where they find it wrong.
+        A task repeats the search if a fact is outdated.
         """
 
     @abstractmethod
-    def stretches(self, start: int, stop: int) -> list[Piece]:
-        """Return the range, shard by shard and each in order, in as small pieces as is known.
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
+        """Return the range in the smallest known pieces, shard by shard, in order within a shard.
+
+        Without `failOnDataLoss`, a range that begins below the trim point is cut there.
 
         Raises:
-            TrimmedError: it begins below the trim point, and data loss is a failure; otherwise it
-                begins there.
+            TrimmedError: it begins below the trim point, and `failOnDataLoss` is true.
 
         """
 
     @abstractmethod
-    def replicas(self, shard: int, start: int, stop: int, turn: int) -> Replicas:
-        """Return what serves a shard's positions [start, stop); `turn`: which of equals first."""
+    def replicas(self, shard: int, start: int, stop: int, task_index: int) -> Replicas:
+        """Return the replicas for a shard's positions [start, stop).
+
+        The task index selects the replica to try first, so that tasks spread over all replicas.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """Close it. May be called again."""
 
     def read(
-        self, pieces: Iterable[Piece], what: Wanted, turn: int = 0
+        self, pieces: Iterable[Piece], projection: Projection, task_index: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """Give the rows of pieces in batches, each piece's in the order of the log.
+        """Yield the rows of pieces in batches, in the order of the log within a piece.
 
         Args:
             pieces: of the range of a `pin`.
-            what: which columns and rows.
-            turn: the number of the task: tasks spread over equal servers.
+            projection: the columns and row filters.
+            task_index: the number of the task; tasks spread over all replicas.
 
         """
         for piece in pieces:
-            yield from self._read(piece, what, turn)
+            yield from self._read(piece, projection, task_index)
 
-    def _read(self, piece: Piece, what: Wanted, turn: int) -> Iterator[pa.RecordBatch]:
-        batches, at = Batches(piece.shard, what), piece.start
-        with self.replicas(piece.shard, piece.start, piece.stop, turn) as replicas:
-            repeats = Repeats(replicas.table, replicas.blocks)
+    def _read(
+        self, piece: Piece, projection: Projection, task_index: int
+    ) -> Iterator[pa.RecordBatch]:
+        batches, at = Batches(piece.shard, projection), piece.start
+        with self.replicas(piece.shard, piece.start, piece.stop, task_index) as replicas:
+            repeats = Deduplicator(replicas.table, replicas.blocks)
             for block in replicas.blocks(piece.start, piece.stop):
                 try:
-                    old = repeats.of(block)
+                    old = repeats.repeated_rows(block)
                 except TrimmedError as error:
-                    # Nobody tells any more what was before the block: from there on, it does.
-                    at, old = self.behind_trim(at, error.first.gsn), repeats.anew(block)
-                # Two blocks of different servers may overlap.
-                yield from batches.of(block, at, piece.stop, old)
+                    # The writer table before the block is lost: the read continues with this block.
+                    at, old = self.after_trim(at, error.first.gsn), repeats.reset_at(block)
+                # Blocks of different servers may overlap.
+                yield from batches.from_block(block, at, piece.stop, old)
                 at = max(at, block.stop)
 
     def _bounds(self, known: Callable[[], HasEpochs], trim: int) -> tuple[int | None, int | None]:
-        """Return where the options say that the range begins and ends; None: they do not.
+        """Return the start and end in the options; None: not given.
 
         Args:
-            known: gives the epochs of the log; asked only if an option names one.
-            trim: all before it was trimmed.
+            known: returns the epochs of the log; called only if an option names an epoch.
+            trim: the trim point.
 
         """
         options = self._options
@@ -290,24 +299,24 @@ class Session(ABC):
         try:
             return of(epoch)
         except TrimmedError:
-            return self.behind_trim(0, trim)
+            return self.after_trim(0, trim)
         except ConfigError as error:
-            # So that the error has the option's name.
+            # The error names the option.
             raise ConfigError(name, epoch, error.allowed) from None
 
     def _pinned(self, start: int | None, stop: int | None, latest: int, trim: int) -> Pinned:
         """Return the range from `start` (None: `trim`) to `stop` (None: `latest`)."""
-        start = trim if start is None else self.behind_trim(max(start, 1), trim)
-        stop = max(latest, start) if stop is None else self.behind_trim(max(stop, 1), trim)
+        start = trim if start is None else self.after_trim(max(start, 1), trim)
+        stop = max(latest, start) if stop is None else self.after_trim(max(stop, 1), trim)
         return Pinned(start, max(stop, start), self.topic())
 
-    # --- what was trimmed ---
+    # --- the trim point ---
 
-    def behind_trim(self, start: int, trim: int) -> int:
-        """Return where to begin, if all before `trim` was trimmed.
+    def after_trim(self, start: int, trim: int) -> int:
+        """Return the start of a range, or the trim point if it is later.
 
         Raises:
-            TrimmedError: that is behind the start, and data loss is a failure.
+            TrimmedError: the trim point is later, and `failOnDataLoss` is true.
 
         """
         if start < trim and self._options.fail_on_data_loss:
@@ -315,5 +324,5 @@ class Session(ABC):
         return max(start, trim)
 
     def _first(self, trim: int) -> RecordId:
-        """Return a position with its owner, as far as that is known."""
+        """Return the record id of the trim point; shard 0 if its owner is unknown."""
         return RecordId(trim, 0)

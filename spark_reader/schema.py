@@ -1,7 +1,7 @@
-"""The columns of the log, and a projection of them: what was asked for, in that order.
+"""Columns of the log, and projections: the requested columns in the requested order.
 
-Rule: types are named as Spark's DDL names them, and each column has few that it may be asked for
-in; any other is refused (docs/spark.md, section 1). Nothing here knows Spark or Arrow.
+Rule: types have the names of Spark's DDL, each column has a fixed set of types, and any other type
+is refused (docs/spark.md, section 1). This module does not import Spark or Arrow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from spark_reader.suggestions import nearest
+from spark_reader.suggestions import closest_name
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KEY, VALUE, TOPIC, PARTITION, OFFSET = "key", "value", "topic", "partition", "offset"
 TIMESTAMP, TIMESTAMP_TYPE, EPOCH = "timestamp", "timestampType", "epoch"
 
-#: Each column's types, the usual one first.
+#: Types of each column; the first is the default.
 TYPES: Final[dict[str, tuple[str, ...]]] = {
     KEY: ("binary", "string"),
     VALUE: ("binary", "string"),
@@ -36,29 +36,29 @@ _COLUMNS: Final = {name.lower(): name for name in TYPES} | _ALIASES
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A column as it was asked for."""
+    """A requested column."""
 
     #: Its name in the result.
     name: str
-    #: Which of the columns it is.
+    #: Its name in `TYPES`.
     column: str
-    #: Its type in Spark's words.
+    #: Its type in Spark's DDL.
     type: str
     is_nullable: bool = True
 
 
-#: All columns, as they are without a schema.
+#: All columns: the projection without a user schema.
 DEFAULT: Final = tuple(Field(name, name, types[0]) for name, types in TYPES.items())
 
 
 def projection(fields: Iterable[tuple[str, str, bool]]) -> tuple[Field, ...]:
-    """Return what a schema asks for.
+    """Return the requested columns of a schema.
 
     Args:
-        fields: of each its name, its type and whether it may be null.
+        fields: name, type and nullability of each.
 
     Raises:
-        ConfigError: there is no such column, or not in this type.
+        ConfigError: the column does not exist, or does not have this type.
 
     """
     return tuple(_field(*field) for field in fields)
@@ -67,7 +67,7 @@ def projection(fields: Iterable[tuple[str, str, bool]]) -> tuple[Field, ...]:
 def _field(name: str, kind: str, is_nullable: bool) -> Field:
     column = _COLUMNS.get(name.lower())
     if column is None:
-        near = nearest(name, _COLUMNS)
+        near = closest_name(name, _COLUMNS)
         meant = f", or {_COLUMNS[near]!r} is meant" if near else f"; there are {', '.join(TYPES)}"
         allowed = f"left out{meant}"
         raise ConfigError(f"column {name!r} of the schema", kind, allowed)
@@ -75,6 +75,8 @@ def _field(name: str, kind: str, is_nullable: bool) -> Field:
         raise ConfigError(f"column {name!r} of the schema", kind, " or ".join(TYPES[column]))
     if column == KEY and not is_nullable:
         raise ConfigError(
-            f"column {name!r} of the schema", "not null", "nullable: not all have one"
+            f"column {name!r} of the schema",
+            "not null",
+            "nullable, because records may have no key",
         )
     return Field(name, column, kind, is_nullable)

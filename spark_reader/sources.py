@@ -1,10 +1,10 @@
-"""The source that a load's options name: a running cluster, or its files."""
+"""Selects the source of a load: a running cluster, or files."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_reader.batches import Wanted, wanted
+from spark_reader.batches import Projection, projection_of
 from spark_reader.file_source import FileSource
 from spark_reader.log_source import LogSource
 from spark_reader.reading import Pinned, Session, Source
@@ -12,7 +12,7 @@ from spark_reader.reading import Pinned, Session, Source
 if TYPE_CHECKING:
     from spark_reader.options import Options
 
-__all__ = ["Pinned", "Session", "Source", "Wanted", "source_of", "wanted"]
+__all__ = ["Pinned", "Projection", "Session", "Source", "projection_of", "source_of"]
 
 
 def source_of(options: Options) -> Source:

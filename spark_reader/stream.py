@@ -1,8 +1,8 @@
-"""`spark.readStream`: the log as a source of micro-batches (docs/spark.md, section 2).
+"""`spark.readStream`: the log as a micro-batch source (docs/spark.md, section 2).
 
-Rule: nothing is opened before it is asked for: Spark makes readers in several processes, and sends
-them to tasks. What a micro-batch is, `spark_reader.admission` says.
-Invariant: offsets only go forward, and never beyond what was complete when they were asked for.
+Rule: the reader opens a session only when it needs one, because Spark creates readers in several
+processes and sends them to tasks. `spark_reader.admission` sizes the micro-batches.
+Invariant: offsets never decrease, and never exceed the end of the log at the time of the request.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_reader import admission
-from spark_reader.clean_errors import plainly
+from spark_reader.clean_errors import without_traceback
 from spark_reader.sources import source_of
-from spark_reader.tasks import Share, read_share, shared_out
+from spark_reader.tasks import Share, plan_tasks, read_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,111 +34,112 @@ if TYPE_CHECKING:
     from spark_reader.schema import Field
     from spark_reader.sources import Session
 
-#: Spark asks some eighty times a second what is new; the cluster is asked no more often than this.
-_LATEST_FOR_S: Final = 0.05
-#: How often a range is asked for in finer steps, to meet a limit of bytes.
-_ROUNDS: Final = 4
+#: Minimum interval between requests for the tail, in seconds; Spark polls about 80 times a second.
+_LATEST_INTERVAL_S: Final = 0.05
+#: Maximum number of attempts to shorten a range to the byte limit.
+_MAX_ROUNDS: Final = 4
 
 
 class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads micro-batches; made by the data source."""
+    """Stream reader: plans and reads micro-batches."""
 
     def __init__(self, options: Options, fields: Sequence[Field]) -> None:
         self._options: Final = options
         self._fields: Final = tuple(fields)
         self._session: Session | None = None
         self._initial: int | None = None
-        #: Nothing beyond is read (Trigger.AvailableNow).
+        #: The end of the run (Trigger.AvailableNow).
         self._target: int | None = None
         self._latest = 0
         self._latest_at = -1.0
 
-    @plainly
+    @without_traceback
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Return where a query begins that has no checkpoint: the same each time it is asked."""
+        """Return the start of a query without a checkpoint; repeated calls return the same."""
         if self._initial is None:
-            session = self._opened()
+            session = self._open_session()
             if self._options.starts_at_latest:
                 self._initial = session.latest_decided()
             else:
                 self._initial = session.pin().start
         return admission.offset(self._initial)
 
-    @plainly
+    @without_traceback
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how much a micro-batch may take."""
+        """Return the size limit of a micro-batch."""
         limit = self._options.max_bytes_per_batch
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
-    @plainly
+    @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Let this run end where the log ends now."""
-        self._target = self._opened().latest()
+        """End this run at the current end of the log."""
+        self._target = self._open_session().latest()
 
-    @plainly
+    @without_traceback
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        """Return the end of the next micro-batch and its plan; `start` itself if nothing is new."""
+        """Return the end of the next micro-batch with its plan; `start`: no new rows."""
         begin, end = admission.position(start), self._end()
         if end <= begin:
             return start
-        largest = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        stop, pieces = self._admit(begin, end, largest)
-        return admission.offset(stop, shared_out(self._options, pieces))
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        stop, pieces = self._admit(begin, end, max_bytes)
+        return admission.offset(stop, plan_tasks(self._options, pieces))
 
     def _end(self) -> int:
         if self._target is not None:
             return self._target
-        if time.monotonic() >= self._latest_at + _LATEST_FOR_S:
-            self._latest = max(self._latest, self._opened().latest())
+        if time.monotonic() >= self._latest_at + _LATEST_INTERVAL_S:
+            self._latest = max(self._latest, self._open_session().latest())
             self._latest_at = time.monotonic()
         return self._latest
 
-    def _admit(self, start: int, stop: int, largest: int | None) -> tuple[int, list[Piece]]:
-        session = self._opened()
-        pieces = session.stretches(start, stop)
-        for _ in range(_ROUNDS if largest is not None else 0):
-            assert largest is not None
+    def _admit(self, start: int, stop: int, max_bytes: int | None) -> tuple[int, list[Piece]]:
+        session = self._open_session()
+        pieces = session.pieces_of(start, stop)
+        for _ in range(_MAX_ROUNDS if max_bytes is not None else 0):
+            assert max_bytes is not None
             if not pieces:
-                # All of it was trimmed meanwhile, and data loss is no failure.
+                # The whole range was trimmed meanwhile, and `failOnDataLoss` is false.
                 break
-            end = admission.admitted(pieces, largest)
+            end = admission.admissible_stop(pieces, max_bytes)
             if end == stop:
                 break
-            stop, pieces = end, session.stretches(start, end)
+            stop, pieces = end, session.pieces_of(start, end)
         return stop, pieces
 
-    @plainly
+    @without_traceback
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return where the log ended when it was last looked at, for the query's progress."""
+        """Return the last known end of the log, for the query's progress report."""
         return admission.offset(self._latest) if self._latest else None
 
-    @plainly
+    @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Share]:
-        """Return the plan of a micro-batch, as its end tells it."""
+        """Return the plan of a micro-batch, which its end offset contains."""
         if start == end:
             return []
-        # Where it begins is told by the plan too: a query that begins at `latest`, and did not come
-        # to the end of its first micro-batch, is given another beginning when it is started again.
-        session = self._opened()
+        # The plan also defines the start. A query that starts at `latest`, and that is restarted
+        # during its first micro-batch, gets another start offset.
+        session = self._open_session()
         source, topic = session.for_tasks(), session.topic()
         return [
-            Share(turn, pieces, source, topic) for turn, pieces in enumerate(admission.tasks(end))
+            Share(task_index, pieces, source, topic)
+            for task_index, pieces in enumerate(admission.tasks(end))
         ]
 
-    @plainly
+    @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read what one task has to, in batches."""
-        yield from read_share(self._options, self._fields, partition)
+        """Read the share of one task, in batches."""
+        yield from read_task(self._options, self._fields, partition)
 
     def stop(self) -> None:
-        """Close what is open."""
+        """Close the session."""
         if self._session is not None:
             self._session.close()
             self._session = None
 
-    def _opened(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None:
             self._session = source_of(self._options).open()
         return self._session

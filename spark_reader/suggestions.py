@@ -1,4 +1,4 @@
-"""Which name was meant by one that does not exist."""
+"""Suggestions for unknown names: "did you mean"."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: How like it a name is at least that may be meant (see difflib).
+#: Minimum similarity of a suggestion (the `cutoff` of difflib).
 _LIKENESS: Final = 0.5
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return that of some names which is the most like another, None if none is.
+def closest_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the most similar known name, or None if none is similar enough.
 
     Args:
-        name: what was given; case does not count.
-        names: those that there are.
+        name: the unknown name; case is ignored.
+        names: the known names.
 
     """
     lower = {each.lower(): each for each in names}

@@ -1,7 +1,7 @@
-"""What one task of Spark's reads: the same in a batch and in a micro-batch.
+"""Spark read tasks: the share of a range that one task reads, in batches and in streams.
 
-Rule: a share says where a task reads, the options and fields what it gives; a source is open only
-while one is read (docs/spark.md, section 1.3).
+Rule: a share says what a task reads; options and fields say which rows and columns it returns. A
+source is open only while a task reads it (docs/spark.md, section 1.3).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from spark_reader.planning import pack
-from spark_reader.prefetch import ahead
-from spark_reader.sources import wanted
-from spark_reader.worker_state import read_memory, spare_modules
+from spark_reader.prefetch import prefetch
+from spark_reader.sources import projection_of
+from spark_reader.worker_state import freeze_gc, read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
 
 
 class Share(InputPartition):
-    """A task's number, its pieces of the range, where they are, and the cluster's name."""
+    """The share of one task: its number, its pieces of the range, and the source."""
 
-    def __init__(self, turn: int, pieces: list[Piece], source: Source, topic: str) -> None:
-        super().__init__(turn)
+    def __init__(self, task_index: int, pieces: list[Piece], source: Source, topic: str) -> None:
+        super().__init__(task_index)
         self.pieces = pieces
         self.source = source
         self.topic = topic
 
 
-def shared_out(options: Options, pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Return the pieces of each task: as many tasks as the options say, or as this machine runs."""
+def plan_tasks(options: Options, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Return the pieces of each task; `minPartitions` or this machine's cores set the number."""
     return pack(pieces, options.min_partitions, len(os.sched_getaffinity(0)))
 
 
-def read_share(
+def read_task(
     options: Options, fields: tuple[Field, ...], partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """Read what one task has to, in batches."""
+    """Read the share of one task, in batches."""
     assert isinstance(partition, Share), "Spark gives back the shares that it was given"
     if not partition.pieces:
         return
-    spare_modules()
-    yield from ahead(_read(options, fields, partition))
+    freeze_gc()
+    yield from prefetch(_read(options, fields, partition))
 
 
 def _read(options: Options, fields: tuple[Field, ...], share: Share) -> Generator[pa.RecordBatch]:
-    what = wanted(options, fields, share.topic)
+    projection = projection_of(options, fields, share.topic)
     with share.source.open(read_memory()) as session:
-        yield from session.read(share.pieces, what, share.value)
+        yield from session.read(share.pieces, projection, share.value)

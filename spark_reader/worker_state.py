@@ -1,4 +1,4 @@
-"""What Spark's Python processes keep from task to task: they run one after the other."""
+"""State that a Python worker process of Spark keeps between tasks, which run one at a time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ziplog.segments.buffer_pool import BufferPool
 
 
 @cache
-def spare_modules() -> None:
-    """Let no search for garbage look at what is there by now, in this process, for good.
+def freeze_gc() -> None:
+    """Exclude all existing objects from garbage collection in this process, permanently.
 
-    To be called in a process of Spark's once all is imported: Spark has Python look through all its
-    objects after each task, and nearly all of them are modules.
+    Call it in a worker process after all imports. Spark runs a full garbage collection after each
+    task, and nearly all objects belong to modules.
     """
     gc.freeze()
 
 
 @cache
 def read_memory() -> BufferPool:
-    """Return the memory that this process's tasks read into."""
+    """Return the buffer pool of this process's tasks."""
     return BufferPool()

@@ -1,7 +1,7 @@
-"""What somebody who writes asked for: options and columns, checked (docs/spark.md, section 3).
+"""Write options: the options and columns of a write, checked (docs/spark.md, section 3).
 
-Rule: what is wrong is said before the first row goes out, in one line that tells what may stand
-there instead.
+Rule: an invalid option is refused before the first insert, by a one-line message with the allowed
+values.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from ziplog.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: What Spark itself puts among a writer's options.
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode"})
+#: Options that Spark itself adds to those of a writer.
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname", "outputmode"})
 _NAMES: Final = (
     SERVERS, "keyColumn", "valueColumn", "policy", TIMEOUT, "exactlyOnce", "queryId", "batchId",
 )  # fmt: skip
 _POLICY_RULE: Final = "'partition', 'key' or the number of a shard"
 _TOGETHER: Final = (
-    "given together with {other}: the two name a write that may be made again, and is there once"
+    "given together with {other}: the pair identifies a write, so that a repeated one is recognized"
 )
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
     """Options of one write."""
 
-    #: Where the membership service is: "host:port,...".
+    #: Addresses of the membership service: "host:port,...".
     servers: str
-    #: Names of the columns; no key column: "key", if there is one.
+    #: Names of the columns; without a key column: "key", if it exists.
     value_column: str
     key_column: str | None
     #: None: by key if there are keys, otherwise by partition.
     policy: Literal["partition", "key"] | int | None
     timeout_s: float
-    #: Each attempt of a task writes under the same name: readers drop what another one wrote.
+    #: All attempts of a task use the same writer id, so readers drop duplicates.
     exactly_once: bool
-    #: Who writes, and which batch, if the user says so: (queryId, batchId).
+    #: The user's (queryId, batchId).
     identity: tuple[str, int] | None
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Where in a row value and key stand."""
+    """Indexes of the value and key columns."""
 
     value: int
     key: int | None
@@ -56,15 +56,15 @@ def parse(options: Mapping[str, str], *, stream: bool) -> WriteOptions:
     """Return the options of a write.
 
     Args:
-        options: as Spark gives them; names are matched without regard to case.
-        stream: Spark names the query and its batches, so the user may not.
+        options: as Spark passes them; names are case-insensitive.
+        stream: Spark identifies the query and its batches, so the user must not.
 
     Raises:
-        ConfigError: one is unknown, missing or wrong.
+        ConfigError: an option is unknown, missing or invalid.
 
     """
     given = {name.lower(): text for name, text in options.items()}
-    known = {name.lower() for name in _NAMES} | _SPARKS_OWN
+    known = {name.lower() for name in _NAMES} | _SPARK_OPTIONS
     for name, text in options.items():
         if name.lower() not in known:
             refuse_unknown(name, text, _NAMES)
@@ -74,7 +74,7 @@ def parse(options: Mapping[str, str], *, stream: bool) -> WriteOptions:
     identity = _identity(given.get("queryid"), given.get("batchid"), stream=stream)
     exactly_once = boolean("exactlyOnce", given.get("exactlyonce", "true"))
     if identity is not None and not exactly_once:
-        raise ConfigError("queryId", identity[0], "left out, if exactlyOnce is false")
+        raise ConfigError("queryId", identity[0], "left out if exactlyOnce is false")
     timeout = given.get("timeout")
     return WriteOptions(
         given[SERVERS],
@@ -109,7 +109,9 @@ def _identity(query: str | None, batch: str | None, *, stream: bool) -> tuple[st
     if stream:
         for name, text in (("queryId", query), ("batchId", batch)):
             if text is not None:
-                raise ConfigError(name, text, "left out: a stream's checkpoint names its batches")
+                raise ConfigError(
+                    name, text, "left out, because the checkpoint identifies a stream's batches"
+                )
         return None
     if query is None and batch is None:
         return None
@@ -119,43 +121,47 @@ def _identity(query: str | None, batch: str | None, *, stream: bool) -> tuple[st
         raise ConfigError("batchId", batch, _TOGETHER.format(other="queryId"))
     number = _whole(batch.strip())
     if number is None or number >= 2**63:
-        raise ConfigError("batchId", batch, "a whole number from 0 on, one more for each batch")
+        raise ConfigError(
+            "batchId", batch, "a whole number from 0 on that increases by one per batch"
+        )
     return query, number
 
 
 def columns(options: WriteOptions, schema: Sequence[tuple[str, str]]) -> Columns:
-    """Return where the columns of a write are; others are not written.
+    """Return the indexes of the value and key columns; other columns are not written.
 
     Args:
-        options: tell their names.
-        schema: the name and type (as Spark says it) of each column.
+        options: the names of the columns.
+        schema: the name and Spark type of each column.
 
     Raises:
-        ConfigError: one is missing, or neither binary nor string; or a policy wants keys.
+        ConfigError: a column is missing, or neither binary nor string; or the policy needs keys.
 
     """
     value = _place("valueColumn", options.value_column, schema)
     assert value is not None
     key = _place("keyColumn", options.key_column, schema)
     if options.policy == "key" and key is None:
-        raise ConfigError("policy", "key", f"used with a key column; {_there_are(schema)}")
+        raise ConfigError("policy", "key", f"used with a key column; {_existing_columns(schema)}")
     return Columns(value, key)
 
 
 def _place(option: str, name: str | None, schema: Sequence[tuple[str, str]]) -> int | None:
-    wanted = name if name is not None else "key"
-    found = [at for at, (column, _) in enumerate(schema) if column.lower() == wanted.lower()]
+    projection_of = name if name is not None else "key"
+    found = [at for at, (column, _) in enumerate(schema) if column.lower() == projection_of.lower()]
     if len(found) > 1:
-        raise ConfigError(option, wanted, "the name of one column, and there are several")
+        raise ConfigError(option, projection_of, "the name of exactly one column")
     if not found:
         if name is None:
             return None
-        raise ConfigError(option, wanted, f"the name of a column; {_there_are(schema)}")
+        raise ConfigError(
+            option, projection_of, f"the name of a column; {_existing_columns(schema)}"
+        )
     kind = schema[found[0]][1]
     if kind != "binary" and not kind.startswith("string"):
-        raise ConfigError(f"the type of column {wanted}", kind, "binary or string: cast it")
+        raise ConfigError(f"the type of column {projection_of}", kind, "binary or string: cast it")
     return found[0]
 
 
-def _there_are(schema: Sequence[tuple[str, str]]) -> str:
+def _existing_columns(schema: Sequence[tuple[str, str]]) -> str:
     return f"there are {', '.join(name for name, _ in schema) or 'none'}"

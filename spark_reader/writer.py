@@ -1,8 +1,8 @@
-"""`df.write` and `df.writeStream`: rows become records (docs/spark.md, section 3).
+"""`df.write` and `df.writeStream`: inserts rows as records (docs/spark.md, section 3).
 
-Rule: a writer is made on the driver, where it learns the shards and gets its name, and is sent to
-the tasks; every attempt of a task writes the same rows under the same name to the same shards. Who
-reads drops what is there twice, so there is nothing to commit, and nothing to take back.
+Rule: the driver creates the writer, reads the list of shards, and sends the writer to the tasks.
+Every attempt of a task inserts the same rows with the same writer id into the same shards. Readers
+drop duplicates, so there is no commit and no rollback.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pyspark.sql.datasource import (
 
 import ziplog
 from spark_reader import write_options
-from spark_reader.clean_errors import plainly
+from spark_reader.clean_errors import without_traceback
 from spark_reader.inserting import insert_batches
-from spark_reader.placement import Placement, check_policy, members
-from spark_reader.worker_state import spare_modules
+from spark_reader.placement import RowPlacement, check_policy, members
+from spark_reader.worker_state import freeze_gc
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-#: Under these names a task is told which query and which micro-batch it is for.
+#: Spark's local properties of a task: the ids of its query and its micro-batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
 
-class Written(WriterCommitMessage):
-    """What a task wrote."""
+class RowsWritten(WriterCommitMessage):
+    """Commit message of a task: the number of rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
 
 class _Job:
-    """What the tasks of a write have in common. Knows the cluster's shards as it begins."""
+    """Common part of a write's tasks: options, columns, and the shards at the start."""
 
     def __init__(
         self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, stream: bool
     ) -> None:
         if overwrite:
             given = "complete" if stream else "overwrite"
-            raise ConfigError("the mode", given, "append: a log only grows")
+            raise ConfigError("the mode", given, "append, because a log only grows")
         self.options: Final = write_options.parse(options, stream=stream)
         types = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         self._columns: Final = write_options.columns(self.options, types)
@@ -60,52 +60,52 @@ class _Job:
         with ziplog.connect(self.options.servers, timeout=self.options.timeout_s) as log:
             status = log.cluster()
         is_repeatable = stream or self.options.identity is not None
-        self._shards: Final = members(status, for_ever=is_repeatable)
-        # What cannot work fails here, and not in every task.
+        self._shards: Final = members(status, include_absent=is_repeatable)
+        # An invalid policy fails here, and not in every task.
         check_policy(self._policy, self._shards)
 
-    def write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> Written:
+    def write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int) -> RowsWritten:
         """Insert a task's rows; returns when all are on all replicas of their shards."""
-        spare_modules()
+        freeze_gc()
         partition = _task().partitionId()
         if not self.options.exactly_once:
-            # A name that no other attempt has: nothing is dropped.
+            # Each attempt gets its own writer ids, so readers drop nothing.
             query = os.urandom(16).hex()
-        place = Placement(query, partition, self._policy, self._shards)
+        place = RowPlacement(query, partition, self._policy, self._shards)
         with ziplog.connect(self.options.servers, timeout=self.options.timeout_s) as log:
             rows = insert_batches(
                 log, batches, self._columns, place, batch=batch, partition=partition
             )
-        return Written(rows)
+        return RowsWritten(rows)
 
 
 class ZiplogWriter(DataSourceArrowWriter):
-    """Writes one DataFrame; made by the data source."""
+    """Writer of one DataFrame."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._job: Final = _Job(options, schema, overwrite=overwrite, stream=False)
-        #: Each write has a name of its own, unless the user gave it one.
+        #: The user's identity of the write, or a random one.
         self._identity: Final = self._job.options.identity or (os.urandom(16).hex(), 0)
 
-    @plainly
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    @without_traceback
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
         """Write the rows of a task."""
         return self._job.write(iterator, *self._identity)
 
 
 class ZiplogStreamWriter(DataSourceStreamArrowWriter):
-    """Writes one micro-batch; made by the data source."""
+    """Writer of one micro-batch."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._job: Final = _Job(options, schema, overwrite=overwrite, stream=True)
 
-    @plainly
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    @without_traceback
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
         """Write the rows of a task."""
         query = _task().getLocalProperty(_QUERY_ID)
         batch = _task().getLocalProperty(_BATCH_ID)
-        assert query is not None, "Spark tells a stream's tasks which query they are for"
-        assert batch is not None, "and which micro-batch"
+        assert query is not None, "Spark sets the query id of a stream's tasks"
+        assert batch is not None, "Spark sets the micro-batch id of a stream's tasks"
         return self._job.write(iterator, query, int(batch))
 
 

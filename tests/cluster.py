@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     from ziplog.types import Durability
 
 COMMIT = MS // 2
-#: A killed server is there again after so long.
+#: Interval between the kill of a server and its restart.
 RESTART = 700 * MS
 
 
 class Consensus:
-    """A group of one node whose commands are committed, in order, a little later."""
+    """A consensus group of one node that commits commands in order, after a delay."""
 
     def __init__(self, machine: Any, build: Callable[[], Any], world: World, name: str) -> None:
         self.machine = machine
         self._build, self._world, self._name = build, world, name
-        #: When each command is committed, and what it is.
+        #: Commit time and content of each pending command.
         self._commands: list[tuple[int, bytes]] = []
         self.lead()
 
     def lead(self) -> None:
-        """Start the node (again): it learns the state, and leads."""
+        """Start or restart the node: it gets the state, and becomes the leader."""
         self.node = self._build()
         self._world.add(self._name, self.node)
         self._world.down.discard(self._name)
@@ -63,15 +63,15 @@ class Consensus:
         self._world.inject(self._name, LeaderChanged(self._name, is_self=True))
 
     def propose(self, command: bytes) -> None:
-        """Take a command."""
+        """Accept a command."""
         self._commands.append((self._world.now + COMMIT, command))
 
     def next_commit(self) -> int | None:
-        """Return when the next command is committed."""
+        """Return the commit time of the next command."""
         return self._commands[0][0] if self._commands else None
 
     def commit(self) -> None:
-        """Commit the next command, whether or not the node is there to see it."""
+        """Commit the next command, whether or not the node is running."""
         _, command = self._commands.pop(0)
         result = self.machine.apply(command)
         if self._name not in self._world.down:
@@ -113,7 +113,7 @@ class PureCluster:
         self.groups = {"mms-0": Consensus(ClusterState(), self._service, self.world, "mms-0")}
         if handler:
             self.groups["fh-0"] = Consensus(HandlerState(), self._handler, self.world, "fh-0")
-        #: When each killed node is started again.
+        #: Restart time of each killed node.
         self._starts: dict[str, int] = {}
         for shard in range(shards):
             for index in range(f + 1):
@@ -145,7 +145,7 @@ class PureCluster:
         ))  # fmt: skip
 
     def replicas(self) -> list[Any]:
-        """Return what all replicas are, shard by shard."""
+        """Return the states of all replicas, shard by shard."""
         return [node._state for node in self.world.nodes.values() if isinstance(node, Replica)]
 
     def state(self, name: str) -> Any:
@@ -161,7 +161,7 @@ class PureCluster:
     # --- failures ---
 
     def kill(self, name: str, *, for_ns: int = RESTART) -> None:
-        """Kill a node; it is started again after a while."""
+        """Kill a node; it restarts after a while."""
         self.world.kill(name)
         self._starts[name] = self.world.now + for_ns
 
@@ -188,11 +188,11 @@ class PureCluster:
     # --- time ---
 
     def run(self, duration: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.run_until(lambda: False, duration)
 
     def run_until(self, condition: Any, within: int = 10 * S) -> bool:
-        """Let time pass, and consensus with it, until the condition holds."""
+        """Advance time and consensus until the condition holds."""
         world = self.world
         end = world.now + within
         while not condition():
@@ -211,7 +211,7 @@ class PureCluster:
         return [at for at in times if at is not None]
 
     def _catch_up(self) -> None:
-        """Commit, and start, what is due."""
+        """Run due commits and restarts."""
         for group in self.groups.values():
             at = group.next_commit()
             if at is not None and at <= self.world.now:
@@ -239,7 +239,7 @@ class PureCluster:
 
 
 class Client:
-    """A client's calls, each run to its end in virtual time."""
+    """A client with blocking calls in virtual time."""
 
     def __init__(self, cluster: PureCluster, name: str, core: ClientCore) -> None:
         self.cluster, self.name, self.core = cluster, name, core
@@ -251,7 +251,7 @@ class Client:
         return call
 
     def end(self, call: int) -> Any:
-        """Wait for a call's end; raise what it raises."""
+        """Wait for the result of a call; raise its error."""
         completed = self.cluster.world.completed
         done = self.cluster.run_until(lambda: (self.name, call) in completed, 60 * S)
         assert done, "a call never ended"
@@ -261,11 +261,11 @@ class Client:
         return result
 
     def call(self, request: Any) -> Any:
-        """Start a call and wait for its end."""
+        """Start a call and wait for its result."""
         return self.end(self.begin(request))
 
     def deadline(self, timeout: int = 10 * S) -> int:
-        """Return when a call of now has to end."""
+        """Return the deadline of a call that starts now."""
         return self.cluster.world.now + timeout
 
     def inserting(
@@ -290,7 +290,7 @@ class Client:
         return number
 
     def fetch(self, subscription: int, timeout: int = 1 * S) -> list[Record]:
-        """Take what is due."""
+        """Return the deliveries that are due."""
         batch = self.call(FetchRequest(self.deadline(timeout), subscription, 1000))
         records: list[Record] = batch.records
         return records
@@ -311,7 +311,7 @@ class Client:
         return rid
 
     def trim(self, rid: RecordId) -> None:
-        """Delete what is before."""
+        """Delete all earlier records."""
         self.call(TrimRequest(self.deadline(), rid))
 
 

@@ -1,4 +1,4 @@
-"""Command lines of tests: bad usage is one line that says what is wrong, and exit code 2."""
+"""Argument parser of the tests' programs: a usage error prints one line and exits with 2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says in one line what is wrong; the usage is for --help."""
+    """Argument parser that reports an error in one line; --help shows the usage."""
 
     def error(self, message: str) -> NoReturn:
         """End the process."""
@@ -21,7 +21,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return what reads a whole number that is not less."""
+    """Return a parser for whole numbers from a minimum."""
 
     def number(text: str) -> int:
         if not re.fullmatch(r"[-+]?\d+", text) or int(text) < least:
@@ -36,7 +36,7 @@ def refusal(
     main: Callable[[Sequence[str]], int],
     arguments: Sequence[str],
 ) -> str:
-    """Return the one line with which a command refuses its arguments."""
+    """Return the one-line usage error of a command."""
     code: object = None
     try:
         main(arguments)

@@ -1,4 +1,4 @@
-"""Nodes of a cluster as processes of their own, which a test starts, asks and stops."""
+"""Nodes of a cluster as separate processes that a test starts, queries and stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAUSE_NS = 50_000_000
 
 
 class Processes:
-    """Those of one cluster file, which lies beside the data directory; they end with the block."""
+    """The nodes of one cluster file, beside the data directory; the context exit stops them."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
@@ -54,14 +54,14 @@ class Processes:
         return process.pid
 
     def refuses(self, module: str, name: str) -> tuple[int, str]:
-        """Start a node that cannot run; return its exit code and the one line that it says."""
+        """Start a node that cannot run; return its exit code and its one-line error."""
         self._begin(module, name)
         code, stderr = self._end(name)
         assert len(stderr.splitlines()) == 1, stderr
         return code, stderr
 
     def stop(self, name: str) -> tuple[int, str]:
-        """Ask a node to end; return its exit code and what it said on stderr."""
+        """Stop a node; return its exit code and its stderr."""
         self.running[name].terminate()
         return self._end(name)
 
@@ -78,7 +78,7 @@ class Processes:
     def ask(
         self, names: Collection[str], question: Message, fits: Callable[[Message], bool]
     ) -> tuple[str, Message]:
-        """Ask nodes until one gives an answer that fits; return who, and what it says."""
+        """Query nodes until one response fits; return the node's name and its response."""
         end = time.monotonic() + _DEADLINE_S
         transport = Transport()
         try:

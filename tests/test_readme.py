@@ -1,4 +1,4 @@
-"""What the README shows runs, as it stands there."""
+"""The examples of the README run unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def block(section: str) -> str:
 
 
 def output(section: str, directory: Path) -> str:
-    """Run a section's block in a process of its own, with its files in a directory."""
+    """Run a section's block in a separate process, with its files in a directory."""
     script = directory / "quickstart.py"
     script.write_text(re.sub(r'"/tmp/', f'"{directory}/', block(section)), encoding="utf-8")
     done = subprocess.run(

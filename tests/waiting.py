@@ -1,4 +1,4 @@
-"""How a test waits for what it can only ask for: by asking again, with a deadline."""
+"""Polling with a deadline, for conditions that a test cannot be notified of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Between two looks at a condition.
+#: Interval between two checks of a condition, in seconds.
 _PAUSE_S = 0.01
 
 
@@ -22,7 +22,7 @@ def wait_until(condition: Callable[[], object], what: str, deadline_s: float = 4
 
 
 async def until(condition: Callable[[], object], what: str, deadline_s: float = 40.0) -> None:
-    """Let the event loop's tasks go on until the condition holds; fail if that takes too long."""
+    """Run the event loop's tasks until the condition holds; fail if that takes too long."""
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s} s: {what}"

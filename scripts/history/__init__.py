@@ -1,1 +1,1 @@
-"""What clients did to a log and what they saw of it: its form, and the rules that it must obey."""
+"""Histories of client operations: the file format, the recording clients, and the checker."""

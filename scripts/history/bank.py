@@ -1,8 +1,8 @@
-"""A bank in a store: money goes from account to account, and never comes into being or vanishes.
+"""Bank check: transfers between accounts must neither create nor destroy money.
 
-Each transfer leaves a line in the *ledger* with its own number, in the transaction that changes the
-two balances. Rule: all that is read at once must agree: the balances with their sum, and with the
-ledger; and the ledger with what clients were told of their transfers.
+Each transfer adds a line with its own number to the *ledger*, in the transaction that changes the
+two balances. Rule: the balances of one read must match their sum and the ledger, and the ledger
+must match the results that clients received for their transfers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS: Final = frozenset({"accounts", "transfer", "balances", "ledger"})
 
 
 class Bank:
-    """What a history says of a bank."""
+    """The bank's transactions in a history."""
 
     def __init__(self) -> None:
         self._opened: list[int] = []
@@ -43,25 +43,27 @@ class Bank:
         return kind in STEPS
 
     def judge(self) -> list[Violation]:
-        """Return what is wrong."""
+        """Return the violations."""
         return [
-            Violation(rule, f"{reader} {text}", reader.told or reader.source)
+            Violation(rule, f"{reader} {text}", reader.result_source or reader.source)
             for index, read in self._reads.items()
             for reader in [self._readers[index]]
-            for rule, text in self._wrong(reader, read)
+            for rule, text in self._errors(reader, read)
         ]
 
-    def _wrong(self, reader: Transaction, read: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _errors(self, reader: Transaction, read: dict[str, Any]) -> Iterator[tuple[str, str]]:
         balances, ledger = read.get("balances"), read.get("ledger")
         if balances is not None and sum(balances) != sum(self._opened):
             due = sum(self._opened)
             yield "sum", f"read balances of {sum(balances)} together; {due} were paid in"
         if ledger is not None and reader.state == COMMITTED:
-            yield from self._told(reader, ledger)
+            yield from self._check_ledger(reader, ledger)
             if balances is not None:
                 yield from self._balanced(balances, ledger)
 
-    def _told(self, reader: Transaction, ledger: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _check_ledger(
+        self, reader: Transaction, ledger: dict[str, Any]
+    ) -> Iterator[tuple[str, str]]:
         for number, (transfer, terms) in self._transfers.items():
             line = ledger.get(number)
             if line is None:
@@ -73,7 +75,10 @@ class Bank:
                 yield "phantom-transfer", f"found {number} as {line}; it was to be {terms}"
         for number, line in ledger.items():
             if number not in self._transfers:
-                yield "phantom-transfer", f"found a line of {number}, which nobody made"
+                yield (
+                    "phantom-transfer",
+                    f"found a line of {number}, a transfer that no client made",
+                )
             elif line[3] != 1:
                 yield "double-transfer", f"found {number}, made {line[3]} times"
 

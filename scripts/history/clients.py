@@ -1,7 +1,7 @@
-"""What a client of the workload does, and a subscriber, each as a process of its own.
+"""Workload clients and subscribers, each in a separate process.
 
-Rule: the call is recorded before it is made, the result after it was given, whatever it was;
-only the public API is used. What is done next depends on the seed and on what was seen.
+Rule: a call is recorded before it is made, and every result after its return; only the public API
+is used. The next operation depends on the seed and on earlier results.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What the processes of a workload have in common."""
+    """Settings that all processes of a workload share."""
 
     bootstrap: str
     directory: str
@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
     seed: int = 1
     payload_bytes: int = 100
     chains: bool = True
-    #: Operations a second of one client; 0: as many as it can.
+    #: Operations per second of one client; 0: no limit.
     rate_per_s: float = 0.0
     timeout_s: float = 5.0
     #: Of one client; 0: until it is stopped.
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Stopped:
-    """Becomes true with SIGTERM, or when whoever started this process is gone."""
+    """Becomes true on SIGTERM, or when the parent process is gone."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -125,7 +125,7 @@ def batches(subscription: Iterator[ziplog.Record], size: int) -> Iterator[list[z
 
 
 def connected(plan: Plan, stopped: Stopped) -> ziplog.Log | None:
-    """Connect, as often as it takes; None if it was stopped first."""
+    """Connect, with retries; None if it was stopped first."""
     while not stopped:
         try:
             return ziplog.connect(plan.bootstrap, timeout=plan.timeout_s)
@@ -158,7 +158,7 @@ class Client:
         self._next_payload = number * PER_CLIENT
         self._own: Final[deque[RecordId]] = deque(maxlen=_MEMORY)
         self._learned: Final[deque[RecordId]] = deque(maxlen=_MEMORY)
-        #: Inserts of unknown outcome: their number, how many records, and what was raised.
+        #: Inserts of unknown outcome: their number, the number of records, and the error.
         self._doubts: Final[deque[tuple[int, OutcomeUnknownError]]] = deque(maxlen=_MAX_DOUBTS)
         self._actions: Final[dict[str, Callable[[], None]]] = {
             "insert": self._insert,
@@ -172,7 +172,7 @@ class Client:
         }
 
     def run(self, stopped: Stopped) -> None:
-        """Act until stopped; then wait for what is under way and resolve what is in doubt."""
+        """Run until stopped; then wait for pending inserts and resolve those in doubt."""
         mix, plan = self._plan.mix, self._plan
         names, weights = list(mix), list(mix.values())
         due, done = time.monotonic(), 0
@@ -293,7 +293,7 @@ class Client:
         if not known:
             return
         rid = self._random.choice(known)
-        if self._random.random() < 0.1:  # perhaps nothing, perhaps a record of somebody else
+        if self._random.random() < 0.1:  # perhaps no record, perhaps one of another client
             rid = RecordId(rid.gsn + self._random.randint(1, 4), rid.shard)
         op = self._recorder.next_op()
         self._recorder.call(events.Read(op, now(), *rid))

@@ -1,10 +1,10 @@
-"""The lines of a history file, how they are written, and how they are read.
+"""History file format: the lines of a file, and how to write and read them.
 
-A file is what one process did: a `Header`, then one JSON array a line, whose first element names
-the kind. Rule: the line of a call is with the kernel before the call is made, so that a process
-that is killed at any moment leaves at most calls without a result, and half of its last line.
+A file records the actions of one process: a `Header`, then one JSON array per line; the first
+element is the kind. Rule: the line of a call is written to the kernel before the call, so a process
+that is killed at any moment leaves at most calls without a result and half of its last line.
 Times are CLOCK_MONOTONIC in nanoseconds, comparable between processes of one machine.
-The form is documented for others in docs/history.md.
+docs/history.md documents the format.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Header(_Line, frozen=True, tag="history"):
-    """The first line: whose history it is."""
+    """The first line of a file: the process, the cluster and the format version."""
 
     version: int
     process: str
@@ -76,7 +76,7 @@ class Subscribe(Call, frozen=True, tag="subscribe"):
 
     start: int
     follow: bool
-    #: The subscription whose `position` is `start`: the two are one.
+    #: The earlier subscription that this one continues: `start` is its `position`.
     resumes: int = 0
 
 
@@ -95,7 +95,7 @@ class Trim(Call, frozen=True, tag="trim"):
 
 
 class Result(_Line, frozen=True):
-    """What an operation returned. A subscription has many."""
+    """Result of an operation. A subscription has many."""
 
     op: int
     at: int
@@ -134,13 +134,13 @@ class Ended(Result, frozen=True, tag="ended"):
 
 
 class Synced(Result, frozen=True, tag="synced"):
-    """What `sync` returned."""
+    """Result of `sync`."""
 
     gsn: int
 
 
 class TailIs(Result, frozen=True, tag="tail_is"):
-    """What `check_tail` returned."""
+    """Result of `check_tail`."""
 
     gsn: int
 
@@ -162,7 +162,7 @@ class Failed(Result, frozen=True, tag="failed"):
     first: int = 0
 
 
-#: A step of a transaction: what it does, to which key, with what (written, or read).
+#: A step of a transaction: operation, key, and the value written or read.
 Step = tuple[str, str, Any]
 
 
@@ -170,7 +170,7 @@ class Invoke(Call, frozen=True, tag="invoke"):
     """A transaction begins; `process` is one that does one thing at a time (a thread)."""
 
     process: int
-    #: What it means to do. None in place of what it does not know yet.
+    #: Its planned steps; None for values that are not known yet.
     steps: list[Step]
 
 
@@ -178,12 +178,12 @@ class Ok(Result, frozen=True, tag="ok"):
     """It was committed."""
 
     steps: list[Step]
-    #: The gsn of its commit record, if it wrote and was told of it.
+    #: The gsn of its commit record, if it wrote and the client received it.
     position: int = 0
 
 
 class Fail(Result, frozen=True, tag="fail"):
-    """It certainly took no effect. `steps`: as far as it came."""
+    """Certain failure: the transaction took no effect. `steps`: its completed steps."""
 
     error: str
     steps: list[Step] = []
@@ -191,7 +191,7 @@ class Fail(Result, frozen=True, tag="fail"):
 
 
 class Info(Result, frozen=True, tag="info"):
-    """Nobody knows whether it took effect. `steps`: as far as it came."""
+    """Unknown outcome: the transaction may have taken effect. `steps`: its completed steps."""
 
     error: str
     steps: list[Step] = []
@@ -213,7 +213,7 @@ class Left(_Line, frozen=True, tag="left"):
 
 
 class Fault(_Line, frozen=True, tag="fault"):
-    """What was done to the cluster, for those who read along; no rule looks at it."""
+    """A fault or another change of the cluster, for human readers; no rule uses it."""
 
     at: int
     text: str
@@ -254,12 +254,12 @@ class Recorder:
     """Writes the history of one process. For any threads; after `close`, what comes is dropped."""
 
     def __init__(self, path: Path, process: str, **note: Any) -> None:
-        """Begin a file, which must not exist.
+        """Create a file; it must not exist.
 
         Args:
             path: the file; its name should end in `SUFFIX`.
-            process: the process's name, unlike all others of the history.
-            note: what a reader may want to know.
+            process: the name of the process, unique in the history.
+            note: a note for human readers.
 
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -325,12 +325,12 @@ def now() -> int:
 
 
 def read(path: Path) -> Iterator[tuple[int, Event]]:
-    """Go through the lines of a history file: (number from 1, event).
+    """Yield the lines of a history file: (number from 1, event).
 
-    A last line without an end is what a killed process left, and is passed over.
+    An incomplete last line, left by a killed process, is skipped.
 
     Raises:
-        HistoryError: the file cannot be read, or a line is none.
+        HistoryError: the file cannot be read, or a line is malformed.
 
     """
     try:
@@ -345,7 +345,7 @@ def read(path: Path) -> Iterator[tuple[int, Event]]:
 
 
 def files_of(paths: list[Path]) -> list[Path]:
-    """Return the history files that `paths` name, where a directory stands for those in it.
+    """Return the history files of `paths`; a directory means all history files in it.
 
     Raises:
         HistoryError: there are none.

@@ -1,9 +1,9 @@
-"""Who must come before whom, as a graph; and which of them wait for each other in a circle.
+"""Precedence graph of transactions, and its cycles (strongly connected components).
 
-Nodes are transactions, by their index, and *joints*: nodes that stand for nobody, with which the
-edges from many to many take as many edges as there are transactions. All edges out of a joint are
-of the kind of those into it. Invariant: a path through joints from T to U means that T comes
-before U, and never leads from T to itself unless that is so.
+Nodes are transactions, by their index, and *joints*: auxiliary nodes that are no transaction. With
+a joint, edges from n to m transactions need n + m edges. All edges out of a joint have the kind of
+the edges into it. Invariant: a path through joints from T to U means that T precedes U; a path from
+T to itself exists only if T precedes itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ WW, WR, RW = 1, 2, 4
 PROCESS, REALTIME, LOG = 8, 16, 32
 ALL: Final = 63
 _BITS: Final = 6
-#: From many to many: direct edges while there are at most so many times as many as nodes.
+#: Maximum ratio of edges to nodes for direct edges from many to many; above it, a joint is used.
 _DENSE: Final = 4
-#: Where a cycle ends.
+#: The last node of a cycle.
 _END: Final = -1
 
 
@@ -45,7 +45,7 @@ class Graph:
         self._out: Final[list[list[int]]] = [[] for _ in range(transactions)]
 
     def joint(self) -> int:
-        """Return a new node that stands for nobody."""
+        """Return a new node that is no transaction."""
         self._out.append([])
         return len(self._out) - 1
 
@@ -61,7 +61,7 @@ class Graph:
                 for target in targets:
                     self.add(source, target, kind)
             return
-        # Who is on both sides is reached from those before it, and from those after it.
+        # A transaction on both sides gets edges from those before it and from those after it.
         both = set(sources) & set(targets)
         last = self._chain(sources, both, kind)
         self._chain(sources[::-1], both, kind)
@@ -70,7 +70,7 @@ class Graph:
                 self.add(last, target, kind)
 
     def _chain(self, sources: Sequence[int], targets: set[int], kind: int) -> int:
-        """Lead from each source to all those behind it that are targets; return the last joint."""
+        """Add edges from each source to all later targets; return the last joint."""
         last = -1
         for source in sources:
             joint = self.joint()
@@ -167,14 +167,14 @@ class Graph:
     def cycle(
         self, start: int, first: int, mask: int, among: set[int], below: int
     ) -> tuple[Cycle | None, int]:
-        """Return the shortest cycle from a transaction, and how many nodes were visited.
+        """Return the shortest cycle from a transaction, and the number of visited nodes.
 
         Args:
             start: the transaction.
-            first: kinds of the edge that leaves it.
-            mask: kinds of the others.
-            among: nodes that count.
-            below: cycles of so many transactions are not wanted.
+            first: allowed kinds of the first edge.
+            mask: allowed kinds of the other edges.
+            among: allowed nodes.
+            below: only cycles with fewer transactions than this.
 
         """
         came: dict[int, tuple[int, int]] = {}

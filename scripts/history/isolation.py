@@ -1,11 +1,11 @@
-"""Whether transactions are strictly serializable, judged by what clients saw (docs/history.md).
+"""Isolation checker: are transactions strictly serializable, as observed by clients?
 
-Who must have come before whom is known from what was read, from each process's own order, from
-real time, and from the positions of the commits. If some must all have come before each other,
-there is no order in which they could have taken effect one after the other: the circle has the
-name of what is wrong with it (Adya 1999; Kingsbury and Alvaro, *Elle*, 2020).
+The precedence of transactions follows from reads, from the order within a process, from real time,
+and from the positions of commits. A cycle of precedences means that no serial order exists; its
+edges determine the name of the anomaly (Adya 1999; Kingsbury and Alvaro, *Elle*, 2020). See
+docs/history.md.
 
-Rule: what a history does not say is taken in the store's favour. Linear in the history's size.
+Rule: what a history leaves open is decided in the store's favour. Linear in the history's size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from history.graph import LOG, PROCESS, REALTIME, RW, WR, WW, Cycle, Graph
 from history.lists import Lists
 from history.observed import Violation
 from history.registers import Registers
-from history.transactions import ABORTED, COMMITTED, NEVER_TOLD
+from history.transactions import ABORTED, COMMITTED, NEVER_REPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from history.observed import Observed
     from history.transactions import Transaction
 
-#: What counts beside the data, weakest promise first.
+#: Kinds of edges in addition to the data's, weakest guarantee first.
 _LEVELS: Final = (0, PROCESS, PROCESS | REALTIME, PROCESS | REALTIME | LOG)
-#: How the name of an anomaly ends by the strongest of its edges.
+#: Suffix of an anomaly's name, by its strongest kind of edge.
 _ENDS: Final = ((LOG, "-log"), (REALTIME, "-realtime"), (PROCESS, "-process"))
 #: Kinds of which one edge leads off, and kinds of the others; the worst first.
 _SHAPES: Final = ((WW, WW), (WR, WW | WR), (RW, WW | WR), (RW, WW | WR | RW))
@@ -37,8 +37,8 @@ _LOOKED_AT: Final = 50
 _VISITS: Final = 300_000
 #: A circle of more transactions is hard to understand.
 _LONG: Final = 4
-#: Transactions of a circle that are told in words.
-_TOLD: Final = 12
+#: Maximum number of transactions of a cycle that a report describes.
+_MAX_DESCRIBED: Final = 12
 _WORDS: Final = {
     PROCESS: "and the next one is of the same process, later",
     REALTIME: "and returned before the next one was called",
@@ -52,7 +52,7 @@ def check(observed: Observed) -> list[Violation]:
 
 
 class Judgement:
-    """What is wrong with the transactions of a history."""
+    """The violations in a history's transactions."""
 
     def __init__(self, observed: Observed) -> None:
         """Judge them."""
@@ -79,17 +79,21 @@ class Judgement:
                 if kind in {"append", "r", "w"}:
                     keys.setdefault(key, []).append((kind, value))
                 elif not self._bank.take(transaction, kind, key, value):
-                    self._blame("history", transaction, f"has a step of no known kind, {kind}")
+                    self._report_violation(
+                        "history", transaction, f"has a step of no known kind, {kind}"
+                    )
             for key, steps in keys.items():
                 model = self._lists if key in of_lists else self._registers
                 wrong = "w" if key in of_lists else "append"
                 if any(kind == wrong for kind, _ in steps):
-                    self._blame("history", transaction, f"uses {key} as a list and as a register")
+                    self._report_violation(
+                        "history", transaction, f"uses {key} as a list and as a register"
+                    )
                 else:
                     model.take(transaction, key, steps)
 
-    def _blame(self, rule: str, transaction: Transaction, text: str) -> None:
-        source = transaction.told or transaction.source
+    def _report_violation(self, rule: str, transaction: Transaction, text: str) -> None:
+        source = transaction.result_source or transaction.source
         self.violations.append(Violation(rule, f"{transaction} {text}", source))
 
     def _judge(self) -> None:
@@ -121,10 +125,10 @@ class Judgement:
             _add_order(graph, transactions, PROCESS)
 
     def _add_real_time(self, graph: Graph) -> None:
-        """Lead from each transaction to all that were called after it had returned.
+        """Add edges from each transaction to all transactions called after its return.
 
-        A joint stands for a moment: those that returned before it lead to it, and it leads to those
-        called after it and to the next moment. So there are about three edges for a transaction.
+        A joint represents a moment. Transactions that returned before it have an edge to it. It has
+        edges to those called after it, and to the next joint: about three edges per transaction.
         """
         called = sorted((t for t in self._all if t.took_effect), key=lambda t: t.called)
         returned = sorted((t for t in called if t.state == COMMITTED), key=lambda t: t.at)
@@ -147,7 +151,9 @@ class Judgement:
         _add_order(graph, placed, LOG)
         for before, after in pairwise(placed):
             if before.position == after.position:
-                self._blame("position", after, f"has the position of {before}, {after.position}")
+                self._report_violation(
+                    "position", after, f"has the position of {before}, {after.position}"
+                )
 
     # --- circles ---
 
@@ -207,7 +213,7 @@ class Judgement:
     def _shortest(self, graph: Graph, part: list[int], first: int, others: int) -> Cycle | None:
         among = set(part)
         best: Cycle | None = None
-        shortest, budget = NEVER_TOLD, _VISITS
+        shortest, budget = NEVER_REPORTED, _VISITS
         for start in sorted(part):
             if start >= graph.transactions or budget < 0 or shortest == 2:
                 break
@@ -226,9 +232,9 @@ class Judgement:
         return name + suffix + ("-aborted" if is_old else "")
 
     def _report(self, name: str, cycle: Cycle) -> None:
-        words = "; then ".join(islice(self._words(cycle), _TOLD))
-        if len(cycle.nodes) > _TOLD:
-            words += f"; and {len(cycle.nodes) - _TOLD} more, the last of"
+        words = "; then ".join(islice(self._words(cycle), _MAX_DESCRIBED))
+        if len(cycle.nodes) > _MAX_DESCRIBED:
+            words += f"; and {len(cycle.nodes) - _MAX_DESCRIBED} more, the last of"
         first = self._all[cycle.nodes[0]]
         text = f"{len(cycle.nodes)} transactions each of which must come before the next: {words}"
         self.violations.append(Violation(name, f"{text}; which is the first again", first.source))
@@ -238,7 +244,7 @@ class Judgement:
             before = self._all[node]
             after = self._all[cycle.nodes[(place + 1) % len(cycle.nodes)]]
             why = _WORDS.get(kind) or self._why(before, after, kind)
-            where = self._observed.where(before.told or before.source)
+            where = self._observed.where(before.result_source or before.source)
             yield f"{before} [{where}] {why}"
 
     def _why(self, before: Transaction, after: Transaction, kind: int) -> str:
@@ -250,12 +256,12 @@ class Judgement:
 
 
 def _add_order(graph: Graph, transactions: list[Transaction], kind: int) -> None:
-    """Lead from each that was committed to all those behind it."""
+    """Add edges from each committed transaction to all at later positions."""
     last = -1
     for transaction in transactions:
         if last >= 0:
             graph.add(last, transaction.index, kind)
-        # Who is in doubt may take effect later than what the process did next.
+        # A transaction in doubt may take effect after later operations of its process.
         if transaction.state == COMMITTED:
             joint = graph.joint()
             if last >= 0:

@@ -1,8 +1,8 @@
-"""Keys to which transactions append elements: what their reads say of the order of the appends.
+"""List keys: transactions append elements, and reads reveal the order of the appends.
 
-Who read the list [1, 2] read all that there was: its version's history. So all reads of a key must
-be prefixes of the longest one, and that is the order of the versions (Kingsbury and Alvaro, *Elle*,
-2020, section 4). What nobody ever saw comes behind all that was seen.
+A read of the list [1, 2] reveals the whole history of that version. So all reads of a key must be
+prefixes of the longest one, which is the order of the versions (Kingsbury and Alvaro, *Elle*, 2020,
+section 4). Elements that no read returned come after all others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Append(NamedTuple):
-    """Who appended an element, and whether it was the last that it appended to the key."""
+    """The transaction that appended an element, and whether it is its last append to the key."""
 
     by: Transaction
     is_last: bool
@@ -31,13 +31,13 @@ class Append(NamedTuple):
 
 @dataclass(slots=True)
 class ListKey:
-    """All that is known of one key."""
+    """The facts about one list key."""
 
     key: str
     appends: dict[Any, Append] = field(default_factory=dict)
-    #: What each transaction read before it appended anything itself.
+    #: By transaction: the list that it read before its own first append.
     reads: list[tuple[Transaction, list[Any]]] = field(default_factory=list)
-    #: The longest that anybody read.
+    #: The longest list that was read.
     trace: list[Any] = field(default_factory=list)
     #: From an element of it to its place.
     place: dict[Any, int] = field(default_factory=dict)
@@ -51,22 +51,24 @@ class Lists:
         self._violations: list[Violation] = []
 
     def key(self, key: str) -> ListKey:
-        """Return what is known of a key."""
+        """Return the facts about a key."""
         found = self.keys.get(key)
         if found is None:
             found = self.keys[key] = ListKey(key)
         return found
 
     def take(self, transaction: Transaction, key: str, steps: list[tuple[str, Any]]) -> None:
-        """Take what a transaction did with one key, in order: ("append", element), ("r", list)."""
+        """Add a transaction's steps on one key, in order: ("append", element), ("r", list)."""
         found = self.key(key)
-        #: What it must see by now: what it read, and what it appended since; None: no read so far.
+        #: The list that it must see now: its last read and its appends since; None: no read yet.
         seen: list[Any] | None = None
         own: list[Any] = []
         for kind, value in steps:
             if kind == "append":
                 if value in found.appends:
-                    self._blame("history", transaction, f"element {value} of {key} comes twice")
+                    self._report_violation(
+                        "history", transaction, f"element {value} of {key} comes twice"
+                    )
                     continue
                 own.append(value)
                 found.appends[value] = Append(transaction, is_last=True)
@@ -85,11 +87,11 @@ class Lists:
             found.appends[value] = Append(transaction, is_last=False)
 
     def _inside(self, transaction: Transaction, key: str, read: list[Any], due: list[Any]) -> None:
-        text = f"read {key} as {short(read)}, and by what it did itself it is {short(due)}"
-        self._blame("internal", transaction, text)
+        text = f"read {key} as {short(read)}, but its own operations require {short(due)}"
+        self._report_violation("internal", transaction, text)
 
-    def _blame(self, rule: str, transaction: Transaction, text: str) -> None:
-        source = transaction.told or transaction.source
+    def _report_violation(self, rule: str, transaction: Transaction, text: str) -> None:
+        source = transaction.result_source or transaction.source
         self._violations.append(Violation(rule, f"{transaction} {text}", source))
 
     def prove(self) -> None:
@@ -105,11 +107,11 @@ class Lists:
                     append.by.is_proven = True
 
     def judge(self, graph: Graph, last_called: dict[str, int]) -> list[Violation]:
-        """Add what comes before what to a graph; return what is wrong whatever the order is.
+        """Add the precedences to a graph; return the errors that no order can explain.
 
         Args:
             graph: gets the edges.
-            last_called: when the last transaction that read a key began, of those that were told.
+            last_called: by key, when the last transaction that read it was called.
 
         """
         for found in self.keys.values():
@@ -123,8 +125,8 @@ class Lists:
         if len(found.place) < len(found.trace):
             reader = next(t for t, read in found.reads if read is found.trace)
             again = next(e for i, e in enumerate(found.trace) if found.place[e] != i)
-            text = f"read {found.key}, where {again} stands twice: {short(found.trace)}"
-            self._blame("duplicate-append", reader, text)
+            text = f"read {found.key}, where {again} occurs twice: {short(found.trace)}"
+            self._report_violation("duplicate-append", reader, text)
         seen: set[int] = set()
         for reader, read in found.reads:
             if read != found.trace[: len(read)]:
@@ -140,17 +142,17 @@ class Lists:
         assert reader is not None
         append = found.appends.get(element)
         if append is None:
-            text = f"read {element} in {found.key}, which nobody appended"
-            self._blame("phantom", reader, text)
+            text = f"read {element} in {found.key}, an element that was never appended"
+            self._report_violation("phantom", reader, text)
         elif append.by.state == ABORTED:
             text = f"read {element} in {found.key}, which {append.by} appended, and was aborted"
-            self._blame("G1a", reader, text)
+            self._report_violation("G1a", reader, text)
 
     def _intermediate(self, found: ListKey, reader: Transaction, read: list[Any]) -> None:
         append = found.appends.get(read[-1]) if read else None
         if append is not None and not append.is_last and append.by is not reader:
             text = f"read {found.key} up to {read[-1]}, while {append.by} had not yet appended all"
-            self._blame("G1b", reader, text)
+            self._report_violation("G1b", reader, text)
 
     def _incompatible(self, found: ListKey, reader: Transaction, read: list[Any]) -> None:
         pairs = zip(read, found.trace, strict=False)
@@ -159,7 +161,7 @@ class Lists:
             f"read {found.key} as {short(read)}, another as {short(found.trace)}:"
             f" {read[place]} and {found.trace[place]} are at the same place"
         )
-        self._blame("incompatible-order", reader, text)
+        self._report_violation("incompatible-order", reader, text)
         for element in set(read) - found.place.keys():
             self._written(found, reader, element)
 
@@ -170,8 +172,8 @@ class Lists:
         known = [by for by in writers if by is not None]
         for before, after in pairwise(known):
             graph.add(before.index, after.index, WW)
-        behind = list(self._unseen(found, last_called))
-        for by in behind if known else ():
+        unseen = list(self._unseen(found, last_called))
+        for by in unseen if known else ():
             graph.add(known[-1].index, by, WW)
         following: list[Transaction | None] = [None] * (len(writers) + 1)
         for place in range(len(writers) - 1, -1, -1):
@@ -189,10 +191,10 @@ class Lists:
                 graph.add(reader.index, after.index, RW)
             else:
                 last.append(reader.index)
-        graph.add_all(last, behind, RW)
+        graph.add_all(last, unseen, RW)
 
     def _writers(self, found: ListKey) -> list[Transaction | None]:
-        """Return who appended each element of the trace; None: nobody who could have."""
+        """Return the appender of each element of the trace; None: no possible one."""
         writers: list[Transaction | None] = []
         for element in found.trace:
             append = found.appends.get(element)
@@ -200,7 +202,7 @@ class Lists:
         return writers
 
     def _unseen(self, found: ListKey, last_called: int) -> Iterator[int]:
-        """Go through those whose appends nobody saw; blame those somebody should have."""
+        """Report appends that no read returned, although a later read should have."""
         unseen = {
             append.by.index: append.by
             for element, append in found.appends.items()
@@ -208,8 +210,8 @@ class Lists:
         }
         for index, by in unseen.items():
             if by.at < last_called:
-                text = f"appended to {found.key}, and nobody ever saw it, who began after it either"
-                self._blame("lost-append", by, text)
+                text = f"appended to {found.key}, but no read returned it, not even a later one"
+                self._report_violation("lost-append", by, text)
             else:
                 yield index
 

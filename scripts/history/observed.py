@@ -1,7 +1,7 @@
-"""What a history says, gathered from its files, in columns: a million operations fit in memory.
+"""Observed history: the content of all files, in columns; a million operations fit in memory.
 
-Rule: here is only put together what belongs together (calls and results); what it means is for
-`history.rules`. A call without a result is one whose outcome nobody knows.
+Rule: this module only joins calls with their results; `history.rules` interprets them. A call
+without a result has an unknown outcome.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-#: What became of a record.
+#: Outcomes of a record.
 UNKNOWN, ACKED, NEVER = 0, 1, 2
 #: Errors of an insert that say that nothing was inserted.
 DID_NOT_HAPPEN: Final = frozenset(
@@ -30,7 +30,7 @@ DID_NOT_HAPPEN: Final = frozenset(
         "ConfigError",
     }
 )
-#: What the public interface raises; anything else is an error that nobody mapped.
+#: Public exceptions; any other name is an unmapped error.
 PUBLIC_ERRORS: Final = DID_NOT_HAPPEN | {
     "OutcomeUnknownError",
     "TrimmedError",
@@ -56,14 +56,14 @@ class Violation(NamedTuple):
 
 @dataclass
 class Records:
-    """All records that somebody tried to insert, by columns."""
+    """All records of insert calls, in columns."""
 
     payload: array[int] = field(default_factory=lambda: array("q"))
     called: array[int] = field(default_factory=lambda: array("q"))
-    #: When it was known where it is; `END` if that was never known.
+    #: Time at which its position was known; `END`: never.
     acked: array[int] = field(default_factory=lambda: array("q"))
     after: array[int] = field(default_factory=lambda: array("q"))
-    #: Where its client was told that it is; 0: it was not told.
+    #: The acknowledged position; 0: not acknowledged.
     gsn: array[int] = field(default_factory=lambda: array("q"))
     shard: array[int] = field(default_factory=lambda: array("q"))
     state: array[int] = field(default_factory=lambda: array("b"))
@@ -91,13 +91,13 @@ class Subscription:
 
     start: int
     source: int
-    #: When the last of them was called.
+    #: Time of the last call.
     called: int
     gsns: array[int] = field(default_factory=lambda: array("q"))
     shards: array[int] = field(default_factory=lambda: array("q"))
     payloads: array[int] = field(default_factory=lambda: array("q"))
     batches: list[Batch] = field(default_factory=list)
-    #: When each part of it was called, and how many records had been delivered by then.
+    #: Times of its calls, each with the number of records delivered before.
     parts: list[tuple[int, int]] = field(default_factory=list)
     #: It has `follow=False` and handed out everything that it had to.
     ended: bool = False
@@ -114,11 +114,11 @@ class Reading(NamedTuple):
     gsn: int
     shard: int
     source: int
-    #: The payload, or what was raised.
+    #: The payload, or the error.
     result: int | events.Failed
 
 
-class Told(NamedTuple):
+class TailBound(NamedTuple):
     """One `sync` or `check_tail` with a result."""
 
     process: int
@@ -129,7 +129,7 @@ class Told(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An insert after a position that, as it was told, nobody ever had."""
+    """An insert that failed because its `after` position was never assigned."""
 
     called: int
     after: int
@@ -153,10 +153,10 @@ class Observed:
         self.records: Final = Records()
         self.subscriptions: Final[list[Subscription]] = []
         self.readings: Final[list[Reading]] = []
-        self.syncs: Final[list[Told]] = []
+        self.syncs: Final[list[TailBound]] = []
         #: Calls of `sync` that said that a record is lost; `gsn` is that record's.
-        self.told_lost: Final[list[Told]] = []
-        self.tails: Final[list[Told]] = []
+        self.reported_losses: Final[list[TailBound]] = []
+        self.tails: Final[list[TailBound]] = []
         self.trims: Final[list[Trimming]] = []
         self.refusals: Final[list[Refusal]] = []
         #: (shard, start, stop)
@@ -164,7 +164,7 @@ class Observed:
         #: From a shard that has left the log to when that was known.
         self.left: Final[dict[int, int]] = {}
         self.transactions: Final = Transactions()
-        #: What is wrong by itself, whatever others saw.
+        #: Violations within one file.
         self.violations: Final[list[Violation]] = []
         self.operations = 0
         self.lines = 0
@@ -202,9 +202,9 @@ class _Process:
         self._base: Final = base
         self._path: Final = path
         self._source = base
-        #: Calls without a result so far, by number, with what is known of them.
+        #: Calls without a result so far, by number.
         self._open: Final[dict[int, Any]] = {}
-        #: Inserts whose outcome is unknown: the first record, and how many.
+        #: Inserts of unknown outcome: the first record, and the number of records.
         self._doubts: Final[dict[int, tuple[int, int]]] = {}
         self._subscriptions: Final[dict[int, Subscription]] = {}
         self._handlers: Final[dict[type, Callable[[Any], None]]] = {
@@ -225,9 +225,9 @@ class _Process:
             events.Trim: self._call,
             events.Trimmed: self._trimmed,
             events.Invoke: self._invoked,
-            events.Ok: self._told_of_commit,
-            events.Fail: self._told_of_failure,
-            events.Info: self._told_of_failure,
+            events.Ok: self._on_commit,
+            events.Fail: self._on_failure,
+            events.Info: self._on_failure,
             events.Losses: self._losses,
             events.Left: self._left,
             events.Fault: lambda _: None,
@@ -255,7 +255,7 @@ class _Process:
         if not isinstance(event, events.Header) or event.version != events.VERSION:
             raise HistoryError(f"{self._path}:1: no header of version {events.VERSION}")
 
-    def _blame(self, rule: str, text: str, gsn: int = 0, payload: int = 0) -> None:
+    def _report_violation(self, rule: str, text: str, gsn: int = 0, payload: int = 0) -> None:
         self._observed.violations.append(Violation(rule, text, self._source, gsn, payload))
 
     def _call(self, event: events.Call) -> None:
@@ -272,7 +272,7 @@ class _Process:
             if number in records.index:
                 raise HistoryError(
                     f"{self._path}:{self._source - self._base}: payload {number} was inserted"
-                    " before: whoever writes a history numbers each payload anew"
+                    " before: the writer of a history must number each payload once"
                 )
             records.index[number] = len(records)
             records.payload.append(number)
@@ -289,7 +289,9 @@ class _Process:
     def _inserted(self, event: events.Inserted) -> None:
         first, count, _ = self._open.pop(event.op)
         if not count == len(event.gsns) == len(event.shards):
-            self._blame("results", f"an insert of {count} records returned {len(event.gsns)} rids")
+            self._report_violation(
+                "results", f"an insert of {count} records returned {len(event.gsns)} rids"
+            )
             return
         for index, gsn in enumerate(event.gsns, first):
             self._ack(index, gsn, event.shards[index - first], event.at)
@@ -298,14 +300,21 @@ class _Process:
         records = self._records
         payload, known = records.payload[index], records.gsn[index]
         if gsn < 1:
-            self._blame("results", f"payload {payload} was acknowledged at {gsn}", gsn, payload)
+            self._report_violation(
+                "results", f"payload {payload} was acknowledged at {gsn}", gsn, payload
+            )
         elif known and (known, records.shard[index]) != (gsn, shard):
-            told = f"{known}@{records.shard[index]}"
-            self._blame(
-                "resolve", f"payload {payload} is at {told}, and now at {gsn}@{shard}", gsn, payload
+            position = f"{known}@{records.shard[index]}"
+            self._report_violation(
+                "resolve",
+                f"payload {payload} is at {position}, and now at {gsn}@{shard}",
+                gsn,
+                payload,
             )
         elif records.state[index] == NEVER:
-            self._blame("resolve", f"payload {payload} did not exist, and does", gsn, payload)
+            self._report_violation(
+                "resolve", f"payload {payload} did not exist, and does", gsn, payload
+            )
         elif not known:
             records.gsn[index], records.shard[index] = gsn, shard
             records.acked[index], records.state[index] = at, ACKED
@@ -318,22 +327,26 @@ class _Process:
     def _resolved(self, event: events.Resolved) -> None:
         first, count, _ = self._open.pop(event.op)
         if not count == len(event.gsns) == len(event.shards):
-            self._blame("results", f"resolve: {len(event.gsns)} answers for {count} records")
+            self._report_violation(
+                "results", f"resolve: {len(event.gsns)} answers for {count} records"
+            )
             return
         for index, gsn in enumerate(event.gsns, first):
             if gsn:
                 self._ack(index, gsn, event.shards[index - first], event.at)
             elif self._records.state[index] == ACKED:
                 payload = self._records.payload[index]
-                self._blame("resolve", f"payload {payload} was there, and never was", 0, payload)
+                self._report_violation(
+                    "resolve", f"payload {payload} was there, and never was", 0, payload
+                )
             else:
                 self._records.state[index] = NEVER
 
-    # --- what failed ---
+    # --- failures ---
 
     def _failed(self, event: events.Failed) -> None:
         if event.error not in PUBLIC_ERRORS:
-            self._blame("errors", f"{event.error} was raised: {event.text}")
+            self._report_violation("errors", f"{event.error} was raised: {event.text}")
         if event.op in self._subscriptions:
             subscription = self._subscriptions[event.op]
             subscription.failed, subscription.at = event, event.at
@@ -352,7 +365,9 @@ class _Process:
             self._observed.trims.append(Trimming(call.at, END, call.gsn, source))
         elif isinstance(call, events.Sync) and event.error == "NoSuchRecordError":
             process = self._observed.process_of(source)
-            self._observed.told_lost.append(Told(process, call.at, event.at, event.first, source))
+            self._observed.reported_losses.append(
+                TailBound(process, call.at, event.at, event.first, source)
+            )
 
     def _insert_failed(self, event: events.Failed, first: int, count: int) -> None:
         for index, gsn in enumerate(event.gsns[:count], first):
@@ -376,16 +391,16 @@ class _Process:
         self._observed.operations += 1
         self._observed.transactions.invoked(event, self._base, self._source)
 
-    def _told_of_commit(self, event: events.Ok) -> None:
+    def _on_commit(self, event: events.Ok) -> None:
         self._observed.transactions.committed(event, self._base, self._source)
 
-    def _told_of_failure(self, event: events.Fail | events.Info) -> None:
+    def _on_failure(self, event: events.Fail | events.Info) -> None:
         if event.error not in PUBLIC_ERRORS | transactions.PUBLIC_ERRORS:
-            self._blame("errors", f"{event.error} was raised: {event.text}")
+            self._report_violation("errors", f"{event.error} was raised: {event.text}")
         if isinstance(event, events.Fail):
             self._observed.transactions.failed(event, self._base, self._source)
         else:
-            self._observed.transactions.told(event, self._base, self._source)
+            self._observed.transactions.on_result(event, self._base, self._source)
 
     # --- the rest ---
 
@@ -420,15 +435,15 @@ class _Process:
         self._observed.readings.append(reading)
 
     def _synced(self, event: events.Synced) -> None:
-        self._observed.syncs.append(self._told(event))
+        self._observed.syncs.append(self._tail_bound(event))
 
     def _tail_is(self, event: events.TailIs) -> None:
-        self._observed.tails.append(self._told(event))
+        self._observed.tails.append(self._tail_bound(event))
 
-    def _told(self, event: events.Synced | events.TailIs) -> Told:
+    def _tail_bound(self, event: events.Synced | events.TailIs) -> TailBound:
         call, source = self._open.pop(event.op)
         process = self._observed.process_of(source)
-        return Told(process, call.at, event.at, event.gsn, source)
+        return TailBound(process, call.at, event.at, event.gsn, source)
 
     def _trimmed(self, event: events.Trimmed) -> None:
         call, source = self._open.pop(event.op)

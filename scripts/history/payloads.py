@@ -1,4 +1,4 @@
-"""Payloads that say whose they are: a number that no other payload has, under a checksum.
+"""Numbered payloads: a unique number under a checksum.
 
 Invariant: `number_of(payload(n, size)) == n`, and anything else, if only in one bit, is `FOREIGN`.
 """
@@ -10,7 +10,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-#: What stands for a payload that is none of ours, or is damaged.
+#: Number of a payload that is damaged or not from a workload.
 FOREIGN: Final = -1
 #: A client's payloads are numbered `client * PER_CLIENT + n`, n from 1: readable in decimals.
 PER_CLIENT: Final = 1_000_000_000

@@ -1,6 +1,6 @@
-"""A client that asks whether the cluster is whole: everything up, and an insert works everywhere.
+"""Health probe: checks that all nodes are up and that every shard accepts an insert.
 
-What it inserts is in the history like anybody's.
+Its inserts are in the history like those of any client.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ class Probe:
         return self._log
 
     def status(self) -> dict[str, Any] | None:
-        """Return the status document; None if nobody answers."""
+        """Return the status document; None if no server answers."""
         try:
             return self._connected().cluster()
         except ZiplogError:
             return None
 
-    def ailing(self) -> dict[str, str]:
-        """Return what is not as it should be: nodes and shards ("shard 0"), and how they are."""
+    def unhealthy(self) -> dict[str, str]:
+        """Return the unhealthy nodes and shards ("shard 0") with their states."""
         status = self.status()
-        return {"the membership service": "silent"} if status is None else ailing_in(status)
+        return {"the membership service": "silent"} if status is None else unhealthy_in(status)
 
     def insert(self, shard: int) -> None:
         """Insert a record at a shard.
 
         Raises:
-            ZiplogError: it could not be inserted, or nobody knows.
+            ZiplogError: the insert failed, or its outcome is unknown.
 
         """
         log = self._connected()
@@ -86,17 +86,17 @@ class Probe:
             raise
         self._recorder.result(events.Inserted(op, now(), [rid.gsn], [rid.shard]))
 
-    def wait_whole(self, timeout_s: float) -> float:
-        """Wait until everything is up and an insert works at each shard; return the seconds.
+    def wait_healthy(self, timeout_s: float) -> float:
+        """Wait until all nodes are up and each shard accepts an insert; return the seconds.
 
         Raises:
-            TimeoutError: it is not whole by then; says what is missing.
+            TimeoutError: the deadline passed; the message lists what is unhealthy.
 
         """
         began = time.monotonic()
         missing: dict[str, str] = {}
         while time.monotonic() < began + timeout_s:
-            missing = self.ailing() or self._refusing()
+            missing = self.unhealthy() or self._refusing()
             if not missing:
                 return time.monotonic() - began
             time.sleep(_POLL_S)
@@ -119,7 +119,7 @@ class Probe:
         return None
 
 
-def ailing_in(status: dict[str, Any]) -> dict[str, str]:
+def unhealthy_in(status: dict[str, Any]) -> dict[str, str]:
     """Return the nodes and shards of a status document that are not as they should be."""
     found = {}
     for node in (*status["mms"], *status.get("failure_handlers", ())):

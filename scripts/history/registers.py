@@ -1,10 +1,9 @@
-"""Keys to which transactions write values, each value once: what is known of their versions' order.
+"""Register keys: transactions write unique values, and the history reveals part of their order.
 
-Known is: a key has no value at first; who read one value and wrote another wrote the later one;
-of two commits, the position says which was first; and where positions are missing, a write that
-returned before another was called was before it. All of this holds wherever transactions are
-strictly serializable, so no correct store is blamed for it (Kingsbury and Alvaro, *Elle*, 2020,
-sections 4.3 and 5).
+The order is inferred from four facts. A key has no value at first. A transaction that reads a value
+and writes another writes the later one. Positions order commits. Without positions, a write that
+returned before the call of another comes first. All four hold in every strictly serializable store,
+so a correct store is never blamed (Kingsbury and Alvaro, *Elle*, 2020, sections 4.3 and 5).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from history.graph import RW, WR, WW
 from history.observed import Violation
-from history.transactions import ABORTED, IN_DOUBT, NEVER_TOLD
+from history.transactions import ABORTED, IN_DOUBT, NEVER_REPORTED
 
 if TYPE_CHECKING:
     from history.graph import Graph
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Written(NamedTuple):
-    """Who wrote a value, and whether it was the last that it wrote to the key."""
+    """The transaction that wrote a value, and whether it is its last write to the key."""
 
     by: Transaction
     is_last: bool
@@ -31,11 +30,11 @@ class Written(NamedTuple):
 
 @dataclass(slots=True)
 class RegisterKey:
-    """All that is known of one key."""
+    """The facts about one register key."""
 
     key: str
     writes: dict[Any, Written] = field(default_factory=dict)
-    #: From a value to those who read it before they wrote anything there. None: no value.
+    #: By value: the transactions that read it before their own first write. None: no value.
     readers: dict[Any, list[Transaction]] = field(default_factory=dict)
     #: From a value to what one transaction, which had read it, wrote.
     rewritten: list[tuple[Any, Any]] = field(default_factory=list)
@@ -51,21 +50,23 @@ class Registers:
         self._violations: list[Violation] = []
 
     def key(self, key: str) -> RegisterKey:
-        """Return what is known of a key."""
+        """Return the facts about a key."""
         found = self.keys.get(key)
         if found is None:
             found = self.keys[key] = RegisterKey(key)
         return found
 
     def take(self, transaction: Transaction, key: str, steps: list[tuple[str, Any]]) -> None:
-        """Take what a transaction did with one key, in order: ("w", value), ("r", value)."""
+        """Add a transaction's steps on one key, in order: ("w", value), ("r", value)."""
         found = self.key(key)
         knows, wrote, has_read = False, False, False
         value = first = None
         for kind, what in steps:
             if kind == "w":
                 if what in found.writes:
-                    self._blame("history", transaction, f"value {what} of {key} comes twice")
+                    self._report_violation(
+                        "history", transaction, f"value {what} of {key} comes twice"
+                    )
                     continue
                 if wrote:
                     found.writes[value] = Written(transaction, is_last=False)
@@ -76,13 +77,13 @@ class Registers:
                 value = first = what
                 knows = has_read = True
             elif what != value:
-                text = f"read {key} as {what}, and by what it did itself it is {value}"
-                self._blame("internal", transaction, text)
+                text = f"read {key} as {what}, but its own operations require {value}"
+                self._report_violation("internal", transaction, text)
         if has_read and wrote:
             found.rewritten.append((first, value))
 
-    def _blame(self, rule: str, transaction: Transaction, text: str) -> None:
-        source = transaction.told or transaction.source
+    def _report_violation(self, rule: str, transaction: Transaction, text: str) -> None:
+        source = transaction.result_source or transaction.source
         self._violations.append(Violation(rule, f"{transaction} {text}", source))
 
     def prove(self) -> None:
@@ -96,7 +97,7 @@ class Registers:
                     written.by.is_proven = True
 
     def judge(self, graph: Graph) -> list[Violation]:
-        """Add what comes before what to a graph; return what is wrong whatever the order is."""
+        """Add the precedences to a graph; return the errors that no order can explain."""
         for found in self.keys.values():
             self._values(found)
             _order(found)
@@ -106,8 +107,8 @@ class Registers:
             else:
                 values = " before ".join(map(str, circle))
                 by = found.writes[circle[1]].by
-                text = f"wrote {found.key}, whose values cannot be in any order: {values}"
-                self._blame("incompatible-order", by, text)
+                text = f"wrote {found.key}, and its values have no possible order: {values}"
+                self._report_violation("incompatible-order", by, text)
         for found in self.keys.values():
             for value, readers in found.readers.items():
                 written = found.writes.get(value)
@@ -117,20 +118,20 @@ class Registers:
         return self._violations
 
     def _values(self, found: RegisterKey) -> None:
-        """Blame reads of what nobody should see."""
+        """Report reads of values that must not be visible."""
         for value, readers in found.readers.items():
             if value is None:
                 continue
             written, reader = found.writes.get(value), readers[0]
             if written is None:
-                text = f"read {value} in {found.key}, which nobody wrote"
-                self._blame("phantom", reader, text)
+                text = f"read {value} in {found.key}, a value that was never written"
+                self._report_violation("phantom", reader, text)
             elif written.by.state == ABORTED:
                 text = f"read {value} in {found.key}, which {written.by} wrote, and was aborted"
-                self._blame("G1a", reader, text)
+                self._report_violation("G1a", reader, text)
             elif not written.is_last:
                 text = f"read {value} in {found.key}, while {written.by} had not yet written all"
-                self._blame("G1b", reader, text)
+                self._report_violation("G1b", reader, text)
 
     # --- in words ---
 
@@ -145,7 +146,7 @@ class Registers:
 
 
 def _final(found: RegisterKey) -> list[tuple[Any, Transaction]]:
-    """Return the values that became versions, and who wrote them."""
+    """Return the values that became versions, and their writers."""
     return [
         (value, written.by)
         for value, written in found.writes.items()
@@ -171,11 +172,13 @@ def _order(found: RegisterKey) -> None:
 
 
 def _by_time(final: list[tuple[Any, Transaction]], later: dict[Any, set[Any]]) -> None:
-    """Add what was written after somebody else's write had returned.
+    """Add the precedences of writes that were called after another write had returned.
 
-    Only from those writes that nothing lies behind (the *frontier*): the rest follows.
+    Edges start only at the *frontier*, the writes without a successor; the rest follows.
     """
-    returned = sorted(((by.at, value, by) for value, by in final if by.at != NEVER_TOLD), key=_at)
+    returned = sorted(
+        ((by.at, value, by) for value, by in final if by.at != NEVER_REPORTED), key=_at
+    )
     frontier: dict[Any, Transaction] = {}
     done = 0
     for value, by in sorted(final, key=lambda row: row[1].called):

@@ -1,8 +1,8 @@
-"""The rules that a history must obey (docs/history.md names them; docs/protocol.md, section 1).
+"""Rules that a history must obey (docs/history.md lists them; docs/protocol.md, section 1).
 
-The log is what everybody must agree on: a map from positions to payloads, built from all that was
-acknowledged, delivered and read. Rule: what a history does not say is taken in the system's
-favour (a call without a result may have had any); so no correct system is ever blamed.
+All clients must agree on the log: a map from positions to payloads, built from all records that
+were acknowledged, delivered or read. Rule: what a history leaves open is decided in the system's
+favour (a call without a result may have had any result), so a correct system is never blamed.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ def check(observed: Observed, *, allow_loss: bool = False) -> Judgement:
 
 
 class Judgement:
-    """The log, as everybody together saw it, and what is wrong with it."""
+    """The log as reconstructed from all clients, and its violations."""
 
     def __init__(self, observed: Observed, *, allow_loss: bool) -> None:
         self.observed: Final = observed
         self.violations: Final[list[Violation]] = []
         #: From a gsn to its payload and shard in one integer.
         self.places: Final[dict[int, int]] = {}
-        #: Where each record is, by whatever way it is known; 0: nobody saw it.
+        #: The position of each record, from any source; 0: never seen.
         self.seen: Final[list[int]] = list(observed.records.gsn)
         self._lost_ranges: Final = sorted(observed.losses) if allow_loss else []
-        #: Positions that are missing and may be: since when, at the latest.
+        #: Missing positions that may be lost, with the latest possible time of the loss.
         self.lost: Final[dict[int, int]] = {}
         self._known: list[int] | None = None
 
@@ -85,7 +85,7 @@ class Judgement:
         return self.places[gsn] >> _SHARD_BITS
 
     def place(self, gsn: int, shard: int, payload: int) -> str:
-        """Put a record where somebody saw it; return what is wrong with that, or ""."""
+        """Record an observed position of a record; return the violation, or ""."""
         key = payload << _SHARD_BITS | shard
         held = self.places.setdefault(gsn, key)
         if held == key:
@@ -101,7 +101,7 @@ class Judgement:
         return any(s == shard and start <= gsn < stop for s, start, stop in self._lost_ranges)
 
 
-# --- where records are ---------------------------------------------------------------------------
+# --- positions of records -----------------------------------------------------------------------
 
 
 def _acknowledged(judgement: Judgement) -> Iterator[Violation]:
@@ -163,7 +163,7 @@ def _read(judgement: Judgement) -> Iterator[Violation]:
 def _sightings(
     judgement: Judgement, rows: Iterable[tuple[int, int, int]], at: int, source: int
 ) -> Iterator[Violation]:
-    """Take what was seen at a time: (gsn, shard, payload)."""
+    """Record observations with their times: (gsn, shard, payload)."""
     records = judgement.observed.records
     places, index_of, seen = judgement.places, records.index, judgement.seen
     called, state = records.called, records.state
@@ -174,7 +174,7 @@ def _sightings(
             yield Violation("agreement", text, source, gsn, payload)
         index = index_of.get(payload)
         if index is None:
-            what = f"payload {payload}, which nobody inserted," if payload >= 0 else "a payload"
+            what = f"payload {payload}, which was never inserted," if payload >= 0 else "a payload"
             damage = ", which is damaged or foreign" if payload == FOREIGN else ""
             yield Violation("phantom", f"{what} is at {gsn}@{shard}{damage}", source, gsn, payload)
             continue
@@ -220,7 +220,7 @@ def _calls_in_order(judgement: Judgement) -> Iterator[Violation]:
 
 
 class _Acks:
-    """What was acknowledged when."""
+    """Acknowledgements by time."""
 
     def __init__(self, judgement: Judgement) -> None:
         records = judgement.observed.records
@@ -235,7 +235,7 @@ class _Acks:
 
 
 def _complete(judgement: Judgement) -> Iterator[Violation]:
-    """Every record that anybody knows of, and that a subscription passed, was delivered by it."""
+    """A subscription delivers every known record that it passes."""
     known, acks = judgement.known, _Acks(judgement)
     for subscription in judgement.observed.subscriptions:
         gsns = subscription.gsns
@@ -272,13 +272,13 @@ def _missing(
         record = records.index.get(payload)
         is_acked = record is not None and records.state[record] == ACKED
         rule = "loss" if is_acked else "gap"
-        whose = "acknowledged" if is_acked else "seen by others"
-        text = f"{judgement.rid(gsn)} (payload {payload}), {whose}, was not delivered"
+        origin = "acknowledged" if is_acked else "seen by others"
+        text = f"{judgement.rid(gsn)} (payload {payload}), {origin}, was not delivered"
         yield Violation(rule, text, source, gsn, payload)
 
 
 def _reads_after(judgement: Judgement) -> Iterator[Violation]:
-    """A record that was there before a read began is what it returns."""
+    """A read returns a record that was known before the read started."""
     there = _there_since(judgement)
     for reading in judgement.observed.readings:
         result, gsn = reading.result, reading.gsn
@@ -297,7 +297,7 @@ def _reads_after(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _there_since(judgement: Judgement) -> Callable[[int], int]:
-    """Return a function from a known position to when somebody certainly knew of it."""
+    """Return a function from a known position to the earliest time at which a client knew it."""
     times: dict[int, int] = {}
     observed = judgement.observed
     wanted = {
@@ -317,7 +317,7 @@ def _there_since(judgement: Judgement) -> Callable[[int], int]:
 
 
 def _lost_for_good(judgement: Judgement) -> Iterator[Violation]:
-    """What a reader found to be lost is never seen again by one who began later."""
+    """A record that a reader found to be lost never reappears for a later reader."""
     lost = judgement.lost
     if not lost:
         return
@@ -366,7 +366,7 @@ def _tails(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _syncs(judgement: Judgement) -> Iterator[Violation]:
-    """`sync` returns a position at or after all that this client had completed."""
+    """`sync` returns a position at or after all completed inserts of this client."""
     observed = judgement.observed
     records = observed.records
     rows = sorted(
@@ -385,10 +385,10 @@ def _syncs(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
-    """What a `sync` covered is on stable storage: it is not lost, and was not lost before.
+    """Records that a `sync` covers are on stable storage: they are never lost.
 
-    One that says that its shard lost something ends what later ones cover; and what was trimmed
-    meanwhile is gone either way.
+    A sync that reports a loss of its shard ends the coverage of later ones. Trimmed records are
+    not covered.
     """
     observed = judgement.observed
     records = observed.records
@@ -402,19 +402,19 @@ def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
         sync = next(covering, None)
         if sync is None or any(t.gsn > gsn and t.called <= sync.at for t in observed.trims):
             continue
-        if not _was_told(judgement, gsn, process, acked, sync.called):
+        if not _is_loss_reported(judgement, gsn, process, acked, sync.called):
             text = f"{judgement.rid(gsn)} (payload {payload}) is lost, and a sync covered it"
             yield Violation("sync", text, sync.source, gsn, payload)
 
 
-def _was_told(judgement: Judgement, gsn: int, process: int, since: int, until: int) -> bool:
-    """Whether a process was told, in between, that a position's shard lost what it had."""
+def _is_loss_reported(judgement: Judgement, gsn: int, process: int, since: int, until: int) -> bool:
+    """Whether the position's shard reported a loss to a process in between."""
     shard = judgement.places[gsn] & _SHARD_MASK
     return any(
-        told.process == process
-        and since < told.called <= until
-        and judgement.places.get(told.gsn, 0) & _SHARD_MASK == shard
-        for told in judgement.observed.told_lost
+        sync.process == process
+        and since < sync.called <= until
+        and judgement.places.get(sync.gsn, 0) & _SHARD_MASK == shard
+        for sync in judgement.observed.reported_losses
     )
 
 
@@ -427,10 +427,10 @@ def _trims(judgement: Judgement) -> Iterator[Violation]:
         if failed is not None and failed.error == "TrimmedError":
             highest = max((t.gsn for t in observed.trims if t.called <= failed.at), default=0)
             if failed.first > highest:
-                text = f"trimmed up to {failed.first}, and nobody asked for more than {highest}"
+                text = f"trimmed up to {failed.first}, but no client trimmed above {highest}"
                 yield Violation("trim", text, subscription.source, failed.first)
         before = max((t.gsn for t in observed.trims if t.at < subscription.parts[0][0]), default=0)
-        # There is no position 0: whoever starts there starts at 1.
+        # There is no position 0: a start at 0 means 1.
         if subscription.start >= 0 and max(subscription.start, 1) < before and subscription.gsns:
             text = f"a subscription from {subscription.start} delivered; {before} was trimmed"
             yield Violation("trim", text, subscription.source, subscription.gsns[0])
@@ -445,7 +445,7 @@ def _trimmed_read(judgement: Judgement, reading: Reading) -> Iterator[Violation]
     elif reading.result.error == "TrimmedError" and not any(
         t.called <= reading.at and gsn < t.gsn for t in trims
     ):
-        text = f"{gsn}@{reading.shard} was read as trimmed, and nobody trimmed it"
+        text = f"{gsn}@{reading.shard} was read as trimmed, but no client trimmed it"
         yield Violation("trim", text, reading.source, gsn)
 
 

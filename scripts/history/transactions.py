@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from history import events
     from history.events import Step
 
-#: What became of a transaction.
+#: Outcomes of a transaction.
 COMMITTED, ABORTED, IN_DOUBT = 1, 2, 3
 #: Later than everything.
-NEVER_TOLD: Final = 2**63 - 1
-#: What the public interface raises, beside the errors of the log.
+NEVER_REPORTED: Final = 2**63 - 1
+#: Public exceptions of LogDB, in addition to those of the log.
 PUBLIC_ERRORS: Final = frozenset({"TransactionAborted", "SnapshotExpired"})
 _SHOWN: Final = 6
 _STATES: Final = {COMMITTED: "", ABORTED: "aborted ", IN_DOUBT: "in doubt "}
@@ -29,19 +29,19 @@ class Transaction:
 
     #: Its place among all of the history, from 0.
     index: int
-    #: Whoever called it does one thing at a time.
+    #: The calling thread; it executes one transaction at a time.
     process: int
     called: int
     steps: list[Step]
     #: Of its call; of its result.
     source: int
-    told: int = 0
-    #: When its result was given.
-    at: int = NEVER_TOLD
+    result_source: int = 0
+    #: Time of its result.
+    at: int = NEVER_REPORTED
     state: int = IN_DOUBT
     #: The gsn of its commit record; 0: not known.
     position: int = 0
-    #: In doubt, but somebody saw what it wrote.
+    #: In doubt, but a read returned one of its writes.
     is_proven: bool = False
 
     @property
@@ -76,14 +76,16 @@ class Transactions:
         self._open: Final[dict[tuple[int, int], Transaction]] = {}
 
     def invoked(self, event: events.Invoke, base: int, source: int) -> None:
-        """Take a call from the file whose sources begin at `base`."""
-        # As long as nobody says what was read, only what it writes counts.
+        """Add a call from the file with the source index `base`."""
+        # Without a result, only its writes count.
         steps = [step for step in event.steps if step[0] != "r"]
         transaction = Transaction(len(self.all), base + event.process, event.at, steps, source)
         self.all.append(transaction)
         self._open[base, event.op] = transaction
 
-    def told(self, event: events.Ok | events.Fail | events.Info, base: int, source: int) -> None:
+    def on_result(
+        self, event: events.Ok | events.Fail | events.Info, base: int, source: int
+    ) -> None:
         """Take a result.
 
         Raises:
@@ -91,19 +93,19 @@ class Transactions:
 
         """
         transaction = self._open.pop((base, event.op))
-        transaction.told = source
+        transaction.result_source = source
         if event.steps:
             transaction.steps = event.steps
 
     def committed(self, event: events.Ok, base: int, source: int) -> None:
         """Take an `ok`."""
         transaction = self._open[base, event.op]
-        self.told(event, base, source)
+        self.on_result(event, base, source)
         transaction.state, transaction.at = COMMITTED, event.at
         transaction.position = event.position
 
     def failed(self, event: events.Fail, base: int, source: int) -> None:
         """Take a `fail`."""
         transaction = self._open[base, event.op]
-        self.told(event, base, source)
+        self.on_result(event, base, source)
         transaction.state, transaction.at = ABORTED, event.at

@@ -1,8 +1,8 @@
-"""What a client of a database does, as threads of one process, and how that is written down.
+"""Database clients of a recorded history: threads of one process that run transactions.
 
-Rule: the call is recorded before it is made, the result after it was given, whatever it was; what
-is in doubt is asked for, and recorded when it is known. Only the public API of `logdb` is used.
-Elements and values are numbers that nobody else writes: who reads one knows whose it is.
+Rule: a call is recorded before it is made, and every result after its return. A transaction in
+doubt is resolved, and its outcome recorded when it is known. Only the public API of `logdb` is
+used. Each element and value is a unique number, so a read identifies its writer.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from history.events import Step
     from logdb import Database, Transaction
 
-    #: Does a transaction; adds what it did; returns the gsn of its commit record, 0 if it has none.
+    #: Runs a transaction and appends its steps; returns the gsn of its commit, or 0.
     Act = Callable[[list[Step]], int]
 
-#: Weights of what a thread does, by the names of `Transactor`'s methods.
+#: Weights of a thread's operations, by the names of `Transactor`'s methods.
 BANK: Final = {"transfer": 8, "audit": 2}
 KEYS: Final = {
     "lists": 5, "registers": 5, "put": 1, "read": 2, "scan": 1, "echo": 3, "guarded": 1, "test": 1,
@@ -55,11 +55,11 @@ _NOTHING: Final = (
     RecordTooLargeError,
 )
 _LISTS, _REGISTERS = 6, 10
-#: A list so long is left, and another one begun.
+#: Maximum length of a list; a longer one is replaced by a new key.
 _LIST_ELEMENTS: Final = 40
-#: What each thread numbers; nobody else does.
+#: Size of each thread's own range of numbers.
 _PER_THREAD: Final = 10**9
-#: Bytes of a large value: it does not stand in the commit record.
+#: Size of a large value in bytes: too large for the commit record.
 _LARGE: Final = 20_000
 _OPENED: Final = 100
 _RESOLVE_S: Final = 2.0
@@ -71,7 +71,7 @@ ACCOUNT, LEDGER, LIST, REGISTER = "account/", "ledger/", "list/", "register/"
 
 
 class TransactPlan(msgspec.Struct, frozen=True):
-    """What the processes of a workload have in common."""
+    """Settings that all processes of a workload share."""
 
     #: "host:port", several with commas.
     coordinators: str
@@ -81,7 +81,7 @@ class TransactPlan(msgspec.Struct, frozen=True):
     seed: int = 1
     threads: int = 4
     accounts: int = 8
-    #: Transactions a second of one thread; 0: as many as it can.
+    #: Transactions per second of one thread; 0: no limit.
     rate_per_s: float = 0.0
     timeout_s: float = 5.0
 
@@ -126,21 +126,21 @@ def _connected(plan: TransactPlan, first: int, stopped: Stopped) -> Database | N
 
 
 class Transactor:
-    """One thread's transactions, one after the other, now by one coordinator, now by another.
+    """Runs one thread's transactions in sequence, at alternating coordinators.
 
-    So what it has just done by one is asked of another that has not been told of it.
+    It therefore reads its own latest writes from a coordinator that may not know them yet.
     """
 
     def __init__(
         self, plan: TransactPlan, process: int, databases: list[Database], recorder: Recorder
     ) -> None:
-        """Prepare.
+        """Prepare the thread.
 
         Args:
-            plan: what to do.
-            process: the number of this thread, among all that ever take part.
-            databases: clients that know nothing of each other.
-            recorder: where to write down what happens.
+            plan: the workload.
+            process: the number of this thread, unique in the history.
+            databases: independent clients.
+            recorder: records calls and results.
 
         """
         self._plan: Final = plan
@@ -152,7 +152,7 @@ class Transactor:
         self._numbers: Final = count((process + 1) * _PER_THREAD)
         #: From a list's number to which one of its line is used by now.
         self._generations: Final = [0] * _LISTS
-        #: What registers had when this thread last looked, for `test`.
+        #: Values of registers at this thread's last read, for `test`.
         self._known: Final[dict[str, Any]] = {}
 
     def run(self, stopped: Stopped) -> None:
@@ -169,11 +169,11 @@ class Transactor:
     # --- writing it down ---
 
     def record(self, asked: list[Step], act: Act) -> bool:
-        """Do one transaction, and write down what became of it; return whether it was committed.
+        """Run one transaction, and record its outcome; return whether it was committed.
 
         Args:
-            asked: what it is going to do; all that it may write.
-            act: does it.
+            asked: its planned steps, with all possible writes.
+            act: runs it.
 
         """
         op = self._recorder.next_op()
@@ -184,10 +184,10 @@ class Transactor:
         except OutcomeUnknownError as error:
             return self._resolve(op, steps, error)
         except _NOTHING as error:
-            self._recorder.result(events.Fail(op, now(), *_told(error, steps)))
+            self._recorder.result(events.Fail(op, now(), *_failure(error, steps)))
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what the client saw
-            self._recorder.result(events.Info(op, now(), *_told(error, steps)))
+            self._recorder.result(events.Info(op, now(), *_failure(error, steps)))
             return False
         self._recorder.result(events.Ok(op, now(), steps, position))
         return True
@@ -199,14 +199,14 @@ class Transactor:
             except (OutcomeUnknownError, *_NOTHING):
                 continue
             except Exception as other:  # noqa: BLE001
-                self._recorder.result(events.Info(op, now(), *_told(other, steps)))
+                self._recorder.result(events.Info(op, now(), *_failure(other, steps)))
                 return False
             if rid is None:
-                self._recorder.result(events.Fail(op, now(), *_told(error, steps)))
+                self._recorder.result(events.Fail(op, now(), *_failure(error, steps)))
             else:
                 self._recorder.result(events.Ok(op, now(), steps, rid.gsn))
             return rid is not None
-        self._recorder.result(events.Info(op, now(), *_told(error, steps)))
+        self._recorder.result(events.Info(op, now(), *_failure(error, steps)))
         return False
 
     # --- the bank ---
@@ -290,7 +290,7 @@ class Transactor:
         self.record(asked, act)
 
     def _leave(self, key: str, elements: int) -> None:
-        """Go on with the next list if this one is long."""
+        """Switch to the next list if this one is long."""
         if elements >= _LIST_ELEMENTS:
             number, generation = map(int, key.removeprefix(LIST).split("/"))
             self._generations[number] = max(self._generations[number], generation + 1)
@@ -359,7 +359,7 @@ class Transactor:
         self.record([("r", key, None) for key in lists + registers], act)
 
     def _scan(self) -> None:
-        """Read all registers by a scan: those that it does not tell of are absent."""
+        """Read all registers by a scan; a register that is not in the result is absent."""
 
         def act(steps: list[Step]) -> int:
             steps.extend(self._all(dict(self._db.scan(prefix=REGISTER))))
@@ -380,7 +380,7 @@ class Transactor:
         return [("r", key, self._seen(key, rows.get(key))) for key in _ALL_REGISTERS]
 
     def _guarded(self) -> None:
-        """Scan all registers, and write one: it must all be as it was when this is committed."""
+        """Scan all registers, and write one: the commit validates the whole scan."""
         key, number = self._register(), next(self._numbers)
 
         def act(steps: list[Step]) -> int:
@@ -418,7 +418,7 @@ def _gsn(transaction: Transaction) -> int:
     return transaction.position.gsn
 
 
-def _told(error: Exception, steps: list[Step]) -> tuple[str, list[Step], str]:
+def _failure(error: Exception, steps: list[Step]) -> tuple[str, list[Step], str]:
     return type(error).__name__, steps, str(error)[:_TEXT]
 
 

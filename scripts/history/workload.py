@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from typing import Self
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
-#: How often the cluster is asked what it lost, in seconds.
+#: Interval between requests for reported losses, in seconds.
 _LOSSES_S: Final = 1.0
-#: How long the processes may take to end by themselves.
+#: Timeout for the end of the processes, in seconds.
 _STOP_S: Final = 30.0
 _FETCH_S: Final = 0.25
 _BATCH: Final = 5000
-#: A subscriber stops and goes on once in so many batches.
+#: Mean number of batches between two restarts of a subscription.
 _REOPEN: Final = 200
 _RETRY_S: Final = 0.1
 #: The history of a client that has done something.
@@ -203,7 +203,7 @@ class _Subscriber:
                 self._recorder.result(failed(op, error))
                 start, resumes = self._position, op
                 time.sleep(_RETRY_S)
-            if start.gsn < 0:  # it was not begun: nothing to go on from
+            if start.gsn < 0:  # it did not start: there is no position to resume from
                 resumes = 0
 
     def _first(self, stopped: Stopped) -> RecordId:
@@ -222,7 +222,7 @@ class _Subscriber:
         return RID_GENESIS
 
     def _follow(self, op: int, start: RecordId, stopped: Stopped) -> RecordId:
-        """Follow for a while; return where to go on."""
+        """Follow for a while; return the position to resume from."""
         self._position = start
         with self._log.subscribe(start) as subscription:
             for _ in range(self._random.randrange(2 * _REOPEN)):

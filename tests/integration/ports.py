@@ -11,7 +11,7 @@ _PORTS = range(4_000, 9_000)
 
 
 def consecutive_ports(count: int) -> int:
-    """Return the first of so many consecutive ports that nobody listens on."""
+    """Return the first of `count` consecutive free ports."""
     for first in random.sample(_PORTS, len(_PORTS)):
         with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
             for port in range(first, first + count):

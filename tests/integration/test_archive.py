@@ -1,7 +1,7 @@
-"""Archives of real servers: while clients insert, and while what there is dies.
+"""Archives of real servers, during inserts and while processes die.
 
-What holds throughout: blocks and streams give what a subscription gives, whatever they are read
-from; and nothing is left running.
+Always: blocks and scans equal a subscription, whichever replica serves them, and no process is left
+at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cluster(tmp_path: Path) -> Iterator[local.Cluster]:
 
 
 def insert(log: ziplog.Log, count: int) -> int:
-    """Insert so many KiB; return the position after the last one."""
+    """Insert `count` KiB; return the position after the last record."""
     for number in range(count // 100):
         payloads = [b"%d-%d:" % (number, index) + b"x" * 1000 for index in range(100)]
         rids = log.insert_many(payloads, key=b"k" if number % 2 else None)
@@ -55,14 +55,14 @@ def archives_of(pid: int) -> list[int]:
 
 
 def halves(cluster: local.Cluster, name: str) -> tuple[int, int]:
-    """Return the two processes of a server's archive: who serves, and who makes rows."""
+    """Return the two processes of a server's archive: the block server and the block builder."""
     (serving,) = archives_of(cluster.pid(name))
     (making,) = children(serving)
     return serving, making
 
 
 def has_all_rows(cluster: local.Cluster, name: str) -> bool:
-    """Whether all sealed segments of a server have rows."""
+    """Whether all sealed segments of a server have blocks."""
     directory = cluster.config.data_dir / name / "segments"
     segments = sorted(path.stem for path in directory.glob("*.seg"))
     return {path.stem for path in directory.glob("*.rows")} == set(segments[:-1])
@@ -71,18 +71,18 @@ def has_all_rows(cluster: local.Cluster, name: str) -> bool:
 def archives(
     cluster: local.Cluster, log: ziplog.Log, stop: int, names: set[str]
 ) -> dict[str, tuple[str, int]]:
-    """Return where the archives of these servers are, once they have all that is sealed."""
+    """Return the addresses of these servers' archives, once they serve all sealed segments."""
     wait_until(lambda: all(has_all_rows(cluster, name) for name in names), "all rows are made")
     found: dict[str, tuple[str, int]] = {}
 
     def are_there() -> bool:
-        # An archive that died is told of for a while yet.
-        told = {where[1]: where for where in log.outline(0, 1, stop).archives}
+        # A dead archive is still announced for a while.
+        announced = {where[1]: where for where in log.outline(0, 1, stop).archives}
         ports = {name: archive_port(cluster.pid(name)) for name in names}
-        found.update({name: told[port] for name, port in ports.items() if port in told})
-        return set(ports.values()) == set(told)
+        found.update({name: announced[port] for name, port in ports.items() if port in announced})
+        return set(ports.values()) == set(announced)
 
-    wait_until(are_there, "the archives are told of")
+    wait_until(are_there, "the archives are announced")
     return found
 
 
@@ -97,7 +97,7 @@ def archive_port(pid: int) -> int:
 
 
 def sockets_of(pid: int) -> set[str]:
-    """Return how the kernel calls what a process has open; what it closes meanwhile is left out."""
+    """Return the kernel's names of a process's open files, without those closed meanwhile."""
     names = set()
     with suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -111,7 +111,7 @@ def client(log: ziplog.Log, where: tuple[str, int]) -> ArchiveClient:
 
 
 def read(log: ziplog.Log, where: tuple[str, int], stop: int) -> list[Row]:
-    """Read up to `stop`: blocks, and what is not sealed from a stream."""
+    """Read up to `stop`: blocks, and a scan for the unsealed rest."""
     rows: list[Row] = []
     gsn = 1
     with client(log, where) as archive:
@@ -127,7 +127,7 @@ def read(log: ziplog.Log, where: tuple[str, int], stop: int) -> list[Row]:
 
 
 def subscribed(log: ziplog.Log, stop: int) -> list[Row]:
-    """Return what a subscription gives."""
+    """Return the records of a subscription."""
     rows: list[Row] = []
     with log.subscribe() as records:
         for record in records:
@@ -140,7 +140,7 @@ def subscribed(log: ziplog.Log, stop: int) -> list[Row]:
     raise AssertionError("a subscription has no end")
 
 
-def test_every_archive_gives_what_a_subscription_gives(
+def test_every_archive_equals_a_subscription(
     cluster: local.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cluster.connect() as log:
@@ -151,7 +151,7 @@ def test_every_archive_gives_what_a_subscription_gives(
         # Their segments begin and end at other places.
         for place in where.values():
             assert read(log, place, stop) == expected
-        # The same to who is on another machine.
+        # The same for a client on another machine.
         monkeypatch.setattr(client_module, "is_same_machine", lambda _: False)
         for place in where.values():
             assert read(log, place, stop) == expected
@@ -159,7 +159,7 @@ def test_every_archive_gives_what_a_subscription_gives(
         assert 6_000_000 < sum(size for _, size in outline.steps) < 7_000_000
 
 
-def test_who_asks_for_an_outline_gets_blocks_of_what_was_not_sealed(tmp_path: Path) -> None:
+def test_an_outline_request_makes_blocks_of_unsealed_entries(tmp_path: Path) -> None:
     settings = {"segment_bytes": 16 * MIB, "disk_reserve_bytes": 0}
     with (
         local.Cluster(tmp_path / "data", shards=1, settings=settings) as cluster,
@@ -172,14 +172,14 @@ def test_who_asks_for_an_outline_gets_blocks_of_what_was_not_sealed(tmp_path: Pa
             found[:] = log.outline(0, 1, stop).archives
             return len(found) == 2
 
-        wait_until(are_there, "both have sealed what they have")
+        wait_until(are_there, "both have sealed their segments")
         for where in found:
             with client(log, where) as archive:
                 wait_until(lambda: isinstance(archive.block(1), Block), "its rows")
             assert read(log, where, stop) == subscribed(log, stop)
 
 
-def test_whatever_dies_the_rest_goes_on(cluster: local.Cluster) -> None:
+def test_the_rest_of_an_archive_survives_the_death_of_a_part(cluster: local.Cluster) -> None:
     names = {"shard-0-0", "shard-0-1"}
     with cluster.connect(timeout=60.0) as log:
         stop = insert(log, 4_000)
@@ -201,7 +201,7 @@ def test_whatever_dies_the_rest_goes_on(cluster: local.Cluster) -> None:
             assert isinstance(archive.block(1), Block)
             cluster.kill("shard-0-0")
             wait_until(lambda: not any(map(is_running, both)), "its archive ends")
-            # Of the first one's segment it was told where blocks are.
+            # It knows the blocks of the first segment.
             with pytest.raises(UnavailableError):
                 archive.block(stop)
         stop = insert(log, 2_000)
@@ -212,7 +212,7 @@ def test_whatever_dies_the_rest_goes_on(cluster: local.Cluster) -> None:
             assert read(log, place, stop) == expected
 
 
-def test_what_was_trimmed_is_told_of_by_nobody(cluster: local.Cluster) -> None:
+def test_no_archive_reports_trimmed_positions(cluster: local.Cluster) -> None:
     with cluster.connect() as log:
         stop = insert(log, 4_000)
         where = archives(cluster, log, stop, {"shard-0-0", "shard-0-1"})
@@ -229,7 +229,7 @@ def test_what_was_trimmed_is_told_of_by_nobody(cluster: local.Cluster) -> None:
                 assert isinstance(archive.block(middle), Block)
 
 
-def test_a_stop_leaves_files_that_tell_all_and_no_process(cluster: local.Cluster) -> None:
+def test_a_clean_stop_leaves_complete_files_and_no_process(cluster: local.Cluster) -> None:
     with cluster.connect() as log:
         stop = insert(log, 3_000)
         archives(cluster, log, stop, {"shard-0-0", "shard-0-1"})
@@ -245,7 +245,7 @@ def test_a_stop_leaves_files_that_tell_all_and_no_process(cluster: local.Cluster
         BlockReader(cluster.config.data_dir / name / "segments")
         for name in ("shard-0-0", "shard-0-1")
     ]
-    # What one of them may not have been told to be stable, the other one was.
+    # The last stable records may be known to only one of them.
     assert max(directory.stable_end for directory in directories) > last.gsn
     for directory in directories:
         assert not directory.is_locked

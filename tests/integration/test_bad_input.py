@@ -1,4 +1,4 @@
-"""What a user may get wrong, against real processes: the typed error, and nothing else changes."""
+"""User errors against real processes: each raises a typed error and changes nothing else."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_largest_record_and_key_pass(log: ziplog.Log) -> None:
     assert [log.read_record(rid).key for rid in rids] == keys
 
 
-def test_text_is_no_payload(log: ziplog.Log) -> None:
+def test_a_str_payload_is_refused(log: ziplog.Log) -> None:
     for attempt in (
         lambda: log.insert_after("text"),  # type: ignore[arg-type]
         lambda: log.insert_many([b"x", "text"]),  # type: ignore[list-item]
@@ -173,7 +173,7 @@ def why(log: ziplog.Log, rid: RecordId) -> str:
     return str(missing.value)
 
 
-def test_a_position_that_was_never_given_out(log: ziplog.Log) -> None:
+def test_a_position_that_was_never_assigned(log: ziplog.Log) -> None:
     before = all_records(log)
     for attempt in (
         lambda: log.insert_after(b"x", RecordId(NEVER_GIVEN, 0)),
@@ -255,7 +255,7 @@ def nothing(_: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("serve", [garbage, greeting, http_like, nothing])
-def test_somebody_else_listens_at_the_bootstrap_address(
+def test_another_program_listens_at_the_bootstrap_address(
     serve: Callable[[socket.socket], None],
 ) -> None:
     with (
@@ -265,7 +265,7 @@ def test_somebody_else_listens_at_the_bootstrap_address(
         ziplog.connect(endpoint, timeout=SHORT_S)
 
 
-def test_nobody_listens_at_the_bootstrap_addresses() -> None:
+def test_no_process_listens_at_the_bootstrap_addresses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
     with pytest.raises(UnavailableError) as unavailable:
@@ -289,7 +289,7 @@ def test_a_real_web_server_at_the_bootstrap_address() -> None:
             thread.join()
 
 
-def test_a_storage_server_is_no_bootstrap_address(cluster: Cluster) -> None:
+def test_the_address_of_a_storage_server_is_refused(cluster: Cluster) -> None:
     endpoint = cluster.config.shards[0].replicas[0].endpoint
     with pytest.raises(UnavailableError, match=re.escape(endpoint)):
         ziplog.connect(endpoint, timeout=SHORT_S)
@@ -305,7 +305,7 @@ def test_one_good_address_of_several_suffices(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "localhost", "a:b", "127.0.0.1:0", "127.0.0.1:65536", "x:1,"])
-def test_what_is_no_address_is_refused_at_once(text: str) -> None:
+def test_a_malformed_address_is_refused_at_once(text: str) -> None:
     with pytest.raises(ConfigError, match="host:port"):
         ziplog.connect(text)
 
@@ -313,7 +313,7 @@ def test_what_is_no_address_is_refused_at_once(text: str) -> None:
 # --- a closed client -------------------------------------------------------------------------
 
 
-def test_a_closed_client_says_so(cluster: Cluster) -> None:
+def test_a_closed_client_raises_closed_error(cluster: Cluster) -> None:
     log = cluster.connect()
     rid = log.insert_after(b"x")
     subscription = log.subscribe(rid)
@@ -389,7 +389,7 @@ def last_line(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 def copy_of(cluster: Cluster, directory: Path, changes: dict[str, str]) -> Path:
-    """Return another cluster file: that of a running cluster, changed."""
+    """Return a changed copy of a running cluster's cluster file."""
     text = (cluster.config.data_dir / CLUSTER_FILE).read_text()
     for old, new in changes.items():
         assert old in text, text
@@ -471,8 +471,8 @@ def test_a_data_directory_that_cannot_be_made(stopped: Cluster, tmp_path: Path) 
 def test_an_unknown_node(stopped: Cluster) -> None:
     path = stopped.config.data_dir / CLUSTER_FILE
     for module in ("mms", "shard"):
-        line = last_line(start(module, path, "nobody"), 2)
-        assert "nobody" in line
+        line = last_line(start(module, path, "no-such-node"), 2)
+        assert "no-such-node" in line
     assert "mms-0" in last_line(start("mms", path, "shard-0-0"), 2)
     assert "shard-0-1" in last_line(start("shard", path, "mms-0"), 2)
 

@@ -1,9 +1,9 @@
-"""A bit that flips in any file of a stopped cluster is found or does not matter; none is believed.
+"""Bit flips in every file of a stopped cluster are detected or harmless.
 
-A real cluster makes the files; this process loads them with the code that a start runs. Some bytes
-of each file (all of them with a large ZIPLOG_FLIPS) have a bit flipped. Allowed is an error that
-names the file, the state without the flip, or less of a state that says what it lacks (a server
-without its checkpoint is in limbo). Segments themselves: tests/shard/test_segments_damage.py.
+A real cluster writes the files; this process loads them with the code of a start. Some bytes of
+each file (all of them with a large ZIPLOG_FLIPS) have a bit flipped. Allowed results: an error that
+names the file, the state without the flip, or a reduced state that shows what is missing (a server
+without its checkpoint is in limbo). For segments see tests/shard/test_segments_damage.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MIB = 1024 * 1024
-#: So many bytes of each file have a bit flipped: the ends, and others by chance.
+#: Number of bytes of each file with a flipped bit: both ends, and random ones.
 BYTES = int(os.environ.get("ZIPLOG_FLIPS", "200"))
 #: Every file that a cluster keeps, and what reads it at a start; "": nothing does.
 FILES = {
@@ -59,7 +59,7 @@ FILES = {
 
 
 class Stopped(NamedTuple):
-    """A cluster that was stopped in good order, and what was in it."""
+    """A cleanly stopped cluster, and its content."""
 
     directory: Path
     contents: dict[Path, bytes]
@@ -119,7 +119,7 @@ def _raft(directory: Path, name: str, machine: Any, on_event: Any = lambda _: No
     )  # fmt: skip
 
 
-# --- what a start finds ---
+# --- loading at a start ---
 
 
 def consensus(stopped: Stopped, path: Path) -> object:
@@ -129,10 +129,10 @@ def consensus(stopped: Stopped, path: Path) -> object:
     raft = _raft(stopped.directory, name, machine, events.append)
     try:
         journal = raft._journal
-        told = [event.snapshot for event in events if isinstance(event, Restored)]
+        restored = [event.snapshot for event in events if isinstance(event, Restored)]
         return (
             journal.entries, journal.term, journal.voted_for, journal.commit_index,
-            journal.identity, journal.is_voter, journal.founders, machine.snapshot(), told,
+            journal.identity, journal.is_voter, journal.founders, machine.snapshot(), restored,
         )  # fmt: skip
     finally:
         raft.stop()
@@ -244,8 +244,8 @@ def test_a_flip_in_a_servers_directory_is_refused_or_healed(stopped: Stopped) ->
     assert set(counts[".rows"]) == {"healed", "harmless"}
 
 
-#: What a flipped digit or letter of a cluster file may change unseen: how the cluster works, and
-#: where its services listen, but nothing that it stores.
+#: Keys of a cluster file that a flip may change undetected: settings and addresses, which do not
+#: affect stored data.
 UNSEEN = {
     "epoch_ms", "flush_interval_ms", "max_payload_bytes", "max_key_bytes", "max_unsettled_units",
     "suspicion_ms", "session_timeout_s", "segment_bytes", "cache_bytes", "disk_reserve_bytes",

@@ -1,4 +1,4 @@
-"""Faults by chance and on purpose, on real clusters under load: clients tell what they saw."""
+"""Random and chosen faults in real clusters under load; clients record histories."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from chaos import run_chaos
-from injection.matrix import run_trial
-from injection.trial import Shape, Verdict
+from fault_injection.matrix import run_trial
+from fault_injection.trial import Shape, Verdict
 
 #: Of faults by chance, of which the first kills a server of a shard.
 SEED = 46
@@ -22,7 +22,7 @@ KINDS = ("kill", "pause", "cut-peers", "cut-clients", "isolate", "slow")
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_faults_by_chance_break_no_promise(tmp_path: Path) -> None:
+def test_random_faults_break_no_guarantee(tmp_path: Path) -> None:
     said: list[str] = []
     shape = SHAPE._replace(mms=3, failure_handlers=3, seed=SEED)
     assert run_chaos(tmp_path, shape, 25.0, said.append, kinds=KINDS) == [], "\n".join(said)
@@ -51,7 +51,7 @@ def passes(faults: tuple[str, ...], shape: Shape, folder: Path) -> Verdict:
     ],
     ids=" and ".join,
 )
-def test_while_one_server_of_a_shard_lives_nothing_is_lost(
+def test_nothing_is_lost_while_one_server_of_a_shard_lives(
     tmp_path: Path, faults: tuple[str, ...]
 ) -> None:
     assert passes(faults, SHAPE, tmp_path).lost == 0
@@ -60,14 +60,14 @@ def test_while_one_server_of_a_shard_lives_nothing_is_lost(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", ["survivor_killed", "everything_killed", "power_lost"])
-def test_at_level_disk_nothing_is_lost_ever(tmp_path: Path, fault: str) -> None:
+def test_at_level_disk_nothing_is_ever_lost(tmp_path: Path, fault: str) -> None:
     assert passes((fault,), SHAPE._replace(durability="disk"), tmp_path).lost == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_at_level_memory_what_a_power_cut_takes_is_reported(tmp_path: Path) -> None:
-    # What is lost and not reported is a violation.
+def test_at_level_memory_losses_of_a_power_cut_are_reported(tmp_path: Path) -> None:
+    # An unreported loss is a violation.
     passes(("power_lost",), SHAPE._replace(syncs=False), tmp_path)
 
 

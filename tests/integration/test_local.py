@@ -1,4 +1,4 @@
-"""Local clusters of real processes: they start, obey, come back, and leave nothing behind."""
+"""Local clusters of real processes: start, commands, restarts, and a clean end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def replica_states(log: ziplog.Log) -> dict[str, str]:
 
 
 def supervising() -> int:
-    """How many clusters of this process are looked after."""
+    """Return the number of supervised clusters of this process."""
     return [thread.name for thread in threading.enumerate()].count("ziplog-supervision")
 
 
@@ -58,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def test_what_is_inserted_is_read_and_delivered(cluster: Cluster) -> None:
+def test_inserted_records_are_read_and_delivered(cluster: Cluster) -> None:
     with cluster.connect() as log:
         first = log.insert_after(b"first", key=b"k")
         rids = log.insert_many([b"a", b"b", b"c"], after=first)
@@ -68,7 +68,7 @@ def test_what_is_inserted_is_read_and_delivered(cluster: Cluster) -> None:
         assert delivered == [b"first", b"a", b"b", b"c"]
 
 
-def test_its_nodes_are_those_of_the_status_document(cluster: Cluster) -> None:
+def test_nodes_equal_those_of_the_status_document(cluster: Cluster) -> None:
     with cluster.connect() as log:
         document = log.cluster()
     replicas = [node for shard in document["shards"] for node in shard["replicas"]]
@@ -81,7 +81,7 @@ def test_its_nodes_are_those_of_the_status_document(cluster: Cluster) -> None:
     assert document["mms"][0]["endpoint"] == cluster.endpoint
 
 
-def test_a_frozen_node_stands_still_until_it_goes_on(cluster: Cluster) -> None:
+def test_a_paused_node_answers_again_after_resume(cluster: Cluster) -> None:
     pid = cluster.pid("shard-1-1")
     cluster.pause("shard-1-1")
     wait_until(lambda: state(pid) == "T", "it stands still")
@@ -94,7 +94,7 @@ def test_a_directory_has_one_supervisor(cluster: Cluster) -> None:
         Cluster(cluster.config.data_dir)
 
 
-def test_a_node_that_is_not_there_is_named(cluster: Cluster) -> None:
+def test_an_unknown_node_is_named(cluster: Cluster) -> None:
     for act in (cluster.kill, cluster.pause, cluster.resume, cluster.restart):
         with pytest.raises(ConfigError, match="shard-7-0"):
             act("shard-7-0")
@@ -140,7 +140,7 @@ def test_without_a_failure_handler_a_killed_server_stays_dead_and_then_in_limbo(
         assert not cluster.dead()
 
 
-def test_a_port_in_use_is_blamed_and_nothing_stays_behind(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_and_no_process_is_left(tmp_path: Path) -> None:
     port = some_port()
     with (
         socket.create_server(("127.0.0.1", port)),
@@ -166,7 +166,7 @@ def test_a_port_in_use_is_blamed_and_nothing_stays_behind(tmp_path: Path) -> Non
         ({"settings": {"f": 2}}, "unknown key 'f' in settings"),
     ],
 )
-def test_a_shape_that_no_cluster_has_is_refused(
+def test_an_impossible_cluster_shape_is_refused(
     tmp_path: Path, arguments: dict[str, object], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -200,7 +200,7 @@ def test_no_server_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     assert found, done.stdout
     pids = [int(pid) for pid in found[1].split(",")]
     wait_until(lambda: not any(state(pid) for pid in pids), "all servers are gone")
-    # They had time to say goodbye: nobody is in limbo.
+    # All servers stopped cleanly, so none is in limbo.
     Cluster(tmp_path).stop()
 
 
@@ -261,7 +261,7 @@ def test_a_shard_recovers_until_its_dead_server_is_started_again(tmp_path: Path)
         log.insert_after(b"so does this one")
 
 
-def test_a_server_that_stands_still_is_replaced(tmp_path: Path) -> None:
+def test_a_hung_server_is_replaced(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster, cluster.connect(timeout=60.0) as log:
         pid = cluster.pid("shard-0-0")
         cluster.pause("shard-0-0")
@@ -308,7 +308,7 @@ def test_when_everything_is_killed_at_once_everything_comes_back(
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_whose_shard_is_lost_goes_on_without_it_if_that_is_accepted(
+def test_with_accept_limbo_a_cluster_continues_without_a_lost_shard(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Cluster(tmp_path):
@@ -327,7 +327,7 @@ def test_a_cluster_whose_shard_is_lost_goes_on_without_it_if_that_is_accepted(
         log.insert_after(b"the other shard goes on")
 
 
-def test_up_starts_the_dead_again_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_up_restarts_dead_processes_until_it_is_stopped(tmp_path: Path) -> None:
     arguments = ["up", f"--data-dir={tmp_path / 'data'}", "--shards=1", f"--port={some_port()}"]
     arguments.append("--timeout=100")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -343,10 +343,10 @@ def test_up_starts_the_dead_again_until_it_is_told_to_stop(tmp_path: Path) -> No
                 assert log.read_record(rid).payload == b"x"
         finally:
             up.send_signal(signal.SIGINT)
-            _, told = up.communicate(timeout=60)
-    assert up.returncode == 0, told
-    assert "durability memory" in told
-    assert re.search(r"\d\d:\d\d:\d\d mms-0 ended \(signal 9\); starting again in 0.2 s", told)
+            _, output = up.communicate(timeout=60)
+    assert up.returncode == 0, output
+    assert "durability memory" in output
+    assert re.search(r"\d\d:\d\d:\d\d mms-0 ended \(signal 9\); starting again in 0.2 s", output)
 
 
 def mms_pid(endpoint: str) -> int:
@@ -364,15 +364,15 @@ def test_ctrl_c_ends_a_following_tail_quietly(cluster: Cluster) -> None:
     options: dict[str, Any] = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
-        # Whoever starts the tests in the background has it ignored, and so it would be here.
+        # A shell ignores SIGINT for background jobs, and the test process would inherit that.
         "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     }
     with subprocess.Popen(command, **options) as tail:
         while b"seen" not in tail.stdout.readline():
             pass
         tail.send_signal(signal.SIGINT)
-        _, told = tail.communicate(timeout=60)
-    assert (tail.returncode, told) == (130, b"")
+        _, output = tail.communicate(timeout=60)
+    assert (tail.returncode, output) == (130, b"")
 
 
 def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
     assert running_pid(tmp_path / "data") is None
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(cluster: Cluster) -> None:
+def test_a_closed_stdout_is_not_an_error(cluster: Cluster) -> None:
     with cluster.connect() as log:
         log.insert_many([b"x" * 1000] * 1000)
     command = f"{' '.join(ZIPLOG)} tail --bootstrap {cluster.endpoint} | head -n 1"

@@ -22,7 +22,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Inserted(NamedTuple):
-    """An acknowledged insert: where it went, after what, and what it holds."""
+    """An acknowledged insert: its position, its predecessor and its payload."""
 
     rid: ziplog.RecordId
     after: ziplog.RecordId
@@ -185,7 +185,7 @@ def test_a_subscription_can_be_continued_without_loss_or_repeat(log: ziplog.Log)
         assert second.caught_up
     delivered = head + tail
     assert delivered == sorted(set(delivered))
-    # What other tests inserted before may stand between: the order is not that of real time.
+    # Records of other tests may lie in between: the order is not that of real time.
     assert [rid for rid in delivered if rid in set(rids)] == rids
 
 

@@ -13,8 +13,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+from fault_injection.database import DatabaseShape, DatabaseTrial
 from history.transactors import BANK, KEYS
-from injection.database import DatabaseShape, DatabaseTrial
 
 from tests.waiting import wait_until
 
@@ -46,7 +46,7 @@ def test_transactions_are_serializable_whatever_dies(tmp_path: Path, mix: dict[s
         trial.wait_commits(100)
         victim = trial.cluster.config.shards[0].replicas[0].name
         trial.cluster.kill(victim)
-        wait_until(lambda: victim in trial.ailing(), "somebody misses the server")
+        wait_until(lambda: victim in trial.unhealthy(), "the failure is detected")
         trial.settle()
         trial.wait_commits(100)
         for number in coordinators.numbers:
@@ -57,5 +57,5 @@ def test_transactions_are_serializable_whatever_dies(tmp_path: Path, mix: dict[s
         verdict = trial.judge()
     assert verdict.broken == []
     assert verdict.committed >= 600
-    # All of that was seen by the judge: who was killed never told what became of its last calls.
+    # The checker saw all of it: a killed client leaves calls without results.
     assert verdict.in_doubt > 0

@@ -1,4 +1,4 @@
-"""Shards come and go on real clusters, under load and by hand."""
+"""Shards are added and removed in real clusters, under load and by an operator."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Load:
                 payload = f"{number}:{count}".encode()
                 try:
                     self.inserted[payload] = log.insert_after(payload, key=payload)
-                except BaseException as error:  # noqa: BLE001 - told by the test
+                except BaseException as error:  # noqa: BLE001 - the test reports it
                     self._fail(error)
                     return
 
@@ -104,7 +104,7 @@ class Load:
                     with self._news:
                         self.seen += found
                         self._news.notify_all()
-        except BaseException as error:  # noqa: BLE001 - told by the test
+        except BaseException as error:  # noqa: BLE001 - the test reports it
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -113,7 +113,7 @@ class Load:
             self._news.notify_all()
 
     def at(self, shard: int) -> int:
-        """How many records were inserted at a shard so far."""
+        """Return the number of records inserted at a shard so far."""
         return sum(rid.shard == shard for rid in list(self.inserted.values()))
 
     def goes_on(self, *shards: int) -> None:
@@ -127,7 +127,7 @@ class Load:
         assert self.faults == []
 
     def was_right(self) -> None:
-        """Assert that nothing failed, and that the follower saw what was inserted, in order."""
+        """Assert that no call failed, and that the follower saw all inserts in order."""
         assert self.faults == []
         gsns = [record.rid.gsn for record in self.seen]
         assert gsns == sorted(set(gsns))
@@ -145,7 +145,7 @@ def test_a_shard_is_added_under_load(tmp_path: Path) -> None:
             under_way.was_right()
         assert cluster.nodes[-2:] == ["shard-2-0", "shard-2-1"]
         assert [shard.id for shard in cluster.config.shards] == [0, 1, 2]
-        # It is a shard like the others: who dies there comes back.
+        # It is a shard like the others: a killed server is restarted.
         with cluster.connect(timeout=60.0) as log:
             pid = cluster.pid("shard-2-1")
             cluster.kill("shard-2-1")
@@ -165,7 +165,7 @@ def test_a_shard_is_removed_under_load_and_its_records_stay(tmp_path: Path) -> N
             under_way.goes_on(0)
             under_way.stop()
             under_way.was_right()
-        # What was under way when it left may have been acknowledged since; nothing new went there.
+        # Inserts pending at its removal may have been acknowledged since; no new ones went there.
         assert under_way.at(1) - left <= 3
         with cluster.connect() as log:
             assert states(log)[1] in {"leaving", "finalized"}
@@ -206,13 +206,13 @@ def test_a_finalized_shard_is_read_for_ever(tmp_path: Path) -> None:
         cluster.finalize_shard(0)
 
 
-def test_an_addition_that_failed_half_way_is_gone_on_with(
+def test_a_half_finished_addition_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise DeadlineError("no time left")
 
-    # Nobody but the call itself starts servers here.
+    # Only the call itself starts servers here.
     with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
         with monkeypatch.context() as patched:
             patched.setattr(new_shard, "await_servers", fail)
@@ -232,8 +232,8 @@ def test_an_addition_that_failed_half_way_is_gone_on_with(
         assert log.insert_after(b"there", rid).shard == 1
 
 
-def test_a_server_that_does_not_start_is_blamed(tmp_path: Path) -> None:
-    # Nobody but the call itself starts servers here.
+def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
+    # Only the call itself starts servers here.
     with Cluster(tmp_path, shards=1, failure_handlers=0) as cluster, cluster.connect() as log:
         shard = new_shard.next_shard(tmp_path / CLUSTER_FILE, {0})
         (tmp_path / shard.replicas[0].name).write_text("not a directory")
@@ -264,7 +264,7 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
     text = (tmp_path / CLUSTER_FILE).read_text()
     alone = ziplog_cli("shard", "remove", up, "0")
     assert (alone.returncode, alone.stdout, alone.stderr.count("\n")) == (2, "", 1)
-    # Nothing but the endpoint is told: the directory is found by the processes.
+    # Only the endpoint is given: the command finds the directory through the processes.
     added = ziplog_cli("shard", "add", up)
     assert (added.returncode, added.stdout) == (0, "1\n"), added.stderr
     assert "shard 1 is live: shard-1-0 at 127.0.0.1:" in added.stderr
@@ -286,7 +286,7 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
         refused = ziplog_cli("shard", arguments[0], up, arguments[1])
         assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
         assert said in refused.stderr
-    # What started it starts it again, with what it has become.
+    # Its supervisor restarts it, with its new state.
     assert ziplog_cli("down", f"--data-dir={tmp_path}").returncode == 0
     where = (f"--data-dir={tmp_path}", "--shards=1")
     again = ziplog_cli("up", *where, "--timeout=100", "--detach")
@@ -294,14 +294,14 @@ def test_the_shard_commands_against_a_cluster_in_the_background(tmp_path: Path, 
     assert ziplog_cli("tail", up).stdout.endswith("\tx\n")
 
 
-def test_two_additions_at_a_time_are_two_shards(tmp_path: Path, up: str) -> None:
+def test_two_concurrent_additions_make_two_shards(tmp_path: Path, up: str) -> None:
     command = [*ZIPLOG, "shard", "add", up]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert sorted(one.communicate()[0] for one in both) == ["1\n", "2\n"]
     assert [shard.id for shard in load(tmp_path / CLUSTER_FILE).shards] == [0, 1, 2]
 
 
-def test_servers_that_an_operator_starts_are_placed_by_their_file(tmp_path: Path, up: str) -> None:
+def test_servers_started_by_an_operator_join_by_the_cluster_file(tmp_path: Path, up: str) -> None:
     config = load(tmp_path / CLUSTER_FILE)
     ports = new_shard.free_ports(2, "127.0.0.1", [node.port for node in config.nodes])
     # Elsewhere: another copy of the file, which the running cluster does not look at.
@@ -325,7 +325,7 @@ def test_servers_that_an_operator_starts_are_placed_by_their_file(tmp_path: Path
         with ziplog.connect(up.partition("=")[2]) as log:
             log.set_policy(ziplog.policy.pin(40))
             assert log.insert_after(b"far").shard == 40
-        # Another shard in the file of `ziplog up` has a number above all that ever were.
+        # A new shard in the file of `ziplog up` has a number above all earlier ones.
         assert ziplog_cli("shard", "add", up).stdout == "41\n"
     finally:
         for process in processes:

@@ -1,8 +1,8 @@
-"""Processes that stop, die, freeze, forget or run out of disk while clients insert.
+"""Processes that stop, die, hang, lose data or run out of disk while clients insert.
 
-What holds throughout: an acknowledged record is in the log exactly once, one whose outcome is
-unknown at most once, and nothing hangs. These clusters have no failure handler: what is dead stays
-dead, and what is in limbo stays in limbo.
+Always: an acknowledged record is in the log exactly once, one with an unknown outcome at most once,
+and no call hangs. These clusters have no failure handler: dead servers stay dead, and servers in
+limbo stay in limbo.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DEADLINE_S: Final = 40.0
-#: An insert may have to wait until what was stopped or frozen is back.
+#: Timeout of an insert, in seconds: it may have to wait for a stopped or paused server.
 INSERT_S: Final = 120.0
 
 
 class Load:
-    """Clients that insert, one record after the other, until the block is left.
+    """Clients that insert sequentially until the context exit, each with its own policy.
 
-    Each inserts under its own policy. `acked` is what was acknowledged, `failed` what was not.
+    `acked` has the acknowledged inserts, `failed` the others.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Load:
             )
 
     def failures(self, name: str) -> list[ZiplogError]:
-        """How this client's inserts failed."""
+        """Return the errors of this client's inserts."""
         mine = name.encode() + b"-"
         return [error for payload, error in self.failed if payload.startswith(mine)]
 
@@ -96,7 +96,7 @@ class Load:
             log.close()
 
     def check(self, log: ziplog.Log) -> None:
-        """Check that the log holds what was acknowledged, once, and nothing else twice."""
+        """Check that the log contains acked records exactly once, others at most once."""
         found = Counter(record.payload for record in log.subscribe(follow=False))
         acked = [payload for records in self.acked.values() for _, payload in records]
         assert [payload for payload in acked if found[payload] != 1] == []
@@ -134,7 +134,7 @@ def wait_all_up(log: ziplog.Log) -> None:
 
 
 def check_others_go_on(cluster: Cluster) -> None:
-    """Check that inserts that may go to any shard go on, while one of the shards is parked."""
+    """Check that inserts with a free choice of shard continue while one shard is parked."""
     with cluster.connect(timeout=60.0) as log:
         for number in range(50):
             log.insert_after(b"%d" % number)
@@ -166,7 +166,7 @@ def log(cluster: Cluster) -> Iterator[ziplog.Log]:
 
 
 @pytest.mark.parametrize("name", ["shard-0-0", "shard-0-1"])
-def test_a_stopped_server_goes_on_where_it_was(
+def test_a_stopped_server_continues_where_it_was(
     cluster: Cluster, log: ziplog.Log, name: str
 ) -> None:
     with Load(cluster, pinned(0, 1)) as load:
@@ -212,7 +212,7 @@ def test_a_server_that_is_frozen_for_a_while(cluster: Cluster, log: ziplog.Log, 
 # --- the membership service ------------------------------------------------------------------
 
 
-def test_nobodys_insert_fails_while_the_membership_service_is_dead(
+def test_no_insert_fails_while_the_membership_service_is_dead(
     cluster: Cluster, log: ziplog.Log
 ) -> None:
     policies = {**pinned(0, 1), "random": ziplog.policy.random()}
@@ -228,12 +228,12 @@ def test_nobodys_insert_fails_while_the_membership_service_is_dead(
     assert load.failed == []
     load.check(log)
     wait_all_up(log)
-    # Leases go on behind the last one that was committed: no position was given out twice.
+    # Leases continue after the last committed one: no position was assigned twice.
     assert log.insert_after(b"later", last) > last
     assert "halted" not in "".join(log_text(cluster, name) for name in cluster.nodes)
 
 
-def test_a_group_of_three_goes_on_without_one(tmp_path: Path) -> None:
+def test_a_group_of_three_continues_without_one(tmp_path: Path) -> None:
     with (
         Cluster(tmp_path, shards=1, mms=3, failure_handlers=0, timeout=100.0) as cluster,
         cluster.connect(timeout=60.0) as log,
@@ -278,11 +278,11 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
         with Load(doomed, pinned(0, 1), timeout=2.0) as load:
             wait_until(lambda: len(load.acked["pinned0"]) > 300, "many inserts")
             noted = load.acked["pinned0"][:200]
-            # A server notes what is stable ten times a second while inserts flow.
+            # A server records its watermark ten times a second during inserts.
             for name in (killed, other):
                 wait_until(lambda: stable_end(doomed, name) > noted[-1][0].gsn, "it is noted")  # noqa: B023
             doomed.kill(killed)
-            # Nobody hangs: what cannot be known by the deadline ends there, and says so.
+            # No call hangs: a call with an unknown outcome ends at its deadline with an error.
             wait_until(lambda: load.failures("pinned0"), "the pinned insert ends")
             doomed.restart(killed)
             wait_until(lambda: states(log)[killed] == "limbo", "it says that it is in limbo")
@@ -293,14 +293,14 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
         for error in load.failures("pinned0"):
             assert isinstance(error, (OutcomeUnknownError, UnavailableError))
             assert "shard 0" in str(error)
-        # What it noted as stable it still tells, also when it is asked alone.
+        # It still serves the records that it knows to be stable, without the other server too.
         rid, payload = noted[0]
         doomed.pause(other)
         try:
             assert log.read_record(rid, timeout=DEADLINE_S).payload == payload
         finally:
             doomed.resume(other)
-        # The other replica has everything, but what it had not heard to be stable is for recovery.
+        # The other replica has all records; a recovery finds those not known to be stable.
         for rid, payload in noted:
             assert log.read_record(rid, timeout=DEADLINE_S).payload == payload
         log.set_policy(ziplog.policy.pin(0))
@@ -314,7 +314,7 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_server_whose_directory_was_wiped_is_no_fresh_one(doomed: Cluster, index: int) -> None:
+def test_a_server_with_a_wiped_directory_is_refused_as_fresh(doomed: Cluster, index: int) -> None:
     wiped = f"shard-0-{index}"
     directory = doomed.config.data_dir / wiped
     kept = directory.with_name("kept")
@@ -355,7 +355,7 @@ def test_a_server_whose_segments_were_deleted_is_in_limbo(doomed: Cluster) -> No
         with Load(doomed, pinned(0)) as load:
             pass
         last = max(rid.gsn for rid, _ in load.acked["pinned0"])
-        # What is acked but not stable yet stays unreadable until a recovery.
+        # Acked records that are not stable yet stay unreadable until a recovery.
         wait_until(lambda: log.cluster()["shards"][0]["stable_gsn"] >= last, "all is stable")
         stop(doomed, name)
         shutil.rmtree(doomed.config.data_dir / name / "segments")
@@ -408,7 +408,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
         refused = insert_until_refused(cluster, log, acked)
         assert isinstance(refused, UnavailableError), refused
         assert "shard 0" in str(refused)
-        # What is there is read and delivered.
+        # Stored records are read and delivered.
         assert log.read_record(acked[-1]).payload
         missing = set(acked)
         with log.subscribe(timeout=DEADLINE_S) as records:

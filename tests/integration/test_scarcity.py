@@ -1,4 +1,4 @@
-"""Servers that the machine gives few descriptors, and idle connections that take them all."""
+"""Servers with few file descriptors, and idle connections that use them all."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PAYLOAD: Final = bytes(4_000)
 
 
 class Crowd:
-    """Connections to every node that send nothing, and come again when they are closed."""
+    """Idle connections to every node; each is reopened when the server closes it."""
 
     def __init__(self, cluster: Cluster) -> None:
         config = cluster.config
         endpoints = [config.node(name).endpoint.rpartition(":") for name in cluster.nodes]
         self._addresses = [(host, int(port)) for host, _, port in endpoints]
         self._connections: list[tuple[socket.socket, tuple[str, int]]] = []
-        #: How many connections were closed by a server.
+        #: Number of connections that servers closed.
         self.closed = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)

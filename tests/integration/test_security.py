@@ -1,7 +1,7 @@
-"""Strangers at every port of real processes: nothing that they send hurts anybody else.
+"""Strangers at every port of real processes: their traffic must not affect other clients.
 
-What a stranger can do who speaks the protocol well is another matter: messages are not
-authenticated, which is why everything listens on loopback only.
+A stranger that speaks the protocol correctly can do harm: messages are not authenticated, so
+processes listen on loopback by default.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("strangers")
     # A recovery would make another view.
-    patient = {"suspicion_ms": 20_000}
-    with Cluster(directory, shards=2, mms=3, settings=patient, timeout=100.0) as running:
+    settings = {"suspicion_ms": 20_000}
+    with Cluster(directory, shards=2, mms=3, settings=settings, timeout=100.0) as running:
         pids = {name: running.pid(name) for name in running.nodes}
         yield running
         assert running.dead() == []
@@ -65,7 +65,7 @@ def number(cluster: Cluster) -> int:
 
 
 class Witness:
-    """A client that inserts, and one that follows, while something bad goes on."""
+    """A client that inserts, and one that follows, during an attack."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._log = cluster.connect(timeout=60.0)
@@ -108,7 +108,7 @@ class Witness:
     def __exit__(self, *_: object) -> None:
         count = len(self._inserted)
         try:
-            # Inserts and deliveries go on after it, too.
+            # Inserts and deliveries continue after it too.
             wait_until(lambda: bool(self._failures) or len(self._inserted) > count + 10, "inserts")
             self._over.set()
             for thread in self._threads:
@@ -124,7 +124,7 @@ class Witness:
 
 
 class Stranger:
-    """Somebody who speaks ZMTP, and maybe the protocol."""
+    """A peer that speaks ZMTP, and possibly the protocol."""
 
     def __init__(self, node: NodeConfig) -> None:
         self._context = zmq.Context()
@@ -157,7 +157,7 @@ class Stranger:
 
 
 def probe_consensus(cluster: Cluster) -> None:
-    """Have a command committed: that nobody was given a position is said behind one only."""
+    """Commit a command: the service reports an unassigned position only after a commit."""
     with cluster.connect(timeout=DEADLINE_S) as log, pytest.raises(ziplog.NoSuchRecordError):
         log.insert_after(b"stranger", ziplog.RecordId(LARGEST // 2, 0))
 
@@ -167,7 +167,7 @@ def servers(cluster: Cluster) -> list[NodeConfig]:
 
 
 def greet(stranger: Stranger, node: NodeConfig, cluster: Cluster, number: int) -> None:
-    """Ask a node that is no storage server what it always answers."""
+    """Send a request that every service node always answers."""
     if node in cluster.config.failure_handlers:
         stranger.ask(wire.OrdersQuery(number, 1), wire.Orders)
     else:
@@ -258,20 +258,20 @@ def greeted(port: int) -> socket.socket:
     return connection
 
 
-def test_who_breaks_off_in_a_flood_stops_nobody(cluster: Cluster) -> None:
+def test_a_disconnect_during_a_flood_affects_no_other_client(cluster: Cluster) -> None:
     flood = b"\0\1x" * 2000 + b"\x04\x07\x04PING\0\0" * 10
     with Witness(cluster):
         for node in cluster.config.nodes * 5:
             with greeted(node.port) as stranger:
                 stranger.sendall(flood)
-                # Who is greeted behind it is answered by a thread that has read it.
+                # The thread that answers a later greeting has read the flood before it.
                 greeted(node.port).close()
-                # What is under way is lost: a reset.
+                # A reset: bytes in flight are lost.
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @pytest.mark.parametrize("claim", [False, True])
-def test_the_consensus_port_takes_no_code_and_no_nonsense(
+def test_the_consensus_port_rejects_code_and_garbage(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, *, claim: bool
 ) -> None:
     mark = tmp_path_factory.mktemp("exploit") / "mark"
@@ -294,7 +294,7 @@ def test_the_consensus_port_takes_no_code_and_no_nonsense(
         struct.pack("i", 0) + NOISE[:20],
     ]
     if claim:
-        # Who says that it is a node is believed, but a message that is none changes nothing.
+        # A peer may claim to be a node, but an invalid message changes nothing.
         hostile = [
             library_frame(f"127.0.0.1:{nodes[1].raft_port}") + frame
             for frame in [
@@ -319,7 +319,7 @@ def test_the_consensus_port_takes_no_code_and_no_nonsense(
     assert not mark.exists()
 
 
-def test_who_pours_into_the_consensus_ports_is_cut_off(cluster: Cluster) -> None:
+def test_a_flood_of_the_consensus_ports_is_disconnected(cluster: Cluster) -> None:
     over = threading.Event()
     ports = [node.raft_port for node in cluster.config.mms]
     cuts = dict.fromkeys(ports, 0)
@@ -354,7 +354,7 @@ def test_who_pours_into_the_consensus_ports_is_cut_off(cluster: Cluster) -> None
 # --- frames ----------------------------------------------------------------------------------
 
 
-def test_frames_that_are_no_message(cluster: Cluster, number: int) -> None:
+def test_frames_that_are_not_messages(cluster: Cluster, number: int) -> None:
     good = wire.encode(wire.Read(number, 0, 1, 1, 1))
     fields = msgspec.msgpack.decode(good)
     frames = [
@@ -395,7 +395,9 @@ def test_frames_that_are_no_message(cluster: Cluster, number: int) -> None:
                     send_until_logged(cluster, node, lambda: stranger.send(b""), "frame dropped")
 
 
-def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, number: int) -> None:
+def test_messages_of_another_cluster_shard_or_view_are_refused(
+    cluster: Cluster, number: int
+) -> None:
     body = encode_body(Body(0, None, [b"stranger"]))
 
     def insert(cluster: int, shard: int, view: int) -> wire.Insert:
@@ -419,7 +421,7 @@ def test_what_is_of_another_cluster_shard_or_view_is_refused(cluster: Cluster, n
         assert all(record.payload != b"stranger" for record in log.subscribe(first, follow=False))
 
 
-def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> None:
+def test_inserts_that_a_correct_client_never_sends(cluster: Cluster, number: int) -> None:
     body = encode_body(Body(0, None, [b"stranger"]))
     good = wire.Insert(number, 0, 1, WRONG_SHARD, 1, 1, 0, 0, 1, body)
     cases: list[tuple[dict[str, Any], str]] = [
@@ -449,14 +451,14 @@ def test_inserts_that_no_client_of_ours_sends(cluster: Cluster, number: int) -> 
 # --- messages of every kind, with every extreme value ----------------------------------------
 
 
-#: Believed: with the right view, whoever sends them is a server, or the failure handler.
+#: Accepted with the right view: their sender counts as a server or the failure handler.
 TRUSTED: Final = (
     wire.Forward, wire.Report, wire.Beat, wire.Suspect, wire.Frozen, wire.Remove, wire.Reinsert,
 )  # fmt: skip
 
 
 def extremes(kind: type[Message], cluster: int, shard: int, view: int) -> list[bytes]:
-    """Return frames of a message whose other fields have extreme values, valid or not."""
+    """Return frames of a message with extreme values in its other fields, valid or not."""
     known = {"cluster": cluster, "shard": shard, "view": view}
     names = kind.__struct_fields__
     tag = kind.__struct_config__.tag
@@ -505,14 +507,14 @@ def test_every_kind_of_message_with_every_extreme_value(cluster: Cluster, number
                                 stranger.send(frame)
                     for frame in extremes(kind, number ^ 1, shard, 1):
                         stranger.send(frame)
-                # Behind all of it, on the same connection.
+                # After all of it, on the same connection.
                 if is_server:
                     stranger.ask(wire.Read(number, shard, 1, 1, 1), wire.ReadReply)
                 else:
                     greet(stranger, node, cluster, number)
 
 
-def test_a_lease_or_a_halt_order_of_a_stranger_is_nothing(cluster: Cluster, number: int) -> None:
+def test_leases_and_halt_orders_of_a_stranger_are_ignored(cluster: Cluster, number: int) -> None:
     for node in cluster.config.shards[0].replicas:
         with Witness(cluster), Stranger(node) as stranger:
             for of in (number, number ^ 1):

@@ -1,4 +1,4 @@
-"""The scripts are no package: their folder is where they find each other."""
+"""Puts scripts/ on the module path: the scripts are not a package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ways to break a history: each takes its lines, changes one thing, and names who must see it.
+"""Mutations of a history: each changes one thing, and names the rule that must find it.
 
-A mutation returns False if the history has nothing that it could break.
+A mutation returns False if it cannot be applied to the history.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pick(lines: Lines, random: Random, wanted: Callable[[Any], bool]) -> tuple[s
 
 
 def delivery(lines: Lines, random: Random, least: int = 1) -> tuple[str, int] | None:
-    """Choose a delivery of at least so many records."""
+    """Choose a delivery of at least `count` records."""
     return pick(lines, random, lambda e: isinstance(e, events.Delivered) and len(e.gsns) >= least)
 
 
@@ -101,7 +101,7 @@ def set_in(values: list[int], index: int, value: int) -> list[int]:
 
 @breaks("loss", "gap")
 def drop_a_delivery(lines: Lines, random: Random) -> bool:
-    """One record is missing in the middle; its neighbours are there, and somebody else saw it."""
+    """One record is missing in the middle; its neighbours and another reader show it."""
     chosen = delivery(lines, random, 3)
     if chosen is None:
         return False

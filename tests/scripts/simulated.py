@@ -1,7 +1,7 @@
-"""A log as it should be, driven at random by clients that write a history: the checker's oracle.
+"""Correct log with random clients that write a history: the oracle for the checker.
 
-Every operation has a moment between its call and its result at which it takes effect, at once and
-for everybody. Outcomes that nobody knows, killed clients, trims and losses happen too.
+Every operation takes effect at one moment between its call and its result, for all clients at once.
+Unknown outcomes, killed clients, trims and losses happen too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARDS = 3
 
 @dataclass
 class Log:
-    """What everybody agrees on."""
+    """The state of the log, common to all clients."""
 
     held: dict[int, tuple[int, int]] = field(default_factory=dict)  # gsn -> shard, payload
     sealed: int = 1  # below it nothing changes any more
@@ -91,7 +91,7 @@ class World:
         next(script)
 
     def _drain(self) -> None:
-        """Stop everybody where it stands; what is under way has no result."""
+        """Stop all clients at once; their pending operations have no result."""
         self._running = dict.fromkeys(self._running)
 
     def _finish(self) -> None:
@@ -112,12 +112,12 @@ class World:
                 self.log.lost.add(gsn)
 
     def _leave(self) -> None:
-        """Let a shard leave: from now on it takes nothing, and somebody is told."""
+        """Remove a shard: it accepts no more records, and one client learns of it."""
         shard = self.random.choice(self.log.shards)
         self.log.shards.remove(shard)
         self.say("workload", events.Left(self.tick(), shard))
 
-    # --- what clients do: each `yield` is a moment at which others may act ---
+    # --- client operations: other clients may act at each `yield` ---
 
     def op(self, name: str) -> int:
         self._ops[name] += 1
@@ -221,7 +221,7 @@ class World:
         op = self.op(name)
         self.say(name, events.Sync(op, self.tick()))
         yield
-        if not self.log.lost.isdisjoint(own):  # what is lost cannot be on any disk
+        if not self.log.lost.isdisjoint(own):  # a lost record is on no disk
             self.say(name, events.Failed(op, self.tick(), "UnavailableError", retriable=True))
             return
         self.log.durable.update(own)

@@ -1,4 +1,4 @@
-"""A bank's history: money that is lost or made, and transfers that nobody, or twice, made."""
+"""Bank check: lost or created money, invented transfers, and transfers that happened twice."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ LINES = {"a-1": [0, 1, 3, 1], "a-2": [1, 2, 4, 1]}
         ("double-transfer double-transfer", [FIRST, read([10, 10, 10], {"a-1": [0, 1, 3, 1]})]),
     ],
 )
-def test_what_is_wrong_with_a_bank_is_found(tmp_path: Path, rules: str, done: list[Done]) -> None:
+def test_errors_of_a_bank_are_found(tmp_path: Path, rules: str, done: list[Done]) -> None:
     assert named(tmp_path, [OPENED, *done]) == rules.split()

@@ -1,4 +1,4 @@
-"""What the measurements of reading in bulk compute and wait for, without any process."""
+"""Bulk read benchmarks: computations and waits, without any process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from bulk import reading, stage, writing
-from bulk.stage import Shape
+from spark_bench import cluster_setup, reading, writing
+from spark_bench.cluster_setup import Shape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,22 +23,22 @@ def test_only_sealed_segments_are_awaited(tmp_path: Path) -> None:
             (place / f"{number:020}.seg").touch()
     first, second = sorted((tmp_path / "shard-0-0" / "segments").glob("*.seg"))[:2]
     first.with_suffix(".rows").touch()
-    assert stage.without_rows(tmp_path) == [second]
+    assert cluster_setup.without_rows(tmp_path) == [second]
     second.with_suffix(".rows").touch()
-    stage.await_rows(tmp_path)
+    cluster_setup.await_rows(tmp_path)
 
 
-def test_rows_that_nobody_makes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_blocks_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "shard-0-0" / "segments"
     place.mkdir(parents=True)
     for number in range(2):
         (place / f"{number}.seg").touch()
-    monkeypatch.setattr(stage, "_ROWS_S", 0.0)
+    monkeypatch.setattr(cluster_setup, "_ROWS_S", 0.0)
     with pytest.raises(RuntimeError, match=r"no rows of .*0\.seg after 0 s"):
-        stage.await_rows(tmp_path)
+        cluster_setup.await_rows(tmp_path)
 
 
-def test_each_target_is_as_often_the_first_as_the_others() -> None:
+def test_each_target_is_first_equally_often() -> None:
     orders = [reading.rotated(list(reading.TARGETS), number) for number in range(6)]
     assert Counter(order[0] for order in orders) == dict.fromkeys(reading.TARGETS, 2)
     assert all(sorted(order) == sorted(reading.TARGETS) for order in orders)
@@ -53,7 +53,7 @@ def test_ratios_are_of_rounds_and_not_of_medians() -> None:
     assert found["files"]["to_parquet"] == 2
 
 
-def test_what_is_measured_scales() -> None:
+def test_measurements_scale() -> None:
     whole, tenth = (list(reading.all_shapes(scale)) for scale in (1.0, 0.1))
     assert {shape.shards for shape in whole} == {1, 2, 4}
     kinds = {
@@ -82,9 +82,9 @@ def point(**fields: Any) -> dict[str, Any]:
         ({"sealed": 0}, "100 B, not sealed"),
     ],
 )
-def test_a_point_is_named_by_what_is_different(fields: dict[str, Any], name: str) -> None:
-    told = list(reading.lines({"points": [point(**fields)]}))
-    rows = [line for line in told if line.startswith(f"{name} ")]
+def test_a_point_is_named_by_its_differences(fields: dict[str, Any], name: str) -> None:
+    output = list(reading.lines({"points": [point(**fields)]}))
+    rows = [line for line in output if line.startswith(f"{name} ")]
     assert len(rows) == len(reading.CORES)
     assert rows[0].split()[-5:] == ["2,000", "1,000", "1,500", "0.50x", "0.75x"]
 
@@ -102,7 +102,7 @@ def test_ratios_of_writing_are_of_rounds() -> None:
     seconds = {"Spark": [2.0, 6.0, 2.0], "insert_many": [1.0, 3.0, 4.0], "read only": [0.5, 1.5, 1]}
     found = writing.summary(100, seconds)
     assert found["rows_per_s"] == {"Spark": 50, "insert_many": 100 / 3, "read only": 100}
-    assert (found["to_insert_many"], found["read_share"]) == (0.5, 0.25)
+    assert (found["to_insert_many"], found["read_task"]) == (0.5, 0.25)
     point = writing.Rows(100, 4096, "key")._asdict() | found
     _, line = writing.lines({"points": [point]})
     assert line.split() == ["4096", "B,", "by", "key", "100", "50", "33", "0.50x", "25%"]
@@ -111,7 +111,7 @@ def test_ratios_of_writing_are_of_rounds() -> None:
 def test_values_of_words_are_half_as_long_when_compressed_and_random_ones_are_not() -> None:
     lengths = {}
     for content in ("random", "words"):
-        drawn = stage.values(random.Random(1), 200, 4096, content)
+        drawn = cluster_setup.values(random.Random(1), 200, 4096, content)
         assert {len(value) for value in drawn} == {4096}
         assert len(set(drawn)) == 200
         lengths[content] = len(pa.compress(b"".join(drawn), codec="snappy"))

@@ -64,7 +64,7 @@ def test_each_mutation_is_found(tmp_path: Path, name: str, worlds: list[Lines]) 
 
 
 def a_loss(*, reported: bool = True, synced: bool = False, sync_op: int = 2) -> Lines:
-    """Two records are acknowledged; the first is gone when somebody reads everything."""
+    """Two records are acknowledged; the first is missing in a read of the whole log."""
     first = [events.Insert(1, 10, 0, [1, 2]), events.Inserted(1, 20, [5, 8], [1, 1])]
     sync = [events.Sync(sync_op, 30), events.Synced(sync_op, 40, 8)]
     after = [
@@ -87,38 +87,36 @@ def test_a_loss_is_allowed_only_where_it_was_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", [[(0, 4, 6)], [(1, 6, 9)], [(1, 1, 5)]])
-def test_a_loss_beside_the_reported_range_is_none(
+def test_a_loss_outside_the_reported_range_is_an_error(
     tmp_path: Path, ranges: list[tuple[int, int, int]]
 ) -> None:
     lines = a_loss() | {"workload": [events.Losses(90, ranges)]}
     assert found(tmp_path / "1", lines, allow_loss=True) == {"loss"}
 
 
-def test_a_sync_that_tells_of_a_loss_ends_what_later_ones_cover(tmp_path: Path) -> None:
-    told = events.Failed(2, 29, "NoSuchRecordError", retriable=False, first=5)
+def test_a_sync_that_reports_a_loss_ends_the_coverage_of_later_ones(tmp_path: Path) -> None:
+    trimmed = events.Failed(2, 29, "NoSuchRecordError", retriable=False, first=5)
     lines = a_loss(synced=True, sync_op=3)
     first, acked, *sync = lines["client"]
-    lines["client"] = [first, acked, events.Sync(2, 25), told, *sync]
+    lines["client"] = [first, acked, events.Sync(2, 25), trimmed, *sync]
     assert found(tmp_path / "1", lines, allow_loss=True) == set()
-    elsewhere = msgspec.structs.replace(told, first=7)
+    elsewhere = msgspec.structs.replace(trimmed, first=7)
     lines["client"] = [first, acked, events.Sync(2, 25), elsewhere, *sync]
     assert found(tmp_path / "2", lines, allow_loss=True) == {"sync"}
-    before = [first, events.Sync(2, 15), told, acked]
+    before = [first, events.Sync(2, 15), trimmed, acked]
     lines["client"] = [*before, *sync]
     assert found(tmp_path / "3", lines, allow_loss=True) == {"sync"}
 
 
 @pytest.mark.parametrize(("trim", "broken"), [(6, set()), (5, {"sync"})])
-def test_a_sync_owes_nothing_to_what_is_trimmed(
-    tmp_path: Path, trim: int, broken: set[str]
-) -> None:
+def test_a_sync_does_not_cover_trimmed_records(tmp_path: Path, trim: int, broken: set[str]) -> None:
     lines = a_loss(synced=True)
     lines["other client"] = [events.Trim(1, 35, trim)]
     lines["final"][0] = events.Subscribe(1, 60, trim, follow=False)
     assert found(tmp_path / "1", lines, allow_loss=True) == broken
 
 
-def test_what_was_synced_cannot_be_lost(tmp_path: Path) -> None:
+def test_synced_records_cannot_be_lost(tmp_path: Path) -> None:
     assert found(tmp_path / "1", a_loss(synced=True), allow_loss=True) == {"sync"}
     assert found(tmp_path / "0", a_loss(synced=True), allow_loss=False) == {"loss"}
     other = a_loss()
@@ -126,7 +124,7 @@ def test_what_was_synced_cannot_be_lost(tmp_path: Path) -> None:
     assert found(tmp_path / "2", other, allow_loss=True) == set()
 
 
-def test_what_was_lost_stays_lost(tmp_path: Path) -> None:
+def test_lost_records_stay_lost(tmp_path: Path) -> None:
     lines = a_loss()
     lines["late"] = [
         events.Subscribe(1, 100, 0, follow=False),
@@ -144,9 +142,7 @@ def test_what_was_lost_stays_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("trim", "broken"), [(9, set()), (8, {"tail"})])
-def test_a_tail_owes_nothing_to_what_is_trimmed(
-    tmp_path: Path, trim: int, broken: set[str]
-) -> None:
+def test_a_tail_does_not_cover_trimmed_records(tmp_path: Path, trim: int, broken: set[str]) -> None:
     first = [events.Insert(1, 10, 0, [1, 2]), events.Inserted(1, 20, [5, 8], [1, 1])]
     tail = [events.Trim(2, 30, trim), events.Tail(3, 40), events.TailIs(3, 50, 5)]
     assert found(tmp_path / "1", {"client": [*first, *tail]}) == broken
@@ -169,7 +165,7 @@ def test_a_gap_that_only_another_subscriber_shows(tmp_path: Path) -> None:
     assert found(tmp_path / "2", lines) == set()
 
 
-def test_a_resumed_subscription_goes_on_without_loss(tmp_path: Path) -> None:
+def test_a_resumed_subscription_continues_without_loss(tmp_path: Path) -> None:
     lines: Lines = {
         "client": [events.Insert(1, 1, 0, [1, 2, 3]), events.Inserted(1, 9, [2, 4, 6], [0, 0, 0])],
         "a": [
@@ -185,7 +181,7 @@ def test_a_resumed_subscription_goes_on_without_loss(tmp_path: Path) -> None:
 
 
 def test_an_insert_that_fails_in_part(tmp_path: Path) -> None:
-    """What has a rid is there; the others are not, if the error says so, or may be."""
+    """Records with a rid are in the log; the others are not, or may be, depending on the error."""
     call = events.Insert(1, 10, 0, [1, 2])
     seen = [
         events.Subscribe(1, 30, 0, follow=False),
@@ -222,7 +218,7 @@ def test_a_killed_process_leaves_half_a_line(tmp_path: Path) -> None:
     assert check_history.main([str(tmp_path / "h")]) == 2
 
 
-def test_exit_codes_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "clean", World(1, faults=False).lines)
     assert check_history.main([str(tmp_path / "clean")]) == 0
     assert "clean: no rule is broken" in capsys.readouterr().out
@@ -249,7 +245,7 @@ def test_exit_codes_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFi
         (b'["nothing"]\n', "no line of a history"),
     ],
 )
-def test_what_is_no_history_is_refused(
+def test_a_file_that_is_not_a_history_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes, complaint: str
 ) -> None:
     path = tmp_path / f"a{events.SUFFIX}"
@@ -271,6 +267,6 @@ def test_a_file_without_its_header_is_refused(tmp_path: Path) -> None:
     assert check_history.main([str(path)]) == 2
 
 
-def test_nothing_is_later_than_late(worlds: list[Lines]) -> None:
+def test_no_time_is_later_than_late(worlds: list[Lines]) -> None:
     """The mutations put events at the end of time: no history may reach it."""
     assert all(getattr(e, "at", 0) < LATE for world in worlds for s in world.values() for e in s)

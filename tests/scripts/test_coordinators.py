@@ -1,4 +1,4 @@
-"""Coordinators as processes of a trial: who ends by itself is noticed, even if started again."""
+"""Coordinator processes of a trial: an unexpected exit is reported, even after a restart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from injection.coordinators import Coordinators
+from fault_injection.coordinators import Coordinators
 
 from tests.waiting import wait_until
 from ziplog.errors import UnavailableError
@@ -16,7 +16,7 @@ from ziplog.errors import UnavailableError
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Ready at once, until it gets a signal; ends by itself if there is a file beside it.
+#: A stand-in: ready at once, until a signal; it exits by itself if there is a file `end`.
 STANDS_IN = """
 import pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -34,7 +34,7 @@ def command(tmp_path: Path) -> tuple[str, str]:
     return sys.executable, str(program)
 
 
-def test_who_is_killed_and_started_again_has_not_crashed(
+def test_a_killed_and_restarted_coordinator_has_not_crashed(
     tmp_path: Path, command: tuple[str, str]
 ) -> None:
     with Coordinators(tmp_path / "logs", "127.0.0.1:1", 2, command=command) as coordinators:
@@ -51,7 +51,9 @@ def test_who_is_killed_and_started_again_has_not_crashed(
             os.kill(pid, 0)
 
 
-def test_who_ends_by_itself_has(tmp_path: Path, command: tuple[str, str]) -> None:
+def test_a_coordinator_that_exits_by_itself_has_crashed(
+    tmp_path: Path, command: tuple[str, str]
+) -> None:
     with Coordinators(tmp_path / "logs", "127.0.0.1:1", 1, command=command) as coordinators:
         os.kill(coordinators.pid(0), signal.SIGUSR1)
         wait_until(lambda: not coordinators.is_running(0), "it ends")
@@ -62,7 +64,9 @@ def test_who_ends_by_itself_has(tmp_path: Path, command: tuple[str, str]) -> Non
         assert coordinators.crashed() == [crashed]
 
 
-def test_who_does_not_come_up_is_named(tmp_path: Path, command: tuple[str, str]) -> None:
+def test_a_coordinator_that_does_not_start_is_named(
+    tmp_path: Path, command: tuple[str, str]
+) -> None:
     (tmp_path / "end").touch()
     coordinators = Coordinators(tmp_path / "logs", "127.0.0.1:1", 1, command=command)
     with pytest.raises(UnavailableError, match="coordinator 0 ended"), coordinators:

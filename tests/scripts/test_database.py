@@ -1,4 +1,4 @@
-"""What the measurements of LogDB compute, draw and hold back, without any process."""
+"""LogDB benchmarks: computations, key distributions and delayed inserts, without any process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from database import contention, cpu, held, ycsb
-from database.clients import Outcome, Tally, merged
-from database.held import HeldCore
-from database.zipfian import ScrambledZipfian, Uniform, Zipfian, fnv_hash, zeta
-from measuring import frames
+from logdb_bench import contention, cpu, delayed_inserts, ycsb
+from logdb_bench.clients import Outcome, Tally, merged
+from logdb_bench.delayed_inserts import DelayedCore
+from logdb_bench.zipfian import ScrambledZipfian, Uniform, Zipfian, fnv_hash, zeta
+from metrics import frames
 
 import logdb.wire
 import ziplog.wire
@@ -26,7 +26,7 @@ from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Deliver, TailReply
 
 US = 1000
-HOLD = held.SCALOG_US * US
+HOLD = delayed_inserts.SCALOG_US * US
 
 
 # --- YCSB's distributions ---
@@ -46,7 +46,7 @@ def test_zipfian_draws_each_number_as_often_as_it_should() -> None:
         assert sum(counts[number] for number in range(upto)) == pytest.approx(expected, rel=0.06)
 
 
-def test_what_the_scrambled_generator_draws_from_has_the_zeta_that_it_says() -> None:
+def test_the_scrambled_generator_has_the_stated_zeta() -> None:
     # The sum to n, and the integral from there on: exact to 1/n^0.99 / 2.
     n, items = 100_000, 10_000_000_000
     rest = (items**0.01 - n**0.01) / 0.01
@@ -60,14 +60,14 @@ def test_scrambled_zipfian_has_the_frequent_numbers_all_over_the_range() -> None
     assert set(counts) <= set(range(items))
     (first, most), (second, more) = counts.most_common(2)
     assert (first, second) == (fnv_hash(0) % items, fnv_hash(1) % items)
-    # Everybody else falls on them, too, now and then.
+    # Other numbers are sometimes scrambled to the same keys.
     assert most / draws == pytest.approx(1 / 26.469 + 0.9 / items, rel=0.05)
     assert more / draws == pytest.approx(0.5**0.99 / 26.469 + 0.9 / items, rel=0.05)
     low = sum(count for number, count in counts.items() if number < items / 2)
     assert 0.35 < low / draws < 0.65
 
 
-def test_the_hash_is_that_of_ycsb() -> None:
+def test_the_hash_equals_ycsbs() -> None:
     # The FNV-1a of eight zero bytes is 0xA8C7F832281A39C5, which Java takes for negative.
     assert fnv_hash(0) == 2**64 - 0xA8C7F832281A39C5
     assert all(0 <= fnv_hash(number) < 2**63 for number in range(1000))
@@ -85,7 +85,7 @@ def test_uniform_draws_all() -> None:
 
 
 class Script:
-    """Takes the place of a log's core: does as it is told, and writes down what it was given."""
+    """Stand-in for a client core: returns scripted effects, and records its inputs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Any] = []
@@ -108,16 +108,16 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 @pytest.fixture
-def core() -> HeldCore:
-    return HeldCore(bytes(16), ["127.0.0.1:1"], policy.random(), wall_offset_us=7_000_000)
+def core() -> DelayedCore:
+    return DelayedCore(bytes(16), ["127.0.0.1:1"], policy.random(), wall_offset_us=7_000_000)
 
 
-def insert(core: HeldCore, call: int, now: int) -> list[Any]:
+def insert(core: DelayedCore, call: int, now: int) -> list[Any]:
     return core.step(Call(call, InsertRequest(10**12, [b"x"], RID_GENESIS, None, 0)), now)
 
 
 def delivered(*called_us: int, src: bytes = b"server") -> Received:
-    """Return what a server sends of records whose inserts were called at these times."""
+    """Return a delivery of records with these times of their insert calls."""
     encode = msgspec.msgpack.encode
     units = [
         Unit(1, [n + 1], encode(Body(7_000_000 + us if us else 0, None, [b"x"])))
@@ -126,9 +126,7 @@ def delivered(*called_us: int, src: bytes = b"server") -> Received:
     return Received(src, Deliver(1, 0, 1, 0, 1, 1, 99, units))
 
 
-def test_an_acknowledgement_is_held_until_so_long_after_the_call(
-    core: HeldCore, script: Script
-) -> None:
+def test_an_acknowledgement_is_delayed_from_the_call_on(core: DelayedCore, script: Script) -> None:
     assert insert(core, 1, now=5 * US) == []
     script.answer(1, [RecordId(3, 0)])
     assert core.step(BatchEnd(), 200 * US) == []
@@ -138,7 +136,7 @@ def test_an_acknowledgement_is_held_until_so_long_after_the_call(
     assert core.next_wakeup() is None
 
 
-def test_what_takes_longer_by_itself_or_failed_is_not_held(core: HeldCore, script: Script) -> None:
+def test_slow_or_failed_inserts_are_not_delayed(core: DelayedCore, script: Script) -> None:
     for call in (1, 2):
         insert(core, call, now=0)
     failed = DeadlineError("too late")
@@ -148,7 +146,7 @@ def test_what_takes_longer_by_itself_or_failed_is_not_held(core: HeldCore, scrip
     assert core.step(BatchEnd(), HOLD + 1) == [Complete(1, [RecordId(3, 0)])]
 
 
-def test_other_answers_are_not_held(core: HeldCore, script: Script) -> None:
+def test_other_responses_are_not_delayed(core: DelayedCore, script: Script) -> None:
     script.answer(1, RecordId(9, 0))
     assert core.step(Call(1, TailRequest(10**12)), 0) == [Complete(1, RecordId(9, 0))]
     reply = Received(b"server", TailReply(1, 0, 1, 0, 1, 5, 6))
@@ -156,7 +154,7 @@ def test_other_answers_are_not_held(core: HeldCore, script: Script) -> None:
     assert script.seen[-1] is reply
 
 
-def test_acknowledgements_come_in_the_order_of_the_calls(core: HeldCore, script: Script) -> None:
+def test_acknowledgements_come_in_the_order_of_the_calls(core: DelayedCore, script: Script) -> None:
     insert(core, 1, now=0)
     insert(core, 2, now=50 * US)
     for call in (2, 1):
@@ -166,7 +164,7 @@ def test_acknowledgements_come_in_the_order_of_the_calls(core: HeldCore, script:
     assert [effect.id for effect in core.step(Wakeup(), HOLD + 50 * US)] == [2]
 
 
-def test_a_cancelled_insert_is_forgotten(core: HeldCore, script: Script) -> None:
+def test_a_cancelled_insert_is_forgotten(core: DelayedCore, script: Script) -> None:
     insert(core, 1, now=0)
     core.step(Cancelled(1), 10 * US)
     assert core._called == {}
@@ -174,9 +172,7 @@ def test_a_cancelled_insert_is_forgotten(core: HeldCore, script: Script) -> None
     assert isinstance(script.seen[-1], Cancelled)
 
 
-def test_a_record_is_delivered_so_long_after_its_insert_was_called(
-    core: HeldCore, script: Script
-) -> None:
+def test_a_delivery_is_delayed_from_the_insert_call_on(core: DelayedCore, script: Script) -> None:
     event = delivered(100, 150)
     core.step(event, 300 * US)
     assert script.seen == []
@@ -187,7 +183,9 @@ def test_a_record_is_delivered_so_long_after_its_insert_was_called(
     assert core.next_wakeup() is None
 
 
-def test_a_server_s_messages_stay_in_order_and_others_pass(core: HeldCore, script: Script) -> None:
+def test_a_servers_messages_stay_in_order_and_others_pass(
+    core: DelayedCore, script: Script
+) -> None:
     first, second = delivered(100), delivered()
     other = delivered(src=b"other")
     for event in (first, second, other):
@@ -197,15 +195,17 @@ def test_a_server_s_messages_stay_in_order_and_others_pass(core: HeldCore, scrip
     assert script.seen == [other, first, second, Wakeup()]
 
 
-def test_an_old_record_and_one_without_a_time_pass_at_once(core: HeldCore, script: Script) -> None:
+def test_old_records_and_records_without_a_time_pass_at_once(
+    core: DelayedCore, script: Script
+) -> None:
     old, timeless = delivered(100), delivered(0)
     core.step(old, 100 * US + HOLD)
     core.step(timeless, 100 * US + HOLD)
     assert script.seen == [old, timeless]
 
 
-def test_clocks_that_differ_hold_nothing_for_longer_than_an_insert_takes(
-    core: HeldCore, script: Script
+def test_different_clocks_delay_nothing_longer_than_an_insert(
+    core: DelayedCore, script: Script
 ) -> None:
     core.step(delivered(10**9), 300 * US)
     assert core.next_wakeup() == 300 * US + HOLD
@@ -239,7 +239,7 @@ def test_a_point_without_commits_has_no_latency() -> None:
     assert (found["per_s"], found["abort_share"], found["p50_us"]) == (0, 1, None)
 
 
-def test_workloads_tell_each_kind_of_operation() -> None:
+def test_workloads_report_each_kind_of_operation() -> None:
     one = {"read": Tally([10, 20], 0), "update": Tally([30], 0)}
     two = {"read": Tally([20, 30], 0)}
     found = ycsb.figures([Outcome(1.0, tallies, 0, 0.0) for tallies in (one, two)])
@@ -260,7 +260,7 @@ def test_the_table_of_system_calls_is_read() -> None:
     assert cpu.system_calls(lines) == {"poll": 150, "recvfrom": 120}
 
 
-def test_frames_are_told_by_their_kind() -> None:
+def test_frames_are_counted_by_kind() -> None:
     assert frames.kind(ziplog.wire.encode(logdb.wire.Open(1, 2, bytes(8)))) == "Open"
     assert frames.kind(ziplog.wire.encode(delivered().message)) == "Deliver"
     assert frames.kind(b"") == frames.kind(b"\x93\xcd\xff\xff") == "unknown"

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from flights import answers, feed, live, report
-from flights.answers import Anomaly, Delays, LostLegs, Session, Total
-from flights.run import Answered, Outcome, Plan, Streamed
+from spark_pipeline import answers, feed, live, report
+from spark_pipeline.answers import Anomaly, Delays, LostLegs, Session, Total
+from spark_pipeline.run import Answered, Outcome, Plan, Streamed
 
 from ziplog.demo.flights import Event
 
@@ -20,7 +20,7 @@ class Aircraft:
     def __init__(self, name: str = "N1", flight: str = "UA1") -> None:
         self.name, self.flight, self.leg = name, flight, 0
 
-    def tell(self, event: str, time: str, **fields: Any) -> Event:
+    def event(self, event: str, time: str, **fields: Any) -> Event:
         self.leg += 1
         values = {"flight": self.flight, "origin": "JFK", "dest": "BOS"} | fields
         return Event(event, f"2013-07-01T{time}Z", self.name, self.leg, **values)
@@ -31,10 +31,10 @@ class Aircraft:
 
 def feed_of(aircraft: int, legs: int) -> list[Event]:
     planes = [Aircraft(f"N{number}") for number in range(aircraft)]
-    return [plane.tell("scheduled", "10:00") for _ in range(legs) for plane in planes]
+    return [plane.event("scheduled", "10:00") for _ in range(legs) for plane in planes]
 
 
-def test_an_event_that_is_held_back_comes_after_the_next_of_its_aircraft() -> None:
+def test_a_delayed_event_comes_after_the_next_of_its_aircraft() -> None:
     events = feed_of(aircraft=5, legs=200)
     sent = list(feed.held_back(events, one_in=10, seed=1))
     assert Counter(sent) == Counter(events)
@@ -47,12 +47,12 @@ def test_an_event_that_is_held_back_comes_after_the_next_of_its_aircraft() -> No
         assert own[place - 1] == leg + 1
 
 
-def test_the_last_of_an_aircraft_is_not_lost_by_holding_it_back() -> None:
+def test_a_delayed_last_event_of_an_aircraft_is_not_lost() -> None:
     events = feed_of(aircraft=3, legs=1)
     assert list(feed.held_back(events, one_in=1, seed=1)) == events
 
 
-def test_the_seed_says_what_is_held_back() -> None:
+def test_the_seed_selects_the_delayed_events() -> None:
     events = feed_of(aircraft=5, legs=50)
     one, again, other = (list(feed.held_back(events, 5, seed)) for seed in (1, 1, 2))
     assert one == again != other
@@ -61,28 +61,28 @@ def test_the_seed_says_what_is_held_back() -> None:
 
 def test_an_aircraft_keeps_the_key_of_the_carrier_that_it_flew_for_first() -> None:
     plane, other = Aircraft("N1", "DL7"), Aircraft("N2", "FL3")
-    events = [plane.tell("scheduled", "10:00"), other.tell("scheduled", "10:00")]
+    events = [plane.event("scheduled", "10:00"), other.event("scheduled", "10:00")]
     plane.flight = "FL8"
-    events += [plane.tell("scheduled", "11:00"), other.tell("scheduled", "11:00")]
+    events += [plane.event("scheduled", "11:00"), other.event("scheduled", "11:00")]
     cut = list(feed.batches(events, size=3))
     decode = msgspec.json.Decoder(Event).decode
-    told = [(batch.key, [decode(payload).leg for payload in batch.payloads]) for batch in cut]
-    assert told == [("DL", [1, 2]), ("FL", [1]), ("FL", [2])]
+    output = [(batch.key, [decode(payload).leg for payload in batch.payloads]) for batch in cut]
+    assert output == [("DL", [1, 2]), ("FL", [1]), ("FL", [2])]
     assert answers.keys(events) == [("DL", 2, 1), ("FL", 2, 1)]
 
 
 # --- delays ---
 
 
-def test_delays_are_told_by_carrier_and_planned_hour_in_new_york() -> None:
+def test_delays_are_grouped_by_carrier_and_planned_hour_in_new_york() -> None:
     plane = Aircraft()
     # 14:30 UTC is 10:30 in New York in summer; the third was planned for 9:50.
     events = [
-        plane.tell("departed", "14:30", delay=20),
-        plane.tell("departed", "14:31", delay=-4),
-        plane.tell("departed", "14:30", delay=40),
-        plane.tell("cancelled", "14:30"),
-        Aircraft("N2", "DL1").tell("departed", "14:30", delay=15),
+        plane.event("departed", "14:30", delay=20),
+        plane.event("departed", "14:31", delay=-4),
+        plane.event("departed", "14:30", delay=40),
+        plane.event("cancelled", "14:30"),
+        Aircraft("N2", "DL1").event("departed", "14:30", delay=15),
     ]
     assert answers.delays(events) == [
         Delays("DL", 10, 1, 15, 0, 15, 15, 15),
@@ -102,8 +102,8 @@ def test_a_percentile_is_the_least_value_of_such_a_rank(
 
 def test_totals_sum_up_every_event() -> None:
     plane = Aircraft()
-    events = [plane.tell("departed", "14:30", delay=-5), plane.tell("departed", "14:30", delay=7)]
-    events += [plane.tell("arrived", "15:30"), plane.tell("departed", "14:30", delay=40)]
+    events = [plane.event("departed", "14:30", delay=-5), plane.event("departed", "14:30", delay=7)]
+    events += [plane.event("arrived", "15:30"), plane.event("departed", "14:30", delay=40)]
     assert answers.totals(events) == [
         Total("arrived", "UA", 11, 1, 3, 0),
         Total("departed", "UA", 9, 1, 4, 40),
@@ -114,13 +114,13 @@ def test_totals_sum_up_every_event() -> None:
 # --- sessions ---
 
 
-def test_a_session_ends_where_more_than_the_gap_passes() -> None:
+def test_a_session_ends_after_a_longer_gap() -> None:
     plane, other = Aircraft(), Aircraft("N2")
     events = [
-        plane.tell("scheduled", "10:00"),
-        other.tell("arrived", "10:30"),
-        plane.tell("departed", "11:00"),
-        plane.tell("arrived", "12:01"),
+        plane.event("scheduled", "10:00"),
+        other.event("arrived", "10:30"),
+        plane.event("departed", "11:00"),
+        plane.event("arrived", "12:01"),
     ]
     ten = answers.minute("2013-07-01T10:00Z")
     assert answers.sessions(events, gap=60) == [
@@ -131,9 +131,9 @@ def test_a_session_ends_where_more_than_the_gap_passes() -> None:
     assert answers.sessions(events, gap=61)[0] == Session("N1", 1, 3, ten, ten + 121, 1)
 
 
-def test_sessions_are_of_what_happened_in_whatever_order_it_came() -> None:
+def test_sessions_do_not_depend_on_the_order_of_arrival() -> None:
     plane = Aircraft()
-    events = [plane.tell("scheduled", time) for time in ("10:00", "10:30", "11:20", "13:00")]
+    events = [plane.event("scheduled", time) for time in ("10:00", "10:30", "11:20", "13:00")]
     assert answers.sessions([events[i] for i in (1, 0, 3, 2)], 60) == answers.sessions(events, 60)
 
 
@@ -142,7 +142,10 @@ def test_sessions_are_of_what_happened_in_whatever_order_it_came() -> None:
 
 def flown(plane: Aircraft, origin: str, dest: str) -> list[Event]:
     way = {"origin": origin, "dest": dest}
-    return [plane.tell("departed", "10:00", delay=0, **way), plane.tell("arrived", "11:00", **way)]
+    return [
+        plane.event("departed", "10:00", delay=0, **way),
+        plane.event("arrived", "11:00", **way),
+    ]
 
 
 def test_a_leg_is_lost_if_an_aircraft_leaves_from_where_it_did_not_arrive() -> None:
@@ -154,15 +157,15 @@ def test_a_leg_is_lost_if_an_aircraft_leaves_from_where_it_did_not_arrive() -> N
     assert answers.lost_legs(events) == [LostLegs("LGA", "EWR", 1), LostLegs("ORD", "LGA", 2)]
 
 
-def test_a_flight_without_an_arrival_loses_no_leg_but_is_told() -> None:
+def test_a_flight_without_an_arrival_loses_no_leg_but_is_reported() -> None:
     plane = Aircraft()
-    events = [*flown(plane, "JFK", "BOS"), plane.tell("departed", "12:00", origin="BOS", delay=0)]
-    events.append(plane.tell("departed", "13:00", origin="LGA", delay=0))
+    events = [*flown(plane, "JFK", "BOS"), plane.event("departed", "12:00", origin="BOS", delay=0)]
+    events.append(plane.event("departed", "13:00", origin="LGA", delay=0))
     assert answers.lost_legs(events) == []
     assert answers.anomalies(events) == [Anomaly("no arrival", "N1", 4)]
 
 
-def test_an_arrival_before_its_departure_in_the_log_is_told() -> None:
+def test_an_arrival_before_its_departure_in_the_log_is_reported() -> None:
     departed, arrived = flown(Aircraft(), "JFK", "BOS")
     assert answers.anomalies([departed, arrived]) == []
     assert answers.anomalies([arrived, departed]) == [
@@ -174,15 +177,15 @@ def test_an_arrival_before_its_departure_in_the_log_is_told() -> None:
 def test_an_arrival_belongs_to_the_flight_that_departed_last() -> None:
     plane = Aircraft()
     events = flown(plane, "JFK", "BOS")
-    other = plane.tell("arrived", "12:00", flight="UA9")
+    other = plane.event("arrived", "12:00", flight="UA9")
     assert answers.anomalies([*events, other]) == [Anomaly("no departure", "N1", 3)]
     assert answers.anomalies([events[0], other]) == [Anomaly("no departure", "N1", 3)]
 
 
-# --- what is told ---
+# --- reports ---
 
 
-def test_answers_that_differ_say_how() -> None:
+def test_differences_between_answers_are_described() -> None:
     assert answers.difference([(1, 2)], [(1, 2)]) == ""
     found = answers.difference([(1, 2), (3, 4)], [(1, 2), (1, 2), (5, 6)])
     assert found == "1 rows missing, the first: (3, 4); 2 rows too many, the first: (1, 2)"
@@ -200,15 +203,15 @@ def outcome(fault: str = "", stream_fault: str = "") -> Outcome:
     return Outcome(Plan(4), 400, 2.0, answered, streamed)
 
 
-def test_the_tables_say_what_was_found_and_whether_it_is_equal() -> None:
-    told = list(report.lines(outcome()))
-    assert told[-1] == "equal"
-    assert "  BOS-LGA 1" in told
-    assert any(line.startswith("UA ") and line.split()[1] == "2" for line in told)
+def test_the_tables_show_results_and_equality() -> None:
+    output = list(report.lines(outcome()))
+    assert output[-1] == "equal"
+    assert "  BOS-LGA 1" in output
+    assert any(line.startswith("UA ") and line.split()[1] == "2" for line in output)
     for spoilt in (outcome(fault="1 rows missing"), outcome(stream_fault="1 rows missing")):
-        told = list(report.lines(spoilt))
-        assert told[-1] == "NOT EQUAL"
-        assert any(line.endswith("1 rows missing") for line in told)
+        output = list(report.lines(spoilt))
+        assert output[-1] == "NOT EQUAL"
+        assert any(line.endswith("1 rows missing") for line in output)
 
 
 def test_the_figures_of_the_stream_count_from_its_first_start() -> None:

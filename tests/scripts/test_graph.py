@@ -17,7 +17,7 @@ NODES = 12
 
 
 def reached(pairs: Iterable[tuple[int, int]]) -> Pairs:
-    """Return who reaches whom, the slow way."""
+    """Return the transitive closure, computed naively."""
     found = set(pairs)
     for middle in {node for pair in found for node in pair}:
         before = [a for a, b in found if b == middle]
@@ -43,7 +43,9 @@ def by_joints(graph: Graph) -> Pairs:
 
 
 @given(st.lists(st.integers(0, 59), unique=True), st.lists(st.integers(0, 59), unique=True))
-def test_joints_lead_from_each_to_each_but_itself(sources: list[int], targets: list[int]) -> None:
+def test_joints_connect_all_pairs_of_different_transactions(
+    sources: list[int], targets: list[int]
+) -> None:
     graph = Graph(60)
     graph.add_all(sources, targets, RW)
     assert by_joints(graph) == {(a, b) for a, b in product(sources, targets) if a != b}
@@ -51,7 +53,7 @@ def test_joints_lead_from_each_to_each_but_itself(sources: list[int], targets: l
 
 
 @given(st.sets(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=30))
-def test_components_are_those_who_reach_each_other(pairs: Pairs) -> None:
+def test_components_are_mutually_reachable(pairs: Pairs) -> None:
     graph = Graph(NODES)
     for a, b in pairs:
         graph.add(a, b, WW)
@@ -84,7 +86,7 @@ def shortest(start: int, pairs: Pairs) -> int:
             return steps
 
 
-def test_a_joint_is_no_step_of_its_own() -> None:
+def test_a_joint_does_not_count_as_a_step() -> None:
     graph = Graph(4)
     for a, b in ((0, 1), (1, 2), (2, 3), (3, 0)):
         graph.add(a, b, WW)
@@ -98,7 +100,7 @@ def test_a_joint_is_no_step_of_its_own() -> None:
     assert cycle.kinds == [WW, WW, REALTIME]
 
 
-def test_only_edges_that_count_make_a_circle() -> None:
+def test_only_allowed_edges_make_a_cycle() -> None:
     graph = Graph(2)
     graph.add(0, 1, WR)
     graph.add(1, 0, RW)

@@ -1,4 +1,4 @@
-"""Faults do what they say to the nodes that they name, and nothing once they are healed."""
+"""Fault injection: each fault affects the named nodes, until it is healed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import faults as command
 import pytest
-from injection import control, layer
-from injection.control import Ills, Patient
-from injection.nodes import LAUNCHER, Nodes
-from injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, strike
+from fault_injection import control, layer
+from fault_injection.control import ActiveFaults, FaultSource
+from fault_injection.nodes import LAUNCHER, Nodes
+from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, inject
 
 import ziplog
 from tests.waiting import wait_until
@@ -33,16 +33,18 @@ DEADLINE_S = 20.0
 # --- the control file ----------------------------------------------------------------------------
 
 
-def test_a_process_sees_what_was_written_about_it(tmp_path: Path) -> None:
-    patient = Patient(tmp_path, "a")
-    assert patient.ills() == Ills()
-    ills = Ills(frozenset({"b"}), no_clients=True, send_ms=2.5, flush_ms=1.0, disk_bytes=0)
-    control.write(tmp_path, "a", ills)
-    control.write(tmp_path, "b", Ills(send_ms=1.0))
-    wait_until(lambda: patient.ills() == ills, "it sees it")
-    control.write(tmp_path, "a", Ills())
+def test_a_process_sees_its_faults(tmp_path: Path) -> None:
+    source = FaultSource(tmp_path, "a")
+    assert source.current() == ActiveFaults()
+    current = ActiveFaults(
+        frozenset({"b"}), no_clients=True, send_ms=2.5, flush_ms=1.0, disk_bytes=0
+    )
+    control.write(tmp_path, "a", current)
+    control.write(tmp_path, "b", ActiveFaults(send_ms=1.0))
+    wait_until(lambda: source.current() == current, "it sees it")
+    control.write(tmp_path, "a", ActiveFaults())
     assert not control.path_of(tmp_path, "a").exists()
-    wait_until(lambda: patient.ills() == Ills(), "it is well again")
+    wait_until(lambda: source.current() == ActiveFaults(), "it is well again")
 
 
 # --- the layer inside a process ------------------------------------------------------------------
@@ -53,13 +55,13 @@ class Three:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        #: What b heard while it waited for something else.
+        #: Messages that b received during another wait.
         self.heard: list[bytes] = []
-        #: How many questions were sent; each may be asked several times.
+        #: Number of questions; each may be sent several times.
         self.asked: Counter[bytes] = Counter()
-        self.patients = {name: Patient(directory, name) for name in "ab"}
-        self.a = layer._transport(self.patients["a"], "a")("127.0.0.1:0")
-        self.b = layer._transport(self.patients["b"], "b")("127.0.0.1:0")
+        self.sources = {name: FaultSource(directory, name) for name in "ab"}
+        self.a = layer._transport(self.sources["a"], "a")("127.0.0.1:0")
+        self.b = layer._transport(self.sources["b"], "b")("127.0.0.1:0")
         self.client = layer.transport.Transport()
         assert self.b.endpoint is not None
         for transport in (self.a, self.client):
@@ -69,10 +71,10 @@ class Three:
         for transport in (self.a, self.b, self.client):
             transport.close()
 
-    def ills(self, node: str, ills: Ills) -> None:
+    def current(self, node: str, current: ActiveFaults) -> None:
         """Let this be wrong with a node; returns when it knows."""
-        control.write(self.directory, node, ills)
-        wait_until(lambda: self.patients[node].ills() == ills, "it knows")
+        control.write(self.directory, node, current)
+        wait_until(lambda: self.sources[node].current() == current, "it knows")
 
     def ask(self, asking: Transport, question: bytes) -> tuple[bytes, bytes]:
         """Ask b until it hears; return from where it heard, and what."""
@@ -110,39 +112,39 @@ def heard_before(transport: Transport, marker: bytes) -> list[bytes]:
     return frames
 
 
-def test_a_frame_of_introduction_is_nobody_elses_business(three: Three) -> None:
+def test_an_introduction_frame_does_not_reach_the_node(three: Three) -> None:
     src, frame = three.ask(three.a, b"hello")
     assert (src[0], frame) == (0, b"hello")
     assert three.b._people == {src: "a"}
-    src, _ = three.ask(three.client, b"who am I")
+    src, _ = three.ask(three.client, b"a client")
     assert src not in three.b._people
 
 
-def test_a_cut_swallows_what_a_node_sends_to_another_by_name(three: Three) -> None:
+def test_a_cut_drops_messages_to_another_node(three: Three) -> None:
     three.ask(three.a, b"hello")
-    three.ills("a", Ills(frozenset({"b"})))
+    three.current("a", ActiveFaults(frozenset({"b"})))
     assert three.a.send(b"b", b"lost")
-    three.ills("a", Ills(frozenset({"c"})))
+    three.current("a", ActiveFaults(frozenset({"c"})))
     three.a.send(b"b", b"healed")
     assert b"lost" not in heard_before(three.b, b"healed")
 
 
-def test_a_cut_swallows_answers_over_the_connection_of_the_other(three: Three) -> None:
+def test_a_cut_drops_responses_on_the_others_connection(three: Three) -> None:
     route, _ = three.ask(three.a, b"hello")
     client, _ = three.ask(three.client, b"a client")
-    three.ills("b", Ills(frozenset({"a"})))
+    three.current("b", ActiveFaults(frozenset({"a"})))
     assert three.b.send(route, b"lost")
     three.b.send(client, b"to a client")
     heard_before(three.client, b"to a client")
-    three.ills("b", Ills())
+    three.current("b", ActiveFaults())
     three.b.send(route, b"healed")
     assert b"lost" not in heard_before(three.a, b"healed")
 
 
-def test_a_node_cut_from_clients_hears_nodes_only(three: Three) -> None:
+def test_a_node_cut_from_clients_receives_from_nodes_only(three: Three) -> None:
     three.ask(three.a, b"hello")
     client, _ = three.ask(three.client, b"a client")
-    three.ills("b", Ills(no_clients=True))
+    three.current("b", ActiveFaults(no_clients=True))
     assert three.b.send(client, b"lost")
     for _ in range(20):
         three.client.send(b"b", b"lost too")
@@ -159,26 +161,26 @@ def test_a_node_cut_from_clients_hears_nodes_only(three: Three) -> None:
 
     wait_until(all_came, "all came and were swallowed")
     assert b"lost too" not in [*heard, *three.heard]
-    three.ills("b", Ills())
+    three.current("b", ActiveFaults())
     three.b.send(client, b"answer")
     assert b"lost" not in heard_before(three.client, b"answer")
 
 
-def test_of_what_gets_lost_by_chance_some_comes(three: Three) -> None:
+def test_with_random_loss_some_messages_arrive(three: Three) -> None:
     three.ask(three.a, b"hello")
-    three.ills("a", Ills(lost_percent=50.0))
+    three.current("a", ActiveFaults(lost_percent=50.0))
     for number in range(200):
         assert three.a.send(b"b", b"%d" % number)
-    three.ills("a", Ills())
+    three.current("a", ActiveFaults())
     three.a.send(b"b", b"all")
     came = [int(frame) for frame in heard_before(three.b, b"all") if frame.isdigit()]
     assert 50 < len(came) < 150
     assert came == sorted(came)
 
 
-def test_what_is_late_comes_in_its_order(three: Three) -> None:
+def test_delayed_messages_stay_in_order(three: Three) -> None:
     three.ask(three.a, b"hello")
-    three.ills("a", Ills(send_ms=30.0))
+    three.current("a", ActiveFaults(send_ms=30.0))
     sent = [b"%d" % number for number in range(5)]
     for frame in sent:
         three.a.send(b"b", frame)
@@ -195,21 +197,21 @@ def test_what_is_late_comes_in_its_order(three: Three) -> None:
     assert not three.a._late
 
 
-def test_a_full_disk_takes_what_it_is_allowed(
+def test_a_full_disk_accepts_the_allowed_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "pwritev", os.pwritev)
-    patient = Patient(tmp_path, "a")
-    layer._full_disk(patient)
+    source = FaultSource(tmp_path, "a")
+    layer._full_disk(source)
     with (tmp_path / "file").open("wb") as file:
         assert os.pwritev(file.fileno(), [b"1234", b"5678"], 0) == 8
-        control.write(tmp_path, "a", Ills(disk_bytes=4))
-        wait_until(lambda: patient.ills().disk_bytes == 4, "it knows")
+        control.write(tmp_path, "a", ActiveFaults(disk_bytes=4))
+        wait_until(lambda: source.current().disk_bytes == 4, "it knows")
         assert os.pwritev(file.fileno(), [b"1234"], 8) == 4
         with pytest.raises(OSError, match="No space left"):
             os.pwritev(file.fileno(), [b"5"], 12)
-        control.write(tmp_path, "a", Ills())
-        wait_until(lambda: patient.ills().disk_bytes is None, "it has room again")
+        control.write(tmp_path, "a", ActiveFaults())
+        wait_until(lambda: source.current().disk_bytes is None, "it has room again")
         assert os.pwritev(file.fileno(), [b"56"], 12) == 2
 
 
@@ -217,7 +219,7 @@ def test_a_full_disk_takes_what_it_is_allowed(
 
 
 class Recorded:
-    """Nodes that write down what is done to them."""
+    """Nodes that record the actions on them."""
 
     names = ("mms-0", "shard-0-0", "shard-0-1", "shard-1-0", "shard-1-1")
 
@@ -250,7 +252,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return Recorded()
 
 
-def test_a_seed_says_all(recorded: Any) -> None:
+def test_a_seed_determines_the_schedule(recorded: Any) -> None:
     def first(seed: int) -> list[tuple[float, Fault]]:
         return [fault for fault, _ in zip(faults(recorded, seed), range(200), strict=False)]
 
@@ -264,39 +266,39 @@ def test_a_seed_says_all(recorded: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *DAMAGE])
-def test_every_kind_of_fault_is_done(recorded: Any, kind: str) -> None:
-    strike(recorded, Fault(kind, "shard-0-1", "shard-0-0", 5, 1.0))
+def test_every_kind_of_fault_is_executed(recorded: Any, kind: str) -> None:
+    inject(recorded, Fault(kind, "shard-0-1", "shard-0-0", 5, 1.0))
     ((_, node),) = recorded.done
     assert node == "shard-0-1"
 
 
 def test_a_group_is_killed_as_one(recorded: Any) -> None:
-    strike(recorded, Fault(KILL_GROUP, "shard-0-1", "shard-0-0", 5, 1.0))
+    inject(recorded, Fault(KILL_GROUP, "shard-0-1", "shard-0-0", 5, 1.0))
     assert recorded.done == [("kill_all", ("shard-0-0", "shard-0-1"))]
 
 
-def test_a_group_that_is_not_whole_is_spared(recorded: Any) -> None:
+def test_a_group_with_a_failed_member_gets_no_fault(recorded: Any) -> None:
     said: list[str] = []
-    ailing = {"shard-0-1": "limbo", "mms-0": "down"}
-    chaos = Chaos(recorded, 1, ["kill"], lambda: ailing, said.append)
+    unhealthy = {"shard-0-1": "limbo", "mms-0": "down"}
+    chaos = Chaos(recorded, 1, ["kill"], lambda: unhealthy, said.append)
     end = time.monotonic() + DEADLINE_S
-    chaos._strike(Fault("kill", "shard-1-0", "", 0, 0.0), end, lambda: None)
+    chaos._inject(Fault("kill", "shard-1-0", "", 0, 0.0), end, lambda: None)
     assert recorded.done == [("kill", "shard-1-0")]
     # In vain: it waits until there is no time any more.
-    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
+    chaos._inject(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
     assert recorded.done == [("kill", "shard-1-0")]
     assert "left out" in said[-1]
-    ailing = {"shard 0": "recovering"}
-    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
-    ailing = {}
-    chaos._strike(Fault("kill", "shard-0-0", "", 0, 0.0), end, lambda: None)
+    unhealthy = {"shard 0": "recovering"}
+    chaos._inject(Fault("kill", "shard-0-0", "", 0, 0.0), time.monotonic(), lambda: None)
+    unhealthy = {}
+    chaos._inject(Fault("kill", "shard-0-0", "", 0, 0.0), end, lambda: None)
     assert recorded.done == [("kill", "shard-1-0"), ("kill", "shard-0-0")]
 
 
-def test_chaos_heals_what_is_due_and_everything_at_the_end(recorded: Any) -> None:
+def test_chaos_heals_due_faults_and_all_at_the_end(recorded: Any) -> None:
     said: list[str] = []
     chaos = Chaos(recorded, 1, ["isolate"], dict, said.append, beyond=True)
-    chaos._strike(Fault("isolate", "shard-0-0", "", 0, 0.0), time.monotonic() + 1, lambda: None)
+    chaos._inject(Fault("isolate", "shard-0-0", "", 0, 0.0), time.monotonic() + 1, lambda: None)
     chaos._pass(time.monotonic(), lambda: None)
     assert recorded.done == [("isolate", "shard-0-0"), ("heal", "shard-0-0")]
     assert not recorded.healed
@@ -347,7 +349,7 @@ def inserts(log: ziplog.Log) -> bool:
     return True
 
 
-def test_a_frozen_node_and_a_cut_one_let_inserts_wait(cluster: Cluster, nodes: Nodes) -> None:
+def test_a_frozen_or_cut_node_delays_inserts(cluster: Cluster, nodes: Nodes) -> None:
     with cluster.connect() as log:
         wait_until(lambda: inserts(log), "it inserts")
         nodes.pause("shard-0-1")
@@ -364,25 +366,25 @@ def test_a_replica_cut_from_its_peers_is_healed(cluster: Cluster, nodes: Nodes) 
     def silent() -> dict[str, frozenset[str]]:
         return {name: control.read(nodes.data_dir, name).silent_to for name in nodes.names}
 
-    nobody = dict.fromkeys(nodes.names, frozenset[str]())
+    none = dict.fromkeys(nodes.names, frozenset[str]())
     nodes.cut_from_peers("shard-0-1")
-    assert silent() == nobody | {
+    assert silent() == none | {
         "shard-0-0": frozenset({"shard-0-1"}),
         "shard-0-1": frozenset({"shard-0-0"}),
     }
     nodes.heal("shard-0-1")
-    assert silent() == nobody
+    assert silent() == none
     nodes.cut("shard-0-0", ["shard-0-1"], one_way=True)
-    assert silent() == nobody | {"shard-0-0": frozenset({"shard-0-1"})}
+    assert silent() == none | {"shard-0-0": frozenset({"shard-0-1"})}
     nodes.isolate("mms-0")
     nodes.heal_all()
-    assert silent() == nobody
+    assert silent() == none
     with cluster.connect() as log:
         rid = log.insert_after(b"stable soon", timeout=DEADLINE_S)
         wait_until(lambda: log.cluster()["shards"][0]["stable_gsn"] >= rid.gsn, "it is stable")
 
 
-def test_the_command_refuses_what_it_does_not_know(
+def test_the_command_refuses_unknown_names(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     data_dir = str(cluster.config.data_dir)
@@ -402,13 +404,13 @@ def test_the_command_freezes_and_heals(cluster: Cluster, nodes: Nodes) -> None:
     assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
 
 
-def test_what_was_flushed_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flushed_bytes_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", os.fsync)
     monkeypatch.setattr(os, "fdatasync", os.fdatasync)
-    patient = Patient(tmp_path, "a")
-    layer._slow_disk(patient)
-    control.write(tmp_path, "a", Ills(notes_syncs=True))
-    wait_until(lambda: patient.ills().notes_syncs, "it knows")
+    source = FaultSource(tmp_path, "a")
+    layer._slow_disk(source)
+    control.write(tmp_path, "a", ActiveFaults(notes_syncs=True))
+    wait_until(lambda: source.current().notes_syncs, "it knows")
     path = tmp_path / "1.seg"
     assert control.synced(tmp_path, "a", path) == 0
     with path.open("wb", buffering=0) as file:
@@ -421,7 +423,7 @@ def test_what_was_flushed_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert control.synced(tmp_path, "a", tmp_path / "2.seg") == 0
 
 
-def test_a_power_cut_leaves_what_was_flushed(
+def test_a_power_cut_keeps_flushed_bytes(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(cluster.config.data_dir / CLUSTER_FILE, tmp_path)

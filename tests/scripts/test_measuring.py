@@ -12,10 +12,10 @@ import reconfigure
 import sequential
 from hypothesis import given
 from hypothesis import strategies as st
-from measuring import noops
-from measuring.leases import share_of
-from measuring.load import Client, Insert, Outcome
-from measuring.windows import counts, distribution, percentile, percentile_ms, phases, sorted_in
+from metrics import noops
+from metrics.leases import share_of
+from metrics.load import Client, Insert, Outcome
+from metrics.windows import counts, distribution, percentile, percentile_ms, phases, sorted_in
 
 from shard.storage.segment_store import SegmentStore
 from ziplog.client.common.lease_map import LeaseMap
@@ -39,7 +39,7 @@ def lease(*weights: int, epochs: int = 4) -> Lease:
 
 
 @given(st.lists(times, min_size=1), st.floats(0, 100))
-def test_a_percentile_is_the_least_value_that_enough_are_not_above(
+def test_a_percentile_is_the_least_value_with_enough_values_not_above(
     values: list[float], percent: float
 ) -> None:
     found = percentile(values, percent)
@@ -117,7 +117,7 @@ def insert(number: int, at: int, gsn: int, shard: int = 0) -> Insert:
     return Insert(number, at - 1, at, at + 2, gsn, shard)
 
 
-def test_what_was_done_and_not_delivered_is_missing() -> None:
+def test_completed_inserts_without_delivery_are_missing() -> None:
     inserts = [insert(0, 10, 5), insert(1, 20, 6), insert(2, 30, -1), insert(3, 40, -1)]
     outcome = Outcome(0, inserts, ["refused"] * 2, {0: 17, 2: 90}, 0, 0.5, 0.4)
     assert outcome.missing == 1
@@ -156,10 +156,10 @@ def after_timeouts_plainly(
     st.sampled_from((8.0, 32.0)),
     st.sampled_from((0.0, 0.03125, 1.0)),
 )
-def test_the_thesis_rule_as_it_is_told(
+def test_the_thesis_rule_for_no_ops(
     ticks: list[int], per_s: float, epoch_s: float, timeout_s: float
 ) -> None:
-    # Between the ticks of what is expected: who is first never hangs on a rounding.
+    # Between the ticks of the expected arrivals, so rounding never decides the order.
     arrivals = [tick / 8 + 0.01 for tick in ticks]
     found = noops.after_timeouts(arrivals, 50, per_s, epoch_s, timeout_s)
     assert found == after_timeouts_plainly(arrivals, 50, per_s, epoch_s, timeout_s)
@@ -171,7 +171,7 @@ def test_positions_of_an_idle_shard_and_of_a_punctual_one() -> None:
     assert noops.after_timeouts(punctual, 1.0, per_s=100, epoch_s=1, timeout_s=0) == 0
 
 
-def test_what_a_shard_stored_is_told_apart(tmp_path: Path) -> None:
+def test_stored_entries_are_classified(tmp_path: Path) -> None:
     """Weights 1 and 1: shard 0 has the odd positions, from 1 on, in epochs of 1000."""
     store = SegmentStore.open(tmp_path / "segments", flush_interval_ms=0)
     place = Place(b"c" * 16, 1, 1, 0, [5], 0, b"body")
@@ -199,7 +199,7 @@ def test_what_a_shard_stored_is_told_apart(tmp_path: Path) -> None:
 # --- steps of a rate ---
 
 
-def test_a_share_is_beside_the_mean_of_the_others() -> None:
+def test_a_share_is_relative_to_the_mean_of_the_others() -> None:
     assert share_of(lease(3, 2, 2), 0) == 1.5
     assert share_of(lease(3, 1, 2), 0) == 2
     assert share_of(lease(3), 0) == 1
@@ -230,7 +230,7 @@ def test_weights_are_in_force_with_the_first_insert_under_them() -> None:
     assert change["delivery_from_then_on"] == {"p50_ms": 16, "p99_ms": 18, "count": 3}
 
 
-def test_a_change_that_did_not_come_is_not_told_as_one() -> None:
+def test_a_missing_change_of_weights_is_not_reported() -> None:
     outcome, leases = stepped()
     early, late = sequential._changes(
         outcome, leases, [(0.0, 0.05, 1.0), (0.05, 0.1, 1.5), (0.1, 0.125, 1.0)]
@@ -273,7 +273,7 @@ def test_figures_of_a_run() -> None:
 # --- what is written down ---
 
 
-def test_figures_are_json_with_a_row_of_values_in_a_line() -> None:
+def test_figures_are_json_with_one_row_per_line() -> None:
     figures = {
         "a": {"windows": [1, 2, 3], "mean": statistics.mean([1, 2])},
         "b": [{"c": None}],

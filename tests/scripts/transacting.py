@@ -109,8 +109,8 @@ class Serial:
         if not takes_effect:
             self.lists, self.registers = before
         wrote = any(kind != "r" for kind, _, _ in steps)
-        told = state == "ok" and wrote and chance.random() < self._positions
-        position = commit if told else 0
+        has_position = state == "ok" and wrote and chance.random() < self._positions
+        position = commit if has_position else 0
         self.done.append(Done(called, at, steps, process, state, position))
         return at
 

@@ -1,7 +1,7 @@
-"""Ways of making a true history of transactions a false one.
+"""Mutations that turn a correct history of transactions into an incorrect one.
 
-Each takes what was done and a source of chance, and changes one thing such that no store could have
-told that; None if there is nothing to change so.
+Each gets the transactions and a random source, and changes one thing so that no correct store could
+produce the history; it returns None if it cannot be applied.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _reads(done: list[Done], *, of_lists: bool) -> Iterator[tuple[int, int, str,
 
 
 def _writers(done: list[Done]) -> dict[tuple[str, int], Done]:
-    """Return who wrote what, of those that certainly did."""
+    """Return the writer of each write that certainly took effect."""
     return {
         (key, value): one
         for one in done
@@ -111,7 +111,7 @@ def dropped(done: list[Done], chance: Random) -> list[Done] | None:
 
 
 def swapped_elements(done: list[Done], chance: Random) -> list[Done] | None:
-    """Swap two elements of a read that somebody else has read, too."""
+    """Swap two elements of a read that another transaction has read too."""
     reads = list(_reads(done, of_lists=True))
     found = [
         (place, index, at, value)
@@ -155,7 +155,7 @@ def swapped_positions(done: list[Done], chance: Random) -> list[Done] | None:
 
 
 def denied(done: list[Done], chance: Random) -> list[Done] | None:
-    """Say of somebody, whose write another has read, that it was aborted."""
+    """Mark a transaction as aborted although another one read its write."""
     read = {
         (key, value if isinstance(value, int) else value[-1])
         for of_lists in (True, False)

@@ -1,4 +1,4 @@
-"""Units as writers make them, for tests: with keys, origins, repetitions and holes between them."""
+"""Test data: units with keys, origins, duplicates, and holes between them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ EPOCH_GSNS = 10
 
 
 class Draft(NamedTuple):
-    """A unit that has no place yet."""
+    """A unit without positions."""
 
-    #: How many positions lie before it, and between its records.
+    #: Number of positions before it, and between its records.
     gap: int
     payloads: list[bytes]
     key: bytes | None
@@ -43,7 +43,7 @@ drafts = st.builds(
 
 
 def placed(found: list[Draft]) -> list[Unit]:
-    """The units, at rising positions."""
+    """Return the units at ascending positions."""
     units: list[Unit] = []
     gsn = 0
     for draft in found:
@@ -64,7 +64,7 @@ def placed(found: list[Draft]) -> list[Unit]:
 
 
 def once(rows: list[Row]) -> list[Row]:
-    """The records without repetitions, by the rule's own words."""
+    """Return the records without duplicates, computed directly from the definition."""
     last: dict[bytes, list[int]] = {}
     kept = []
     for row in rows:
@@ -78,7 +78,7 @@ def once(rows: list[Row]) -> list[Row]:
 
 
 def cut(units: list[Unit], sizes: list[int], start: int = 1) -> list[Block]:
-    """The units in blocks of so many each, the last of all that are left; none overlaps."""
+    """Return the units in blocks of the given sizes, the rest in the last one; none overlaps."""
     blocks: list[Block] = []
     for size in [*sizes, len(units)]:
         taken, units = units[:size], units[size:]

@@ -1,7 +1,7 @@
-"""A query that copies one log to another, and comes to grief at a row if it is told to.
+"""Query that copies one log to another, and fails at a given row on request.
 
-As a process of its own (`python -m tests.spark_reader.copying JSON`), it can be killed: all that
-Spark consists of is in its process group, or ends with it.
+`python -m tests.spark_reader.copying JSON` runs it as a separate process that a test can kill: all
+processes of Spark are in its process group, or end with it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def copy(
     mark: str = "",
     **more: str,
 ) -> StreamingQuery:
-    """Copy what there is from `begin` on.
+    """Copy all records from `begin` on.
 
     Args:
         spark: the session.
-        servers: of the log.
-        target: those of the other one.
+        servers: of the source log.
+        target: of the target log.
         folder: the checkpoint.
         begin: a position.
-        fatal: at the row of that number a task fails.
-        mark: rather than to fail, the task makes this file and stands still.
+        fatal: the number of the row at which a task fails.
+        mark: instead of failing, the task creates this file and hangs.
         more: options of the writer.
 
     """
@@ -61,7 +61,7 @@ def copy(
         raise RuntimeError("dies")
 
     passing = udf(through, "binary", useArrow=False).asNondeterministic()
-    # A shard may be away for some seconds: nobody gives up over that.
+    # Generous: a shard may be unavailable for some seconds.
     patient = {TIMEOUT: "60"}
     named = {SERVERS: servers, "startingOffsets": begin, "minPartitions": "4"} | patient
     frame = spark.readStream.format("ziplog").options(**named).load()

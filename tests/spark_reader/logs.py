@@ -1,4 +1,4 @@
-"""Clusters with a little in them, and what a subscriber gets of it."""
+"""Small test clusters with some records, and the records that a subscription delivers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spark_reader.sources import Source
     from ziplog import Log, Record
 
-#: A shard may be away for some seconds: nobody gives up over that.
+#: Generous: a shard may be unavailable for some seconds.
 TIMEOUT_S = 60
 #: A record as a row: gsn, shard, value, key, epoch.
 Key = tuple[int, int, bytes, bytes | None, int]
@@ -31,19 +31,19 @@ _MIB = 1024 * 1024
 
 
 def small_cluster(directory: Path, f: int = 1) -> Cluster:
-    """Start a cluster of two shards whose segments are as small as may be."""
+    """Start a cluster of two shards with segments of minimum size."""
     return Cluster(directory, f=f, settings={"segment_bytes": _MIB})
 
 
 def await_archives(log: Log, servers: int = 2) -> None:
-    """Wait until so many servers of each of shards 0 and 1 serve the first block of their shard.
+    """Wait until `servers` servers of each of shards 0 and 1 serve the first block of their shard.
 
-    They make rows of a segment when nobody else wants the processor.
+    An archive builds blocks only while the processor is idle.
     """
     for shard in (0, 1):
         wait_until(
             lambda shard=shard: _served(log, shard) >= servers,  # type: ignore[misc]
-            "nobody serves sealed segments",
+            "no archive serves sealed segments",
             deadline_s=150,
         )
 
@@ -60,7 +60,7 @@ def _served(log: Log, shard: int) -> int:
 
 
 def fill(cluster: Cluster, count: int, size: int = 4000) -> None:
-    """Insert so many records of random bytes at each shard, and as many short ones with a key."""
+    """Insert `count` records of random bytes at each shard, and as many short ones with a key."""
     with cluster.connect(timeout=TIMEOUT_S) as log:
         for shard in (0, 1):
             log.set_policy(policy.pin(shard))
@@ -69,7 +69,7 @@ def fill(cluster: Cluster, count: int, size: int = 4000) -> None:
 
 
 def fill_named(cluster: Cluster, name: str, count: int, size: int = 0) -> list[bytes]:
-    """Insert `NAME NUMBER ...` at both shards, so many in all; return their payloads."""
+    """Insert `count` records `NAME NUMBER ...` at both shards; return their payloads."""
     payloads = [b"%s %d " % (name.encode(), number) + b"." * size for number in range(count)]
     with cluster.connect(timeout=TIMEOUT_S) as log:
         for shard in (0, 1):
@@ -81,7 +81,7 @@ def fill_named(cluster: Cluster, name: str, count: int, size: int = 0) -> list[b
 
 
 def as_sent(source: Source) -> Source:
-    """Return a source as it comes to a task of Spark's."""
+    """Return a source as Spark sends it to a task."""
     spark = CloudPickleSerializer()
     sent: Source = spark.loads(spark.dumps(source))
     return sent
@@ -95,7 +95,7 @@ def tail(cluster: Cluster) -> RecordId:
 
 
 def subscribed(cluster: Cluster, begin: RecordId = RID_GENESIS) -> list[Record]:
-    """Return what a subscriber gets that begins there, or with the log."""
+    """Return the records of a subscription from a position, or from the start of the log."""
     with cluster.connect(timeout=TIMEOUT_S) as log, log.subscribe(begin, follow=False) as records:
         return list(records)
 

@@ -15,7 +15,7 @@ from ziplog.errors import ConfigError
 
 
 @st.composite
-def stretches(draw: st.DrawFn) -> list[Piece]:
+def piece_lists(draw: st.DrawFn) -> list[Piece]:
     """Return pieces of [1, end) of some shards."""
     end = draw(st.integers(2, 60))
     pieces = []
@@ -32,20 +32,20 @@ def stored(pieces: list[Piece], stop: int) -> int:
     return sum(piece.size for piece in pieces if piece.start < stop)
 
 
-@given(stretches(), st.integers(0, 400))
-def test_a_micro_batch_takes_as_much_as_it_may(pieces: list[Piece], limit: int) -> None:
+@given(piece_lists(), st.integers(0, 400))
+def test_a_micro_batch_is_as_large_as_the_limit_allows(pieces: list[Piece], limit: int) -> None:
     stops = sorted({piece.stop for piece in pieces})
     fitting = [stop for stop in stops if stored(pieces, stop) <= limit]
-    assert admission.admitted(pieces, limit) == (fitting[-1] if fitting else stops[0])
+    assert admission.admissible_stop(pieces, limit) == (fitting[-1] if fitting else stops[0])
 
 
 gsns = st.integers(1, 2**62)
-pieces_of_plans = st.builds(Piece, st.integers(0, 9), gsns, gsns, st.just(0))
-plans = st.lists(st.lists(pieces_of_plans, min_size=1, max_size=3), max_size=4)
+pieces_in_plans = st.builds(Piece, st.integers(0, 9), gsns, gsns, st.just(0))
+plans = st.lists(st.lists(pieces_in_plans, min_size=1, max_size=3), max_size=4)
 
 
 @given(st.integers(0, 2**62), plans)
-def test_the_checkpoint_keeps_the_plan(gsn: int, plan: list[list[Piece]]) -> None:
+def test_the_checkpoint_contains_the_plan(gsn: int, plan: list[list[Piece]]) -> None:
     kept = json.loads(json.dumps(admission.offset(gsn, plan)))
     assert admission.position(kept) == gsn
     assert admission.tasks(kept) == plan
@@ -61,6 +61,6 @@ def test_a_foreign_checkpoint_is_refused(offset: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("plan", [None, ";", "1:2", "1:2-3;", "a:1-2", "1:2-3,,1:3-4", 7])
-def test_a_plan_that_is_none_is_refused(plan: object) -> None:
+def test_a_malformed_plan_is_refused(plan: object) -> None:
     with pytest.raises(ConfigError, match="the checkpoint's plan is"):
         admission.tasks({"gsn": 9, "tasks": plan})

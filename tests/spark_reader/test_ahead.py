@@ -1,4 +1,4 @@
-"""What runs ahead gives the same, one step ahead, and ends with who takes it."""
+"""Prefetching: same items, one item ahead, and the thread ends with its consumer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reader.prefetch import ahead
+from spark_reader.prefetch import prefetch
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -37,33 +37,33 @@ class Steps:
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2, 50])
-def test_all_comes_in_order(stop: int) -> None:
+def test_items_come_in_order(stop: int) -> None:
     steps = Steps(stop)
-    assert list(ahead(steps.run())) == list(range(stop))
+    assert list(prefetch(steps.run())) == list(range(stop))
     assert steps.closed_in is not None
 
 
-def test_one_step_is_made_before_it_is_asked_for_and_no_more() -> None:
+def test_exactly_one_item_is_prefetched() -> None:
     steps = Steps(10)
-    with closing(ahead(steps.run())) as taken:
+    with closing(prefetch(steps.run())) as taken:
         for number in range(4):
             assert next(taken) == number
             wait_until(lambda made=number + 2: steps.made == made, "the next step")  # type: ignore[misc]
     assert steps.made == 5
 
 
-def test_an_error_comes_behind_what_was_before_it() -> None:
+def test_an_error_comes_after_the_items_before_it() -> None:
     steps = Steps(3, OSError("lost"))
-    taken = ahead(steps.run())
+    taken = prefetch(steps.run())
     assert [next(taken) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(OSError, match="lost"):
         next(taken)
 
 
-def test_who_takes_no_more_closes_it_in_the_thread_that_ran_it() -> None:
+def test_close_closes_the_generator_in_its_own_thread() -> None:
     before = threading.active_count()
     steps = Steps(10)
-    taken = ahead(steps.run())
+    taken = prefetch(steps.run())
     assert next(taken) == 0
     taken.close()
     wait_until(lambda: steps.closed_in, "it is closed")
@@ -72,7 +72,7 @@ def test_who_takes_no_more_closes_it_in_the_thread_that_ran_it() -> None:
     wait_until(lambda: threading.active_count() <= before, "the thread ends")
 
 
-def test_its_own_thread_may_find_it_to_be_garbage() -> None:
+def test_its_own_thread_may_garbage_collect_it() -> None:
     may_go_on, ended = threading.Event(), threading.Event()
     taken: list[Generator[int]] = []
 
@@ -85,13 +85,13 @@ def test_its_own_thread_may_find_it_to_be_garbage() -> None:
         finally:
             ended.set()
 
-    taken.append(ahead(run()))
+    taken.append(prefetch(run()))
     assert next(taken[0]) == 0
     may_go_on.set()
     assert ended.wait(40)
 
 
-def test_one_that_was_never_taken_from_starts_nothing() -> None:
+def test_without_a_first_read_no_thread_starts() -> None:
     steps = Steps(10)
-    ahead(steps.run()).close()
+    prefetch(steps.run()).close()
     assert steps.made == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_reader.batches import MAX_KEY_BYTES, MAX_ROWS, Batches, Wanted, arrow_schema
+from spark_reader.batches import MAX_KEY_BYTES, MAX_ROWS, Batches, Projection, arrow_schema
 from spark_reader.schema import DEFAULT, projection
 from tests.spark_reader.blocks import Draft, drafts, placed
 from tests.ziplog.segments.blocks import Row, rows_of_units
@@ -21,9 +21,9 @@ SHARD = 3
 
 
 def read(
-    block: Block, start: int, stop: int, repeats: list[tuple[int, int]], what: Wanted
+    block: Block, start: int, stop: int, repeats: list[tuple[int, int]], what: Projection
 ) -> list[dict[str, Any]]:
-    batches = list(Batches(SHARD, what).of(block, start, stop, repeats))
+    batches = list(Batches(SHARD, what).from_block(block, start, stop, repeats))
     assert all(batch.num_rows for batch in batches)
     for batch in batches:
         batch.validate(full=True)
@@ -60,7 +60,7 @@ some = st.lists(drafts, min_size=1, max_size=12)
     st.integers(1, 60) | st.just(10_000),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=3),
 )
-def test_rows_are_those_of_decoding_each_record(
+def test_rows_equal_the_decoded_records(
     found: list[Draft], start: int, stop: int, repeats: list[tuple[int, int]]
 ) -> None:
     units = placed(found)
@@ -70,7 +70,7 @@ def test_rows_are_those_of_decoding_each_record(
         if start <= row.gsn < stop and not any(low <= at < high for low, high in repeats)
     ]
     block = block_of_units(units, 1, 10_000)
-    rows = read(block, start, stop, repeats, Wanted(DEFAULT, "flights"))
+    rows = read(block, start, stop, repeats, Projection(DEFAULT, "flights"))
     assert with_microseconds(rows) == expected
 
 
@@ -79,7 +79,7 @@ epochs = st.none() | st.integers(0, 2)
 
 
 @given(some, st.tuples(times, times), st.tuples(epochs, epochs))
-def test_filters_leave_rows_of_their_times_and_epochs(
+def test_filters_select_times_and_epochs(
     found: list[Draft],
     between: tuple[int | None, int | None],
     within: tuple[int | None, int | None],
@@ -94,17 +94,17 @@ def test_filters_leave_rows_of_their_times_and_epochs(
         and (first is None or row.epoch >= first)
         and (last is None or row.epoch <= last)
     ]
-    what = Wanted(DEFAULT, "flights", since, until, first, last)
+    what = Projection(DEFAULT, "flights", since, until, first, last)
     rows = read(block_of_units(units, 1, 10_000), 1, 10_000, [], what)
     assert with_microseconds(rows) == expected
 
 
-def test_a_projection_is_all_that_is_made() -> None:
+def test_only_requested_columns_are_built() -> None:
     block = block_of_units([unit_of([b"x", "ü".encode()], b"k"), unit_of([b"y"], None, 9)], 1, 20)
     fields = projection([
         ("gsn", "bigint", True), ("value", "string", False), ("Key", "string", True),
     ])  # fmt: skip
-    assert read(block, 1, 20, [], Wanted(fields, "flights")) == [
+    assert read(block, 1, 20, [], Projection(fields, "flights")) == [
         {"gsn": 1, "value": "x", "Key": "k"},
         {"gsn": 2, "value": "ü", "Key": "k"},
         {"gsn": 9, "value": "y", "Key": None},
@@ -115,26 +115,28 @@ def test_a_projection_is_all_that_is_made() -> None:
 def test_some_records_have_keys(keys: list[bytes | None]) -> None:
     units = [unit_of([b"p" * 50], key, 1 + at) for at, key in enumerate(keys)]
     fields = projection([("key", "binary", True)])
-    rows = read(block_of_units(units, 1, 9), 1, 9, [], Wanted(fields, "flights"))
+    rows = read(block_of_units(units, 1, 9), 1, 9, [], Projection(fields, "flights"))
     assert [row["key"] for row in rows] == keys
 
 
-def test_what_is_no_text_fails_and_says_where() -> None:
+def test_invalid_utf_8_fails_with_its_position() -> None:
     units = [unit_of([b"fine"], b"\xff\xfe", 1), unit_of([b"fine", b"\xc3" * 100], None, 5)]
     block = block_of_units(units, 1, 20)
     for column, said in (("key", "key at gsn 1 is"), ("value", "value at gsn 6 is")):
         fields = projection([(column, "string", True)])
         with pytest.raises(ConfigError, match=said) as refused:
-            read(block, 1, 20, [], Wanted(fields, "flights"))
+            read(block, 1, 20, [], Projection(fields, "flights"))
         assert len(str(refused.value)) < 300
 
 
-def test_a_block_of_many_records_is_several_batches() -> None:
+def test_a_large_block_is_split_into_batches() -> None:
     count = MAX_ROWS + MAX_ROWS // 2
     units = [unit_of([b""] * min(4096, count - at), None, at + 1) for at in range(0, count, 4096)]
-    what = Wanted(projection([("offset", "bigint", True), ("value", "binary", True)]), "flights")
+    what = Projection(
+        projection([("offset", "bigint", True), ("value", "binary", True)]), "flights"
+    )
     block = block_of_units(units, 1, count + 1)
-    batches = list(Batches(SHARD, what).of(block, 1, count + 1, []))
+    batches = list(Batches(SHARD, what).from_block(block, 1, count + 1, []))
     assert [batch.num_rows for batch in batches] == [MAX_ROWS, MAX_ROWS // 2]
     gsns = [gsn for batch in batches for gsn in batch.column("offset").to_pylist()]
     assert gsns == list(range(1, count + 1))
@@ -142,13 +144,13 @@ def test_a_block_of_many_records_is_several_batches() -> None:
 
 def test_an_empty_block_has_no_batch() -> None:
     block = block_of_units([], 1, 100)
-    assert list(Batches(SHARD, Wanted(DEFAULT, "flights")).of(block, 1, 100, [])) == []
+    assert list(Batches(SHARD, Projection(DEFAULT, "flights")).from_block(block, 1, 100, [])) == []
 
 
 def test_integers_are_not_copied() -> None:
     block = block_of_units([unit_of([b"x"] * 100)], 1, 200)
-    what = Wanted(projection([("gsn", "bigint", True)]), "flights")
-    (batch,) = Batches(SHARD, what).of(block, 1, 200, [])
+    what = Projection(projection([("gsn", "bigint", True)]), "flights")
+    (batch,) = Batches(SHARD, what).from_block(block, 1, 200, [])
     source = pa.py_buffer(memoryview(block.columns))
     at = batch.column("gsn").buffers()[1].address - source.address
     assert 0 <= at < source.size
@@ -161,9 +163,9 @@ def test_a_key_that_many_rows_share_does_not_make_a_batch_large() -> None:
     ]
     block = block_of_units(units, 1, 10_000)
     keys, values = (projection([(name, "binary", True)]) for name in ("key", "value"))
-    batches = list(Batches(SHARD, Wanted(keys, "demo")).of(block, 1, 10_000, []))
+    batches = list(Batches(SHARD, Projection(keys, "demo")).from_block(block, 1, 10_000, []))
     assert all(0 < batch.nbytes <= MAX_KEY_BYTES + 16_384 for batch in batches)
     lengths = [len(key.as_py() or b"") for batch in batches for key in batch.column("key")]
     assert lengths == [65_536 * (at // 256 % 2) for at in range(8 * 256)]
-    without = list(Batches(SHARD, Wanted(values, "demo")).of(block, 1, 10_000, []))
-    assert [batch.num_rows for batch in without] == [8 * 256], "nobody asked for the keys"
+    without = list(Batches(SHARD, Projection(values, "demo")).from_block(block, 1, 10_000, []))
+    assert [batch.num_rows for batch in without] == [8 * 256], "keys were not requested"

@@ -1,4 +1,4 @@
-"""Where epochs begin: what a few blocks tell is what all records do."""
+"""Starts of epochs: the search in a few blocks equals a scan of all records."""
 
 from __future__ import annotations
 
@@ -45,25 +45,30 @@ sizes = st.lists(st.integers(1, 3), max_size=12)
 
 
 @given(st.lists(st.tuples(logs, sizes), min_size=1, max_size=3), st.integers(0, 20))
-def test_where_an_epoch_begins_is_what_all_records_tell(
+def test_the_start_of_an_epoch_equals_a_scan_of_all_records(
     made: list[tuple[list[Unit], list[int]]], epoch: int
 ) -> None:
     found = Epochs([Kept(*each).epochs for each in made], STOP)
     rows = [(gsn, unit.epoch) for units, _ in made for unit in units for gsn in unit.gsns]
     last = max((epoch for _, epoch in rows), default=-1)
     if epoch > last:
-        with pytest.raises(ConfigError, match=f"at most {last}" if rows else "no record is there"):
+        with pytest.raises(
+            ConfigError, match=f"at most {last}" if rows else "left out for an empty log"
+        ):
             found.epoch_start(epoch)
         with pytest.raises(ConfigError):
             found.epoch_stop(epoch)
         return
     first = min(gsn for gsn, _ in rows)
-    for asked, told in ((epoch, found.epoch_start(epoch)), (epoch + 1, found.epoch_stop(epoch))):
+    for asked, reported in (
+        (epoch, found.epoch_start(epoch)),
+        (epoch + 1, found.epoch_stop(epoch)),
+    ):
         start = min((gsn for gsn, its in rows if its >= asked), default=STOP)
-        assert told == (start if start > first else 1)
+        assert reported == (start if start > first else 1)
 
 
-def test_few_blocks_are_looked_at() -> None:
+def test_few_blocks_are_read() -> None:
     units = placed([Draft(1, [b"value"], None, 0, None) for _ in range(256)])
     kept = Kept(units, [1] * 256)
     assert kept.epochs.last() == 25

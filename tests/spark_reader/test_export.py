@@ -1,4 +1,4 @@
-"""`ziplog export` with a source in memory: what is asked for, what is written, what is refused."""
+"""`ziplog export` with a source in memory: options, output and errors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from spark_reader.batches import Wanted
+    from spark_reader.batches import Projection
     from spark_reader.options import Options
 
 SCHEMA = arrow_schema(DEFAULT)
-#: Behind the positions, which are three shards' in turn.
+#: The end of the positions, which three shards own in turn.
 STOP = 61
 
 
@@ -46,15 +46,15 @@ class FakeSession:
     def pin(self) -> Pinned:
         return Pinned(self._options.start or 1, self._options.stop or STOP, "fake")
 
-    def stretches(self, start: int, stop: int) -> list[Piece]:
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
         middle = (start + stop) // 2
         ends = [(start, middle), (middle, stop)] if start < stop else []
         return [Piece(shard, low, high, 10) for shard in (0, 1, 2) for low, high in ends]
 
     def read(
-        self, pieces: Iterable[Piece], what: Wanted, turn: int = 0
+        self, pieces: Iterable[Piece], what: Projection, task_index: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        assert (what.fields, what.topic, turn) == (DEFAULT, "fake", 0)
+        assert (what.fields, what.topic, task_index) == (DEFAULT, "fake", 0)
         for piece in pieces:
             for start in range(piece.start, piece.stop, 8 + piece.shard):
                 if start >= self.fails_at:
@@ -95,7 +95,7 @@ def expected(start: int = 1, stop: int = STOP) -> pa.Table:
     return pa.Table.from_pylist([row(gsn) for gsn in range(start, stop)], SCHEMA)
 
 
-def test_all_shards_are_in_one_order(tmp_path: Path, asked: list[Options]) -> None:
+def test_rows_of_all_shards_are_in_one_order(tmp_path: Path, asked: list[Options]) -> None:
     done = run("export", "--output", str(tmp_path / "all"))
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == f"ziplog: 60 records of positions 1 to 60: {tmp_path / 'all'}\n"
@@ -114,7 +114,7 @@ def test_a_range_without_positions_is_a_file_without_rows(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("asked")
-def test_stdout_gets_data_alone() -> None:
+def test_stdout_has_only_data() -> None:
     done = run("export", "-o", "-", "--format", "arrow", "--from", "5@1", "--to", "9")
     with ipc.open_stream(io.BytesIO(done.stdout_bytes)) as reader:
         assert reader.read_all() == expected(5, 9)
@@ -161,7 +161,7 @@ def test_options_are_those_of_a_load(tmp_path: Path, asked: list[Options]) -> No
         ),
     ],
 )
-def test_what_is_refused_is_called_what_it_is_called_here(
+def test_errors_use_the_names_of_the_command_line(
     arguments: list[str], line: str, tmp_path: Path
 ) -> None:
     done = run("export", "-o", str(tmp_path / "x"), *arguments)
@@ -172,7 +172,7 @@ def test_what_is_refused_is_called_what_it_is_called_here(
 
 
 @pytest.mark.usefixtures("asked")
-def test_what_fails_half_way_leaves_the_former_file(
+def test_a_failed_export_keeps_the_former_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeSession, "fails_at", 40)
@@ -184,7 +184,7 @@ def test_what_fails_half_way_leaves_the_former_file(
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     done = run("export", "-o", str(tmp_path / "away" / "x"))
     assert done.exit_code == 1
     assert "No such file or directory" in done.stderr
@@ -192,23 +192,22 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("asked")
-def test_progress_only_grows_and_ends_at_the_end(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_never_decreases_and_ends_at_the_total(tmp_path: Path) -> None:
+    reported: list[tuple[int, int]] = []
     exporting.export(
         {"path": "d", "startingOffsets": "4"}, tmp_path / "x", "parquet", "none",
-        lambda done, total: told.append((done, total)), io.BytesIO(),
+        lambda done, total: reported.append((done, total)), io.BytesIO(),
     )  # fmt: skip
-    assert told == sorted(told)
-    assert {done for done, _ in told} == {0, 30, 60}
-    assert {total for _, total in told} == {60}
-    assert told[-1] == (60, 60)
+    assert reported == sorted(reported)
+    assert {done for done, _ in reported} == {0, 30, 60}
+    assert {total for _, total in reported} == {60}
+    assert reported[-1] == (60, 60)
 
 
-def test_without_pyarrow_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional_dependencies, "find_spec", lambda _: None)
     done = run("export", "-o", "x", "--format", "jsonl")
     assert done.exit_code == 1
     assert done.stderr == (
-        "ziplog: error: ziplog export needs pyarrow, not installed here: "
-        "pip install 'ziplog[spark]'\n"
+        "ziplog: error: ziplog export needs pyarrow, not installed: pip install 'ziplog[spark]'\n"
     )

@@ -1,4 +1,4 @@
-"""`ziplog export` of a real log, and of its files: what a subscriber gets, in that order."""
+"""`ziplog export` of a real log, and of its files: the rows of a subscription, in its order."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ONE_GROUP = 700
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A log with sealed segments and records behind them, of both shards in turn."""
+    """A log with sealed segments and later records, of both shards in turn."""
     with small_cluster(tmp_path_factory.mktemp("export") / "log", f=0) as running:
         with running.connect(timeout=TIMEOUT_S) as log:
-            for turn in range(8):
-                log.set_policy(policy.pin(turn % 2))
-                log.insert_many([os.urandom(turn * 500) for _ in range(ONE_GROUP)])
-                log.insert_many([b"%d" % n for n in range(9)], key=b"key-%d" % turn)
+            for number in range(8):
+                log.set_policy(policy.pin(number % 2))
+                log.insert_many([os.urandom(number * 500) for _ in range(ONE_GROUP)])
+                log.insert_many([b"%d" % n for n in range(9)], key=b"key-%d" % number)
             log.insert_many([b"the end"])
             await_archives(log, servers=1)
         yield running
@@ -53,7 +53,7 @@ def export(*arguments: str | Path, status: int = 0) -> subprocess.CompletedProce
     return done
 
 
-def test_the_lines_are_those_of_tail(cluster: Cluster, records: list[Record]) -> None:
+def test_json_lines_equal_those_of_tail(cluster: Cluster, records: list[Record]) -> None:
     lines = export("-o", "-", "--format", "jsonl", "--bootstrap", cluster.endpoint).stdout
     assert lines.splitlines(keepends=True) == [as_json(record) for record in records]
     assert len(records) > 8 * ONE_GROUP
@@ -81,7 +81,7 @@ def test_a_range_is_a_file_in_the_order_of_the_log(
     assert set(rows["topic"].to_pylist()) == {"local"}
 
 
-def test_times_choose_among_the_records_of_a_range(cluster: Cluster, records: list[Record]) -> None:
+def test_times_filter_the_records_of_a_range(cluster: Cluster, records: list[Record]) -> None:
     begin = records[50]
     since, until = (records[at].timestamp for at in (len(records) // 4, len(records) // 2))
     lines = export(
@@ -97,7 +97,7 @@ def test_times_choose_among_the_records_of_a_range(cluster: Cluster, records: li
     assert lines.splitlines(keepends=True) == [as_json(record) for record in chosen]
 
 
-def test_who_reads_the_pipe_may_have_seen_enough(cluster: Cluster) -> None:
+def test_a_reader_may_close_the_pipe_early(cluster: Cluster) -> None:
     for kind in ("parquet", "arrow", "jsonl"):
         arguments = [*EXPORT, "-o", "-", "--format", kind, "--bootstrap", cluster.endpoint]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -108,7 +108,9 @@ def test_who_reads_the_pipe_may_have_seen_enough(cluster: Cluster) -> None:
             assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
-def test_what_is_not_there_is_said_in_one_line(cluster: Cluster, tmp_path: Path) -> None:
+def test_missing_positions_servers_and_directories_are_reported_in_one_line(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     beyond = export(
         "-o", tmp_path / "x", "--to", 2**62, "--bootstrap", cluster.endpoint, status=1
     ).stderr
@@ -121,7 +123,9 @@ def test_what_is_not_there_is_said_in_one_line(cluster: Cluster, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_alone_give_the_same(cluster: Cluster, records: list[Record], tmp_path: Path) -> None:
+def test_an_export_from_files_equals_one_from_servers(
+    cluster: Cluster, records: list[Record], tmp_path: Path
+) -> None:
     end = str(records[-1].rid)
     wait_until(
         lambda: not export_fails(tmp_path / "running", cluster, end), "the files end too early"
@@ -137,5 +141,5 @@ def export_fails(output: Path, cluster: Cluster, end: str) -> bool:
     data = cluster.config.data_dir
     arguments = ["-o", output, "--format", "jsonl", "--path", data, "--to", end]
     done = subprocess.run([*EXPORT, *map(str, arguments)], check=False, capture_output=True)
-    assert done.returncode == 0 or b"all shards' files tell" in done.stderr, done.stderr
+    assert done.returncode == 0 or b"the end of the files of all shards" in done.stderr, done.stderr
     return done.returncode != 0

@@ -1,4 +1,4 @@
-"""What goes wrong in Spark reaches its user as one line that says what to do."""
+"""Errors in Spark reach the user as one line that says what to do."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SERVERS = "ziplog.bootstrap.servers"
-#: Nobody listens there: it is the discard service's.
+#: No process listens there: it is the port of the discard service.
 NOBODY = "127.0.0.1:9"
-#: What Spark puts behind an error on the driver.
+#: Suffix that Spark adds to an error on the driver.
 STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 
 
-def told(act: Callable[[], object]) -> tuple[str, str]:
+def reported(act: Callable[[], object]) -> tuple[str, str]:
     """Return what Spark calls the error, and its last line: ours."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - may be missing
 
@@ -38,7 +38,7 @@ def told(act: Callable[[], object]) -> tuple[str, str]:
 
 
 def fault(spark: SparkSession, **options: str) -> tuple[str, str]:
-    return told(lambda: spark.read.format("ziplog").options(**options).load().collect())
+    return reported(lambda: spark.read.format("ziplog").options(**options).load().collect())
 
 
 def test_an_option_that_does_not_exist(spark: SparkSession) -> None:
@@ -51,14 +51,14 @@ def test_an_option_that_does_not_exist(spark: SparkSession) -> None:
     )
 
 
-def test_a_value_that_does_not_fit_and_a_contradiction(spark: SparkSession) -> None:
+def test_an_invalid_value_and_a_contradiction(spark: SparkSession) -> None:
     _, line = fault(spark, **{SERVERS: NOBODY, "startingOffsets": "soon"})
     assert "startingOffsets is 'soon'; it must be 'earliest', a gsn, or '<gsn>@<shard>'" in line
     _, line = fault(spark, **{SERVERS: NOBODY, "path": "/x"})
     assert "path is '/x'; it must be left out" in line
 
 
-def test_a_server_that_is_not_there_is_named(spark: SparkSession) -> None:
+def test_an_absent_server_is_named(spark: SparkSession) -> None:
     kind, line = fault(spark, **{SERVERS: NOBODY, "timeout": "1"})
     assert kind == "AnalysisException"
     assert line == (
@@ -67,14 +67,12 @@ def test_a_server_that_is_not_there_is_named(spark: SparkSession) -> None:
     )
 
 
-def test_a_directory_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_missing_directory_is_named(spark: SparkSession, tmp_path: Path) -> None:
     _, line = fault(spark, path=str(tmp_path / "away"))
     assert str(tmp_path / "away") in line
 
 
-def test_a_log_is_read_while_it_is_there_and_says_what_is_gone(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_load_after_a_trim_reports_the_loss(spark: SparkSession, tmp_path: Path) -> None:
     with small_cluster(tmp_path / "log", f=0) as cluster:
         with cluster.connect() as log:
             rids = log.insert_many([b"%d" % n for n in range(5)])
@@ -92,7 +90,7 @@ def test_a_log_is_read_while_it_is_there_and_says_what_is_gone(
             here = {SERVERS: cluster.endpoint}
             odd = log.insert_after(b"\xff")
             text = spark.read.format("ziplog").options(**here).schema("value string").load()
-            kind, line = told(text.collect)
+            kind, line = reported(text.collect)
             assert kind == "PythonException"
             assert re.match(rf"ziplog\.errors\.ConfigError: .*\b{odd.gsn}\b", line), line
 
@@ -103,5 +101,5 @@ def test_a_log_is_read_while_it_is_there_and_says_what_is_gone(
             "AnalysisException",
             f"ziplog.errors.TrimmedError: trimmed; the first position still there is {rids[3]}",
         )
-    kind, line = told(rows.collect)
+    kind, line = reported(rows.collect)
     assert re.fullmatch(r"ziplog\.errors\.\w+: no membership service answered at .*", line), line

@@ -1,4 +1,4 @@
-"""A cluster's files as a source: what they hold, while servers run and after."""
+"""File source: the readable records of a cluster's files, while servers run and after."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_reader import file_source
 from spark_reader.options import parse
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
-from spark_reader.sources import source_of, wanted
+from spark_reader.sources import projection_of, source_of
 from tests.spark_reader.logs import Key, as_key, as_sent, fill, small_cluster, subscribed
 from tests.waiting import wait_until
 from ziplog import RecordId, policy
@@ -57,7 +57,7 @@ def end_of(path: Path, shard: int) -> int:
 
 
 def rows(path: Path, **options: Any) -> list[Key]:
-    """What a load of the directory gives, in the order of the log."""
+    """Return the rows of a load of the directory, in the order of the log."""
     asked = {"path": str(path)} | {name: str(value) for name, value in options.items()}
     return sorted(
         (row["offset"], row["partition"], row["value"], row["key"], row["epoch"])
@@ -79,14 +79,14 @@ def log_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         fill(cluster, 400)
         everything = all_rows(cluster)
         half = everything[len(everything) // 2][0]
-        # Marks are written a while after what they tell.
-        wait_until(lambda: pinned(path) > half, "no server wrote down what is stable")
+        # Watermarks are written some time after the records that they cover.
+        wait_until(lambda: pinned(path) > half, "no server recorded its watermark")
         ahead, end = run_ahead(log, path)
         everything += ahead
         return path, everything, rows(path, endingOffsets=end), end
 
 
-def test_while_servers_run_it_is_what_all_shards_have_finished(
+def test_while_servers_run_only_positions_complete_in_all_shards_are_read(
     log_files: Files,
 ) -> None:
     path, everything, before, end = log_files
@@ -95,7 +95,7 @@ def test_while_servers_run_it_is_what_all_shards_have_finished(
     assert rows(path, endingOffsets=end) == before
 
 
-def test_of_a_stopped_cluster_everything_is_read(
+def test_a_stopped_cluster_is_read_completely(
     log_files: Files,
 ) -> None:
     path, everything, _, _ = log_files
@@ -112,13 +112,13 @@ def test_after_a_stop_no_shard_waits_for_another(log_files: Files, tmp_path: Pat
     assert rows(copy) == [row for row in everything if row[1] == 1]
 
 
-def test_a_shard_of_which_every_server_crashed_may_hold_more_than_its_files_tell(
+def test_after_a_crash_of_every_server_a_shard_may_hold_more_than_its_files_show(
     log_files: Files, tmp_path: Path
 ) -> None:
     path, everything, _, _ = log_files
     copy = tmp_path / "log"
     shutil.copytree(path, copy)
-    # As a crash leaves it; one replica's good stop tells what the shard holds.
+    # The state after a crash; a clean stop of one replica shows all records of the shard.
     for server in ("shard-0-0", "shard-0-1"):
         for file in (copy / server / "segments").iterdir():
             file.unlink()
@@ -127,15 +127,15 @@ def test_a_shard_of_which_every_server_crashed_may_hold_more_than_its_files_tell
     (copy / "shard-0-1" / "checkpoint").unlink()
     known = end_of(copy, 0)
     assert rows(copy) == []
-    with pytest.raises(ConfigError, match=f"at most {known}: so far all shards' files tell"):
+    with pytest.raises(ConfigError, match=f"at most {known}, the end of the files of all shards"):
         rows(copy, endingOffsets=known + 1)
 
 
-def test_of_one_server_its_shard_is_read(log_files: Files, tmp_path: Path) -> None:
+def test_one_servers_directory_gives_its_shard(log_files: Files, tmp_path: Path) -> None:
     path, everything, _, _ = log_files
     mine = [row for row in everything if row[1] == 1]
     assert rows(path / "shard-1-0") == mine
-    # Without the cluster file, the usual name tells the shard.
+    # Without the cluster file, the default name contains the shard.
     away = tmp_path / "copy"
     shutil.copytree(path / "shard-1-1", away)
     assert rows(away) == mine
@@ -157,19 +157,19 @@ def test_ranges_and_epochs(log_files: Files) -> None:
 
 
 @pytest.mark.parametrize("option", ["startingEpoch", "endingEpoch"])
-def test_an_epoch_of_which_the_files_tell_nothing_is_refused(log_files: Files, option: str) -> None:
+def test_an_epoch_beyond_the_files_is_refused(log_files: Files, option: str) -> None:
     path, everything, _, _ = log_files
     newest = everything[-1][4]
     with pytest.raises(ConfigError, match=f"{option} is {newest + 1}; it must be at most {newest}"):
         rows(path, **{option: newest + 1})
 
 
-def test_pieces_are_as_small_as_the_files_tell(
+def test_pieces_end_at_blocks_and_segments(
     log_files: Files,
 ) -> None:
     path, _, _, _ = log_files
     with source_of(parse({"path": str(path)})).open() as session:
-        pieces = session.stretches(1, session.pin().stop)
+        pieces = session.pieces_of(1, session.pin().stop)
     for shard in (0, 1):
         mine = [piece for piece in pieces if piece.shard == shard]
         assert len(mine) >= 2
@@ -177,23 +177,25 @@ def test_pieces_are_as_small_as_the_files_tell(
     assert sum(piece.size for piece in pieces) > 3_000_000
 
 
-def test_a_task_does_not_look_for_servers_again(
+def test_a_task_does_not_search_servers_again(
     log_files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, everything, _, _ = log_files
     options = parse({"path": str(path)})
     with source_of(options).open() as session:
         whole = session.pin()
-        pieces = session.stretches(whole.start, whole.stop)
+        pieces = session.pieces_of(whole.start, whole.stop)
         source = as_sent(session.for_tasks())
     monkeypatch.setattr(file_source, "load", None)
     with source.open() as session:
         assert session.topic() == whole.topic
-        found = sum(b.num_rows for b in session.read(pieces, wanted(options, DEFAULT, "")))
-    assert found == len(everything)
+        directories = sum(
+            b.num_rows for b in session.read(pieces, projection_of(options, DEFAULT, ""))
+        )
+    assert directories == len(everything)
 
 
-def test_a_task_that_finds_other_directories_says_so_or_takes_them(
+def test_a_task_with_other_directories_reports_or_uses_them(
     log_files: Files, tmp_path: Path
 ) -> None:
     path, everything, _, _ = log_files
@@ -204,17 +206,19 @@ def test_a_task_that_finds_other_directories_says_so_or_takes_them(
         (copy / f"shard-{shard}-1").rename(tmp_path / f"shard-{shard}-1")
     with source_of(options).open() as session:
         whole = session.pin()
-        pieces = session.stretches(whole.start, whole.stop)
+        pieces = session.pieces_of(whole.start, whole.stop)
         source = as_sent(session.for_tasks())
     # Elsewhere the same path may have the others.
     for shard in (0, 1):
         shutil.rmtree(copy / f"shard-{shard}-0")
         (tmp_path / f"shard-{shard}-1").rename(copy / f"shard-{shard}-1")
     with source.open() as session:
-        found = sum(b.num_rows for b in session.read(pieces, wanted(options, DEFAULT, "")))
-    assert found == len(everything)
+        directories = sum(
+            b.num_rows for b in session.read(pieces, projection_of(options, DEFAULT, ""))
+        )
+    assert directories == len(everything)
     shutil.rmtree(copy)
-    with pytest.raises(ConfigError, match=r"path is .* \(no such directory here\)"):
+    with pytest.raises(ConfigError, match=r"path is .* \(no such directory on this machine\)"):
         source.open()
 
 
@@ -236,7 +240,7 @@ def test_one_server_of_each_shard_is_enough_and_it_may_be_damaged_elsewhere(
         rows(copy)
 
 
-def test_what_is_damaged_everywhere_is_an_error(log_files: Files, tmp_path: Path) -> None:
+def test_damage_in_all_replicas_is_an_error(log_files: Files, tmp_path: Path) -> None:
     path, _, _, _ = log_files
     copy = tmp_path / "log"
     shutil.copytree(path, copy)
@@ -251,7 +255,7 @@ def test_what_is_damaged_everywhere_is_an_error(log_files: Files, tmp_path: Path
         rows(copy)
 
 
-def test_an_end_behind_the_files_is_refused(
+def test_an_end_after_the_files_is_refused(
     log_files: Files,
 ) -> None:
     path, _, _, _ = log_files
@@ -259,7 +263,7 @@ def test_an_end_behind_the_files_is_refused(
         rows(path, endingOffsets=2**62)
 
 
-def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_data_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the data directory of a cluster"):
         rows(tmp_path)
     with pytest.raises(ConfigError, match=r"the data directory of a cluster.*no such directory"):
@@ -274,13 +278,13 @@ def await_trim(path: Path, gsn: int) -> None:
     wait_until(is_written, "the trim was not written down")
 
 
-def test_a_trimmed_beginning_is_an_error_or_left_out(tmp_path: Path) -> None:
+def test_a_trimmed_start_is_an_error_or_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with small_cluster(path) as cluster, cluster.connect() as log:
         fill(cluster, 300)
         everything = all_rows(cluster)
         first = everything[len(everything) // 2]
-        # There is an epoch behind that of the first one that is kept.
+        # There is an epoch after that of the first kept record.
         while log.read_record(log.insert_after(b"later")).epoch == first[4]:
             pass
         everything = all_rows(cluster)
@@ -300,21 +304,23 @@ def test_a_trimmed_beginning_is_an_error_or_left_out(tmp_path: Path) -> None:
     assert rows(path, startingEpoch=epoch + 1) == later
 
 
-def test_what_is_trimmed_while_it_is_read_is_an_error_or_left_out(tmp_path: Path) -> None:
+def test_a_trim_during_a_read_is_an_error_or_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with ExitStack() as stack:
         cluster = stack.enter_context(small_cluster(path))
         fill(cluster, 300)
         everything = all_rows(cluster)
         first = everything[len(everything) // 2]
-        wait_until(lambda: pinned(path) > everything[-1][0], "files do not tell what is stable")
+        wait_until(
+            lambda: pinned(path) > everything[-1][0], "the files do not show the last stable record"
+        )
         opened = []
         for fails in ("true", "false"):
             options = parse({"path": str(path), "failOnDataLoss": fails})
             session = stack.enter_context(source_of(options).open())
             whole = session.pin()
-            pieces = session.stretches(whole.start, whole.stop)
-            opened.append(session.read(pieces, wanted(options, DEFAULT, whole.topic)))
+            pieces = session.pieces_of(whole.start, whole.stop)
+            opened.append(session.read(pieces, projection_of(options, DEFAULT, whole.topic)))
         servers = sorted(path.glob("shard-0-*/segments"))
         oldest = [min(server.glob("*.seg")) for server in servers]
         with cluster.connect() as log:

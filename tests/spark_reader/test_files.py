@@ -1,4 +1,4 @@
-"""Files of rows: what is written is read back, in bounded groups, and whole or not at all."""
+"""Output files: round trip, bounded groups, and atomic replacement."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pyarrow import ipc, parquet
 
 import ziplog
 from spark_reader import files
-from spark_reader.formats import COMPRESSIONS
+from spark_reader.files import COMPRESSIONS
 from ziplog.cli.records import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from spark_reader.formats import Compression, Format
+    from spark_reader.files import Compression, Format
 
 SCHEMA = pa.schema(
     [
@@ -76,7 +76,7 @@ def written(kind: Format, compression: Compression, count: int, *, is_pipe: bool
 
 @pytest.mark.parametrize("count", [0, 100])
 @pytest.mark.parametrize(("kind", "compression"), BINARY)
-def test_what_was_written_is_read(kind: Format, compression: Compression, count: int) -> None:
+def test_written_rows_are_read_back(kind: Format, compression: Compression, count: int) -> None:
     source = pa.BufferReader(written(kind, compression, count))
     found = parquet.read_table(source) if kind == "parquet" else ipc.open_file(source).read_all()
     assert found == pa.Table.from_batches(batches(count), SCHEMA)
@@ -87,7 +87,7 @@ def test_a_pipe_gets_a_stream_of_arrow_batches() -> None:
         assert reader.read_all() == pa.Table.from_batches(batches(20), SCHEMA)
 
 
-def test_lines_are_those_of_tail() -> None:
+def test_json_lines_have_the_format_of_tail() -> None:
     lines = written("jsonl", "none", 100).splitlines(keepends=True)
     assert lines == [as_json(record(gsn)) for gsn in range(1, 101)]
     assert (
@@ -98,7 +98,7 @@ def test_lines_are_those_of_tail() -> None:
 
 
 @pytest.mark.parametrize(("most_bytes", "most_rows"), [(1, 1000), (10**9, 5), (400, 9)])
-def test_row_groups_are_bounded_and_the_file_tells_its_order(
+def test_row_groups_are_bounded_and_the_file_records_its_sort_order(
     monkeypatch: pytest.MonkeyPatch, most_bytes: int, most_rows: int
 ) -> None:
     monkeypatch.setattr(files, "_GROUP_BYTES", most_bytes)
@@ -115,7 +115,7 @@ def test_row_groups_are_bounded_and_the_file_tells_its_order(
     assert file.read() == pa.Table.from_batches(batches(50), SCHEMA)
 
 
-def test_no_more_is_held_than_a_group() -> None:
+def test_memory_holds_at_most_one_group() -> None:
     taken = 0
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -129,7 +129,7 @@ def test_no_more_is_held_than_a_group() -> None:
         assert taken <= 3 * (held[0]["offset"][0].as_py() // 3 + 1) + 1
 
 
-def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.write_bytes(b"former")
     with pytest.raises(ValueError, match="half-way"), files.replacing(target) as file:  # noqa: PT012
@@ -147,7 +147,7 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
     assert target.read_bytes() == b"whole"
 
 
-def test_a_link_keeps_pointing_to_the_file(tmp_path: Path) -> None:
+def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     with files.replacing(tmp_path / "link") as file:
         file.write(b"whole")

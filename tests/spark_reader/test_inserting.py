@@ -1,4 +1,4 @@
-"""Rows from Arrow to the log: all of them, in order, in bounded chunks, and known when repeated."""
+"""Inserts of Arrow rows: complete, in order, in bounded chunks, and recognized when repeated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from spark_reader import inserting
 from spark_reader.inserting import CHUNK_BYTES, ROW_BYTES, chunk_bytes, insert_batches
-from spark_reader.placement import Placement
+from spark_reader.placement import RowPlacement
 from spark_reader.write_options import Columns
 from ziplog.core.entries import Origin
 from ziplog.core.writer_table import WriterTable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Row = tuple[bytes | None, bytes]
-#: Keys are few, values larger than what makes a chunk in these tests, now and then.
+#: Few distinct keys; some values are larger than a chunk in these tests.
 rows_of_tasks = st.lists(
     st.tuples(st.none() | st.binary(max_size=1), st.binary(max_size=60)), max_size=60
 )
@@ -33,7 +33,7 @@ policies = st.sampled_from(["partition", "key", 1])
 
 
 class RecordingLog:
-    """Keeps what it is given; refuses long records, and all from some record on."""
+    """Records its calls; refuses long records, and all records after a limit."""
 
     def __init__(self, limit: int = 1 << 30, key_limit: int = 1 << 30) -> None:
         #: Of each shard, in order: writer, batch, row, record.
@@ -82,8 +82,8 @@ class RecordingLog:
         return [row for shard in list(self.stored) for row in self.seen(shard)]
 
 
-def place_of(policy: object, partition: int = 7) -> Placement:
-    return Placement("q", partition, policy, (0, 1, 2))  # type: ignore[arg-type]
+def place_of(policy: object, partition: int = 7) -> RowPlacement:
+    return RowPlacement("q", partition, policy, (0, 1, 2))  # type: ignore[arg-type]
 
 
 def record_batch(rows: Sequence[Row], kind: pa.DataType | None = None) -> pa.RecordBatch:
@@ -100,7 +100,7 @@ def cut(rows: list[Row], *at: int) -> list[pa.RecordBatch]:
 
 
 def insert(
-    log: RecordingLog, batches: Sequence[pa.RecordBatch], place: Placement, *, batch: int = 4
+    log: RecordingLog, batches: Sequence[pa.RecordBatch], place: RowPlacement, *, batch: int = 4
 ) -> int:
     return insert_batches(log, iter(batches), Columns(0, 1), place, batch=batch, partition=7)
 
@@ -117,8 +117,8 @@ def small_chunks() -> object:
 def test_a_partitions_rows_go_to_one_shard_in_their_order(rows: list[Row], at: int) -> None:
     log, place = RecordingLog(), place_of("partition")
     assert insert(log, cut(rows, at), place) == len(rows)
-    assert log.seen(place.home) == rows
-    assert set(log.stored) <= {place.home}
+    assert log.seen(place.default_shard) == rows
+    assert set(log.stored) <= {place.default_shard}
 
 
 @given(rows_of_tasks, st.integers(0, 60))
@@ -127,14 +127,14 @@ def test_by_key_each_keys_rows_go_to_its_shard_in_their_order(rows: list[Row], a
     insert(log, cut(rows, at), place)
     assert Counter(log.all_seen()) == Counter(rows)
     for key in {key for key, _ in rows}:
-        shard = place.lanes[place.lane_of(key)]
+        shard = place.shards[place.writer_of(key)]
         assert [row for row in log.seen(shard) if row[0] == key] == [
             row for row in rows if row[0] == key
         ]
 
 
 @given(rows_of_tasks, policies, st.integers(0, 60), st.lists(st.integers(0, 60)))
-def test_a_task_that_is_run_again_leaves_no_duplicates(
+def test_a_repeated_task_leaves_no_duplicates(
     rows: list[Row], policy: object, room: int, at: list[int]
 ) -> None:
     """Wherever it failed, and however its rows are cut into batches the next time."""
@@ -149,10 +149,10 @@ def test_a_task_that_is_run_again_leaves_no_duplicates(
 
 
 @given(rows_of_tasks, policies, st.integers(0, 60), st.integers(0, 60))
-def test_rows_that_ended_too_early_leave_no_duplicates(
+def test_an_input_that_ended_early_leaves_no_duplicates(
     rows: list[Row], policy: object, early: int, at: int
 ) -> None:
-    """So it looks like when what is before the writer dies in the same task."""
+    """As when an earlier step of the same task fails."""
     log = RecordingLog()
     insert(log, cut(rows[:early]), place_of(policy))
     insert(log, cut(rows, at), place_of(policy))
@@ -169,12 +169,12 @@ def test_a_change_of_the_shards_loses_nothing(
         with contextlib.suppress(UnavailableError):
             insert(log, cut(rows), place_of(policy))
         log.room = 1 << 30
-        insert(log, cut(rows), Placement("q", 7, policy, shards))  # type: ignore[arg-type]
+        insert(log, cut(rows), RowPlacement("q", 7, policy, shards))  # type: ignore[arg-type]
         assert not Counter(rows) - Counter(log.all_seen())
 
 
 @given(rows_of_tasks, st.integers(0, 60))
-def test_two_attempts_at_a_time_leave_each_row_once(rows: list[Row], first: int) -> None:
+def test_two_concurrent_attempts_leave_each_row_once(rows: list[Row], first: int) -> None:
     log, place = RecordingLog(), place_of(1)
     insert(log, cut(rows[:first]), place)
     zombie = list(log.stored[1])
@@ -184,7 +184,7 @@ def test_two_attempts_at_a_time_leave_each_row_once(rows: list[Row], first: int)
 
 
 @given(rows_of_tasks, policies)
-def test_equal_rows_of_other_batches_and_partitions_are_rows_of_their_own(
+def test_equal_rows_of_other_batches_and_partitions_are_kept(
     rows: list[Row], policy: object
 ) -> None:
     log = RecordingLog()
@@ -195,7 +195,7 @@ def test_equal_rows_of_other_batches_and_partitions_are_rows_of_their_own(
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary()])
-def test_text_goes_as_utf_8(kind: pa.DataType) -> None:
+def test_text_is_encoded_as_utf_8(kind: pa.DataType) -> None:
     log, rows = RecordingLog(), [(b"k", "grün".encode()), (None, b"")]
     insert(log, [record_batch(rows, kind)], place_of(0))
     assert log.seen(0) == rows
@@ -204,22 +204,22 @@ def test_text_goes_as_utf_8(kind: pa.DataType) -> None:
 @pytest.mark.parametrize("policy", ["partition", "key"])
 def test_chunks_are_bounded_and_filled_whatever_the_batches(policy: str) -> None:
     log, place = RecordingLog(), place_of(policy)
-    largest = chunk_bytes(len(place.lanes))
+    largest = chunk_bytes(len(place.shards))
     rows: list[Row] = [(b"%d" % n, b"x" * 40) for n in range(2000)]
     insert(log, cut(rows, *range(0, 2000, 7)), place)
     assert max(log.chunks) < largest + 100
     full = [size for size in log.chunks if size > largest / 2]
-    assert len(log.chunks) - len(full) <= len(place.lanes), "but for each lane's last"
+    assert len(log.chunks) - len(full) <= len(place.shards), "but for each lane's last"
 
 
-def test_however_many_lanes_a_task_holds_little() -> None:
+def test_memory_is_bounded_for_any_number_of_writers() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inserting, "CHUNK_BYTES", CHUNK_BYTES)
         assert chunk_bytes(1) == CHUNK_BYTES
-        assert 2 * max(lanes * chunk_bytes(lanes) for lanes in range(1, 257)) <= 32 << 20
+        assert 2 * max(writers * chunk_bytes(writers) for writers in range(1, 257)) <= 32 << 20
 
 
-def test_a_record_that_is_larger_than_a_chunk_goes_with_it() -> None:
+def test_a_record_larger_than_a_chunk_ends_its_chunk() -> None:
     log, rows = RecordingLog(), [(None, b"a"), (None, b"b" * 5000), (None, b"c")]
     insert(log, cut(rows), place_of(0))
     assert log.seen(0) == rows
@@ -249,7 +249,7 @@ def test_a_record_that_is_too_large_is_named(policy: str, log: RecordingLog, sai
         insert(log, cut(rows, 9), place_of(policy))
 
 
-def test_what_a_server_finds_too_large_is_said_as_it_says_it() -> None:
+def test_a_servers_too_large_error_is_passed_on() -> None:
     class Stricter(RecordingLog):
         def insert_rows(self, payloads: Sequence[bytes], **_: object) -> None:  # type: ignore[override]
             raise RecordTooLargeError(len(payloads), 1)
@@ -258,7 +258,7 @@ def test_what_a_server_finds_too_large_is_said_as_it_says_it() -> None:
         insert(Stricter(), cut([(None, b"a"), (None, b"b")]), place_of(0))
 
 
-def test_what_a_shard_refuses_ends_the_task_and_what_went_before_is_a_beginning() -> None:
+def test_a_refusal_ends_the_task_and_leaves_a_prefix() -> None:
     log, rows = RecordingLog(), [(None, bytes([n]) * 400) for n in range(50)]
     log.room = 20
     with pytest.raises(UnavailableError, match="full"):
@@ -272,7 +272,7 @@ def test_no_thread_is_left() -> None:
     assert threading.active_count() == before
 
 
-def test_a_lane_waits_for_its_chunk_before_the_next() -> None:
+def test_a_writer_waits_for_its_chunk_before_the_next() -> None:
     """Else a later one could be in the log alone, and any number of them in memory."""
     asked_for_more = threading.Event()
     sent: list[int] = []

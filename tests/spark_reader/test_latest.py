@@ -1,4 +1,4 @@
-"""Where a stream begins that begins at `latest`: nothing that is inserted later lies before it."""
+"""Streams from `latest`: every later insert comes after their start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-#: As long as may be, so that a shard without records has positions of the epoch that others are in.
+#: Long epochs, so that an idle shard owns positions of the epoch in which the others are.
 EPOCH_MS = 60_000
 
 
@@ -41,7 +41,7 @@ def latest_decided(cluster: Cluster) -> int:
         return session.latest_decided()
 
 
-def test_what_is_inserted_later_at_a_shard_that_was_idle_is_not_before_it(cluster: Cluster) -> None:
+def test_later_inserts_at_an_idle_shard_come_after_latest(cluster: Cluster) -> None:
     assert latest_decided(cluster) == 1
     with cluster.connect(timeout=TIMEOUT_S) as log:
         filled, other = insert(log, 0, 100), insert(log, 1, 1)
@@ -54,7 +54,7 @@ def test_what_is_inserted_later_at_a_shard_that_was_idle_is_not_before_it(cluste
         assert all(rid.gsn >= begin for shard in (1, 0) for rid in insert(log, shard, 10))
 
 
-def test_a_shard_that_left_and_what_was_trimmed_do_not_hold_it_up(cluster: Cluster) -> None:
+def test_removed_shards_and_trims_do_not_block_latest(cluster: Cluster) -> None:
     with cluster.connect(timeout=TIMEOUT_S) as log:
         insert(log, 1, 10)
         log.remove_shard(1)

@@ -1,4 +1,4 @@
-"""A running cluster as a source: what a subscriber gets, by archive or stream, whatever fails."""
+"""Cluster source: the rows of a subscription, by archives or scans, whatever fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import ziplog
 from spark_reader import log_source
-from spark_reader.batches import Wanted
+from spark_reader.batches import Projection
 from spark_reader.options import SERVERS, TIMEOUT, parse
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
@@ -83,7 +83,7 @@ def asked(cluster: Cluster, **options: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Sealed segments, with repetitions in them, and records behind."""
+    """A log with sealed segments that contain duplicates, and later records."""
     with small_cluster(tmp_path_factory.mktemp("source") / "log") as running:
         with running.connect(timeout=TIMEOUT_S) as log:
             write_again_and_again(log)
@@ -106,7 +106,7 @@ def everything(cluster: Cluster) -> list[Key]:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Port and start of each block that comes from an archive from now on."""
+    """Port and start of each block that archives serve from now on."""
     found: list[tuple[int, int]] = []
 
     class Noting(ArchiveClient):
@@ -120,7 +120,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-def test_a_range_is_what_a_subscriber_gets_and_archives_serve_it(
+def test_a_range_equals_a_subscription_and_comes_from_archives(
     cluster: Cluster, everything: list[Key], served: list[tuple[int, int]]
 ) -> None:
     assert keys(read_range(asked(cluster))) == everything
@@ -129,7 +129,7 @@ def test_a_range_is_what_a_subscriber_gets_and_archives_serve_it(
     assert len({port for port, _ in served}) >= 2
 
 
-def test_repetitions_are_left_out_wherever_the_range_begins(
+def test_duplicates_are_left_out_wherever_the_range_starts(
     cluster: Cluster, everything: list[Key]
 ) -> None:
     for at in range(0, len(everything), len(everything) // 7):
@@ -138,7 +138,7 @@ def test_repetitions_are_left_out_wherever_the_range_begins(
         assert keys(read_range(asked(cluster, startingOffsets=start))) == expected
 
 
-def test_without_archives_it_is_the_same(
+def test_a_read_without_archives_has_the_same_rows(
     cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any, **__: Any) -> None:
@@ -155,13 +155,13 @@ def test_without_archives_it_is_the_same(
 def test_tasks_spread_over_the_archives(cluster: Cluster, served: list[tuple[int, int]]) -> None:
     source = source_of(parse(asked(cluster)))
     with source.open() as session:
-        for turn in (0, 1):
-            with session.replicas(0, 1, 2, turn) as replicas:
+        for task_index in (0, 1):
+            with session.replicas(0, 1, 2, task_index) as replicas:
                 assert isinstance(replicas.block(1), Block)
     assert len({port for port, _ in served}) == 2
 
 
-def test_an_archive_that_fails_is_left_for_the_other(
+def test_after_a_failed_archive_the_other_one_is_used(
     cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     #: Shard and port of each archive that broke off, and of each that served a block after that.
@@ -204,21 +204,21 @@ def apart(cluster: Cluster) -> list[Piece]:
     """The log in pieces, as small as is known."""
     with source_of(parse(asked(cluster))).open() as session:
         pinned = session.pin()
-        return session.stretches(pinned.start, pinned.stop)
+        return session.pieces_of(pinned.start, pinned.stop)
 
 
-def test_a_task_asks_once_a_shard_which_archives_there_are(
+def test_a_task_requests_the_archives_of_a_shard_once(
     cluster: Cluster, everything: list[Key], outlined: list[int]
 ) -> None:
     pieces = apart(cluster)
     assert len(pieces) > 4
     outlined.clear()
     with source_of(parse(asked(cluster))).open() as session:
-        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+        assert keys(session.read(pieces, Projection(DEFAULT, "local"))) == everything
     assert sorted(outlined) == [0, 1]
 
 
-def test_a_task_that_knows_the_archives_asks_nobody_else(
+def test_a_task_that_knows_the_archives_sends_no_other_request(
     cluster: Cluster,
     everything: list[Key],
     served: list[tuple[int, int]],
@@ -227,7 +227,7 @@ def test_a_task_that_knows_the_archives_asks_nobody_else(
     with source_of(parse(asked(cluster))).open() as session:
         pinned = session.pin()
         # Nothing was ever a repetition there, and the last piece is not sealed.
-        pieces = [p for p in session.stretches(pinned.start, pinned.stop) if p.shard == 1][:-1]
+        pieces = [p for p in session.pieces_of(pinned.start, pinned.stop) if p.shard == 1][:-1]
         source = as_sent(session.for_tasks())
     stop = pieces[-1].stop
     expected = [row for row in everything if row[1] == 1 and row[0] < stop]
@@ -238,11 +238,11 @@ def test_a_task_that_knows_the_archives_asks_nobody_else(
 
     monkeypatch.setattr(ziplog, "connect", refuse)
     with source.open() as session:
-        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == expected
+        assert keys(session.read(pieces, Projection(DEFAULT, "local"))) == expected
     assert served
 
 
-def test_if_the_archives_that_a_task_knows_are_gone_it_asks_for_others(
+def test_a_task_whose_archives_are_gone_requests_others(
     cluster: Cluster, everything: list[Key], outlined: list[int], served: list[tuple[int, int]]
 ) -> None:
     pieces = apart(cluster)
@@ -253,17 +253,17 @@ def test_if_the_archives_that_a_task_knows_are_gone_it_asks_for_others(
         for shard in (0, 1)
     }
     outlined.clear()
-    found = log_source._Found(number, nobody)
+    found = log_source._ClusterFacts(number, nobody)
     source = as_sent(log_source.LogSource(parse(asked(cluster)), found))
     with source.open() as session:
-        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+        assert keys(session.read(pieces, Projection(DEFAULT, "local"))) == everything
     assert sorted(outlined) == [0, 1]
     assert served
 
 
-def test_a_closed_session_connects_no_more(cluster: Cluster) -> None:
+def test_a_closed_session_does_not_connect(cluster: Cluster) -> None:
     with source_of(parse(asked(cluster))).open() as session:
-        session.stretches(1, session.pin().stop)
+        session.pieces_of(1, session.pin().stop)
         source = session.for_tasks()
     session = source.open()
     session.close()
@@ -272,7 +272,7 @@ def test_a_closed_session_connects_no_more(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("known", [WriterTable(), WriterTable([(WRITER, 0, 9)])])
-def test_of_what_was_trimmed_no_table_is_made_up(
+def test_no_writer_table_is_invented_for_a_trimmed_position(
     cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch, known: WriterTable
 ) -> None:
     trimmed = msgspec.structs.replace(log.extents(1, 2), trim=1000)
@@ -287,29 +287,29 @@ def test_of_what_was_trimmed_no_table_is_made_up(
         assert replicas.table(1000)[0] == 1000
 
 
-def test_rows_that_were_trimmed_are_not_told_from_repetitions_and_so_are_left_out(
+def test_rows_whose_history_was_trimmed_meanwhile_are_left_out(
     cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = [row for row in everything if row[1] == 0]
-    # In the first block, which comes from where it was told to be before.
+    # In the first block, which comes from the archive in the earlier outline.
     trim = mine[20][0]
     pieces = [piece for piece in apart(cluster) if piece.shard == 0]
     trimmed = msgspec.structs.replace(log.extents(1, 2), trim=trim)
     monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
     monkeypatch.setattr(ArchiveClient, "writers", lambda *_: (0, WriterTable()))
     with source_of(parse(asked(cluster))).open() as session, pytest.raises(TrimmedError):
-        list(session.read(pieces, Wanted(DEFAULT, "local")))
+        list(session.read(pieces, Projection(DEFAULT, "local")))
     with source_of(parse(asked(cluster, failOnDataLoss="false"))).open() as session:
-        found = keys(session.read(pieces, Wanted(DEFAULT, "local")))
+        found = keys(session.read(pieces, Projection(DEFAULT, "local")))
     assert found[0][0] >= trim
     assert {row for row in mine if row[0] >= trim} <= set(found)
 
 
-def test_a_range_that_begins_where_the_log_was_trimmed_in_a_block_has_no_repetitions(
+def test_a_range_that_starts_at_a_trim_point_within_a_block_has_no_duplicates(
     cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = [row for row in everything if row[1] == 0]
-    # The first block has rows before it and repetitions behind it, and nobody wrote before that.
+    # There are rows before the first block and duplicates after it; no writer is older.
     trim = mine[20][0]
     pieces = [
         msgspec.structs.replace(piece, start=max(piece.start, trim))
@@ -319,11 +319,11 @@ def test_a_range_that_begins_where_the_log_was_trimmed_in_a_block_has_no_repetit
     trimmed = msgspec.structs.replace(log.extents(1, 2), trim=trim)
     monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
     with source_of(parse(asked(cluster))).open() as session:
-        found = keys(session.read(pieces, Wanted(DEFAULT, "local")))
+        found = keys(session.read(pieces, Projection(DEFAULT, "local")))
     assert found == [row for row in mine if row[0] >= trim]
 
 
-def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(
+def test_after_all_archives_failed_the_current_ones_are_requested(
     cluster: Cluster,
     everything: list[Key],
     outlined: list[int],
@@ -335,25 +335,25 @@ def test_if_all_archives_failed_those_are_asked_for_that_are_there_by_now(
     real = ziplog.Log.outline
 
     def moved(self: Log, shard: int, start: int, stop: int) -> ShardOutline:
-        told = real(self, shard, start, stop)
+        reported = real(self, shard, start, stop)
         if outlined.count(shard) > 1:
-            return told
+            return reported
         nobody = [("127.0.0.1", port) for port in new_shard.free_ports(2, "127.0.0.1")]
-        return msgspec.structs.replace(told, archives=nobody)
+        return msgspec.structs.replace(reported, archives=nobody)
 
     monkeypatch.setattr(ziplog.Log, "outline", moved)
     with source_of(parse(asked(cluster))).open() as session:
-        assert keys(session.read(pieces, Wanted(DEFAULT, "local"))) == everything
+        assert keys(session.read(pieces, Projection(DEFAULT, "local"))) == everything
     assert sorted(outlined) == [0, 0, 1, 1]
     assert len({port for port, _ in served}) >= 2
 
 
-def test_several_reads_of_one_session_take_turns(cluster: Cluster, everything: list[Key]) -> None:
+def test_reads_of_one_session_can_be_interleaved(cluster: Cluster, everything: list[Key]) -> None:
     options = parse(asked(cluster))
     with source_of(options).open() as session:
         pinned = session.pin()
-        pieces = session.stretches(pinned.start, pinned.stop)
-        what = Wanted(DEFAULT, "local")
+        pieces = session.pieces_of(pinned.start, pinned.stop)
+        what = Projection(DEFAULT, "local")
         streams = [
             session.read([piece for piece in pieces if piece.shard == shard], what)
             for shard in (0, 1)
@@ -369,12 +369,12 @@ def test_several_reads_of_one_session_take_turns(cluster: Cluster, everything: l
     assert keys(batches) == everything
 
 
-def test_an_address_that_is_none_is_refused_by_the_options_name() -> None:
+def test_a_malformed_address_is_refused_with_the_name_of_the_option() -> None:
     with pytest.raises(ConfigError, match=r"ziplog\.bootstrap\.servers is 'nowhere'"):
         list(read_range({SERVERS: "nowhere"}))
 
 
-def test_what_was_never_given_out_is_refused(cluster: Cluster) -> None:
+def test_a_position_that_was_never_assigned_is_refused(cluster: Cluster) -> None:
     for options in ({"startingOffsets": 2**62}, {"endingOffsets": 2**62}):
         with pytest.raises(NoSuchRecordError, match="was given to any shard"):
             list(read_range(asked(cluster, **options)))
@@ -383,14 +383,14 @@ def test_what_was_never_given_out_is_refused(cluster: Cluster) -> None:
             list(read_range(asked(cluster, **{name: 2**40})))
 
 
-def test_an_end_that_was_given_is_the_same_rows_ever_after(cluster: Cluster, log: Log) -> None:
+def test_a_range_with_a_fixed_end_never_changes(cluster: Cluster, log: Log) -> None:
     stop = log.check_tail().gsn + 200
     before = keys(read_range(asked(cluster, endingOffsets=stop)))
     log.insert_many([b"after"] * 500)
     assert keys(read_range(asked(cluster, endingOffsets=stop))) == before
 
 
-def test_a_load_whose_end_is_given_does_not_ask_all_shards_for_the_tail(
+def test_a_load_with_a_given_end_does_not_request_the_tail(
     cluster: Cluster, everything: list[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(_: Log) -> RecordId:
@@ -405,7 +405,7 @@ def test_a_load_whose_end_is_given_does_not_ask_all_shards_for_the_tail(
         list(read_range(asked(cluster)))
 
 
-def test_a_server_that_dies_meanwhile_costs_time_only(
+def test_a_server_that_dies_during_a_read_costs_only_time(
     tmp_path: Path, served: list[tuple[int, int]]
 ) -> None:
     with small_cluster(tmp_path / "log") as cluster, cluster.connect(timeout=TIMEOUT_S) as log:

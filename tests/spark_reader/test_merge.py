@@ -1,4 +1,4 @@
-"""Merging the shards' batches by position: nothing left out, nothing twice, all in order."""
+"""K-way merge by position: complete, without duplicates, in order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_batches_that_are_slices_of_others_are_merged_alike(shards: list[list[li
     assert rows(merged(sliced)) == rows(iter([batch(everything)]))
 
 
-def test_of_each_stream_only_one_batch_is_taken_ahead() -> None:
+def test_the_merge_reads_one_batch_ahead_per_stream() -> None:
     taken = [0, 0]
 
     def stream(shard: int) -> Iterator[pa.RecordBatch]:
@@ -69,6 +69,6 @@ def test_of_each_stream_only_one_batch_is_taken_ahead() -> None:
     assert given_out == 200
 
 
-def test_a_stream_that_goes_back_is_our_bug() -> None:
+def test_a_stream_out_of_order_fails_an_assertion() -> None:
     with pytest.raises(AssertionError, match="3 to 3 after 5"):
         rows(merged([[batch([4, 5]), batch([3])]]))

@@ -1,16 +1,16 @@
-"""Which name was meant."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 
-from spark_reader.suggestions import nearest
+from spark_reader.suggestions import closest_name
 
 
-def test_the_nearest_is_found_without_regard_to_case_as_it_is_written() -> None:
+def test_the_closest_name_is_found_regardless_of_case() -> None:
     names = ("startingOffsets", "endingOffsets", "path")
-    assert nearest("STARTINGOFFSET", names) == "startingOffsets"
-    assert nearest("pth", names) == "path"
+    assert closest_name("STARTINGOFFSET", names) == "startingOffsets"
+    assert closest_name("pth", names) == "path"
 
 
-def test_what_is_like_none_is_none() -> None:
-    assert nearest("xyz", ("startingOffsets", "path")) is None
-    assert nearest("path", ()) is None
+def test_without_a_similar_name_there_is_no_suggestion() -> None:
+    assert closest_name("xyz", ("startingOffsets", "path")) is None
+    assert closest_name("path", ()) is None

@@ -18,7 +18,7 @@ def asked(mode: Any = "batch", **options: str) -> Options:
     return parse(HERE | options, mode)
 
 
-def test_without_options_all_that_there_is_is_read() -> None:
+def test_without_options_the_whole_log_is_read() -> None:
     assert parse(HERE) == Options(servers="127.0.0.1:7400")
 
 
@@ -77,14 +77,14 @@ def test_a_path_stands_for_the_servers() -> None:
         ("path", " "),
     ],
 )
-def test_what_an_option_cannot_be_is_refused_by_name(name: str, text: str) -> None:
+def test_an_invalid_value_is_refused_with_the_name_of_its_option(name: str, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse(HERE | {name: text})
     assert str(refused.value).startswith(f"{name} is {text!r}; it must be ")
 
 
 @pytest.mark.parametrize(
-    ("given_name", "nearest"),
+    ("given_name", "closest_name"),
     [
         ("startingOfsets", "startingOffsets"),
         ("endingoffset", "endingOffsets"),
@@ -94,22 +94,24 @@ def test_what_an_option_cannot_be_is_refused_by_name(name: str, text: str) -> No
         ("failondataloos", "failOnDataLoss"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest(given_name: str, nearest: str) -> None:
+def test_an_unknown_option_is_refused_with_the_closest_name(
+    given_name: str, closest_name: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         parse(HERE | {given_name: "x"})
     assert given_name in str(refused.value)
-    assert repr(nearest) in str(refused.value)
+    assert repr(closest_name) in str(refused.value)
 
 
-def test_what_is_like_no_option_is_refused_with_all() -> None:
+def test_an_option_without_a_similar_name_is_refused_with_all_names() -> None:
     with pytest.raises(ConfigError, match="unknown option 'includeHeaders'") as refused:
         parse(HERE | {"includeHeaders": "true"})
     assert refused.value.allowed == f"left out; there are {', '.join(NAMES)}"
 
 
 @pytest.mark.parametrize("name", ["subscribe", "subscribePattern", "assign", "topic"])
-def test_who_asks_for_topics_is_told_that_there_are_none(name: str) -> None:
-    with pytest.raises(ConfigError, match="left out: a cluster is one log and has no topics"):
+def test_topic_options_are_refused_because_a_log_has_none(name: str) -> None:
+    with pytest.raises(ConfigError, match="left out, because a cluster is one log without topics"):
         parse(HERE | {name: "events"})
 
 
@@ -129,21 +131,21 @@ def test_contradictions_are_refused(options: dict[str, str]) -> None:
         asked(**options)
 
 
-def test_times_are_told_in_the_unit_in_which_they_are_given() -> None:
+def test_errors_show_times_in_the_given_unit() -> None:
     with pytest.raises(ConfigError, match=r"endingTimestamp is 8; .* 'startingTimestamp', 9 ms"):
         asked(startingTimestamp="9", endingTimestamp="8")
 
 
-def test_an_empty_range_is_none() -> None:
+def test_an_empty_range_is_allowed() -> None:
     assert asked(startingOffsets="9", endingOffsets="9").stop == 9
 
 
-def test_one_has_to_say_where_the_log_is() -> None:
+def test_servers_or_a_path_are_required() -> None:
     with pytest.raises(ConfigError, match=r"ziplog\.bootstrap\.servers"):
         parse({})
 
 
-def test_a_stream_begins_at_the_end_if_asked_and_has_none() -> None:
+def test_a_stream_may_start_at_latest_and_has_no_end() -> None:
     assert asked("stream", startingOffsets="Latest").starts_at_latest
     assert asked("stream", startingOffsets="5").start == 5
     for ending in ({"endingOffsets": "0"}, {"endingEpoch": "5"}):
@@ -154,7 +156,7 @@ def test_a_stream_begins_at_the_end_if_asked_and_has_none() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.text(max_size=20)))
-def test_whatever_is_given_is_read_or_refused(options: dict[str, str]) -> None:
+def test_any_options_are_accepted_or_refused(options: dict[str, str]) -> None:
     try:
         found = parse(options)
     except ConfigError:

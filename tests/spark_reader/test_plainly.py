@@ -1,4 +1,4 @@
-"""Errors of this library reach Spark without their traces; our own bugs keep theirs."""
+"""Library errors reach Spark without tracebacks; bugs keep theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_reader.clean_errors import plainly
+from spark_reader.clean_errors import without_traceback
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ def fail(error: Exception) -> None:
     raise error
 
 
-@plainly
+@without_traceback
 def calls(error: Exception) -> None:
     fail(error)
 
 
-@plainly
+@without_traceback
 def generates(error: Exception) -> Iterator[int]:
     yield 1
     fail(error)
@@ -44,11 +44,11 @@ def trace(error: Exception) -> list[str]:
     return called
 
 
-def test_an_error_of_this_library_has_one_line_of_trace_behind_its_caller() -> None:
+def test_a_library_error_has_one_traceback_entry_after_its_caller() -> None:
     assert trace(ConfigError("a", 1, "2")) == ["trace", "wrapper"]
 
 
-def test_a_bug_keeps_its_trace() -> None:
+def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(AssertionError, match="ours") as caught:
         calls(AssertionError("ours"))
     assert "fail" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]

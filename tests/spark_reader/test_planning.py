@@ -77,7 +77,7 @@ def test_tasks_are_about_equal(sizes: list[int], at_least: int) -> None:
         assert abs(sum(piece.size for piece in task) - share) <= 2 * largest
 
 
-def test_little_is_one_task_unless_more_are_asked_for() -> None:
+def test_a_small_range_is_one_task_unless_more_are_requested() -> None:
     pieces = [Piece(0, at, at + 1, 10_000) for at in range(20)]
     assert len(pack(pieces, None, 4)) == 1
     assert len(pack(pieces, 20, 4)) == 20
@@ -90,7 +90,7 @@ def test_little_is_one_task_unless_more_are_asked_for() -> None:
     assert len(pack([*pieces, Piece(1, 1, 1000, 10)], 100, 4)) == 100
 
 
-def test_much_is_a_task_a_core_more_is_two_and_none_is_huge() -> None:
+def test_larger_ranges_have_one_then_two_tasks_per_core_of_bounded_size() -> None:
     pieces = [Piece(0, at, at + 1, MIN_TASK_BYTES) for at in range(63)]
     assert len(pack(pieces, None, 4)) == 4
     assert len(pack(pieces[:3], None, 4)) == 3
@@ -100,6 +100,6 @@ def test_much_is_a_task_a_core_more_is_two_and_none_is_huge() -> None:
     assert len(pack(huge, None, 4)) == 28
 
 
-def test_nothing_is_no_task() -> None:
+def test_an_empty_range_has_no_task() -> None:
     assert pack([], None, 4) == []
     assert pack([], 5, 4) == []

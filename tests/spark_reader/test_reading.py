@@ -1,4 +1,4 @@
-"""What all sources have in common: which answer counts, and blocks made of units."""
+"""Common part of all sources: the choice among replicas, and blocks made from units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_reader import reading
-from spark_reader.reading import first_block, fuller, in_blocks
+from spark_reader.reading import blocks_from_units, first_block, nearer_table
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.writer_table import WriterTable
 from ziplog.segments.blocks import Block, block_of_units
@@ -25,13 +25,13 @@ def unit(gsn: int) -> Unit:
 @pytest.mark.parametrize(
     ("starts", "first"), [([], 0), ([0, 0], 0), ([0, 7, 0], 7), ([9, 7, 8], 7)]
 )
-def test_where_nobody_has_a_block_the_next_of_anybodys_counts(
+def test_without_a_block_the_least_start_of_all_replicas_counts(
     starts: list[Block | int], first: int
 ) -> None:
     assert first_block(starts) == first
 
 
-def test_nobody_is_asked_after_the_one_that_has_the_block() -> None:
+def test_no_replica_is_asked_after_the_first_block() -> None:
     asked = []
 
     def answers() -> Iterator[Block | int]:
@@ -49,20 +49,20 @@ def test_blocks_of_units_follow_each_other_and_have_the_least_size(
     monkeypatch.setattr(reading, "BLOCK_BYTES", 250)
     # The first positions, some in between and the last ones are no-ops.
     steps = [([], 3), *(([unit(gsn)], gsn + 2) for gsn in range(3, 13, 2)), ([], 20)]
-    blocks = list(in_blocks(steps, 1))
+    blocks = list(blocks_from_units(steps, 1))
     assert [(block.start, block.stop, block.rows) for block in blocks] == [
         (1, 9, 3), (9, 20, 2),
     ]  # fmt: skip
     assert [len(block.data) >= 250 for block in blocks] == [True, False]
 
 
-def test_where_nothing_is_given_there_is_no_block() -> None:
-    assert list(in_blocks([], 5)) == []
+def test_no_units_make_no_block() -> None:
+    assert list(blocks_from_units([], 5)) == []
 
 
-def test_who_knows_a_writer_from_before_the_trim_is_believed() -> None:
+def test_a_table_with_a_writer_from_before_the_trim_is_preferred() -> None:
     nobody, somebody = WriterTable(), WriterTable([(b"w" * 16, 0, 99)])
     for position, table in ((7, nobody), (6, somebody), (7, WriterTable())):
         for pair in (((7, somebody), (position, table)), ((position, table), (7, somebody))):
-            assert fuller(*pair) == (7, somebody)
-    assert fuller((6, somebody), (7, nobody)) == (7, nobody)
+            assert nearer_table(*pair) == (7, somebody)
+    assert nearer_table((6, somebody), (7, nobody)) == (7, nobody)

@@ -1,4 +1,4 @@
-"""Repetitions are dropped wherever the reading begins and however blocks are cut."""
+"""Deduplication does not depend on the start of a read or on block boundaries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_reader.deduplication import Repeats, gsns_of
+from spark_reader.deduplication import Deduplicator, gsns_of
 from tests.spark_reader.blocks import Draft, cut, drafts, once, placed
 from tests.ziplog.segments.blocks import rows_of_units
 from ziplog.core.entries import Origin
@@ -57,11 +57,11 @@ class Shard:
 
 def read(shard: Shard, blocks: list[Block], start: int, stop: int) -> list[int]:
     """The positions in [start, stop) that count."""
-    repeats = Repeats(shard.table, shard.blocks)
+    repeats = Deduplicator(shard.table, shard.blocks)
     found: list[int] = []
     at = start
     for block in blocks:
-        old = repeats.of(block)
+        old = repeats.repeated_rows(block)
         gsns = gsns_of(block)
         found += [
             gsns[index]
@@ -79,7 +79,7 @@ sizes = st.lists(st.integers(1, 4), max_size=10)
     st.lists(drafts, min_size=1, max_size=15), sizes, sizes,
     st.lists(st.integers(0, 50), max_size=3), st.integers(1, 90), st.integers(1, 90),
 )  # fmt: skip
-def test_the_same_rows_count_wherever_one_begins_and_however_blocks_are_cut(
+def test_the_verdict_depends_neither_on_the_start_nor_on_block_boundaries(
     found: list[Draft], kept: list[int], mine: list[int], tables: list[int], start: int, stop: int
 ) -> None:
     units = placed(found)
@@ -95,25 +95,25 @@ def test_the_same_rows_count_wherever_one_begins_and_however_blocks_are_cut(
 
 @given(st.lists(drafts, min_size=2, max_size=15), sizes, sizes, st.integers(0, 14))
 def test_blocks_of_two_servers_may_overlap(
-    found: list[Draft], kept: list[int], mine: list[int], turn: int
+    found: list[Draft], kept: list[int], mine: list[int], turns: int
 ) -> None:
     units = placed(found)
     shard = Shard(units, kept, [])
     one, other = cut(units, kept), cut(units, mine)
-    switched = one[: turn % len(one) + 1]
+    switched = one[: turns % len(one) + 1]
     switched += [block for block in other if block.stop > switched[-1].stop]
     expected = [row.gsn for row in once(rows_of_units(units))]
     assert read(shard, switched, 1, 10_000) == expected
 
 
-def test_nobody_is_asked_where_there_are_no_origins() -> None:
+def test_without_origins_no_writer_table_is_requested() -> None:
     units = placed([Draft(1, [b"x"], None, 0, None)] * 5)
     shard = Shard(units, [2], [])
     assert read(shard, cut(units, [1, 2]), 1, 100) == [1, 2, 3, 4, 5]
     assert shard.asked == []
 
 
-def test_a_row_before_the_range_makes_one_in_it_a_repetition() -> None:
+def test_a_row_before_the_range_makes_one_in_it_a_duplicate() -> None:
     units = placed([Draft(1, [b"x", b"y"], None, 0, (0, 0, 0))] * 2)
     shard = Shard(units, [1], [])
     assert read(shard, cut(units[1:], [], 3), 3, 100) == []
@@ -122,7 +122,7 @@ def test_a_row_before_the_range_makes_one_in_it_a_repetition() -> None:
 
 
 class Trimmed(Shard):
-    """A shard whose beginning is trimmed when it is asked for a table for the first time."""
+    """A shard that trims its start at the first request for a table."""
 
     def __init__(self, units: list[Unit], trim: int, *, fails: bool, tells: bool = True) -> None:
         super().__init__(units, [1], [])
@@ -144,7 +144,7 @@ AGAIN = [Draft(1, [b"x", b"y"], None, 0, (0, 0, row)) for row in (0, 2, 2, 4)]
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_what_is_trimmed_while_the_table_is_made_is_in_the_table_asked_for_then(
+def test_a_trim_during_the_table_request_leads_to_a_later_table(
     fails: bool,
 ) -> None:
     units = placed(AGAIN)
@@ -155,7 +155,7 @@ def test_what_is_trimmed_while_the_table_is_made_is_in_the_table_asked_for_then(
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_table_that_nobody_tells_is_an_error(fails: bool) -> None:
+def test_a_missing_writer_table_is_an_error(fails: bool) -> None:
     units = placed(AGAIN)
     start = units[2].gsns[0]
     shard = Trimmed(units, start, fails=fails, tells=False)
@@ -163,7 +163,7 @@ def test_a_table_that_nobody_tells_is_an_error(fails: bool) -> None:
         read(shard, cut(units[2:], [], start), start, 100)
 
 
-def test_a_table_is_asked_for_again_behind_what_was_left_out() -> None:
+def test_after_a_gap_the_writer_table_is_requested_again() -> None:
     units = placed(AGAIN)
     shard = Shard(units, [1, 1, 1, 1], [1])
     first, _, again, last = shard.kept

@@ -1,4 +1,4 @@
-"""Schemas that a user gives: what they may ask for."""
+"""User schemas: the allowed columns and types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_projection_has_its_order_its_names_and_its_types() -> None:
         (("key", "binary", False), "it must be nullable"),
     ],
 )
-def test_other_columns_and_types_are_refused(field: tuple[str, str, bool], said: str) -> None:
+def test_unknown_columns_and_types_are_refused(field: tuple[str, str, bool], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         projection([field])
     assert repr(field[0]) in str(refused.value)

@@ -1,4 +1,4 @@
-"""Spark reads a real cluster: the same rows as a subscriber's, however often and however asked."""
+"""Spark reads a real cluster: every load has the rows of a subscription."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with sealed segments and records behind them."""
+    """A cluster with sealed segments and later records."""
     with small_cluster(tmp_path_factory.mktemp("reads") / "log") as running:
         with running.connect(timeout=TIMEOUT_S) as log:
             fill(running, 500)
@@ -71,7 +71,7 @@ def keys(frame: DataFrame) -> list[Key]:
     )
 
 
-def test_all_rows_are_a_subscribers_again_and_again(
+def test_repeated_loads_equal_a_subscription(
     spark: SparkSession, cluster: Cluster, records: list[Record]
 ) -> None:
     frame = load(spark, cluster, minPartitions=4)
@@ -83,7 +83,7 @@ def test_all_rows_are_a_subscribers_again_and_again(
     assert joined.count() == len(expected)
 
 
-def test_each_column_is_what_it_says(
+def test_each_column_has_its_content(
     spark: SparkSession, cluster: Cluster, records: list[Record]
 ) -> None:
     record = next(record for record in records if record.key is not None)
@@ -115,7 +115,7 @@ def test_a_schema_is_the_projection(
     ]
 
 
-def test_what_is_no_text_fails_with_its_place(
+def test_a_string_column_with_invalid_utf_8_fails_with_its_position(
     spark: SparkSession, cluster: Cluster, records: list[Record]
 ) -> None:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - it may be missing
@@ -125,7 +125,7 @@ def test_what_is_no_text_fails_with_its_place(
     assert records
 
 
-def test_a_load_ends_where_it_was_made_whatever_is_inserted(
+def test_later_inserts_do_not_change_the_end_of_a_load(
     spark: SparkSession, cluster: Cluster, log: Log, records: list[Record]
 ) -> None:
     stop = threading.Event()
@@ -159,7 +159,7 @@ def test_a_load_ends_where_it_was_made_whatever_is_inserted(
     assert others == expected[: len(others)]
 
 
-def test_every_insert_that_was_done_before_a_load_is_in_it(
+def test_a_load_contains_every_insert_completed_before_it(
     spark: SparkSession, cluster: Cluster, log: Log
 ) -> None:
     for number in range(3):
@@ -179,7 +179,7 @@ def test_offsets_bound_the_range(
     assert keys(load(spark, cluster, **same)) == []
 
 
-def test_epochs_bound_the_range_and_both_are_in_it(
+def test_epochs_bound_the_range_inclusively(
     spark: SparkSession, cluster: Cluster, records: list[Record]
 ) -> None:
     epochs = sorted({record.epoch for record in records})
@@ -188,7 +188,7 @@ def test_epochs_bound_the_range_and_both_are_in_it(
     assert keys(frame) == [as_key(r) for r in records if first <= r.epoch <= last]
 
 
-def test_timestamps_choose_rows(
+def test_timestamps_filter_rows(
     spark: SparkSession, cluster: Cluster, records: list[Record]
 ) -> None:
     times = sorted({record.timestamp_us for record in records})
@@ -204,11 +204,11 @@ def test_timestamps_choose_rows(
     assert keys(load(spark, cluster, endingOffsets=last, **moments)) == expected
 
 
-def test_a_dataframe_is_the_same_rows_also_if_spark_plans_it_again(
+def test_a_dataframe_has_the_same_rows_when_planned_again(
     spark: SparkSession, cluster: Cluster, log: Log, records: list[Record]
 ) -> None:
     start, last = records[-1].rid.gsn + 1, records[-1].rid.gsn
-    # Spark then plans each filtered query anew, and takes that for later ones without a filter.
+    # Spark then plans each filtered query again, and uses that plan for later unfiltered queries.
     spark.conf.set(PUSHDOWN, "true")
     try:
         for schema in ("", "offset long"):
@@ -223,7 +223,7 @@ def test_a_dataframe_is_the_same_rows_also_if_spark_plans_it_again(
         spark.conf.set(PUSHDOWN, "false")
 
 
-def test_the_files_of_a_cluster_are_read_like_any(
+def test_spark_reads_the_files_of_a_cluster(
     spark: SparkSession, cluster: Cluster, records: list[Record]
 ) -> None:
     frame = spark.read.format("ziplog").load(str(cluster.config.data_dir))

@@ -60,7 +60,7 @@ def ended(query: StreamingQuery) -> StreamingQuery:
 
 
 class Kept:
-    """What each micro-batch gave, by its number."""
+    """The rows of each micro-batch, by its number."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[bytes]] = {}
@@ -73,7 +73,7 @@ class Kept:
         return Counter(row for rows in self.batches.values() for row in rows)
 
 
-def test_available_now_takes_several_batches_and_a_restart_goes_on(
+def test_available_now_runs_several_batches_and_a_restart_continues(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
     begin = tail(cluster)
@@ -95,7 +95,7 @@ def test_available_now_takes_several_batches_and_a_restart_goes_on(
     assert kept.rows == Counter(first + second)
 
 
-def test_a_stream_follows_and_begins_at_latest(
+def test_a_stream_follows_the_log_from_latest(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
     fill_named(cluster, "old", 10)
@@ -106,11 +106,13 @@ def test_a_stream_follows_and_begins_at_latest(
     try:
         looked = "it has looked at the log"
         wait_until(lambda: query.lastProgress is not None, looked, deadline_s=WAIT_S)
-        for turn in range(3):
-            fill_named(cluster, f"new {turn}", 6)
-            wanted = 6 * (turn + 1)
+        for number in range(3):
+            fill_named(cluster, f"new {number}", 6)
+            expected = 6 * (number + 1)
             wait_until(
-                lambda wanted=wanted: kept.rows.total() >= wanted, "it follows", deadline_s=WAIT_S
+                lambda expected=expected: kept.rows.total() >= expected,
+                "it follows",
+                deadline_s=WAIT_S,
             )
     finally:
         query.stop()
@@ -142,7 +144,7 @@ def test_a_copy_that_dies_in_the_middle_of_a_batch_has_each_record_once(
         query.awaitTermination(WAIT_S)
     written = len(subscribed(target, there))
     assert 0 < written < len(payloads), "it died in the middle"
-    # What the servers tell by now would be another plan.
+    # The current outlines would lead to another plan.
     payloads += fill_named(cluster, policy + "2", 100)
     ended(copy(spark, **asked))
     assert Counter(record.payload for record in subscribed(target, there)) == Counter(payloads)
@@ -154,7 +156,7 @@ def test_a_copy_that_dies_in_the_middle_of_a_batch_has_each_record_once(
 def copying(
     cluster: Cluster, target: Cluster, folder: Path, begin: RecordId, policy: str
 ) -> dict[str, str]:
-    """What `copy` is asked for."""
+    """Return the arguments of `copy`."""
     return {
         "servers": cluster.endpoint,
         "target": target.endpoint,
@@ -176,14 +178,14 @@ def test_a_query_that_is_killed_has_each_record_once(
     asked = copying(cluster, target, checkpoint, begin, "key")
     arguments = json.dumps(asked | {"fatal": 2_800, "mark": str(mark)})
     command = [sys.executable, "-m", "tests.spark_reader.copying", arguments]
-    # What it cannot tidy up goes with the test.
+    # A killed process leaves temporary files; the test's directory contains them.
     here = {"TMPDIR": str(tmp_path), "SPARK_LOCAL_DIRS": str(tmp_path)}
     here["JAVA_TOOL_OPTIONS"] = f"-Djava.io.tmpdir={tmp_path}"
     with subprocess.Popen(
         command, env=os.environ | here, start_new_session=True, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            wait_until(mark.exists, "a task stands still", deadline_s=WAIT_S)
+            wait_until(mark.exists, "a task hangs", deadline_s=WAIT_S)
             wait_until(lambda: subscribed(target, there), "others have written", deadline_s=WAIT_S)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -192,11 +194,11 @@ def test_a_query_that_is_killed_has_each_record_once(
     assert len(subscribed(target, there)) < len(payloads), "it was killed in the middle"
     payloads += fill_named(cluster, "meanwhile", 100)
     ended(copy(spark, **asked))
-    assert placed(target, there) > len(payloads), "what it had written is there twice"
+    assert placed(target, there) > len(payloads), "rows that it had written are stored twice"
     assert Counter(record.payload for record in subscribed(target, there)) == Counter(payloads)
 
 
-def test_a_micro_batch_whose_end_was_not_written_down_has_each_record_once(
+def test_a_micro_batch_without_a_commit_has_each_record_once(
     spark: SparkSession, cluster: Cluster, target: Cluster, tmp_path: Path
 ) -> None:
     """All of it was written, and is written again."""
@@ -212,7 +214,7 @@ def test_a_micro_batch_whose_end_was_not_written_down_has_each_record_once(
     assert Counter(record.payload for record in subscribed(target, there)) == Counter(payloads)
 
 
-def test_what_was_trimmed_is_a_loss_that_is_said_or_allowed(
+def test_a_trim_is_a_data_loss_error_or_allowed(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
     begin = tail(cluster)
@@ -238,7 +240,7 @@ def test_what_was_trimmed_is_a_loss_that_is_said_or_allowed(
     assert kept.rows == Counter(rest)
 
 
-def test_a_zombie_changes_nothing(cluster: Cluster) -> None:
+def test_a_zombie_task_changes_nothing(cluster: Cluster) -> None:
     """Two attempts of a task at a time: each writes the same, in turns."""
     begin = tail(cluster)
     rows = [b"row %d" % number for number in range(100)]

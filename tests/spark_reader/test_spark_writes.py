@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def begin(cluster: Cluster) -> RecordId:
-    """Return where what a test writes begins."""
+    """Return the position at which a test's writes start."""
     return tail(cluster)
 
 
@@ -94,10 +94,10 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("keyed", [False, True])
-def test_a_task_that_is_run_again_leaves_no_duplicates(
+def test_a_repeated_task_leaves_no_duplicates(
     spark: SparkSession, cluster: Cluster, begin: RecordId, tmp_path: Path, keyed: bool
 ) -> None:
-    """What came before the row where it dies was written, as if that were all."""
+    """The rows before the failing row were written, as if the input had ended there."""
     rows, mark = 4_000, tmp_path / "died"
     columns = ["id", "concat(id, repeat('.', 700)) as value"]
     frame = spark.range(0, rows, 1, 2).selectExpr(
@@ -106,13 +106,13 @@ def test_a_task_that_is_run_again_leaves_no_duplicates(
     save(failing_once(mark)(frame, "value", 1_900), cluster)
     assert mark.exists(), "a task died"
     values = [f"{number}{'.' * 700}".encode() for number in range(rows)]
-    assert placed(cluster, begin) > rows, "what it wrote is in the log twice"
+    assert placed(cluster, begin) > rows, "its rows are in the log twice"
     assert Counter(record.payload for record in subscribed(cluster, begin)) == Counter(values)
     assert Counter(loaded(spark, cluster, begin)) == Counter(values)
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_task_that_is_run_again_writes_copies_if_that_was_asked_for(
+def test_without_exactly_once_a_repeated_task_writes_duplicates(
     spark: SparkSession, cluster: Cluster, begin: RecordId, tmp_path: Path
 ) -> None:
     columns = ["id", "concat(id, repeat(' ', 700)) as value"]
@@ -136,12 +136,15 @@ def test_rows_of_a_task_are_at_one_shard_in_order(
     assert {record.rid.shard for record in records} == {0, 1}, "neighbours go to different ones"
 
 
-def test_keys_go_with_their_rows_to_the_clients_shard(
+def test_rows_with_keys_go_to_the_shard_that_the_client_would_use(
     spark: SparkSession, cluster: Cluster, begin: RecordId
 ) -> None:
-    columns = ["cast(id as string) as payload", "if(id % 5 = 0, null, concat('k', id % 11)) as who"]
+    columns = [
+        "cast(id as string) as payload",
+        "if(id % 5 = 0, null, concat('k', id % 11)) as name",
+    ]
     frame = spark.range(0, 500, 1, 2).selectExpr(*columns)
-    save(frame, cluster, valueColumn="payload", keyColumn="who", **identity("keys"))
+    save(frame, cluster, valueColumn="payload", keyColumn="name", **identity("keys"))
     records = subscribed(cluster, begin)
     by_key = policy.by_key_hash()
     for record in records:
@@ -156,7 +159,9 @@ def test_keys_go_with_their_rows_to_the_clients_shard(
             assert mine == sorted(mine), "rows of a key keep their order"
 
 
-def test_a_shards_number_takes_all(spark: SparkSession, cluster: Cluster, begin: RecordId) -> None:
+def test_a_policy_with_a_shard_sends_all_rows_there(
+    spark: SparkSession, cluster: Cluster, begin: RecordId
+) -> None:
     columns = ["cast(cast(id as string) as binary) as value", "'k' as key"]
     frame = spark.range(0, 100, 1, 3).selectExpr(*columns)
     save(frame, cluster, policy="1", **identity("one shard"))
@@ -165,7 +170,7 @@ def test_a_shards_number_takes_all(spark: SparkSession, cluster: Cluster, begin:
     assert {(record.rid.shard, record.key) for record in records} == {(1, b"k")}
 
 
-def test_a_write_that_its_user_names_is_there_once(
+def test_a_write_with_a_query_id_is_stored_once(
     spark: SparkSession, cluster: Cluster, begin: RecordId
 ) -> None:
     frame = spark.range(0, 50, 1, 2).selectExpr("cast(id as string) as value")
@@ -185,7 +190,7 @@ def test_an_empty_frame_writes_nothing(
     assert placed(cluster, begin) == 0
 
 
-def test_a_stream_that_replaces_what_it_wrote_is_refused() -> None:
+def test_a_stream_in_complete_mode_is_refused() -> None:
     from spark_reader.writer import ZiplogStreamWriter  # noqa: PLC0415 - may be missing
 
     with pytest.raises(ConfigError, match="the mode is 'complete'; it must be append"):
@@ -211,7 +216,7 @@ def test_a_stream_that_replaces_what_it_wrote_is_refused() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(
+def test_an_invalid_option_is_reported_in_one_line(
     spark: SparkSession,
     cluster: Cluster,
     columns: str,

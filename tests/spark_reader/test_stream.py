@@ -1,4 +1,4 @@
-"""The source of micro-batches, without Spark: what it answers to what Spark asks."""
+"""Micro-batch source without Spark: its responses to Spark's calls."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FakeLog:
     def for_tasks(self) -> str:
         return "the demo's source"
 
-    def stretches(self, start: int, stop: int) -> list[Piece]:
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
         step, start = max((stop - start) // 8, 10), max(start, self.trim)
         return [
             Piece(shard, at, min(at + step, stop), 10 * (min(at + step, stop) - at))
@@ -95,19 +95,19 @@ def spans_of(task: Any) -> list[tuple[int, int, int]]:
     return [(piece.shard, piece.start, piece.stop) for piece in task.pieces]
 
 
-def test_a_query_begins_where_the_options_say(log: FakeLog) -> None:
+def test_a_query_starts_at_the_option(log: FakeLog) -> None:
     assert reader().initialOffset() == {"gsn": 5}
     assert reader(startingOffsets="latest").initialOffset() == {"gsn": 103}
 
 
-def test_the_beginning_is_the_same_each_time_it_is_asked(log: FakeLog) -> None:
+def test_the_initial_offset_is_stable(log: FakeLog) -> None:
     source = reader(startingOffsets="latest")
     first = source.initialOffset()
     log.tail = 300
     assert source.initialOffset() == first == {"gsn": 103}
 
 
-def test_a_micro_batch_is_all_that_is_new_once(log: FakeLog) -> None:
+def test_a_micro_batch_has_all_new_rows_once(log: FakeLog) -> None:
     source = reader()
     start = source.initialOffset()
     end = source.latestOffset(start, ALL)
@@ -119,7 +119,7 @@ def test_a_micro_batch_is_all_that_is_new_once(log: FakeLog) -> None:
     assert source.partitions(end, end) == []
 
 
-def test_the_cluster_is_not_asked_each_time_spark_asks(log: FakeLog) -> None:
+def test_requests_for_the_tail_are_rate_limited(log: FakeLog) -> None:
     source = reader()
     end = source.latestOffset({"gsn": 5}, ALL)
     log.tail = 200
@@ -127,12 +127,12 @@ def test_the_cluster_is_not_asked_each_time_spark_asks(log: FakeLog) -> None:
         assert source.latestOffset(end, ALL) == end
     assert source.reportLatestOffset() == {"gsn": 101}
     assert log.asked == 1
-    log.now += stream._LATEST_FOR_S
+    log.now += stream._LATEST_INTERVAL_S
     assert source.latestOffset(end, ALL)["gsn"] == 201
     assert source.reportLatestOffset() == {"gsn": 201}
 
 
-def test_offsets_only_go_forward(log: FakeLog) -> None:
+def test_offsets_never_decrease(log: FakeLog) -> None:
     """A checkpoint may know more than servers that were away."""
     source = reader()
     ahead = {"gsn": 150, "tasks": "0:1-150"}
@@ -141,7 +141,7 @@ def test_offsets_only_go_forward(log: FakeLog) -> None:
     assert source.latestOffset(ahead, ALL) is ahead
 
 
-def test_available_now_ends_where_the_log_ended_when_it_began(log: FakeLog) -> None:
+def test_available_now_ends_at_the_end_of_the_log_at_its_start(log: FakeLog) -> None:
     source = reader(maxBytesPerBatch="400")
     source.prepareForTriggerAvailableNow()
     log.tail, log.now = 500, 1.0
@@ -160,7 +160,7 @@ def test_available_now_ends_where_the_log_ended_when_it_began(log: FakeLog) -> N
         assert [stop for _, stop in ends[:-1]] == [start for start, _ in ends[1:]]
 
 
-def test_a_limit_is_met_as_closely_as_the_servers_tell(log: FakeLog) -> None:
+def test_a_limit_is_met_as_closely_as_the_outline_allows(log: FakeLog) -> None:
     """The first outline has steps of 1,250 positions; the limit is one of 50."""
     log.tail = 10_004
     source = reader()
@@ -169,13 +169,13 @@ def test_a_limit_is_met_as_closely_as_the_servers_tell(log: FakeLog) -> None:
     assert source.latestOffset({"gsn": 5}, ALL)["gsn"] == 10_005
 
 
-def test_a_step_above_the_limit_is_taken_all_the_same(log: FakeLog) -> None:
+def test_a_step_larger_than_the_limit_is_still_read(log: FakeLog) -> None:
     end = reader().latestOffset({"gsn": 5}, ReadMaxBytes(1))
     assert end["gsn"] == 15
 
 
 @pytest.mark.parametrize("options", [{}, {"maxBytesPerBatch": "200"}])
-def test_a_stream_goes_on_behind_what_was_trimmed_to_its_end(
+def test_a_stream_continues_after_a_trim_of_its_whole_range(
     log: FakeLog, options: dict[str, str]
 ) -> None:
     source = reader(failOnDataLoss="false", **options)
@@ -192,20 +192,18 @@ def test_a_stream_goes_on_behind_what_was_trimmed_to_its_end(
     assert covered(later.partitions(end, following))[0][0][0] == 200
 
 
-def test_the_plan_is_the_checkpoints_not_the_servers(
-    log: FakeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_comes_from_the_checkpoint(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     source = reader(minPartitions="4")
     end = source.latestOffset({"gsn": 5}, ALL)
     plan = [spans_of(task) for task in source.partitions({"gsn": 5}, end)]
     assert len(plan) == 4
-    monkeypatch.setattr(log, "stretches", refuse)
+    monkeypatch.setattr(log, "pieces_of", refuse)
     restarted = reader(minPartitions="2")
     assert [spans_of(task) for task in restarted.partitions({"gsn": 5}, end)] == plan
 
 
-def test_a_restart_of_the_first_micro_batch_begins_where_it_began(log: FakeLog) -> None:
-    """`latest` is another position by then; what was promised lies before it."""
+def test_a_repeated_first_micro_batch_has_the_same_start(log: FakeLog) -> None:
+    """`latest` has moved by then; the planned rows lie before it."""
     first = reader(startingOffsets="latest")
     log.tail = 100
     start = first.initialOffset()
@@ -217,7 +215,7 @@ def test_a_restart_of_the_first_micro_batch_begins_where_it_began(log: FakeLog) 
     assert covered(tasks) == {0: [(103, 121)], 1: [(103, 121)]}
 
 
-def test_a_restart_does_not_look_at_where_the_first_start_began(
+def test_a_restart_ignores_the_new_initial_offset(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That may be trimmed by then."""
@@ -227,7 +225,7 @@ def test_a_restart_does_not_look_at_where_the_first_start_began(
     assert covered(source.partitions({"gsn": 50, "tasks": "0:5-50"}, end))[1] == [(50, 101)]
 
 
-def test_a_reader_travels_with_nothing_open(log: FakeLog) -> None:
+def test_a_pickled_reader_has_no_open_session(log: FakeLog) -> None:
     spark = CloudPickleSerializer()
     source = spark.loads(spark.dumps(reader()))
     assert not log.is_open

@@ -1,4 +1,4 @@
-"""What a task reads comes from the source that the plan gave it, one batch ahead of Spark."""
+"""Read tasks: each reads its share from the planned source, one batch ahead of Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_reader import tasks
 from spark_reader.options import SERVERS, parse
 from spark_reader.planning import Piece
 from spark_reader.schema import DEFAULT
-from spark_reader.tasks import Share, read_share
+from spark_reader.tasks import Share, read_task
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from spark_reader.batches import Wanted
+    from spark_reader.batches import Projection
     from ziplog.segments.buffer_pool import BufferPool
 
 OPTIONS = parse({SERVERS: "127.0.0.1:1"})
@@ -44,8 +44,8 @@ class Source:
         yield self
         self.is_open = False
 
-    def read(self, pieces: list[Piece], what: Wanted, turn: int) -> Iterator[int]:
-        self.asked.append((pieces, what.topic, turn))
+    def read(self, pieces: list[Piece], what: Projection, task_index: int) -> Iterator[int]:
+        self.asked.append((pieces, what.topic, task_index))
         for number in range(1, 5):
             self.threads.add(threading.get_ident())
             self.made = number
@@ -54,14 +54,14 @@ class Source:
 
 @pytest.fixture
 def spared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """How often searches for garbage were told to spare modules."""
+    """Calls of `freeze_gc`."""
     calls: list[bool] = []
-    monkeypatch.setattr(tasks, "spare_modules", lambda: calls.append(True))
+    monkeypatch.setattr(tasks, "freeze_gc", lambda: calls.append(True))
     return calls
 
 
-def run(source: Source, pieces: list[Piece], turn: int = 3) -> Iterator[pa.RecordBatch]:
-    return read_share(OPTIONS, DEFAULT, Share(turn, pieces, cast("Any", source), "log"))
+def run(source: Source, pieces: list[Piece], task_index: int = 3) -> Iterator[pa.RecordBatch]:
+    return read_task(OPTIONS, DEFAULT, Share(task_index, pieces, cast("Any", source), "log"))
 
 
 def test_a_task_reads_its_pieces_from_its_source(spared: list[bool]) -> None:
@@ -73,7 +73,7 @@ def test_a_task_reads_its_pieces_from_its_source(spared: list[bool]) -> None:
 
 
 @pytest.mark.usefixtures("spared")
-def test_the_next_batch_is_read_while_spark_takes_one() -> None:
+def test_the_next_batch_is_read_while_spark_consumes_one() -> None:
     source = Source()
     batches = run(source, PIECES)
     next(batches)
@@ -83,15 +83,15 @@ def test_the_next_batch_is_read_while_spark_takes_one() -> None:
 
 
 @pytest.mark.usefixtures("spared")
-def test_tasks_of_a_process_share_their_memory() -> None:
+def test_tasks_of_a_process_share_a_buffer_pool() -> None:
     source = Source()
-    for turn in range(2):
-        list(run(source, PIECES, turn))
+    for task_index in range(2):
+        list(run(source, PIECES, task_index))
     first, second = source.memories
     assert first is second is not None
 
 
-def test_who_has_nothing_to_read_opens_nothing(spared: list[bool]) -> None:
+def test_a_task_without_pieces_opens_no_source(spared: list[bool]) -> None:
     source = Source()
     assert list(run(source, [])) == []
     assert (source.memories, spared) == ([], [])

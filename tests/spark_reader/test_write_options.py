@@ -1,4 +1,4 @@
-"""What may be asked of a write, and what is said of what may not."""
+"""Write options: allowed values, and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_write_needs_only_servers() -> None:
     assert (options.policy, options.exactly_once, options.identity) == (None, True, None)
 
 
-def test_names_are_matched_without_regard_to_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     given = {
         "ZIPLOG.Bootstrap.Servers": "h:1",
         "VALUECOLUMN": "a",
@@ -35,7 +35,7 @@ def test_policies(text: str, policy: object) -> None:
     assert parse({**SERVERS, "policy": text}, stream=False).policy == policy
 
 
-def test_what_spark_adds_for_a_stream_is_let_be() -> None:
+def test_options_that_spark_adds_are_ignored() -> None:
     assert parse({**SERVERS, "checkpointlocation": "/x"}, stream=True).timeout_s == 10
 
 
@@ -56,7 +56,7 @@ def test_what_spark_adds_for_a_stream_is_let_be() -> None:
         ({**SERVERS, "exactlyOnce": "no"}, "exactlyOnce is 'no'.*true or false"),
         (
             {**SERVERS, "queryId": "q", "batchId": "1", "exactlyOnce": "False"},
-            "queryId is 'q'.*left out, if exactlyOnce is false",
+            "queryId is 'q'.*left out if exactlyOnce is false",
         ),
         ({**SERVERS, "queryId": "q"}, "batchId is None.*together with queryId"),
         ({**SERVERS, "batchId": "1"}, "queryId is None.*together with batchId"),
@@ -64,13 +64,13 @@ def test_what_spark_adds_for_a_stream_is_let_be() -> None:
         ({**SERVERS, "queryId": "q", "batchId": str(2**63)}, "batchId is '9223372036854775808'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(options: dict[str, str], says: str) -> None:
+def test_an_invalid_option_is_reported_in_one_line(options: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         parse(options, stream=False)
     assert "\n" not in str(caught.value)
 
 
-def test_a_repeatable_write_is_named_by_its_user_but_never_a_streams() -> None:
+def test_a_query_id_is_allowed_for_batches_only() -> None:
     named = {**SERVERS, "queryId": "nightly", "batchId": "7"}
     assert parse(named, stream=False).identity == ("nightly", 7)
     with pytest.raises(ConfigError, match=r"queryId is 'nightly'.*left out"):
@@ -95,10 +95,10 @@ def test_columns_are_found_by_name() -> None:
         ({"keyColumn": "k"}, SCHEMA, "keyColumn is 'k'.*there are id, Key, value"),
         ({"keyColumn": "id"}, SCHEMA, "the type of column id is 'bigint'"),
         ({"policy": "key"}, SCHEMA[2:], "policy is 'key'.*there are value"),
-        ({}, [*SCHEMA, ("VALUE", "string")], "valueColumn is 'value'.*there are several"),
+        ({}, [*SCHEMA, ("VALUE", "string")], "valueColumn is 'value'.*exactly one column"),
     ],
 )
-def test_what_is_wrong_with_columns_is_said(
+def test_invalid_columns_are_reported(
     options: dict[str, str], schema: list[tuple[str, str]], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -1,14 +1,15 @@
 """The effect of latency on contended transactions: `python -m tests.sim.database.contention`.
 
-The thesis' benchmark of LogDB (T 4.4.6) in virtual time: closed-loop clients read one of ten random
-keys, write it + 1 and commit; an aborted client starts again with another key. Every hop takes 40
-to 60 µs. Processing time is excluded (every step takes 2 µs), which leaves the effect of the
-protocol's latency on commits and aborts. scripts/database/contention.py measures real machines.
+The thesis' benchmark of LogDB (T 4.4.6) in virtual time: closed-loop clients read one of ten keys
+by chance, write it + 1 and commit; who is aborted begins anew, with another key. Every hop takes 40
+to 60 µs. Processing time is not in it (a turn takes 2 µs, however much there is to do): what is
+left is what the protocol's latency does to commits and aborts. What machines can do is another
+question (scripts/logdb_bench/contention.py).
 
-"900 µs" is the log with Scalog's inserts, with the class that delays them on real machines too
-(scripts/database/held.py): acknowledgements, and the delivery of commit records to the coordinator,
-wait until 900 µs after the call. Messages after such a delivery wait with it, so some attempts take
-twice as long.
+"900 µs" is the log with Scalog's inserts, by the class that holds them on real machines, too
+(scripts/logdb_bench/delayed_inserts.py): acknowledgements, and what brings commit records to the
+coordinator, wait until 900 µs after the call. What comes behind such a delivery waits with it, so
+an attempt takes twice as long now and then.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _SCRIPTS: Final = str(Path(__file__).resolve().parents[3] / "scripts")
 if _SCRIPTS not in sys.path:  # the scripts are no package: their folder is where they are found
     sys.path.insert(0, _SCRIPTS)
 
-from database.held import SCALOG_US, HeldCore  # noqa: E402
+from logdb_bench.delayed_inserts import SCALOG_US, DelayedCore  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -198,7 +199,7 @@ class _Client:
 @contextmanager
 def _as_said(line: Line) -> Iterator[None]:
     """Let clients and coordinators be those of a line."""
-    held = partial(HeldCore, wall_offset_us=0)  # In a run both clocks are the same.
+    held = partial(DelayedCore, wall_offset_us=0)  # In a run both clocks are the same.
     with (
         patch.object(logdb.client.operations, "INLINE_BYTES", 16 * 1024 * line.is_inline),
         patch.object(programs, "SEGMENT_BYTES", _SEGMENT_BYTES),

@@ -1,0 +1,140 @@
+"""Baselines: the minimum cost of an insert with two message delays at f=1, one client, two servers.
+
+Each baseline sends a payload to two echo servers, separate processes on loopback, and waits until
+both returned it. No message is decoded, ordered or stored.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+import socket
+from typing import TYPE_CHECKING, Self
+
+import zmq
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_SPAWN = multiprocessing.get_context("spawn")
+_HOST = "127.0.0.1"
+
+
+def _echo_tcp(ready: Connection, size: int) -> None:
+    with socket.create_server((_HOST, 0)) as server:
+        ready.send(server.getsockname()[1])
+        peer, _ = server.accept()
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        buffer = bytearray(size)
+        while True:
+            got = 0
+            while got < size:
+                count = peer.recv_into(memoryview(buffer)[got:])
+                if count == 0:
+                    return
+                got += count
+            peer.sendall(buffer)
+
+
+def _echo_zmq(ready: Connection, size: int) -> None:  # noqa: ARG001
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        ready.send(router.bind_to_random_port(f"tcp://{_HOST}"))
+        while True:
+            router.send_multipart(router.recv_multipart())
+
+
+class Floor:
+    """Two echo servers and a client of both."""
+
+    def __init__(self, size: int) -> None:
+        """Start the servers for payloads of `size` bytes."""
+        self._size = size
+        self._servers = []
+        self.ports: list[int] = []
+        for _ in range(2):
+            here, there = _SPAWN.Pipe()
+            server = _SPAWN.Process(target=self.serve, args=(there, size), daemon=True)
+            server.start()
+            self._servers.append(server)
+            self.ports.append(here.recv())
+
+    serve = staticmethod(_echo_tcp)
+
+    @property
+    def pids(self) -> list[int]:
+        """The servers' processes."""
+        return [server.pid for server in self._servers if server.pid is not None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._servers:
+            server.kill()
+            server.join()
+
+
+class TcpFloor(Floor):
+    """Blocking sockets."""
+
+    name = "raw TCP, two servers"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._sockets = []
+        for port in self.ports:
+            connection = socket.create_connection((_HOST, port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets.append(connection)
+        self._poll = select.epoll()
+        for connection in self._sockets:
+            self._poll.register(connection, select.EPOLLIN)
+        self._by_fd = {connection.fileno(): connection for connection in self._sockets}
+
+    def insert(self, payload: bytes) -> None:
+        """Make one round trip with both servers."""
+        for connection in self._sockets:
+            connection.sendall(payload)
+        missing = dict.fromkeys(self._by_fd, self._size)
+        while missing:
+            for fd, _ in self._poll.poll():
+                missing[fd] -= len(self._by_fd[fd].recv(self._size))
+                if missing[fd] == 0:
+                    del missing[fd]
+
+    def __exit__(self, *details: object) -> None:
+        for connection in self._sockets:
+            connection.close()
+        self._poll.close()
+        super().__exit__(*details)
+
+
+class ZmqFloor(Floor):
+    """pyzmq: two DEALERs to two ROUTERs."""
+
+    name = "pyzmq, two servers"
+    serve = staticmethod(_echo_zmq)
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._context = zmq.Context()
+        self._dealers = []
+        for port in self.ports:
+            dealer = self._context.socket(zmq.DEALER)
+            dealer.connect(f"tcp://{_HOST}:{port}")
+            self._dealers.append(dealer)
+        self._wanted = [(dealer, zmq.POLLIN) for dealer in self._dealers]
+
+    def insert(self, payload: bytes) -> None:
+        """Make one round trip with both servers."""
+        for dealer in self._dealers:
+            dealer.send(payload)
+        missing = 2
+        while missing:
+            for dealer, _ in zmq.zmq_poll(self._wanted, -1):
+                dealer.recv()
+                missing -= 1
+
+    def __exit__(self, *details: object) -> None:
+        self._context.destroy(linger=0)
+        super().__exit__(*details)

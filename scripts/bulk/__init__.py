@@ -1,1 +1,0 @@
-"""Reading in bulk: Spark over the log beside Parquet."""

@@ -1,1 +1,0 @@
-"""Open-loop loads on a real cluster, what they saw, and the arithmetic of figures."""

@@ -1,0 +1,1 @@
+"""Open-loop loads on a real cluster, their results, and statistics."""

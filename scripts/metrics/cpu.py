@@ -1,0 +1,40 @@
+"""The CPU time of processes, by thread, while something is done many times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psutil
+
+#: Number of threads of a process that a report lists.
+_THREADS: Final = 3
+
+
+def spent(
+    processes: dict[str, psutil.Process], act: Callable[[int], object], count: int
+) -> dict[str, Any]:
+    """Return what each process, and its busiest threads, spend on one of what `act(count)` does."""
+    before = {name: threads_of(process) for name, process in processes.items()}
+    act(count)
+    result: dict[str, Any] = {}
+    for name, process in processes.items():
+        each = [
+            tuple((now - then) / count * 1e6 for now, then in zip(times, was, strict=True))
+            for thread, times in threads_of(process).items()
+            if (was := before[name].get(thread))
+        ]
+        busiest = sorted(each, key=sum, reverse=True)[:_THREADS]
+        result[name] = {
+            "total_us": sum(map(sum, each)),
+            "threads": ", ".join(f"{user:.0f} user + {kernel:.0f} sys" for user, kernel in busiest),
+        }
+    result["total_us"] = sum(of["total_us"] for of in result.values())
+    return result
+
+
+def threads_of(process: psutil.Process) -> dict[int, tuple[float, float]]:
+    """Return the seconds that each thread has spent, in user code and in the kernel."""
+    return {thread.id: (thread.user_time, thread.system_time) for thread in process.threads()}

@@ -1,0 +1,35 @@
+"""Local Spark sessions of the scripts: quiet, in UTC, and stopped at the end."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from spark_reader.catalog import session as new_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def session(
+    name: str, cores: int, config: Mapping[str, Any] | None = None
+) -> Iterator[SparkSession]:
+    """Run a session with `cores` cores; `config` has more Spark settings."""
+    spark = new_session(
+        name,
+        cores,
+        config={
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "ERROR",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": str(2 * cores),
+        }
+        | dict(config or {}),
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()

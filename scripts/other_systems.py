@@ -1,0 +1,161 @@
+"""Other logs, for comparison: used if their servers and Python clients are installed.
+
+Redis: `XADD` then `WAIT 1`, one replica (asynchronous replication, no consensus). NATS JetStream:
+a stream with three replicas (Raft, no fsync per message). All on loopback, in temporary folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+_HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """Return a port that was free just now."""
+    with socket.create_server((_HOST, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+class Peer:
+    """Servers of another log, and a client."""
+
+    name = ""
+    server = ""
+    module = ""
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        """Whether its server and its Python client are installed."""
+        return shutil.which(cls.server) is not None and (
+            importlib.util.find_spec(cls.module) is not None
+        )
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str) -> None:
+        """Start a server."""
+        self._processes.append(
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Redis(Peer):
+    """A primary and a replica."""
+
+    name = "Redis XADD + WAIT 1"
+    server = "redis-server"
+    module = "redis"
+
+    def __init__(self) -> None:
+        super().__init__()
+        import redis  # noqa: PLC0415  an optional peer
+
+        ports = [free_port(), free_port()]
+        for index, port in enumerate(ports):
+            options = ["--replicaof", _HOST, str(ports[0])] if index else []
+            folder = self._folder / str(index)
+            folder.mkdir()
+            self.start(
+                "redis-server", "--bind", _HOST, "--port", str(port), "--dir", str(folder),
+                "--save", "", "--repl-diskless-sync-delay", "0", *options,
+            )  # fmt: skip
+        #: The primary's.
+        self.port = ports[0]
+        self._client = redis.Redis(host=_HOST, port=self.port)
+        _until(lambda: self._client.wait(1, 100) >= 1)
+
+    def values(self, keys: list[str]) -> list[bytes | None]:
+        """Return the values of keys."""
+        found: list[bytes | None] = self._client.mget(keys)
+        return found
+
+    def insert(self, payload: bytes) -> None:
+        """Append, and wait for the replica's acknowledgement."""
+        with self._client.pipeline(transaction=False) as batch:
+            batch.xadd("log", {"p": payload}, maxlen=10_000, approximate=True)
+            batch.wait(1, 1000)
+            batch.execute()
+
+
+class Nats(Peer):
+    """Three JetStream servers, a stream on all of them."""
+
+    name = "NATS JetStream R3"
+    server = "nats-server"
+    module = "nats"
+
+    def __init__(self) -> None:
+        super().__init__()
+        ports = [free_port() for _ in range(3)]
+        routes = [free_port() for _ in range(3)]
+        urls = ",".join(f"nats://{_HOST}:{port}" for port in routes)
+        for index in range(3):
+            config = self._folder / f"{index}.conf"
+            config.write_text(
+                f'server_name: n{index}\nhost: "{_HOST}"\nport: {ports[index]}\n'
+                f'jetstream {{ store_dir: "{self._folder / str(index)}" }}\n'
+                f'cluster {{ name: bench, host: "{_HOST}", port: {routes[index]}, '
+                f"routes: [{', '.join(urls.split(','))}] }}\n"
+            )
+            self.start("nats-server", "-c", str(config))
+        self._loop = asyncio.new_event_loop()
+        self._stream: Any = self._loop.run_until_complete(self._open(ports[0]))
+
+    async def _open(self, port: int) -> Any:
+        import nats  # noqa: PLC0415  an optional peer
+
+        end = time.monotonic() + 30
+        while True:
+            try:
+                client = await nats.connect(f"nats://{_HOST}:{port}", max_reconnect_attempts=1)
+                stream = client.jetstream()
+                await stream.add_stream(name="log", subjects=["log"], num_replicas=3)
+            except Exception:  # the three need a while to elect a leader
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(0.3)
+            else:
+                self._client = client
+                return stream
+
+    def insert(self, payload: bytes) -> None:
+        """Publish, and wait for the stream's acknowledgement."""
+        self._loop.run_until_complete(self._stream.publish("log", payload))
+
+    def __exit__(self, *details: object) -> None:
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
+        super().__exit__(*details)
+
+
+def _until(condition: Any, within_s: float = 30) -> None:
+    end = time.monotonic() + within_s
+    while True:
+        try:
+            if condition():
+                return
+        except Exception:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.05)

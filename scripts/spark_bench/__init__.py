@@ -1,0 +1,1 @@
+"""Benchmarks of bulk reads and writes: Spark over the log, beside Parquet."""

@@ -1,0 +1,177 @@
+"""Pipeline run from end to end: the feed, the log, Spark's answers, the stream that is killed.
+
+Rule: expected answers are computed from the file of flights only, independently of all results.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from metrics.spark import session
+
+from spark_pipeline import answers, feed, live, load, queries
+from ziplog.demo import flights
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from spark_pipeline.answers import Rows
+    from ziplog.demo.flights import Event
+
+#: Events that are cut by key at once: some six days.
+_STRETCH: Final = 16_384
+#: Approximate number of micro-batches, and the one (from 0) in which the stream is killed.
+_BATCHES: Final = 10
+_KILLED_IN: Final = 4
+#: The questions to the whole table, in the order in which they are asked.
+_QUESTIONS: Final = ("delays", "sessions", "lost_legs", "anomalies", "totals")
+
+
+class Plan(NamedTuple):
+    """Settings of a run."""
+
+    events: int
+    shards: int = 2
+    f: int = 1
+    clients: int = 2
+    cores: int = 2
+    held_back: int = 1000
+    seed: int = 1
+
+
+class Answered(NamedTuple):
+    """One question's answer."""
+
+    rows: Rows
+    #: The difference from the expected answer, or "".
+    fault: str
+    #: Seconds that Spark took, reading the log included; and plain Python.
+    spark_s: float
+    python_s: float
+
+
+class Streamed(NamedTuple):
+    """Result of the stream."""
+
+    killed: live.Killed
+    #: Start times of the first and the second process.
+    began: tuple[float, float]
+    #: (seconds since 1970, events) after each micro-batch.
+    steps: list[tuple[float, int]]
+    fault: str
+
+
+class Outcome(NamedTuple):
+    """Result of a run."""
+
+    plan: Plan
+    payload_bytes: int
+    insert_s: float
+    answers: dict[str, Answered]
+    streamed: Streamed
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every answer equals the expected one."""
+        return not any(
+            [self.streamed.fault, *(answered.fault for answered in self.answers.values())]
+        )
+
+
+def run(directory: Path, plan: Plan) -> Outcome:
+    """Run the pipeline in an empty directory.
+
+    Raises:
+        UnavailableError: the flights, pyspark or Java are not installed.
+        RuntimeError: the stream failed or was not where it had to be.
+
+    """
+    with progress("feed", plan.events) as report:
+        events = list(
+            counted(
+                feed.held_back(
+                    flights.events(flights.read(), plan.events), plan.held_back, plan.seed
+                ),
+                report,
+            )
+        )
+    with Cluster(directory / "cluster", shards=plan.shards, f=plan.f, name="flights") as cluster:
+        batches = list(feed.batches(events, _STRETCH))
+        payload_bytes = sum(len(payload) for batch in batches for payload in batch.payloads)
+        with progress("insert", plan.events) as report:
+            began = time.monotonic()
+            load.insert(cluster.endpoint, batches, plan.clients, report)
+            insert_s = time.monotonic() - began
+        answered = run_queries(cluster.endpoint, events, plan.cores)
+        streamed = stream(cluster.endpoint, directory, payload_bytes, answers.totals(events))
+    return Outcome(plan, payload_bytes, insert_s, answered, streamed)
+
+
+def run_queries(bootstrap: str, events: list[Event], cores: int) -> dict[str, Answered]:
+    """Run all Spark queries and compare; each reads the log again, up to one fixed end."""
+    found: dict[str, Answered] = {}
+    with (
+        progress("queries", len(_QUESTIONS) + 1) as report,
+        session("flights", cores) as spark,
+    ):
+        records = (
+            spark.read.format("ziplog")
+            .schema(queries.COLUMNS)
+            .option("ziplog.bootstrap.servers", bootstrap)
+            .load()
+        )
+        table = queries.parsed(records)
+        for name in ("keys", *_QUESTIONS):
+            began = time.monotonic()
+            query = getattr(queries, name)(records if name == "keys" else table)
+            rows = queries.rows(query)
+            answered = time.monotonic()
+            expected = getattr(answers, name)(events)
+            python_s = time.monotonic() - answered
+            fault = answers.difference(expected, rows)
+            found[name] = Answered(rows, fault, answered - began, python_s)
+            report(len(found))
+    return found
+
+
+def stream(bootstrap: str, directory: Path, payload_bytes: int, expected: Rows) -> Streamed:
+    """Start a stream, kill it in a micro-batch, and let another one continue to the end."""
+    place = directory / "stream"
+    place.mkdir()
+    batch_bytes = str(payload_bytes // _BATCHES)
+    with progress("stream", 2) as report:
+        began = time.time()
+        with live.Stream(bootstrap, place, batch_bytes) as process:
+            killed = process.kill_after_start(_KILLED_IN)
+        report(1)
+        again = time.time()
+        with live.Stream(bootstrap, place, batch_bytes) as process:
+            process.wait()
+        report(2)
+    found = live.answers(place)
+    steps = [(answer.at, answer.events) for answer in found]
+    fault = answers.difference(expected, live.final(place))
+    return Streamed(killed, (began, again), steps, fault)
+
+
+def counted(events: Iterator[Event], report: Callable[[int], None]) -> Iterator[Event]:
+    """Yield the events and count them."""
+    for number, event in enumerate(events, 1):
+        if number % _STRETCH == 0:
+            report(number)
+        yield event
+
+
+@contextmanager
+def progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal; yield its update function."""
+    from rich.progress import Progress  # noqa: PLC0415 - only a terminal needs it
+
+    with Progress(disable=not sys.stderr.isatty(), transient=True) as bars:
+        task: Any = bars.add_task(name, total=total)
+        yield lambda done: bars.update(task, completed=done)

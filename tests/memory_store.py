@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import takewhile
 
 from shard.state.decision_log import end_of
-from shard.storage.store import mark_of_reset
+from shard.storage.store import watermark_after_reset
 from ziplog import wire
 from ziplog.core.entries import Expire, Place, SessionTable, Skip
 from ziplog.segments.entry import (
@@ -169,7 +169,7 @@ class MemoryStore:
         MemoryStore.__init__(self)
         self.last_fseq, self.last_end, self._base = fseq, gsn, gsn
         if mark is not None:
-            self.mark = mark_of_reset(mark, fseq, gsn)
+            self.mark = watermark_after_reset(mark, fseq, gsn)
 
     @property
     def damage(self) -> list[tuple[int, int]]:

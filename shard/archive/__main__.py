@@ -24,24 +24,24 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
 
-from shard.archive.block_builder import Maker
+from shard.archive.block_builder import BlockBuilder
 from shard.archive.block_server import ArchiveServer
-from shard.archive.shared_state import Board
+from shard.archive.shared_state import SharedState
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.process_logging import configure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shard.archive.throttle import Pace
+    from shard.archive.throttle import Throttle
 
 #: After a failure to write, the disk is left alone for so long.
 _RETRY_S: Final = 10.0
 #: Of the half that makes rows.
 _NICE: Final = 19
 #: What it is told: there may be something to do; somebody waits for it.
-_NEWS: Final = b"\n"
-_HURRY: Final = b"!"
+_CHECK: Final = b"\n"
+_EXPEDITE: Final = b"!"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", required=True, help="the server's name")
     parser.add_argument("--host", required=True, help="where to listen")
     parser.add_argument("--shard", type=int, required=True, help="the server's shard")
-    parser.add_argument("--board", type=int, required=True, help="a file descriptor")
+    parser.add_argument("--shared-fd", type=int, required=True, help="a file descriptor")
     parser.add_argument("--reserve", type=int, default=0, help="bytes of space that are left alone")
     options = parser.parse_args(arguments)
     # Ctrl-C is meant for the server, which ends this process when it is done.
@@ -60,32 +60,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     configure(f"{options.node}-archive")
     raise_limit()
-    board = Board(options.board)
+    state = SharedState(options.shared_fd)
     line, its = socket.socketpair()
     # Before there are threads: they would not come along.
-    maker = os.fork()
-    if not maker:
+    builder_pid = os.fork()
+    if not builder_pid:
         line.close()
-        _be_maker(Maker(options.directory, reserve_bytes=options.reserve), board, its)
+        _run_builder(BlockBuilder(options.directory, reserve_bytes=options.reserve), state, its)
     its.close()
     line.setblocking(False)
     try:
         server = ArchiveServer(
-            options.directory, board, options.host, options.shard, lambda: _say(line, _HURRY)
+            options.directory,
+            state,
+            options.host,
+            options.shard,
+            lambda: _send_command(line, _EXPEDITE),
         )
         server.start()
         # At once, also where Python does not buffer: the server reads it as one line.
         os.write(sys.stdout.fileno(), b"%d\n" % server.port)
-        code = _pass_on(line)
+        code = _relay(line)
     finally:
         # Even one that stands still. What is half made is made again.
-        os.kill(maker, signal.SIGKILL)
-        os.waitpid(maker, 0)
+        os.kill(builder_pid, signal.SIGKILL)
+        os.waitpid(builder_pid, 0)
     # Not a moment longer than the server.
     os._exit(code)
 
 
-def _pass_on(line: socket.socket) -> int:
+def _relay(line: socket.socket) -> int:
     """Pass on what the server says, until it is gone (0) or the half that makes rows is (1)."""
     stdin = sys.stdin.fileno()
     poll = select.poll()
@@ -96,20 +100,20 @@ def _pass_on(line: socket.socket) -> int:
         if stdin in ready:
             if not os.read(stdin, 4096):
                 return 0
-            _say(line, _NEWS)
+            _send_command(line, _CHECK)
         # Nothing but its end is ever heard of it.
         if line.fileno() in ready:
             structlog.get_logger().warning("who makes rows has ended")
             return 1
 
 
-def _say(line: socket.socket, word: bytes) -> None:
+def _send_command(line: socket.socket, word: bytes) -> None:
     """Tell the half that makes rows; one that does not take it was told often enough."""
     with suppress(OSError):
         line.send(word)
 
 
-def _be_maker(maker: Maker, board: Board, line: socket.socket) -> NoReturn:
+def _run_builder(builder: BlockBuilder, state: SharedState, line: socket.socket) -> NoReturn:
     """Be the half that makes rows, as long as the other one lives."""
     try:
         # The end of stdout tells the server that the other half is gone.
@@ -120,31 +124,31 @@ def _be_maker(maker: Maker, board: Board, line: socket.socket) -> NoReturn:
             os.nice(_NICE)
         called = threading.Event()
         threading.Thread(
-            target=_make, args=(maker, board, called), name="rows", daemon=True
+            target=_build_loop, args=(builder, state, called), name="rows", daemon=True
         ).start()
-        _listen(line, maker.pace, called)
-    except Exception:  # noqa: BLE001 - as in `_make`
+        _receive_commands(line, builder.throttle, called)
+    except Exception:  # noqa: BLE001 - as in `_build_loop`
         structlog.get_logger().exception("the archive failed")
     os._exit(1)
 
 
-def _listen(line: socket.socket, pace: Pace, called: threading.Event) -> None:
+def _receive_commands(line: socket.socket, throttle: Throttle, called: threading.Event) -> None:
     """Take what the other half says, as long as it lives."""
     while words := line.recv(4096):
-        if _HURRY in words:
-            pace.hurry()
-        if _NEWS in words:
+        if _EXPEDITE in words:
+            throttle.expedite()
+        if _CHECK in words:
             called.set()
 
 
-def _make(maker: Maker, board: Board, called: threading.Event) -> None:
+def _build_loop(builder: BlockBuilder, state: SharedState, called: threading.Event) -> None:
     """Make rows whenever there may be something to do."""
     is_done = True
     while True:
         called.wait(None if is_done else _RETRY_S)
         called.clear()
         try:
-            maker.make(lambda: board.stable)
+            builder.build(lambda: state.stable)
             is_done = True
         except OSError as error:
             if is_done:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from shard.archive.throttle import Pace
+from shard.archive.throttle import Throttle
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ProtocolError
 from ziplog.segments.block_file import (
@@ -57,19 +57,19 @@ class _Task(NamedTuple):
     writers: WriterTable | None
 
 
-class Maker:
+class BlockBuilder:
     """Makes what is missing. One thread."""
 
     def __init__(self, directory: Path, *, reserve_bytes: int = 0) -> None:
         """Make rows in `directory`; with less free space than the reserve, make none."""
         self._directory, self._reserve_bytes = directory, reserve_bytes
-        self.pace: Final = Pace()
-        self._archive: Final = Archive(directory)
+        self.throttle: Final = Throttle()
+        self._blocks: Final = Archive(directory)
         #: Segments that cannot be read: file and length.
         self._damaged: dict[str, tuple[int, int]] = {}
         self._log = structlog.get_logger()
 
-    def make(self, stable: Callable[[], int]) -> None:
+    def build(self, stable: Callable[[], int]) -> None:
         """Make all that can be made now.
 
         Args:
@@ -79,31 +79,31 @@ class Maker:
             OSError: something could not be written; there may be no space for it now.
 
         """
-        self._tidy()
+        self._remove_leftovers()
         done: set[str] = set()
-        while (task := self._next(stable(), done)) is not None:
+        while (task := self._next_task(stable(), done)) is not None:
             entry = task.entry
             done.add(entry.segment.name)
             assert 0 < entry.limit <= stable() + 1, "rows are made of what is stable"
             try:
-                self._make(task)
+                self._build(task)
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
                 self._log.warning("no rows of a damaged segment", error=str(error))
 
-    def _tidy(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Take away rows whose segment is gone, and what was not finished."""
-        names = {entry.segment.rows_name for entry in self._archive.listed()}
+        names = {entry.segment.rows_name for entry in self._blocks.listed()}
         for path in self._directory.iterdir():
             is_rows = path.name.endswith(".rows") and path.name not in names
             if is_rows or path.name.endswith(SUFFIX):
                 path.unlink(missing_ok=True)
 
-    def _next(self, stable: int, done: set[str]) -> _Task | None:
+    def _next_task(self, stable: int, done: set[str]) -> _Task | None:
         """Return the first segment that needs rows and can have them."""
-        rows = {segment.name: index for segment, index in self._archive.indexed()}
+        rows = {segment.name: index for segment, index in self._blocks.indexed()}
         before: Listed | None = None
-        for entry in self._archive.listed():
+        for entry in self._blocks.listed():
             segment = entry.segment
             if entry.limit > stable + 1:
                 return None
@@ -143,7 +143,7 @@ class Maker:
 
     # --- one file ----------------------------------------------------------------------------
 
-    def _make(self, task: _Task) -> None:
+    def _build(self, task: _Task) -> None:
         entry = task.entry
         path = self._directory / entry.segment.name
         target = self._directory / entry.segment.rows_name
@@ -152,8 +152,8 @@ class Maker:
         try:
             with path.open("rb", buffering=0) as segment, fresh.open("wb") as file:
                 facts = os.fstat(segment.fileno())
-                self._look_at_space(facts.st_size)
-                self.pace.begin()
+                self._check_space(facts.st_size)
+                self.throttle.start()
                 _write(segment.fileno(), facts.st_size, task, file, self._before_block)
                 file.flush()
                 os.fdatasync(file.fileno())
@@ -172,10 +172,10 @@ class Maker:
 
     def _before_block(self, columns: int) -> None:
         # Of short records, rows are several times as large as the segment.
-        self._look_at_space(columns)
-        self.pace.rest(self._directory / self._archive.listed()[-1].segment.name)
+        self._check_space(columns)
+        self.throttle.throttle(self._directory / self._blocks.listed()[-1].segment.name)
 
-    def _look_at_space(self, size: int) -> None:
+    def _check_space(self, size: int) -> None:
         space = os.statvfs(self._directory)
         if space.f_bavail * space.f_frsize < 2 * self._reserve_bytes + size:
             raise OSError(errno.ENOSPC, "the space that is left is for records")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from shard.archive.shared_state import Board
+    from shard.archive.shared_state import SharedState
     from ziplog.archive.messages import Request
     from ziplog.segments.block_reader import BlockPlace
 
@@ -60,7 +60,7 @@ class ArchiveServer:
     def __init__(
         self,
         directory: Path,
-        board: Board,
+        state: SharedState,
         host: str,
         shard: int,
         on_missing: Callable[[], object],
@@ -69,7 +69,7 @@ class ArchiveServer:
 
         Args:
             directory: the segments.
-            board: what the server tells.
+            state: what the server tells.
             host: where to listen.
             shard: whose segments they are.
             on_missing: is told that somebody has asked for a block of a sealed segment that is not
@@ -79,12 +79,12 @@ class ArchiveServer:
             OSError: it cannot.
 
         """
-        self._archive: Final = Archive(directory)
+        self._blocks: Final = Archive(directory)
         # An archive is of one thread; what it is asked takes little time.
-        self._looking: Final = threading.Lock()
-        self._board, self._shard = board, shard
+        self._blocks_lock: Final = threading.Lock()
+        self._state, self._shard = state, shard
         self._on_missing = on_missing
-        self._room: Final = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._free_connections: Final = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._log = structlog.get_logger()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket: Final = socket.create_server((host, 0), family=family, backlog=128)
@@ -111,7 +111,7 @@ class ArchiveServer:
 
     def _admit(self, connection: socket.socket) -> None:
         """Give a connection a thread, if there is room."""
-        if not self._room.acquire(blocking=False):
+        if not self._free_connections.acquire(blocking=False):
             connection.close()
             return
         thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
@@ -121,7 +121,7 @@ class ArchiveServer:
             # The system has no more threads for us.
             self._log.warning("no thread for a connection", error=str(error))
             connection.close()
-            self._room.release()
+            self._free_connections.release()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -136,27 +136,27 @@ class ArchiveServer:
         except OSError:
             pass  # it has gone, or was too slow
         finally:
-            self._room.release()
+            self._free_connections.release()
 
     def _answer(self, connection: socket.socket, request: Request) -> bool:
         """Answer a request; whether the connection may go on."""
-        cluster = self._board.cluster
+        cluster = self._state.cluster
         if not cluster or (request.cluster, request.shard) != (cluster, self._shard):
             connection.sendall(encode_answer(Answer(STRANGER)))
             return False
         if request.kind == WRITERS:
-            with self._looking:
-                position, writers = self._archive.writers(request.gsn)
+            with self._blocks_lock:
+                position, writers = self._blocks.writers(request.gsn)
             content = encode_writers(writers)
             answer = Answer(WRITERS, position, columns=part_of(content, 0))
             connection.sendall(encode_answer(answer) + content)
             return True
-        with self._looking:
-            found = self._archive.find(request.gsn, MOST_PLACES)
-            is_sealed = self._board.trim <= request.gsn < self._archive.sealed_end
-            if not isinstance(found, int) and request.gsn < self._board.trim:
+        with self._blocks_lock:
+            found = self._blocks.find(request.gsn, MOST_PLACES)
+            is_sealed = self._state.trim <= request.gsn < self._blocks.sealed_end
+            if not isinstance(found, int) and request.gsn < self._state.trim:
                 # The server says what it says of a position that was trimmed.
-                found = self._archive.next_start(max(self._board.trim, found[0].block.stop))
+                found = self._blocks.next_start(max(self._state.trim, found[0].block.stop))
         if isinstance(found, int):
             if is_sealed:
                 self._on_missing()

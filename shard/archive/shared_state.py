@@ -15,7 +15,7 @@ _BYTES: Final = 4096
 _TRIM, _STABLE, _CLUSTER = range(3)
 
 
-class Board:
+class SharedState:
     """The numbers. One process makes it, another one opens its file descriptor."""
 
     def __init__(self, fd: int | None = None) -> None:

@@ -22,7 +22,7 @@ from ziplog.deploy.supervisor import environment, python
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.archive.shared_state import Board
+    from shard.archive.shared_state import SharedState
 
 #: How long an archive that died stays away, at first and at most; one that lived for so long had
 #: a good start.
@@ -36,7 +36,7 @@ _END_S: Final = 1.0
 _STOP_S: Final = 3.0
 
 
-class Known(NamedTuple):
+class ArchiveFacts(NamedTuple):
     """What a server knows and its archive needs."""
 
     #: The cluster's number; 0: not known yet.
@@ -46,14 +46,14 @@ class Known(NamedTuple):
     trim: int
 
 
-class Keeper:
+class ArchiveSupervisor:
     """Starts, tells and ends one server's archive."""
 
     def __init__(
         self,
         arguments: list[str],
-        board: Board,
-        look: Callable[[], Known],
+        state: SharedState,
+        read_facts: Callable[[], ArchiveFacts],
         on_port: Callable[[int], object],
     ) -> None:
         """Make a keeper; `start` lets it begin.
@@ -65,33 +65,33 @@ class Keeper:
             on_port: gets the port when an archive listens, 0 when it is gone; likewise.
 
         """
-        self._command = python("shard.archive", *arguments, "--board", str(board.fd))
-        self._board, self._look, self._on_port = board, look, on_port
+        self._command = python("shard.archive", *arguments, "--shared-fd", str(state.fd))
+        self._state, self._read_facts, self._on_port = state, read_facts, on_port
         #: The last entry of the newest sealed segment; 0: there is none.
         self._sealed = 0
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
-        self._wake, self._called = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
 
     def start(self) -> None:
         """Begin. Once."""
         self._thread.start()
 
-    def sealed(self, last_fseq: int) -> None:
+    def on_sealed(self, last_fseq: int) -> None:
         """Take note that a segment is sealed, whose last entry is this. From any thread."""
         self._sealed = max(self._sealed, last_fseq)
-        self._call()
+        self._wake()
 
     def stop(self) -> None:
         """End the archive; it is not waited for long. Once, after `start`."""
         self._stopping.set()
-        self._call()
+        self._wake()
         self._thread.join(_STOP_S)
 
-    def _call(self) -> None:
+    def _wake(self) -> None:
         with suppress(BlockingIOError):
-            os.write(self._called, b"!")
+            os.write(self._wake_writer, b"!")
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -118,12 +118,12 @@ class Keeper:
 
     def _sleep(self, timeout_s: float | None) -> None:
         """Wait until somebody calls."""
-        _ready([self._wake], timeout_s)
-        self._answer()
+        _ready([self._wake_reader], timeout_s)
+        self._drain_wakeups()
 
-    def _answer(self) -> None:
+    def _drain_wakeups(self) -> None:
         with suppress(BlockingIOError):
-            os.read(self._wake, 4096)
+            os.read(self._wake_reader, 4096)
 
     def _run_once(self) -> None:
         """Run an archive until it ends, or the server stops."""
@@ -134,18 +134,18 @@ class Keeper:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 env=environment(),
-                pass_fds=[self._board.fd],
+                pass_fds=[self._state.fd],
             )
         except OSError as error:
             self._log.warning("no archive", error=str(error))
             return
         try:
-            self._tend(child)
+            self._supervise(child)
         finally:
             self._on_port(0)
             _end(child)
 
-    def _tend(self, child: subprocess.Popen[bytes]) -> None:
+    def _supervise(self, child: subprocess.Popen[bytes]) -> None:
         """Tell a child what is new until it ends, or the server stops."""
         assert child.stdin is not None
         assert child.stdout is not None
@@ -156,23 +156,23 @@ class Keeper:
             # One after the other: the newest is never stable while they are sealed fast.
             if due == told:
                 due = self._sealed
-            if told < due <= self._write_down():
+            if told < due <= self._publish():
                 told = due
                 with suppress(OSError):
                     child.stdin.write(b"\n")
             is_all = told >= self._sealed
             look_s = _LOOK_S if is_all else min(2 * look_s, _MAX_LOOK_S)
             output = child.stdout.fileno()
-            ready = _ready([self._wake, output], None if is_all else look_s)
-            if self._wake in ready:
-                self._answer()
+            ready = _ready([self._wake_reader, output], None if is_all else look_s)
+            if self._wake_reader in ready:
+                self._drain_wakeups()
                 look_s = _LOOK_S
             if output in ready:
                 part = child.stdout.read(64)
-                if not part or not self._take(said := said + part):
+                if not part or not self._on_output(said := said + part):
                     return
 
-    def _take(self, said: bytes) -> bool:
+    def _on_output(self, said: bytes) -> bool:
         """Take what a child said so far; False: it is not its port."""
         line, end, rest = said.partition(b"\n")
         if rest or len(line) > 5 or not line.isdigit():
@@ -182,14 +182,14 @@ class Keeper:
             self._on_port(int(line))
         return True
 
-    def _write_down(self) -> int:
+    def _publish(self) -> int:
         """Put what the server knows on the board; return what the archive can do with it.
 
         That is the last entry that is known to be stable, 0 if the cluster is not known yet.
         """
-        known = self._look()
-        board = self._board
-        board.cluster, board.stable, board.trim = known
+        known = self._read_facts()
+        state = self._state
+        state.cluster, state.stable, state.trim = known
         return known.stable if known.cluster else 0
 
 

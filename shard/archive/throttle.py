@@ -17,41 +17,43 @@ if TYPE_CHECKING:
 
 #: A server that wrote nothing for so long is at rest. It writes within 10 ms of a record, and now
 #: and then while the log is followed.
-CALM_S: Final = 0.25
+IDLE_S: Final = 0.25
 #: While records come, a maker works for one part of so many of the time.
 _PARTS: Final = 20
 #: The longest rest after a block.
-LONGEST_S: Final = 5.0
+MAX_PAUSE_S: Final = 5.0
 #: For so long there is no rest once somebody has missed rows: more are missed, or about to be.
-HURRY_S: Final = 10.0
+EXPEDITED_S: Final = 10.0
 
 
-class Pace:
+class Throttle:
     """The pace of one thread that makes rows."""
 
     def __init__(self) -> None:
         """Begin without hurry."""
-        self._called = threading.Event()
-        self._hurried_until = 0.0
+        self._woken = threading.Event()
+        self._expedited_until = 0.0
         self._since = 0.0
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Somebody has asked for rows that are not there. From any thread."""
-        self._hurried_until = time.monotonic() + HURRY_S
-        self._called.set()
+        self._expedited_until = time.monotonic() + EXPEDITED_S
+        self._woken.set()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Work begins."""
         self._since = time.thread_time()
 
-    def rest(self, written: Path) -> None:
+    def throttle(self, written: Path) -> None:
         """Rest from work, for as long as `written` is written to and nobody misses rows."""
-        self._called.clear()
+        self._woken.clear()
         worked_s = time.thread_time() - self._since
-        until = time.monotonic() + min((_PARTS - 1) * worked_s, LONGEST_S)
-        while self._hurried_until <= (now := time.monotonic()) < until and _age_s(written) < CALM_S:
-            self._called.wait(min(until - now, CALM_S))
-        self.begin()
+        until = time.monotonic() + min((_PARTS - 1) * worked_s, MAX_PAUSE_S)
+        while (
+            self._expedited_until <= (now := time.monotonic()) < until and _age_s(written) < IDLE_S
+        ):
+            self._woken.wait(min(until - now, IDLE_S))
+        self.start()
 
 
 def _age_s(path: Path) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shard.recovery.log_comparison import mark_at
+from shard.recovery.log_comparison import watermark_at
 from shard.state.decision_log import Watermark
 from shard.state.sessions import ALL_COPIES, HeldUnit
 from ziplog.core.node import LogWarning
@@ -146,5 +146,5 @@ def _enter_limbo(state: ReplicaState) -> None:
         known = Watermark(mark.stable, mark.frontier, record)
     if known.fseq < store.first_fseq - 1:
         with suppress(UnreadableError):  # what came before was trimmed: it was stable
-            known = mark_at(store, store.first_fseq - 1)
+            known = watermark_at(store, store.first_fseq - 1)
     state.stream.restore(known, known, [])

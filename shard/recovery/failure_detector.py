@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 from ziplog.wire import Beat, Suspect
 
 if TYPE_CHECKING:
-    from shard.recovery.participant import Claim
+    from shard.recovery.participant import LogClaim
     from shard.state.replica_state import ReplicaState
 
 _MS: Final = 1_000_000
 #: All servers of a shard are started at about the same time: nobody is suspected before that.
 STARTUP_NS: Final = 4000 * _MS
 #: While something is wrong, the failure handler is told so so often.
-TELL_NS: Final = 100 * _MS
+SUSPECT_INTERVAL_NS: Final = 100 * _MS
 #: After so long without running, this server may have missed everything.
 STALE_NS: Final = 5000 * _MS
 #: So many suspicion times of silence count even if input was unread all the time: a flood must not
@@ -31,7 +31,7 @@ UNREAD_TIMES: Final = 5
 _WAITING_NS: Final = 250 * _MS
 
 
-class Health:
+class FailureDetector:
     """What one replica knows of the others."""
 
     def __init__(self, state: ReplicaState, now: int) -> None:
@@ -42,55 +42,55 @@ class Health:
         self._suspicion_ns: Final = config.suspicion_ms * _MS
         self._beat_ns: Final = self._suspicion_ns // 4
         #: When each peer was last heard to be fine, and what it said last.
-        self._heard: Final = dict.fromkeys(self._others, now + STARTUP_NS)
+        self._last_beat: Final = dict.fromkeys(self._others, now + STARTUP_NS)
         #: Peers that said that they are not fit for this view.
         self._unfit: Final[set[int]] = set()
         #: Silence counts from here on at the earliest.
         self._listening_since = now
         self._beat_due = now
-        self._looked = now
+        self._ticked_at = now
         #: Frames wait that this server has not looked at; the last time that this was so.
         self._is_unread = False
         self._read_at = now
-        self._tell_due = now
+        self._suspect_due = now
         #: This server did not run for long and has heard nobody since.
         self.is_stale = False
         #: The membership service says that the shard is being recovered, whatever is seen here.
         self.is_recovering = False
 
-    def missed(self, now: int) -> None:
+    def on_pause(self, now: int) -> None:
         """Note that this server did not run: whom it did not hear may have spoken."""
         self._listening_since = now
         if self._others:
             self.is_stale = True
 
-    def pressed(self, now: int, *, unread: bool) -> None:
+    def on_unread_input(self, now: int, *, unread: bool) -> None:
         """Note whether all input was looked at: a sign of life may be in the rest."""
         if unread or self._is_unread:
             self._read_at, self._is_unread = now, unread
 
-    def touched(self, now: int) -> None:
+    def on_fresh_message(self, now: int) -> None:
         """Note that somebody who would know of a higher view was heard."""
         if now - self._listening_since >= _WAITING_NS:
             self.is_stale = False
 
-    def beaten(self, beat: Beat, now: int) -> None:
+    def on_beat(self, beat: Beat, now: int) -> None:
         """Take a peer's sign of life."""
-        if beat.server not in self._heard:
+        if beat.server not in self._last_beat:
             return
-        self.touched(now)
+        self.on_fresh_message(now)
         if beat.view == self._state.view and beat.state in {"up", "frozen", "joined"}:
-            self._heard[beat.server] = now
+            self._last_beat[beat.server] = now
             self._unfit.discard(beat.server)
         elif beat.state == "limbo" or 0 < beat.view < self._state.view:
             self._unfit.add(beat.server)
-            self._tell_due = min(self._tell_due, now)
+            self._suspect_due = min(self._suspect_due, now)
 
-    def begin_view(self, now: int) -> None:
+    def on_view_start(self, now: int) -> None:
         """Everybody was there when this view began."""
         self._unfit.clear()
         for server in self._others:
-            self._heard[server] = now
+            self._last_beat[server] = now
 
     def suspects(self, now: int) -> list[int]:
         """Return the peers that have probably failed, by index."""
@@ -98,42 +98,42 @@ class Health:
         read = now if self._is_unread else self._read_at
         return [
             server
-            for server, heard in self._heard.items()
+            for server, heard in self._last_beat.items()
             if server in self._unfit
             or now - max(heard, since, read) >= suspicion
             or now - max(heard, since) >= UNREAD_TIMES * suspicion
         ]
 
-    def woke(self, now: int, claim: Claim) -> None:
+    def tick(self, now: int, claim: LogClaim) -> None:
         """Say that this server is there; tell the handler what is wrong."""
         if not self._handlers or not self._state.cluster:
             return
-        if now - self._looked > self._suspicion_ns // 2:
+        if now - self._ticked_at > self._suspicion_ns // 2:
             self._listening_since = now
-        self._looked = now
+        self._ticked_at = now
         if now >= self._beat_due:
             self._beat_due = now + self._beat_ns
-            self._beat()
-        if now >= self._tell_due:
+            self._send_beat()
+        if now >= self._suspect_due:
             suspects = self.suspects(now)
             is_well = self._state.state == "up" and not self.is_recovering
             if suspects or not (is_well or self._state.state == "starting"):
-                self._tell_due = now + TELL_NS
-                self._tell(suspects, claim)
+                self._suspect_due = now + SUSPECT_INTERVAL_NS
+                self._send_suspicions(suspects, claim)
             else:
-                self._tell_due = self._beat_due
+                self._suspect_due = self._beat_due
 
-    def hurry(self, now: int) -> None:
+    def expedite(self, now: int) -> None:
         """Something has changed that the others should know at once."""
-        self._beat_due = self._tell_due = now
+        self._beat_due = self._suspect_due = now
 
     def next_wakeup(self) -> int | None:
         """Return when something becomes due."""
         if not self._handlers or not self._state.cluster:
             return None
-        return min(self._beat_due, self._tell_due)
+        return min(self._beat_due, self._suspect_due)
 
-    def _beat(self) -> None:
+    def _send_beat(self) -> None:
         state = self._state
         state.broadcast(
             state.peers,
@@ -142,7 +142,7 @@ class Health:
             ),
         )
 
-    def _tell(self, suspects: list[int], claim: Claim) -> None:
+    def _send_suspicions(self, suspects: list[int], claim: LogClaim) -> None:
         state = self._state
         state.broadcast(
             self._handlers,
@@ -155,4 +155,4 @@ class Health:
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert self._state.server not in self._heard
+        assert self._state.server not in self._last_beat

@@ -45,22 +45,24 @@ def digest_of(store: Store) -> bytes:
     return digest.digest()
 
 
-def is_same(digest: bytes, other: bytes) -> bool:
+def may_be_same(digest: bytes, other: bytes) -> bool:
     """Whether two digests may be of the same log."""
     return digest == other or _UNKNOWN_DIGEST in {digest, other}
 
 
-def mark_at(store: Store, fseq: int) -> Watermark:
+def watermark_at(store: Store, fseq: int) -> Watermark:
     """Return where entry `fseq` ends; of an entry that was trimmed: where the log begins."""
     if fseq >= store.last_fseq:
         end = store.last_end
     else:
-        end = next((start_of(entry) for entry in entries_after(store, fseq) if start_of(entry)), 0)
+        end = next(
+            (first_gsn_of(entry) for entry in entries_after(store, fseq) if first_gsn_of(entry)), 0
+        )
         end = end or store.last_end
     return Watermark(fseq, end, store.last_record_below(end))
 
 
-def start_of(entry: Entry) -> int:
+def first_gsn_of(entry: Entry) -> int:
     """Return the first gsn of an entry; 0 if it has none."""
     decision = entry.decision
     if type(decision) is Place:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shard.recovery.log_comparison import digest_of, entries_after, mark_at
-from shard.recovery.state_transfer import Joining
+from shard.recovery.log_comparison import digest_of, entries_after, watermark_at
+from shard.recovery.state_transfer import StateTransfer
 from shard.state.epoch_clock import LeaseConflictError
 from ziplog.core.entries import Place, Skip
 from ziplog.core.node import Halt, LogWarning
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ziplog.wire import Fetched, Freeze, ViewDecided
 
 
-class Missing(NamedTuple):
+class MissingEntries(NamedTuple):
     """Entries that a server in limbo cannot read, and cannot go on without."""
 
     #: The last entry before them.
@@ -42,7 +42,7 @@ class Missing(NamedTuple):
     view: int
 
 
-class Claim(NamedTuple):
+class LogClaim(NamedTuple):
     """How much a server says that it holds."""
 
     last: int
@@ -53,7 +53,7 @@ class Claim(NamedTuple):
     is_damaged: bool
 
 
-class Recovery:
+class RecoveryParticipant:
     """What one replica promised and decided to be."""
 
     def __init__(self, state: ReplicaState) -> None:
@@ -67,13 +67,13 @@ class Recovery:
         #: The decision that this server entered its view with, until the view begins.
         self.entered: ViewDecided | None = None
         #: How it takes over another server's log; None while it does not.
-        self.joining: Joining | None = None
+        self.transfer: StateTransfer | None = None
         #: What keeps this server from leading, or from joining; None: nothing is known to.
-        self.missing: Missing | None = None
+        self.missing: MissingEntries | None = None
         #: Nobody could give it.
-        self._is_hopeless = False
+        self._is_unrepairable = False
         #: What was said last of what cannot be done.
-        self._warned = ""
+        self._last_warning = ""
 
     # --- the promise ---
 
@@ -83,23 +83,23 @@ class Recovery:
         `promised` are the units whose slots this server guessed and acked, in gsn order.
         """
         state = self._state
-        if not self._concerns(message) or message.recovery < self.number:
+        if not self._applies(message) or message.recovery < self.number:
             return False
         if state.state != "frozen" or message.recovery > self.number:
             if state.state == "limbo":
                 is_awaited = self.missing is not None and self.missing.view == 0
-                if is_awaited or not self._wake(now):
+                if is_awaited or not self._recover_from_disk(now):
                     return False
                 state.view = message.view  # of all that have forgotten, this one speaks for it
             self._roll_forward(message, promised, now)
-            self.number, self.entered, self.joining = message.recovery, None, None
-            self.mended()
+            self.number, self.entered, self.transfer = message.recovery, None, None
+            self.on_repaired()
             state.state = "frozen"
         self._route = route
-        self.persisted()
+        self.on_persisted()
         return True
 
-    def _concerns(self, message: Freeze) -> bool:
+    def _applies(self, message: Freeze) -> bool:
         """Whether it is for this process, about the view that it is in."""
         state = self._state
         if message.incarnation not in {0, state.incarnation}:
@@ -112,7 +112,7 @@ class Recovery:
             and message.recovery > state.view
         )
 
-    def _wake(self, now: int) -> bool:
+    def _recover_from_disk(self, now: int) -> bool:
         """Take what is on disk for all that is known: everybody has forgotten something."""
         state, store = self._state, self._state.store
         stream = state.stream
@@ -127,7 +127,7 @@ class Recovery:
         try:
             fseq, tables = store.last_table()
             # A session that is not in the table may have been forgotten before.
-            last = mark_at(store, fseq).end - 1 if fseq else 0
+            last = watermark_at(store, fseq).end - 1 if fseq else 0
             state.sessions.install(tables, now, last, last)
             at = max(min(stream.stable, fseq), trimmed)
             window: list[Entry] = []
@@ -138,20 +138,20 @@ class Recovery:
                 if at > fseq:
                     state.sessions.replay(entry, now)
             if stable.fseq < trimmed:  # at the start, it could not be read what follows
-                stable = durable = mark_at(store, trimmed)
+                stable = durable = watermark_at(store, trimmed)
         except BusyError as error:
             self._warn(f"{state.config.name} cannot lead a recovery yet: {error}")
             return False
         except UnreadableError as error:
-            self._miss(Missing(at, error, 0))
+            self._record_missing(MissingEntries(at, error, 0))
             return False
         stream.restore(stable, durable, window)
         return True
 
     def _warn(self, text: str) -> None:
         """Say something to the operator, unless it was said last: it is asked again and again."""
-        if text != self._warned:
-            self._warned = text
+        if text != self._last_warning:
+            self._last_warning = text
             self._state.out.append(LogWarning(text))
 
     def _warn_of(self, error: object, what: str = "lead a recovery") -> None:
@@ -176,36 +176,36 @@ class Recovery:
             return self.missing.view
         return None
 
-    def _miss(self, missing: Missing) -> None:
-        self.missing, self._is_hopeless = missing, False
+    def _record_missing(self, missing: MissingEntries) -> None:
+        self.missing, self._is_unrepairable = missing, False
 
-    def mended(self) -> None:
+    def on_repaired(self) -> None:
         """Note that what was missing has come, or is not needed any more: look again."""
-        self.missing, self._is_hopeless = None, False
+        self.missing, self._is_unrepairable = None, False
 
-    def gave_up(self, why: str) -> None:
+    def repair_failed(self, why: str) -> None:
         """Note that nobody can give what is missing."""
         assert self.missing is not None, "nothing was missing"
-        if self._is_hopeless:
+        if self._is_unrepairable:
             return  # it was tried again
-        self._is_hopeless = True
+        self._is_unrepairable = True
         view = self.missing.view
         what = f"join view {view}" if view else "lead a recovery"
         self._warn_of(f"{self.missing.error}; nobody could repair it ({why})", what)
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> LogClaim:
         """What the handler is told that this server holds: what it could lead with.
 
         No less than what it knows to be stable: nobody who holds less may lead instead.
         """
         state, store = self._state, self._state.store
-        if not self._is_hopeless or self.missing is None or state.state != "limbo":
-            return Claim(store.last_fseq, store.last_view, self.number, is_damaged=False)
+        if not self._is_unrepairable or self.missing is None or state.state != "limbo":
+            return LogClaim(store.last_fseq, store.last_view, self.number, is_damaged=False)
         last = min(max(self.missing.after, state.stream.stable), store.last_fseq)
         # The number of an attempt that is not told any more must not be given to another one.
         number = max(self.number, store.last_view)
-        return Claim(last, store.view_at(last), number, is_damaged=True)
+        return LogClaim(last, store.view_at(last), number, is_damaged=True)
 
     # --- the roll-forward ---
 
@@ -218,7 +218,7 @@ class Recovery:
             return
         view = message.recovery
         # An attempt that failed may have settled the rest: that was not decided.
-        self._decided_end = mark_at(state.store, state.store.last_of(message.view)).end
+        self._decided_end = watermark_at(state.store, state.store.last_of(message.view)).end
         self._rolled_forward = 0
         for unit in [unit for unit in promised if not unit.confirmed]:
             gsns = unit.gsns
@@ -245,7 +245,7 @@ class Recovery:
             state.record(Skip(stream.end, message.limit), view)
         state.sessions.drop_undecided()
 
-    def persisted(self) -> None:
+    def on_persisted(self) -> None:
         """Say what was promised, if it is on disk now."""
         state, stream = self._state, self._state.stream
         if not self._route or state.state != "frozen" or state.persisted < stream.last:
@@ -262,7 +262,7 @@ class Recovery:
 
     # --- the decision ---
 
-    def decided(self, decision: ViewDecided, now: int) -> bool:
+    def on_decided(self, decision: ViewDecided, now: int) -> bool:
         """Take a decision: enter its view, or follow the survivor. Whether it was entered."""
         state = self._state
         if self._enter(decision):
@@ -271,15 +271,15 @@ class Recovery:
             decision.survivor != state.server
             and decision.view >= self.number
             and decision.view > state.view
-            and (self.joining is None or self.joining.decision.view != decision.view)
+            and (self.transfer is None or self.transfer.decision.view != decision.view)
         ):
             is_witness = self.is_in_view
             if is_witness:
-                self.stand_by(decision.view)
+                self.freeze_for(decision.view)
             self.number = decision.view
-            self.mended()
-            self.joining = Joining(state, decision, now, is_witness=is_witness)
-            self.joining.woke(now)
+            self.on_repaired()
+            self.transfer = StateTransfer(state, decision, now, is_witness=is_witness)
+            self.transfer.tick(now)
         return False
 
     def _enter(self, decision: ViewDecided) -> bool:
@@ -306,7 +306,7 @@ class Recovery:
         """Whether this server remembers all of its view."""
         return self._state.state in {"up", "frozen", "joined"}
 
-    def stand_by(self, number: int) -> None:
+    def freeze_for(self, number: int) -> None:
         """Take nothing more in this view, but keep what it left: it may be asked for yet."""
         self.number = max(self.number, number)
         self._route, self.entered = b"", None
@@ -316,8 +316,8 @@ class Recovery:
         """Leave the view: forget all but what is known to be stable."""
         state = self._state
         self.number = max(self.number, number)
-        self._route, self.entered, self.joining = b"", None, None
-        self.mended()
+        self._route, self.entered, self.transfer = b"", None, None
+        self.on_repaired()
         state.state = "limbo"
         stable, durable = state.stream.stable_mark, state.stream.durable_mark
         state.stream.restore(stable, durable, [])
@@ -325,46 +325,46 @@ class Recovery:
 
     # --- joining ---
 
-    def fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
+    def on_fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
         """Take a part of the survivor's log; whether this server left its view with that."""
-        joining = self.joining
-        if joining is None:
+        transfer = self.transfer
+        if transfer is None:
             return False
-        joining.fetched(route, answer, now)
-        if not joining.takes_over or not joining.take_over():
+        transfer.on_fetched(route, answer, now)
+        if not transfer.can_take_over or not transfer.take_over():
             return False
         # The other log is here, or begins behind this one: what is remembered counts no more.
-        self.leave(joining.decision.view)
-        self.joining = joining
+        self.leave(transfer.decision.view)
+        self.transfer = transfer
         return True
 
-    def joined(self, now: int) -> bool:
+    def try_join(self, now: int) -> bool:
         """Whether this server has just joined the view that it follows into."""
-        joining, state = self.joining, self._state
-        if joining is None:
+        transfer, state = self.transfer, self._state
+        if transfer is None:
             return False
-        view = joining.decision.view
+        view = transfer.decision.view
         if self.missing is not None and self.missing.view == view:
             return False
         try:
-            if not joining.joined(now):
+            if not transfer.try_finish(now):
                 return False
         except BusyError as error:
             self._warn(f"{state.config.name} cannot join view {view} yet: {error}")
-            joining.put_off(now)
+            transfer.retry_later(now)
             return False
         except UnreadableError as error:
             # The log is the survivor's, but a part of what was here before cannot be read.
             after = _readable_up_to(state.store, state.stream.stable)
-            self._miss(Missing(after, error, view))
+            self._record_missing(MissingEntries(after, error, view))
             return False
-        self.joining = None
-        self.mended()
-        state.view, state.view_base = joining.decision.view, joining.decision.last
+        self.transfer = None
+        self.on_repaired()
+        state.view, state.view_base = transfer.decision.view, transfer.decision.last
         state.state = "joined"
         return True
 
-    def begin(self, now: int) -> list[Entry]:
+    def start_view(self, now: int) -> list[Entry]:
         """The view begins: every replica holds the whole log, on its disk. Return what is news."""
         state, stream = self._state, self._state.stream
         state.sessions.forgive(now)

@@ -11,7 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.recovery.log_comparison import digest_of, entries_after, is_same, mark_at, start_of
+from shard.recovery.log_comparison import (
+    digest_of,
+    entries_after,
+    may_be_same,
+    watermark_at,
+    first_gsn_of,
+)
 from shard.state.session_tables import MUCH
 from shard.state.sessions import Sessions, end_of_table, size_of
 from shard.storage.store import FullError
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 
 _MS: Final = 1_000_000
 #: A question is asked again after so long.
-_ASK_AGAIN_NS: Final = 100 * _MS
+_RETRY_NS: Final = 100 * _MS
 #: One answer holds about so many bytes of entries, or of sessions: they take longer to make.
 _ANSWER_BYTES: Final = 2 * 1024 * 1024
 _ANSWER_TABLE_BYTES: Final = 512 * 1024
@@ -34,7 +40,7 @@ _ANSWER_TABLE_BYTES: Final = 512 * 1024
 _MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 
 
-class Joining:
+class StateTransfer:
     """One replica on its way into a view."""
 
     def __init__(
@@ -50,7 +56,7 @@ class Joining:
         self._after, self._after_view = (0, 0) if is_empty else (store.last_fseq, store.last_view)
         #: What has come of the sessions: how many tables, up to which unit, and what they say.
         self._tables = 0
-        self._reached = (b"", 0)
+        self._last_unit = (b"", 0)
         self._sessions: Final = Sessions()
         #: What is kept back until all is here: the entries to store, and where to cut before that.
         self._staged: list[Entry] | None = [] if is_witness else None
@@ -62,18 +68,18 @@ class Joining:
         #: All of it has come.
         self._is_complete = False
         #: It was said that the log cannot be cut.
-        self._is_warned = False
-        self._ask_due = now
+        self._has_warned = False
+        self._request_due = now
         #: When to read again what the system refused to read; None: it refused nothing.
         self._retry_due: int | None = None
 
     # --- asking ---
 
-    def woke(self, now: int) -> None:
+    def tick(self, now: int) -> None:
         """Ask (again), if that is due."""
-        if now < self._ask_due or self._is_complete:
+        if now < self._request_due or self._is_complete:
             return
-        self._ask_due = now + _ASK_AGAIN_NS
+        self._request_due = now + _RETRY_NS
         state = self._state
         if state.full or state.store.backlog_bytes > _MAX_BACKLOG_BYTES:
             return
@@ -81,17 +87,17 @@ class Joining:
             self._survivor,
             Fetch(
                 state.cluster, state.shard, self.decision.view, state.server,
-                self._after, self._after_view, self._tables, *self._reached,
+                self._after, self._after_view, self._tables, *self._last_unit,
             ),
         )  # fmt: skip
 
     def next_wakeup(self) -> int | None:
         """Return when to ask again, or to read again."""
-        return self._retry_due if self._is_complete else self._ask_due
+        return self._retry_due if self._is_complete else self._request_due
 
-    def put_off(self, now: int) -> None:
+    def retry_later(self, now: int) -> None:
         """Note that the system refused to read a file that is needed to join: try again later."""
-        self._retry_due = now + _ASK_AGAIN_NS
+        self._retry_due = now + _RETRY_NS
 
     def is_retry_due(self, now: int) -> bool:
         """Whether it is time to try again to join; if so, it is noted as tried."""
@@ -102,7 +108,7 @@ class Joining:
 
     # --- taking ---
 
-    def fetched(self, route: bytes, answer: Fetched, now: int) -> None:
+    def on_fetched(self, route: bytes, answer: Fetched, now: int) -> None:
         """Take an answer to the last question."""
         if (
             route != self._survivor
@@ -113,23 +119,23 @@ class Joining:
         ):
             return
         self._stable = max(self._stable, min(answer.stable, answer.last))
-        is_taken = True
+        is_handled = True
         if answer.keep < answer.after:
-            is_taken = self._cut(answer.keep)
+            is_handled = self._cut(answer.keep)
         elif answer.after < answer.last:
-            is_taken = self._take(answer)
+            is_handled = self._append(answer)
         else:
-            self._take_sessions(answer, now)
-        self._ask_due = now if is_taken else now + _ASK_AGAIN_NS
-        self.woke(now)
+            self._add_sessions(answer, now)
+        self._request_due = now if is_handled else now + _RETRY_NS
+        self.tick(now)
 
-    def _take_sessions(self, answer: Fetched, now: int) -> None:
+    def _add_sessions(self, answer: Fetched, now: int) -> None:
         """Take more of the survivor's sessions."""
         tables = answer.sessions
         if tables:
             self._sessions.take(tables, now)
             self._tables += len(tables)
-            self._reached = end_of_table(tables[-1])
+            self._last_unit = end_of_table(tables[-1])
         self._sessions.horizon = max(self._sessions.horizon, answer.horizon)
         self._is_complete = answer.sessions_left == 0
 
@@ -162,8 +168,8 @@ class Joining:
         except (FullError, BusyError):
             return False
         except UnreadableError as error:
-            if not self._is_warned:
-                self._is_warned = True
+            if not self._has_warned:
+                self._has_warned = True
                 state.out.append(LogWarning(
                     f"{state.config.name} cannot join view {self.decision.view}, as it cannot cut"
                     f" its log: {error}. Put the file back, or start this server again"
@@ -173,7 +179,7 @@ class Joining:
         return True
 
     @property
-    def takes_over(self) -> bool:
+    def can_take_over(self) -> bool:
         """Whether this server's own unstable entries are to make room for the survivor's.
 
         All of these are here; or they begin with what lies so far ahead that all before is stable.
@@ -183,16 +189,16 @@ class Joining:
     def take_over(self) -> bool:
         """Store what was kept back, in the place of this server's own; False: not now."""
         if self._is_complete and self._cut_to is not None and not self._truncate(self._cut_to):
-            self._is_complete, self._tables, self._reached = False, 0, (b"", 0)
+            self._is_complete, self._tables, self._last_unit = False, 0, (b"", 0)
             self._sessions.clear()
-            self._ask_due += _ASK_AGAIN_NS
+            self._request_due += _RETRY_NS
             return False
         staged, self._staged = self._staged, None
         if self._is_complete:
             self._state.out += map(Persist, staged or ())
         return True
 
-    def _take(self, answer: Fetched) -> bool:
+    def _append(self, answer: Fetched) -> bool:
         """Take more of the survivor's log; False: not now."""
         state = self._state
         entries = [Entry(e.fseq, e.view, e.decision) for e in answer.entries]
@@ -204,7 +210,9 @@ class Joining:
             return True
         # A log that was begun anew, and is empty still, may have been begun further on than this.
         if not is_next or (self._staged is None and state.store.last_fseq != self._after):
-            if not self._reset(first - 1, next(filter(None, map(start_of, entries)), answer.trim)):
+            if not self._reset(
+                first - 1, next(filter(None, map(first_gsn_of, entries)), answer.trim)
+            ):
                 return False
             state.trim = max(state.trim, answer.trim)
         if self._staged is None:
@@ -225,12 +233,12 @@ class Joining:
         self._state.bytes_since_table = MUCH  # nothing stored here tells of the sessions
         return True
 
-    def joined(self, now: int) -> bool:
+    def try_finish(self, now: int) -> bool:
         """Whether all of it is here and on disk; then the sessions are those of the survivor."""
         state = self._state
         if not self._is_complete or self._staged is not None or state.persisted < self._after:
             return False
-        if not is_same(digest_of(state.store), self.decision.digest):
+        if not may_be_same(digest_of(state.store), self.decision.digest):
             state.out.append(Halt(
                 f"the log of view {self.decision.view} of shard {state.shard} is not the one that"
                 " was decided"
@@ -245,9 +253,9 @@ class Joining:
         store, stream = self._state.store, self._state.stream
         stable, durable = stream.stable_mark, stream.durable_mark
         if self._stable > stable.fseq:
-            stable = mark_at(store, self._stable)
+            stable = watermark_at(store, self._stable)
         if durable.fseq < store.first_fseq - 1:
-            durable = mark_at(store, store.first_fseq - 1)
+            durable = watermark_at(store, store.first_fseq - 1)
         stream.restore(stable, durable, list(entries_after(store, stable.fseq)))
 
 

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 _MS: Final = 1_000_000
 #: A mark is written at most so often.
-MARK_NS: Final = 100 * _MS
+WATERMARK_INTERVAL_NS: Final = 100 * _MS
 
 
-class Marks:
+class WatermarkWriter:
     """The marks of one replica."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         #: When the next mark is to be written; None: nothing is new.
         self._due: int | None = None
-        self._marked = (0, 0, 0)
+        self._written = (0, 0, 0)
         self._tables: Final = Tables(state)
 
     @property
@@ -40,12 +40,12 @@ class Marks:
         mark, table = self._due, self._tables.due
         return min(mark, table) if mark is not None and table is not None else mark or table
 
-    def soon(self, now: int) -> None:
+    def schedule(self, now: int) -> None:
         """Note that there is something to write down, in a while."""
         if self._due is None:
-            self._due = now + MARK_NS
+            self._due = now + WATERMARK_INTERVAL_NS
 
-    def woke(self, now: int) -> None:
+    def tick(self, now: int) -> None:
         """Write down what is due."""
         if self._due is not None and now >= self._due:
             self.write()
@@ -57,17 +57,17 @@ class Marks:
         state = self._state
         self._due = None
         last = state.clock.last
-        marked = (state.stream.stable, state.trim, last.number if last else 0)
-        if marked == self._marked or state.state != "up":
+        facts = (state.stream.stable, state.trim, last.number if last else 0)
+        if facts == self._written or state.state != "up":
             return
-        self._marked = marked
+        self._written = facts
         mark = WatermarkRecord(
             state.cluster, state.stream.stable, state.stream.stable_end, state.trim,
-            marked[2], last.digest if last else NO_DIGEST,
+            facts[2], last.digest if last else NO_DIGEST,
         )  # fmt: skip
         state.out.append(Persist(Entry(0, state.view, mark)))
 
-    def trimmed(self) -> None:
+    def write_trim_point(self) -> None:
         """Write down the trim point: the service counts on it once a heartbeat has told it."""
         state = self._state
         if state.state == "up":

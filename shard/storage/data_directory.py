@@ -62,20 +62,20 @@ class DataDirectory:
         """Where the entries are."""
         return self.path / "segments"
 
-    def take_checkpoint(self) -> bytes | None:
+    def consume_checkpoint(self) -> bytes | None:
         """Return the checkpoint of the last stop, and delete it; None if there is none.
 
         From now on the directory counts as used. A damaged checkpoint is none (and logged).
         """
         checkpoint = self.read_checkpoint()
-        self.use_up_checkpoint()
+        self.delete_checkpoint()
         return checkpoint
 
     def read_checkpoint(self) -> bytes | None:
         """Return the checkpoint of the last stop, and keep it; None if there is none."""
         return _read_checkpoint(self.path / _CHECKPOINT)
 
-    def use_up_checkpoint(self) -> None:
+    def delete_checkpoint(self) -> None:
         """Delete the checkpoint, for good; from now on the directory counts as used."""
         with _names_of(self.path) as sync_names:
             (self.path / _STARTED).touch(mode=0o600)
@@ -108,7 +108,7 @@ def _lock(path: Path) -> int:
         allowed = f"a directory that this user can write to ({error.strerror})"
         raise ConfigError("data directory", str(path), allowed) from error
     try:
-        _take(fd)
+        _lock_file(fd)
     except OSError as error:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
@@ -121,7 +121,7 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _take(fd: int) -> None:
+def _lock_file(fd: int) -> None:
     """Lock a file; whoever only looks whether somebody has it is gone in a moment."""
     for _ in range(_LOCK_TRIES - 1):
         with contextlib.suppress(BlockingIOError):

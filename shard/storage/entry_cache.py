@@ -19,7 +19,7 @@ _OBJECT_BYTES: Final = 512
 _SWEEP: Final = 1024
 
 
-class Recent:
+class EntryCache:
     """The newest entries, without a gap up to the last one."""
 
     def __init__(self, first: int, first_fseq: int, last_record: int, start: int) -> None:

@@ -86,7 +86,7 @@ class Flusher:
         self._flushed_fd = open_flushed(directory)
         # Held open: the sync after a new name or a removal must not fail for want of a descriptor.
         self._names_fd = open_directory(directory)
-        self._tell(segment)
+        self._note_flushed(segment)
         self._queue: deque[_Write | _Removal] = deque()
         self._batch: list[_Write] = []
         self._segment: Segment | None = None
@@ -101,7 +101,7 @@ class Flusher:
         #: Gets the last entry of each segment that is sealed, from whoever writes. Must be quick.
         self.on_seal: Callable[[int], object] = lambda _: None
         self._thread: threading.Thread | None = None
-        self._called = threading.Event()
+        self._woken = threading.Event()
         self._closing = threading.Event()
         self._is_awake = False
 
@@ -115,8 +115,8 @@ class Flusher:
         """Whether there is too little space, or the system refuses to open the next file."""
         return self._is_full
 
-    def tell(self, on_event: Callable[[Event], None]) -> None:
-        """From now on, tell `on_event` what happens, in `flush` and `tend`. It must be quick."""
+    def set_listener(self, on_event: Callable[[Event], None]) -> None:
+        """From now on, tell `on_event` what happens, in `flush` and `flush_and_report`. It must be quick."""
         self._on_event = on_event
 
     def start(self) -> None:
@@ -132,33 +132,33 @@ class Flusher:
         self._put_bytes += len(header) + len(body)
         self._queue.append(_Write(segment, header, body, fseq))
         if not self._is_awake and self._interval_s:
-            self._call()
+            self._wake()
 
     def remove(self, names: list[str]) -> None:
         """Delete files, in this order, once everything that was put before is flushed."""
         self._queue.append(_Removal(names))
-        self._call()
+        self._wake()
 
-    def tend_soon(self) -> None:
+    def schedule(self) -> None:
         """Have the thread carry out what was put, though nobody waits for it."""
-        self._call()
+        self._wake()
 
-    def _call(self) -> None:
+    def _wake(self) -> None:
         self._is_awake = True
-        self._called.set()
+        self._woken.set()
 
     def flush(self) -> bool:
         """Put everything on stable storage; False if there is no space for it now."""
         with self._writing:
             is_done = self._write_out()
             self._sync()
-            self._look_at_space(is_done)
+            self._check_space(is_done)
             return is_done
 
     def close(self) -> bool:
         """Stop the thread and flush; False if something could not be written. May be repeated."""
         self._closing.set()
-        self._called.set()
+        self._woken.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -176,7 +176,7 @@ class Flusher:
             self._names_fd = -1
         return is_done
 
-    def turn(self, segment: Segment) -> None:
+    def switch_segment(self, segment: Segment) -> None:
         """Go on behind `segment`, which is flushed like all that was put, and may follow less."""
         with self._writing:
             assert not self._queue, "what waits to be written may be void"
@@ -185,20 +185,20 @@ class Flusher:
                 os.close(self._fd)
                 self._fd, self._segment = -1, None
             self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
-            self._tell(segment)
+            self._note_flushed(segment)
 
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._called.wait()
-                self._called.clear()
-                self._work()
+                self._woken.wait()
+                self._woken.clear()
+                self._flush_loop()
         except Exception as error:  # noqa: BLE001 - without this thread, nothing is ever durable
             self._on_halt(f"the flusher failed: {type(error).__name__}: {error}")
 
-    def _work(self) -> None:
+    def _flush_loop(self) -> None:
         """Flush every interval until nothing came during one."""
         took_s = 0.0
         while not self._closing.is_set():
@@ -211,10 +211,10 @@ class Flusher:
                     return
                 self._is_awake = True
             started = time.monotonic()
-            self.tend()
+            self.flush_and_report()
             took_s = time.monotonic() - started
 
-    def tend(self) -> None:
+    def flush_and_report(self) -> None:
         """Flush, and tell how far everything is on stable storage."""
         self.flush()
         with self._writing:
@@ -231,7 +231,7 @@ class Flusher:
         try:
             while self._batch or self._queue:
                 if not self._batch:
-                    self._gather()
+                    self._fill_batch()
                 if self._batch:
                     self._write()
         except OSError as error:
@@ -242,7 +242,7 @@ class Flusher:
             return False
         return True
 
-    def _gather(self) -> None:
+    def _fill_batch(self) -> None:
         """Take writes to one segment from the queue, or carry out one removal."""
         queue, batch = self._queue, self._batch
         while queue and len(batch) < _WRITE_ENTRIES:
@@ -261,7 +261,7 @@ class Flusher:
         batch = self._batch
         segment = batch[0].segment
         if segment is not self._segment:
-            self._turn_to(segment)
+            self._open_next(segment)
         buffers: list[bytes] = []
         for write in batch:
             buffers.append(write.header)
@@ -281,7 +281,7 @@ class Flusher:
         while written < total:
             written += os.pwrite(self._fd, rest[written:], offset + written)
 
-    def _turn_to(self, segment: Segment) -> None:
+    def _open_next(self, segment: Segment) -> None:
         """Seal the segment written so far, and open the file of the next one."""
         self._sync()
         path = self._directory / segment.name
@@ -316,7 +316,7 @@ class Flusher:
         self._segment.flushed = self._offset
         self.flushed_fseq = self._written_fseq
         self.flushed_bytes = self._written_bytes
-        self._tell(self._segment)
+        self._note_flushed(self._segment)
 
     def _sync_names(self) -> None:
         try:
@@ -325,7 +325,7 @@ class Flusher:
             self._on_halt(f"fsync of {self._directory} failed: {error}")
             raise
 
-    def _tell(self, segment: Segment) -> None:
+    def _note_flushed(self, segment: Segment) -> None:
         """Leave a note of what is flushed. It is not waited for: late, it only tells less."""
         if self._flushed_fd >= 0:
             with contextlib.suppress(OSError):
@@ -345,7 +345,7 @@ class Flusher:
             return self._reserve_bytes
         return space.f_bavail * space.f_frsize
 
-    def _look_at_space(self, is_done: bool) -> None:
+    def _check_space(self, is_done: bool) -> None:
         free = self._free_bytes()
         # Some more than the reserve before it counts as room again, so that it does not flutter.
         least = self._reserve_bytes + (self._reserve_bytes // 8 if self._is_full else 0)
@@ -355,7 +355,7 @@ class Flusher:
         self._is_full = is_full
         self._report(free)
         if is_full:
-            self._call()
+            self._wake()
         self._on_event(StorageChanged(full=is_full))
 
     def _report(self, free_bytes: int) -> None:

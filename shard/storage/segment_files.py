@@ -37,7 +37,7 @@ def load(directory: Path) -> list[Segment]:
     """
     segments = _find(directory)
     if not segments:
-        return [following(None, 1, 1)]
+        return [new_segment_after(None, 1, 1)]
     after: Segment | None = None
     before: Segment | None = None
     for segment, after in zip(segments, [*segments[1:], None], strict=True):
@@ -49,7 +49,7 @@ def load(directory: Path) -> list[Segment]:
         else:
             _load_sealed(directory, segment, after)
         before = segment
-    return connect(tidy(directory, segments))
+    return link_segments(remove_void(directory, segments))
 
 
 def _find(directory: Path) -> list[Segment]:
@@ -94,7 +94,7 @@ def _load_last(directory: Path, segment: Segment) -> None:
 # --- cutting ---------------------------------------------------------------------------------
 
 
-def following(
+def new_segment_after(
     before: Segment | None, base: int, base_fseq: int, *, is_first: bool = False
 ) -> Segment:
     """Return a new segment after `before`."""
@@ -113,7 +113,7 @@ def create(directory: Path, segment: Segment, contents: bytes) -> None:
 
     """
     path = directory / segment.name
-    with _changing(directory) as names:
+    with _open_for_change(directory) as names:
         _write_whole(path, contents)
         os.fsync(names)
 
@@ -136,7 +136,7 @@ def _write_whole(path: Path, contents: bytes) -> None:
 
 
 @contextmanager
-def _changing(directory: Path) -> Iterator[int]:
+def _open_for_change(directory: Path) -> Iterator[int]:
     """Give a directory's descriptor for the sync after a change of its names.
 
     It is opened before the change: a system that lacks descriptors then refuses the change as a
@@ -158,7 +158,7 @@ def _changing(directory: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def tidy(directory: Path, segments: list[Segment]) -> list[Segment]:
+def remove_void(directory: Path, segments: list[Segment]) -> list[Segment]:
     """Take away what is void, for good; return what is left, and must still be connected."""
     kept: list[Segment] = []
     limit = 0
@@ -185,7 +185,7 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
         size = size if found.kind == DAMAGED else found.stop
     if not size and not segment.is_first:
         return False
-    drop_rows(directory, [segment])
+    delete_rows(directory, [segment])
     # An index of what was there does not count any more; and should this be lost, it is done again.
     os.truncate(path, size)
     segment.rebuild(data[:size], limit - 1)
@@ -194,15 +194,15 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
 
 def _remove(directory: Path, segment: Segment) -> None:
     with suppress(FullError):  # It stays void, and the next start takes it away.
-        delete(directory, names_of(segment))
+        delete(directory, file_names(segment))
 
 
-def names_of(segment: Segment) -> list[str]:
+def file_names(segment: Segment) -> list[str]:
     """Return the names of a segment's files, in the order in which they are deleted."""
     return [segment.rows_name, segment.index_name, segment.name]
 
 
-def drop_rows(directory: Path, segments: list[Segment]) -> None:
+def delete_rows(directory: Path, segments: list[Segment]) -> None:
     """Delete the rows of segments that are about to change (docs/protocol.md, section 14.1).
 
     Raises:
@@ -222,13 +222,13 @@ def delete(directory: Path, names: list[str]) -> None:
     present = [path for path in (directory / name for name in names) if path.exists()]
     if not present:
         return
-    with _changing(directory) as fd:
+    with _open_for_change(directory) as fd:
         for path in present:
             path.unlink(missing_ok=True)
         os.fsync(fd)
 
 
-def connect(segments: list[Segment]) -> list[Segment]:
+def link_segments(segments: list[Segment]) -> list[Segment]:
     """Tell each segment what it has to know of the one before it; return them."""
     for before, segment in pairwise(segments):
         segment.record_before = before.last_record or before.record_before

@@ -1,4 +1,4 @@
-"""The log as it is read: from memory while it is recent, from its block in a segment file if not.
+"""The log as it is read: from memory while it is cache, from its block in a segment file if not.
 
 Positions and entries are found by bisection, over the segments, then over the blocks of one.
 Invariant: positions and numbers increase from segment to segment; what is damaged raises
@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from shard.storage.entry_cache import Recent
+from shard.storage.entry_cache import EntryCache
 from shard.storage.segment_files import holes
 from ziplog.core.entries import Expire, Place
 from ziplog.segments.entry import BusyError, UnreadableError
@@ -33,7 +33,7 @@ _GSN_BYTES: Final = 9
 NOWHERE: Final = 1 << 63
 
 
-class StoredLog:
+class SegmentReader:
     """The reading half of a segment store (shard/storage/segment_store.py)."""
 
     #: The last entry's stream position; 0 if there never was one.
@@ -49,9 +49,9 @@ class StoredLog:
         self._trim = 0
         #: Bytes appended so far.
         self._appended_bytes = 0
-        self._go_on(segments)
+        self._continue_with(segments)
 
-    def _go_on(self, segments: list[Segment]) -> None:
+    def _continue_with(self, segments: list[Segment]) -> None:
         """Go on after `segments`, all of them flushed."""
         assert segments, "there is always a segment to append to"
         self._segments = segments
@@ -66,7 +66,9 @@ class StoredLog:
         self._last = active.last
         self._last_record = active.last_record or active.record_before
         first = NOWHERE if active.is_torn else active.last + 1
-        self._recent = Recent(first, active.last_fseq + 1, self._last_record, self._appended_bytes)
+        self._cache = EntryCache(
+            first, active.last_fseq + 1, self._last_record, self._appended_bytes
+        )
 
     @property
     def first_fseq(self) -> int:
@@ -95,8 +97,8 @@ class StoredLog:
             UnreadableError: the bytes that would tell are damaged.
 
         """
-        if gsn >= self._recent.first:
-            entry = self._recent.at(self._recent.from_gsn(gsn))
+        if gsn >= self._cache.first:
+            entry = self._cache.at(self._cache.from_gsn(gsn))
         else:
             entry = self._stored(gsn)
         return entry if entry is not None and _covers(entry, gsn) else None
@@ -125,15 +127,15 @@ class StoredLog:
         result: list[Entry] = []
         left = limit_bytes
         try:
-            while gsn < self._recent.first and left > 0:
+            while gsn < self._cache.first and left > 0:
                 gsn, left = self._scan_block(gsn, left, result)
         except UnreadableError:
             if not result:
                 raise
             return result
-        index = self._recent.from_gsn(gsn)
+        index = self._cache.from_gsn(gsn)
         while left > 0 or not result:
-            entry = self._recent.at(index)
+            entry = self._cache.at(index)
             if entry is None:
                 break
             if not isinstance(entry.decision, Expire):
@@ -154,14 +156,14 @@ class StoredLog:
         block = segment.block_at(gsn)
         data, entries = segment.read(self._directory, block)
         for found in entries:
-            if found.last < gsn or found.first >= self._recent.first:
+            if found.last < gsn or found.first >= self._cache.first:
                 continue
             if left <= 0 and result:
                 return found.first, left
             entry = decode(data, found, segment.name)
             result.append(entry)
             left -= _weight(entry)
-        return min(segment.block_last(block) + 1, self._recent.first), left
+        return min(segment.block_last(block) + 1, self._cache.first), left
 
     def outline(self, start: int, stop: int) -> list[Step]:
         """Return how much is stored of positions [start, stop), in stretches of about equal size.
@@ -215,14 +217,14 @@ class StoredLog:
         result: list[Entry] = []
         left = max(limit_bytes, 1)
         try:
-            while fseq < self._recent.first_fseq and left > 0:
+            while fseq < self._cache.first_fseq and left > 0:
                 fseq, left = self._read_block(fseq, left, result)
         except UnreadableError:
             if not result:
                 raise
             return result
         while left > 0:
-            entry = self._recent.at(self._recent.from_fseq(fseq))
+            entry = self._cache.at(self._cache.from_fseq(fseq))
             if entry is None:
                 break
             result.append(entry)
@@ -239,7 +241,7 @@ class StoredLog:
         for found in entries:
             if found.fseq != fseq:
                 raise UnreadableError(f"entry {fseq} is damaged in {segment.name}")
-            if left <= 0 or fseq >= self._recent.first_fseq:
+            if left <= 0 or fseq >= self._cache.first_fseq:
                 break
             entry = decode(data, found, segment.name)
             result.append(entry)
@@ -258,10 +260,10 @@ class StoredLog:
         return record if record >= self._trim else 0
 
     def _record_below(self, gsn: int) -> int:
-        if gsn >= self._recent.first:
-            index = self._recent.from_gsn(gsn)
-            found = _record_in(self._recent.at(index), gsn)
-            return found or self._recent.record_before(index)
+        if gsn >= self._cache.first:
+            index = self._cache.from_gsn(gsn)
+            found = _record_in(self._cache.at(index), gsn)
+            return found or self._cache.record_before(index)
         segment = self._segment_of(gsn)
         if segment is None:
             return 0
@@ -298,7 +300,7 @@ class StoredLog:
 
     def _next_base(self, segment: Segment) -> int:
         index = bisect_right(self._bases, segment.base)
-        return self._bases[index] if index < len(self._bases) else self._recent.first
+        return self._bases[index] if index < len(self._bases) else self._cache.first
 
     def _check_trimmed(self, gsn: int) -> None:
         if gsn >= max(self._trim, 1):

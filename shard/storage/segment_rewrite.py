@@ -1,8 +1,8 @@
-"""What is damaged in segment files, and good entries in its place.
+"""What is damaged in segment files, and readable entries in its place.
 
-A file is never changed in place: a new one, with all that was good and what was given, takes its
-name at once. Rule: what is given must fit between what is good, by number, position and view; what
-is good stays as it is (docs/protocol.md, section 10).
+A file is never changed in place: a new one, with all that was readable and what was given, takes its
+name at once. Rule: what is given must fit between what is readable, by number, position and view; what
+is readable stays as it is (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def missing_around(
     hole: tuple[int, int] | None = None
     for segment in segments:
         expected = expected or segment.base_fseq
-        for _, found in good_entries(directory, segment):
+        for _, found in readable_entries(directory, segment):
             if found.fseq > expected:
                 hole = (hole[0] if hole else expected, found.fseq - 1)
             expected = found.fseq + 1
@@ -63,12 +63,12 @@ def missing_from(directory: Path, segment: Segment, fseq: int, end: int) -> tupl
 
     `end`: the number of the first entry of the next segment.
     """
-    following = (f.fseq for _, f in good_entries(directory, segment) if f.fseq >= fseq)
+    following = (f.fseq for _, f in readable_entries(directory, segment) if f.fseq >= fseq)
     last = next(following, end) - 1
     return (fseq, last) if fseq <= last else None
 
 
-def good_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, Found]]:
+def readable_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, Found]]:
     """Give the entries of a segment that can be read, each with the bytes that it is in."""
     data = _contents(directory, segment)
     for found in walk(data, segment.salt):
@@ -76,7 +76,7 @@ def good_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, Fou
             yield data, found
 
 
-def mended(
+def rewrite_segment(
     directory: Path, segment: Segment, entries: list[Entry], end: int, limit: int
 ) -> bytes | None:
     """Return a segment's contents with `entries` where they are missing; None if they do not fit.
@@ -97,16 +97,18 @@ def mended(
     if not is_a_run or numbers[0] < segment.base_fseq or numbers[-1] >= end:
         return None
     data = _contents(directory, segment)
-    good = {
+    readable = {
         found.fseq: found
         for found in walk(data, segment.salt)
         if found.is_numbered and found.is_whole
     }
-    fresh = {entry.fseq: entry for entry in entries if entry.fseq not in good}
-    same = (decode(data, good[e.fseq], segment.name) == e for e in entries if e.fseq in good)
-    if not fresh or not all(same) or not all(map(_is_complete, fresh.values())):
+    added = {entry.fseq: entry for entry in entries if entry.fseq not in readable}
+    same = (
+        decode(data, readable[e.fseq], segment.name) == e for e in entries if e.fseq in readable
+    )
+    if not added or not all(same) or not all(map(_is_complete, added.values())):
         return None
-    contents = b"".join(_merged(data, segment, fresh))
+    contents = b"".join(_merged(data, segment, added))
     return contents if _fits(contents, segment, limit) else None
 
 
@@ -115,17 +117,17 @@ def _is_complete(entry: Entry) -> bool:
     return kind < MARK and not (isinstance(entry.decision, Place) and entry.decision.body is None)
 
 
-def _merged(data: bytes, segment: Segment, fresh: dict[int, Entry]) -> Iterator[bytes]:
+def _merged(data: bytes, segment: Segment, added: dict[int, Entry]) -> Iterator[bytes]:
     """Give what is there, and what is not before what follows it."""
-    left = sorted(fresh)[::-1]
+    left = sorted(added)[::-1]
     for found in walk(data, segment.salt):
-        if found.kind == DAMAGED or (found.is_numbered and found.fseq in fresh):
+        if found.kind == DAMAGED or (found.is_numbered and found.fseq in added):
             continue
         while left and left[-1] <= found.fseq:
-            yield _encoded(fresh[left.pop()], segment)
+            yield _encoded(added[left.pop()], segment)
         yield data[found.start - HEADER_BYTES : found.stop]
     while left:
-        yield _encoded(fresh[left.pop()], segment)
+        yield _encoded(added[left.pop()], segment)
 
 
 def _encoded(entry: Entry, segment: Segment) -> bytes:

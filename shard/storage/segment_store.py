@@ -1,4 +1,4 @@
-"""The segment store: a replica's decided entries, in memory while recent and in segment files.
+"""The segment store: a replica's decided entries, in memory while cache and in segment files.
 
 An entry is encoded and given its place in a file on the thread that appends it; the flusher then
 only writes. Nothing leaves memory before it is on stable storage. How it is read:
@@ -18,18 +18,23 @@ import structlog
 
 from shard.storage.flusher import Flusher
 from shard.storage.segment_files import (
-    connect,
+    link_segments,
     create,
     delete,
-    drop_rows,
-    following,
+    delete_rows,
+    new_segment_after,
     load,
-    names_of,
-    tidy,
+    file_names,
+    remove_void,
 )
-from shard.storage.segment_reader import NOWHERE, StoredLog
-from shard.storage.segment_rewrite import good_entries, mended, missing_around, missing_from
-from shard.storage.store import FullError, mark_of_reset
+from shard.storage.segment_reader import NOWHERE, SegmentReader
+from shard.storage.segment_rewrite import (
+    readable_entries,
+    rewrite_segment,
+    missing_around,
+    missing_from,
+)
+from shard.storage.store import FullError, watermark_after_reset
 from ziplog.runtime.process_logging import halt
 from ziplog.segments.entry import (
     Entry,
@@ -66,7 +71,7 @@ class _Part(NamedTuple):
     number: int
 
 
-class SegmentStore(StoredLog):
+class SegmentStore(SegmentReader):
     """A `Store` (shard/storage/store.py) in a directory. One thread; the flusher has its own."""
 
     def __init__(
@@ -133,7 +138,7 @@ class SegmentStore(StoredLog):
 
     def start(self, on_event: Callable[[Event], None]) -> None:
         """Flush from now on, and tell `on_event` (see `open`) about it. Once."""
-        self._flusher.tell(on_event)
+        self._flusher.set_listener(on_event)
         self._flusher.start()
 
     @property
@@ -175,34 +180,34 @@ class SegmentStore(StoredLog):
         if kind < MARK:
             assert entry.fseq == self.last_fseq + 1, "the log has a gap"
             if entry.view != self.last_view or not segment.views:
-                self._turn_view(entry)
+                self._start_view(entry)
             self.last_fseq = entry.fseq
         place = self.last_fseq
         header, body = encode(entry, segment.salt, kind, first, last, place, flusher.flushed_fseq)
         size = HEADER_BYTES + len(body)
         if kind >= MARK:
-            self._note(entry, size, first)
+            self._note_record(entry, size, first)
         elif kind != EXPIRE:
             if segment.is_torn:
                 # What is below may have been in what is damaged.
-                self._recent.first = first
+                self._cache.first = first
             self._last = last
             self._last_record = record or self._last_record
         segment.add(kind, first, last, record, place, size)
         flusher.put(segment, header, body, place)
         self._appended_bytes += size
         if kind < MARK:
-            recent = self._recent
-            recent.add(entry, self._last, self._last_record, self._appended_bytes)
-            if recent.bytes > self._cache_bytes:
-                recent.shrink(self._cache_bytes, flusher.flushed_bytes, 0)
+            cache = self._cache
+            cache.add(entry, self._last, self._last_record, self._appended_bytes)
+            if cache.bytes > self._cache_bytes:
+                cache.shrink(self._cache_bytes, flusher.flushed_bytes, 0)
 
-    def _turn_view(self, entry: Entry) -> None:
+    def _start_view(self, entry: Entry) -> None:
         assert entry.view >= self.last_view, "a view went backwards"
         self.last_view = entry.view
         self._active.add_view(entry.view, entry.fseq)
 
-    def _note(self, entry: Entry, size: int, part: int) -> None:
+    def _note_record(self, entry: Entry, size: int, part: int) -> None:
         """Take note of a `WatermarkRecord` or table that is about to be added."""
         segment = self._active
         if isinstance(entry.decision, WatermarkRecord):
@@ -212,8 +217,8 @@ class SegmentStore(StoredLog):
 
     def _rotate(self) -> None:
         before = self._active
-        segment = following(before, before.last + 1, before.last_fseq + 1)
-        connect([before, segment])
+        segment = new_segment_after(before, before.last + 1, before.last_fseq + 1)
+        link_segments([before, segment])
         self._segments.append(segment)
         self._bases.append(segment.base)
         self._active = segment
@@ -232,7 +237,7 @@ class SegmentStore(StoredLog):
         least = max(whole // _LEAST_PART, 2 * before if before < whole else 0)
         if active.base < stop and active.size >= least and not active.is_torn and self.mark:
             self._rotate()
-            self._flusher.tend_soon()
+            self._flusher.schedule()
 
     def flush(self) -> bool:
         """Put everything on stable storage; False if there is no space for it now."""
@@ -250,11 +255,11 @@ class SegmentStore(StoredLog):
         self._trim = max(self._trim, gsn)
         self.on_trim(self._trim)
         count = min(max(bisect_right(self._bases, gsn) - 1, 0), self._needed_from())
-        self._recent.shrink(self._cache_bytes, self._flusher.flushed_bytes, gsn)
+        self._cache.shrink(self._cache_bytes, self._flusher.flushed_bytes, gsn)
         if count:
             gone, self._segments = self._segments[:count], self._segments[count:]
             del self._bases[:count]
-            self._flusher.remove([name for s in gone for name in names_of(s)])
+            self._flusher.remove([name for s in gone for name in file_names(s)])
 
     def _needed_from(self) -> int:
         """Return the index of the first segment that is needed whatever is trimmed."""
@@ -285,7 +290,7 @@ class SegmentStore(StoredLog):
         segment = self._segment_with(fseq)
         is_all = fseq < self.first_fseq
         end = segment.base if is_all else segment.last_at(self._directory, fseq) + 1
-        self._begin(following(self._active, end, fseq + 1), self.mark)
+        self._start_segment(new_segment_after(self._active, end, fseq + 1), self.mark)
 
     def reset(self, fseq: int, gsn: int) -> None:
         """Drop everything, for good: the next entry is `fseq + 1`, at `gsn` or later. Slow.
@@ -297,15 +302,15 @@ class SegmentStore(StoredLog):
 
         """
         self._flush_all()
-        mark = mark_of_reset(self.mark, fseq, gsn) if self.mark else None
-        self._begin(following(self._active, gsn, fseq + 1, is_first=True), mark)
+        mark = watermark_after_reset(self.mark, fseq, gsn) if self.mark else None
+        self._start_segment(new_segment_after(self._active, gsn, fseq + 1, is_first=True), mark)
         self.on_trim(self._trim)
 
     def _flush_all(self) -> None:
         if not self._flusher.flush():
             raise FullError(f"no room in {self._directory}: what is waiting must be written first")
 
-    def _begin(self, segment: Segment, mark: WatermarkRecord | None) -> None:
+    def _start_segment(self, segment: Segment, mark: WatermarkRecord | None) -> None:
         """Let the log go on in a new segment, which makes what it does not follow void."""
         contents = b""
         if mark is not None:
@@ -316,10 +321,10 @@ class SegmentStore(StoredLog):
             segment.mark, segment.flushed = mark, len(contents)
         first = 0 if segment.is_first else segment.base_fseq
         changing = [before for before in self._segments if before.last_fseq >= first]
-        drop_rows(self._directory, changing)
+        delete_rows(self._directory, changing)
         create(self._directory, segment, contents)
-        self._flusher.turn(segment)
-        self._go_on(connect(tidy(self._directory, [*self._segments, segment])))
+        self._flusher.switch_segment(segment)
+        self._continue_with(link_segments(remove_void(self._directory, [*self._segments, segment])))
 
     # --- mending -----------------------------------------------------------------------------
 
@@ -372,14 +377,14 @@ class SegmentStore(StoredLog):
         self._flush_all()
         segment = self._segment_with(entries[0].fseq)
         end = self._end_of(segment)
-        contents = mended(self._directory, segment, entries, end, self._limit_of(segment))
+        contents = rewrite_segment(self._directory, segment, entries, end, self._limit_of(segment))
         if contents is None:
             return False
         delete(self._directory, [segment.rows_name, segment.index_name])
         create(self._directory, segment, contents)
         segment.rebuild(contents, end - 1)
-        self._flusher.turn(self._active)
-        self._go_on(connect(self._segments))
+        self._flusher.switch_segment(self._active)
+        self._continue_with(link_segments(self._segments))
         return True
 
     def _end_of(self, segment: Segment) -> int:
@@ -392,7 +397,7 @@ class SegmentStore(StoredLog):
     def _limit_of(self, segment: Segment) -> int:
         """Return the first position behind a segment."""
         for after in self._segments[self._segments.index(segment) + 1 :]:
-            for _, found in good_entries(self._directory, after):
+            for _, found in readable_entries(self._directory, after):
                 if found.kind < EXPIRE:
                     return found.first
         return NOWHERE

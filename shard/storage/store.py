@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ziplog.wire import Step
 
 
-def mark_of_reset(mark: WatermarkRecord, fseq: int, gsn: int) -> WatermarkRecord:
+def watermark_after_reset(mark: WatermarkRecord, fseq: int, gsn: int) -> WatermarkRecord:
     """Return a mark as it is once the log begins anew after `fseq`, at `gsn` (`Store.reset`)."""
     return msgspec.structs.replace(
         mark,

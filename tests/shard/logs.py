@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shard.storage.segment_store import SegmentStore
-from shard.storage.store import mark_of_reset
+from shard.storage.store import watermark_after_reset
 from ziplog.core.entries import Expire, Place, SessionTable, SettledUnit, Skip
 from ziplog.core.view import NO_DIGEST
 from ziplog.segments.entry import Entry, SessionTablePartRecord, SessionTableRecord, WatermarkRecord
@@ -141,7 +141,7 @@ class Oracle:
 
     def reset(self, fseq: int, gsn: int) -> None:
         known = self.mark
-        self.entries = [Entry(0, 1, mark_of_reset(known, fseq, gsn))] if known else []
+        self.entries = [Entry(0, 1, watermark_after_reset(known, fseq, gsn))] if known else []
         self.base_fseq, self.base = fseq, gsn - 1
 
 

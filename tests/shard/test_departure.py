@@ -281,7 +281,7 @@ def test_server_whose_own_mark_is_not_flushed_is_not_sealed(name: str) -> None:
 
 
 def test_server_without_a_mark_of_all_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.recovery.watermark_records.MARK_NS", 2 * S)
+    monkeypatch.setattr("shard.recovery.watermark_records.WATERMARK_INTERVAL_NS", 2 * S)
     world = start()
     send(world, insert(1), run=3 * S)
     assert world.stores[PRIMARY].mark is not None, "an earlier one is not enough"

@@ -349,7 +349,7 @@ def test_clean_stop_of_a_frozen_server_ends_in_limbo() -> None:
     assert replica(world, BACKUP)._state.state == "limbo"
 
 
-# --- the decision, and joining ---
+# --- the decision, and state transfer ---
 
 
 def test_shard_goes_on_in_the_next_view_with_everything_it_had() -> None:
@@ -464,10 +464,10 @@ def test_server_that_would_have_to_drop_what_was_stable_stops() -> None:
     world.run(300 * MS)
     forged = wire.ViewDecided(CLUSTER, 0, 2, 0, 1, 1, b"x" * 16)
     order(world, forged, BACKUP)
-    joining = replica(world, BACKUP)._recovery.joining
-    assert joining is not None
-    last = joining._after
-    answer = wire.Fetched(CLUSTER, 0, 2, 0, last, 0, 1, 1, [], [], 0, 0, 0, joining._after_view)
+    transfer = replica(world, BACKUP)._recovery.transfer
+    assert transfer is not None
+    last = transfer._after
+    answer = wire.Fetched(CLUSTER, 0, 2, 0, last, 0, 1, 1, [], [], 0, 0, 0, transfer._after_view)
     world.inject(BACKUP, Received(PRIMARY.encode(), answer))
     assert [name for name, _ in world.halts] == [BACKUP]
     assert world.stores[BACKUP].last_fseq == last

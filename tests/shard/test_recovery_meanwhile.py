@@ -207,7 +207,7 @@ def test_answer_that_comes_again_is_not_taken_for_one_about_another_view() -> No
     world.links[BACKUP, THIRD] = Link(lambda: 20 * MS)
     order(world, decision(frozen), BACKUP, THIRD)
     recovery = replica(world, THIRD)._recovery
-    assert world.run_until(lambda: recovery.joining and recovery.joining._staged, 1 * S)
+    assert world.run_until(lambda: recovery.transfer and recovery.transfer._staged, 1 * S)
     answers = [m for _, to, m in world.sent if to == THIRD and isinstance(m, wire.Fetched)]
     assert answers[0].keep < answers[0].after == frozen.last  # where the logs part
     world.inject(THIRD, Received(BACKUP.encode(), answers[0]))

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from shard import replica as module
 from shard.ordering import admission
 from shard.recovery import checkpoint, participant, state_transfer
-from shard.recovery.failure_detector import Health
-from shard.recovery.participant import Recovery
-from shard.recovery.state_transfer import Joining
+from shard.recovery.failure_detector import FailureDetector
+from shard.recovery.participant import RecoveryParticipant
+from shard.recovery.state_transfer import StateTransfer
 from shard.replica import Replica
 from shard.serving.readers import Readers
 from shard.state.sessions import Sessions
@@ -29,21 +29,23 @@ Mutant = Callable[[Patch], None]
 
 def without_the_promise(patch: Patch) -> None:
     """D20: the survivor's state is taken, and it goes on as before."""
-    freeze = Recovery.freeze
+    freeze = RecoveryParticipant.freeze
 
-    def mutant(self: Recovery, *args: Any) -> bool:
+    def mutant(self: RecoveryParticipant, *args: Any) -> bool:
         done = freeze(self, *args)
         if done:
             self._state.state = "up"
         return done
 
-    patch.setattr(Recovery, "freeze", mutant)
+    patch.setattr(RecoveryParticipant, "freeze", mutant)
 
 
 def only_what_the_primary_confirmed(patch: Patch) -> None:
     """D22: promises are not rolled forward."""
-    roll = Recovery._roll_forward
-    patch.setattr(Recovery, "_roll_forward", lambda s, m, _promised, now: roll(s, m, [], now))
+    roll = RecoveryParticipant._roll_forward
+    patch.setattr(
+        RecoveryParticipant, "_roll_forward", lambda s, m, _promised, now: roll(s, m, [], now)
+    )
 
 
 def restart_in_the_same_view(patch: Patch) -> None:
@@ -67,19 +69,19 @@ def views_do_not_matter(patch: Patch) -> None:
         return accepts(state, route, replace(message, view=state.view))
 
     patch.setattr(module, "accepts", mutant)
-    patch.setattr(Health, "beaten", lambda *_: None)
+    patch.setattr(FailureDetector, "on_beat", lambda *_: None)
     patch.setattr(Replica, "_beat", lambda *_: None)
 
 
 def an_older_recovery_counts(patch: Patch) -> None:
     """D21: of two recoveries of one view, both may be decided."""
 
-    def mutant(self: Recovery, decision: Any) -> bool:
+    def mutant(self: RecoveryParticipant, decision: Any) -> bool:
         self._state.view, self._state.state = decision.view, "joined"
         self.entered = decision
         return True
 
-    patch.setattr(Recovery, "_enter", mutant)
+    patch.setattr(RecoveryParticipant, "_enter", mutant)
 
 
 def sessions_are_forgotten(patch: Patch) -> None:
@@ -95,27 +97,27 @@ def an_undecided_log_is_kept(patch: Patch) -> None:
 def stable_entries_are_dropped(patch: Patch) -> None:
     """D43: what was stable is cut off with the rest."""
 
-    def mutant(self: Joining, keep: int) -> None:
+    def mutant(self: StateTransfer, keep: int) -> None:
         self._state.store.mark = None
         self._state.store.truncate(keep)
         self._after, self._after_view = keep, self._state.store.view_at(keep)
 
-    patch.setattr(Joining, "_cut", mutant)
+    patch.setattr(StateTransfer, "_cut", mutant)
 
 
 def any_log_will_do(patch: Patch) -> None:
-    patch.setattr(state_transfer, "is_same", lambda *_: True)
+    patch.setattr(state_transfer, "may_be_same", lambda *_: True)
 
 
 def told_before_it_is_on_disk(patch: Patch) -> None:
-    persisted = Recovery.persisted
+    on_persisted = RecoveryParticipant.on_persisted
 
-    def mutant(self: Recovery) -> None:
+    def mutant(self: RecoveryParticipant) -> None:
         self._state.persisted = self._state.stream.last
         patch.setattr(participant, "digest_of", lambda _store: bytes(16))
-        persisted(self)
+        on_persisted(self)
 
-    patch.setattr(Recovery, "persisted", mutant)
+    patch.setattr(RecoveryParticipant, "on_persisted", mutant)
 
 
 def survivor_waits_for_nobody(patch: Patch) -> None:
@@ -128,7 +130,7 @@ def survivor_waits_for_nobody(patch: Patch) -> None:
 
 
 def a_witness_forgets_at_once(patch: Patch) -> None:
-    patch.setattr(Recovery, "stand_by", Recovery.leave)
+    patch.setattr(RecoveryParticipant, "freeze_for", RecoveryParticipant.leave)
 
 
 def absent_within_the_view(patch: Patch) -> None:
@@ -140,14 +142,14 @@ def absent_within_the_view(patch: Patch) -> None:
 
 
 def silence_of_ones_own_counts(patch: Patch) -> None:
-    patch.setattr(Health, "missed", lambda *_: None)
-    woke = Health.woke
+    patch.setattr(FailureDetector, "on_pause", lambda *_: None)
+    tick = FailureDetector.tick
 
-    def mutant(self: Health, now: int, number: int) -> None:
-        self._looked = now
-        woke(self, now, number)
+    def mutant(self: FailureDetector, now: int, number: int) -> None:
+        self._ticked_at = now
+        tick(self, now, number)
 
-    patch.setattr(Health, "woke", mutant)
+    patch.setattr(FailureDetector, "tick", mutant)
 
 
 MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [

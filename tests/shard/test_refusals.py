@@ -87,7 +87,7 @@ class Run:
         self.store = SegmentStore.open(
             self._directory, flush_interval_ms=0, segment_bytes=SMALL, cache_bytes=0, on_halt=halt
         )
-        self.store.flusher.tell(self._changed)
+        self.store.flusher.set_listener(self._changed)
 
     def _changed(self, event: Event) -> None:
         if isinstance(event, StorageChanged) and event.full:
@@ -220,7 +220,7 @@ def test_a_rotation_without_descriptors_is_full_and_goes_on(
 ) -> None:
     events: list[Event] = []
     store, oracle = opened(segment_bytes=SMALL, flush_interval_ms=0, on_halt=halt), Oracle()
-    store.flusher.tell(events.append)
+    store.flusher.set_listener(events.append)
     apply(store, oracle, ("place", 0, [1], 100))
     assert store.flush()
     real = os.open
@@ -338,10 +338,10 @@ def test_a_start_that_is_refused_leaves_the_checkpoint_or_takes_it(
         system = System(number, error)
         taken = None
         with system.installed(refusing.OPENS), contextlib.suppress(OSError):
-            taken = second.take_checkpoint()
+            taken = second.consume_checkpoint()
         second.close()
         third = DataDirectory(path, "demo", "shard-0-0")
-        assert {taken, third.take_checkpoint()} == {b"state", None}
+        assert {taken, third.consume_checkpoint()} == {b"state", None}
         third.close()
         outcomes.append(taken)
         if not system.refused:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shard.recovery import peer_repair
-from shard.recovery.participant import Claim, Missing, Recovery
+from shard.recovery.participant import LogClaim, MissingEntries, RecoveryParticipant
 from shard.recovery.peer_repair import Repair
 from shard.recovery.state_transfer import serve
 from shard.state.decision_log import Watermark
@@ -56,14 +56,14 @@ class Shard:
         assert isinstance(self.store, MemoryStore)
         self.store.damaged = set(damaged)
         self.peers = {NAMES[i].encode(): state_of(i, LOG, 20, f) for i in range(1, f + 1)}
-        self.repair = Repair(self.state, Recovery(self.state))
+        self.repair = Repair(self.state, RecoveryParticipant(self.state))
         self.asked: list[tuple[bytes, Fetch]] = []
         self.warnings: list[str] = []
         #: What a peer's answer turns into on its way; None: it is lost.
         self.way: Callable[[bytes, Fetched], Fetched | None] = lambda _, answer: answer
 
     def need(self, gsn: int) -> None:
-        self.repair.needed(gsn, UnreadableError(f"file is damaged at {gsn}"), self.now)
+        self.repair.request(gsn, UnreadableError(f"file is damaged at {gsn}"), self.now)
         self.deliver()
 
     def deliver(self) -> None:
@@ -88,7 +88,7 @@ class Shard:
                 assert isinstance(reply.message, Fetched)
                 answer = self.way(name, reply.message)
                 if answer is not None:
-                    assert self.repair.fetched(name, answer, self.now)
+                    assert self.repair.on_fetched(name, answer, self.now)
         peer.out = []
 
     def run(self, duration: int) -> None:
@@ -96,7 +96,7 @@ class Shard:
         end = self.now + duration
         while (due := self.repair.next_wakeup()) is not None and due <= end:
             self.now = max(self.now, due)
-            self.repair.woke(self.now)
+            self.repair.tick(self.now)
             self.deliver()
         self.now = end
 
@@ -153,7 +153,7 @@ def test_what_was_known_from_the_start_is_repaired_unasked() -> None:
 def test_what_a_peer_asked_for_is_repaired() -> None:
     shard = Shard(set())
     shard.damaged.update({9, 10})
-    shard.repair.needed_after(8, UnreadableError("file is damaged"), shard.now)
+    shard.repair.request_after(8, UnreadableError("file is damaged"), shard.now)
     shard.deliver()
     assert shard.damaged == set()
     (warning,) = shard.warnings
@@ -216,12 +216,12 @@ def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> Non
 
 
 def test_what_is_remembered_of_hopeless_damage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_repair, "_MAX_HOPELESS", 4)
+    monkeypatch.setattr(peer_repair, "_MAX_UNREPAIRABLE", 4)
     shard = Shard(set())
     for gsn in range(20):
         shard.need(gsn)
         shard.now += 60 * S
-    assert len(shard.repair._hopeless) <= 4
+    assert len(shard.repair._unrepairable) <= 4
     assert len(shard.warnings) == 20
 
 
@@ -272,14 +272,14 @@ def test_a_server_that_is_not_up_asks_nobody() -> None:
 def test_a_server_that_leaves_its_view_drops_the_question() -> None:
     shard = Shard({8})
     shard.way = lambda *_: None
-    shard.repair.woke(shard.now)
+    shard.repair.tick(shard.now)
     shard.deliver()
     assert len(shard.asked) == 1
     shard.state.state = "frozen"
     shard.run(5 * S)
     assert len(shard.asked) == 1
     answer = Fetched(77, 0, 1, 1, 7, 0, 7, 20, [], [], 0, 0, 20)
-    assert not shard.repair.fetched(ONE, answer, shard.now)
+    assert not shard.repair.on_fetched(ONE, answer, shard.now)
 
 
 def test_an_answer_to_something_else_is_left_to_others() -> None:
@@ -291,10 +291,10 @@ def test_an_answer_to_something_else_is_left_to_others() -> None:
         return None
 
     shard.way = way
-    shard.repair.woke(shard.now)
+    shard.repair.tick(shard.now)
     shard.deliver()
     (answer,) = seen
-    take = shard.repair.fetched
+    take = shard.repair.on_fetched
     fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
     assert not take(TWO, answer, shard.now)
     for field in ("view", "after", "session"):
@@ -391,7 +391,7 @@ class Limbo(Shard):
         self.peers = {NAMES[i].encode(): state_of(i, held, stable, f) for i in range(1, f + 1)}
         for state in (self.state, *self.peers.values()):
             state.state, state.view = "limbo", 0
-        self.recovery = Recovery(self.state)
+        self.recovery = RecoveryParticipant(self.state)
         self.repair = Repair(self.state, self.recovery)
 
     def _stored(self, entries: list[Entry]) -> bool:
@@ -401,8 +401,8 @@ class Limbo(Shard):
     def lead(self, after: int, view: int = 0) -> None:
         """Miss what follows an entry."""
         error = UnreadableError(f"entry {after + 1} is damaged")
-        self.recovery._miss(Missing(after, error, view))
-        self.repair.needed_in_limbo(self.now)
+        self.recovery._record_missing(MissingEntries(after, error, view))
+        self.repair.request_in_limbo(self.now)
         self.deliver()
 
     def run(self, duration: int) -> None:
@@ -410,8 +410,8 @@ class Limbo(Shard):
         end = self.now + duration
         while self.now < end:
             self.now += 100 * MS
-            self.repair.needed_in_limbo(self.now)
-            self.repair.woke(self.now)
+            self.repair.request_in_limbo(self.now)
+            self.repair.tick(self.now)
             self.deliver()
 
 
@@ -466,7 +466,7 @@ def test_the_end_of_a_log_is_not_made_up() -> None:
     shard.lead(18)
     assert shard.asked == []
     assert shard.damaged == {19, 20}
-    assert shard.recovery.claim == Claim(18, 1, 1, is_damaged=True)
+    assert shard.recovery.claim == LogClaim(18, 1, 1, is_damaged=True)
     (warning,) = shard.warnings
     assert "cannot lead a recovery: entry 19 is damaged" in warning
 
@@ -474,9 +474,11 @@ def test_the_end_of_a_log_is_not_made_up() -> None:
 def test_who_cannot_lead_says_so_once_and_tells_what_it_could_lead_with() -> None:
     log = views(5, 15)
     shard = Limbo({8}, log, [], stable=3)
-    assert shard.recovery.claim == Claim(20, 5, 0, is_damaged=False)
+    assert shard.recovery.claim == LogClaim(20, 5, 0, is_damaged=False)
     shard.lead(7)
-    assert shard.recovery.claim == Claim(7, 1, 5, is_damaged=True), "no attempt is numbered 5 again"
+    assert shard.recovery.claim == LogClaim(7, 1, 5, is_damaged=True), (
+        "no attempt is numbered 5 again"
+    )
     shard.run(100 * S)
     shard.way = lambda *_: None  # the next attempts fail for another reason
     shard.run(100 * S)
@@ -489,13 +491,13 @@ def test_who_cannot_lead_says_so_once_and_tells_what_it_could_lead_with() -> Non
     shard.peers[ONE] = state_of(1, log)
     shard.run(61 * S)
     assert shard.damaged == set()
-    assert shard.recovery.claim == Claim(20, 5, 0, is_damaged=False)
+    assert shard.recovery.claim == LogClaim(20, 5, 0, is_damaged=False)
 
 
 def test_nobody_may_lead_with_less_than_what_was_stable() -> None:
     shard = Limbo({8}, LOG, [], stable=12)
     shard.lead(7)
-    assert shard.recovery.claim == Claim(12, 1, 1, is_damaged=True)
+    assert shard.recovery.claim == LogClaim(12, 1, 1, is_damaged=True)
 
 
 def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None:
@@ -510,12 +512,12 @@ def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None
     shard.lead(7)
     answer = seen[0]
     fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
-    take = shard.repair.fetched
+    take = shard.repair.on_fetched
     assert not take(TWO, answer, shard.now)
     for field in ("view", "after", "session", "after_view"):
         assert not take(ONE, Fetched(**{**fields, field: 5}), shard.now)
     missing = shard.recovery.missing
-    shard.recovery.mended()  # another one leads
+    shard.recovery.on_repaired()  # another one leads
     assert not take(ONE, answer, shard.now)
     shard.recovery.missing = missing
     shard.state.state = "frozen"
@@ -545,7 +547,7 @@ def test_what_was_asked_for_in_another_view_is_dropped() -> None:
     shard.way = lambda *_: None
     shard.lead(7)
     assert len(shard.asked) == 1
-    shard.recovery.mended()
+    shard.recovery.on_repaired()
     shard.run(10 * S)
     assert len(shard.asked) == 1
     assert shard.repair.next_wakeup() is None

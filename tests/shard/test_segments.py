@@ -134,15 +134,15 @@ def test_memory_is_bounded_by_what_is_flushed(opened: Opened) -> None:
     store = opened(cache_bytes=100_000)
     for fseq in range(1, 1_001):
         store.append(place(fseq, [fseq], bytes(1_000)))
-    assert store._recent.bytes > 1_000_000  # nothing is flushed, so nothing may go
+    assert store._cache.bytes > 1_000_000  # nothing is flushed, so nothing may go
     assert store.backlog_bytes > 1_000_000
     store.flush()
     for fseq in range(1_001, 5_001):
         store.append(place(fseq, [fseq], bytes(1_000)))
         if fseq % 20 == 0:
             store.flush()
-    assert store._recent.bytes <= 100_000
-    assert len(store._recent._entries) < 2_500
+    assert store._cache.bytes <= 100_000
+    assert len(store._cache._entries) < 2_500
     assert store.find(1) is not None
     assert store.find(5_000) is not None
 
@@ -234,7 +234,7 @@ def test_who_reads_in_bulk_has_sealed_what_is_worth_it(
     store.seal(1)
     assert store.sealed_fseq == 0, "it is not about what is asked for"
     woken: list[bool] = []
-    monkeypatch.setattr(store.flusher, "tend_soon", lambda: woken.append(True))
+    monkeypatch.setattr(store.flusher, "schedule", lambda: woken.append(True))
     store.seal(2)
     assert store.sealed_fseq == 10
     assert woken == [True], "the thread, which also runs where nothing is flushed by time"

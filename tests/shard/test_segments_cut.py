@@ -156,7 +156,7 @@ def test_a_start_that_tidies_up_may_be_stopped_too(
         raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr("shard.storage.segment_store.tidy", stop)
+        patched.setattr("shard.storage.segment_store.remove_void", stop)
         with pytest.raises(Crash):
             store.truncate(8)
     for allowed in range(200):
@@ -222,12 +222,12 @@ def test_persisted_is_said_again_of_numbers_that_are_used_again(opened: Opened) 
     store.start(events.append)
     for fseq in range(1, 9):
         store.append(place(fseq, [fseq]))
-    store.flusher.tend()
+    store.flusher.flush_and_report()
     store.truncate(3)
-    store.flusher.tend()
+    store.flusher.flush_and_report()
     assert events == [Persisted(8)]
     store.append(place(4, [4]))
-    store.flusher.tend()
+    store.flusher.flush_and_report()
     assert events == [Persisted(8), Persisted(4)]
 
 

@@ -93,7 +93,7 @@ def test_the_thread_sleeps_while_nothing_comes(opened: Opened) -> None:
                 break
             inner._closing.wait(0.01)
         assert not inner._is_awake
-        assert not inner._called.is_set()
+        assert not inner._woken.is_set()
 
 
 def test_an_entry_that_comes_when_the_thread_turns_in_is_flushed(

@@ -263,7 +263,7 @@ def test_a_missing_end_that_was_flushed_is_damage(opened: Opened, left: int) -> 
             assert store.find(10) == entries[4]
             if entry == new[1]:
                 assert store.find(20) == entry
-                assert store._recent.first == 20, "answered from memory"
+                assert store._cache.first == 20, "answered from memory"
             assert store.flush()
     assert store.read_after(6, HUGE) == new
     assert store.find(20) == new[1]

@@ -16,7 +16,7 @@ import shard.replica
 from failure_handler.state import Begin, HandlerState
 from mms.leases import LeasePlan
 from mms.state import ClusterState
-from shard.recovery.participant import Recovery
+from shard.recovery.participant import RecoveryParticipant
 from shard.replica import Replica
 from shard.state.epoch_clock import EpochClock
 from shard.state.sessions import HeldUnit, Sessions
@@ -72,23 +72,23 @@ def unit_gets_behind_its_followers() -> Iterator[None]:
 @mutant(kill_and_lose, "the primary is killed under load; a frame in five is lost")
 def only_confirmed_is_rolled_forward() -> Iterator[None]:
     """A recovery goes on from what the primary confirmed; promises are dropped (D22)."""
-    roll = Recovery._roll_forward
+    roll = RecoveryParticipant._roll_forward
 
-    def rolled(self: Recovery, message: wire.Freeze, _promised: Any, now: int) -> None:
+    def rolled(self: RecoveryParticipant, message: wire.Freeze, _promised: Any, now: int) -> None:
         roll(self, message, [], now)
 
-    with replaced(Recovery, "_roll_forward", rolled):
+    with replaced(RecoveryParticipant, "_roll_forward", rolled):
         yield
 
 
 @mutant(part_the_servers, "primary and backup do not hear each other for two seconds; slow network")
 def survivor_acks_after_its_promise() -> Iterator[None]:
     """A server whose state was taken for the next view still acks in this one (D20)."""
-    roll, insert = Recovery._roll_forward, Replica._insert
+    roll, insert = RecoveryParticipant._roll_forward, Replica._insert
     ends: dict[ReplicaState, int] = {}
     taken: dict[tuple[ReplicaState, bytes, int], list[int]] = {}
 
-    def rolled(self: Recovery, message: wire.Freeze, promised: Any, now: int) -> None:
+    def rolled(self: RecoveryParticipant, message: wire.Freeze, promised: Any, now: int) -> None:
         units = list(promised)
         slots = [unit.gsns[-1] + 1 for unit in units]
         ends[self._state] = max([self._state.stream.end, *slots])
@@ -111,7 +111,10 @@ def survivor_acks_after_its_promise() -> Iterator[None]:
             unit.gsns, unit.confirmed = taken[key], state.server == 0
             state.ack(unit)
 
-    with replaced(Recovery, "_roll_forward", rolled), replaced(Replica, "_insert", inserted):
+    with (
+        replaced(RecoveryParticipant, "_roll_forward", rolled),
+        replaced(Replica, "_insert", inserted),
+    ):
         yield
 
 
@@ -198,20 +201,20 @@ def _part_busy_servers(seed: int) -> Plan:
 @mutant(_part_busy_servers, "primary and backup do not hear each other for two seconds")
 def two_states_begin_one_view() -> Iterator[None]:
     """Whoever has promised begins the next view with what it holds itself (D21)."""
-    enter = Recovery._enter
+    enter = RecoveryParticipant._enter
 
-    def entered(self: Recovery, decision: wire.ViewDecided) -> bool:
+    def entered(self: RecoveryParticipant, decision: wire.ViewDecided) -> bool:
         state = self._state
         if enter(self, decision):
             return True
         if state.state != "frozen" or decision.view != self.number:
             return False
         state.view, state.view_base = decision.view, state.stream.last
-        state.state, self.joining = "joined", None
+        state.state, self.transfer = "joined", None
         self.entered = decision
         return True
 
-    with replaced(Recovery, "_enter", entered):
+    with replaced(RecoveryParticipant, "_enter", entered):
         yield
 
 

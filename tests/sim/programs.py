@@ -77,7 +77,7 @@ class StorageServer:
             reserve_bytes=RESERVE_BYTES,
             on_halt=process.halt,
         )
-        checkpoint = directory.take_checkpoint()
+        checkpoint = directory.consume_checkpoint()
         limbo = directory.was_used and checkpoint is None
         self.replica: Final = Replica(
             identity, self.store, checkpoint, limbo=limbo,
@@ -88,7 +88,7 @@ class StorageServer:
             self.replica, process.transport, store=self.store,  # type: ignore[arg-type]
             flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,
         )  # fmt: skip
-        self.store.flusher.tell(self._driver.post)
+        self.store.flusher.set_listener(self._driver.post)
         self._directory: Final = directory
         self._interval_ns: Final = config.flush_interval_ms * MS
         self._is_tending = False
@@ -114,7 +114,7 @@ class StorageServer:
             self._tend_later()
             return
         self._is_tending = False
-        process.from_inside(self.store.flusher.tend)
+        process.from_inside(self.store.flusher.flush_and_report)
         if process.program is self and (self.store.backlog_bytes or self.store.is_full):
             self._tend_later()
 

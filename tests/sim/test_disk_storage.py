@@ -251,7 +251,7 @@ def test_a_full_disk_takes_up_where_it_was() -> None:
         disk, oracle = Disk(random), Oracle()
         directory = directory_on(disk)
         store = reopen(directory, segment_bytes=2000)
-        store.flusher.tell(told.append)
+        store.flusher.set_listener(told.append)
         live(store, oracle, random)
         assert store.flush()
         flushed = len(oracle.entries)
@@ -328,9 +328,9 @@ def test_a_checkpoint_is_all_or_none_and_serves_one_start() -> None:
     disk = Watched(Random(1))
     state = Random(2).randbytes(3000)
     directory = start(disk)
-    assert directory.take_checkpoint() is None
+    assert directory.consume_checkpoint() is None
     found = [
-        start(image).take_checkpoint()
+        start(image).consume_checkpoint()
         for image in disk.during(lambda: directory.write_checkpoint(state))
     ]
     assert set(found) == {None, state}
@@ -338,8 +338,8 @@ def test_a_checkpoint_is_all_or_none_and_serves_one_start() -> None:
     disk.power_cut()
     directory = start(disk)
     taken: list[bytes | None] = []
-    images = disk.during(lambda: taken.append(directory.take_checkpoint()))
-    found = [start(image).take_checkpoint() for image in images]
+    images = disk.during(lambda: taken.append(directory.consume_checkpoint()))
+    found = [start(image).consume_checkpoint() for image in images]
     assert taken == [state]
     assert set(found) == {None, state}
     assert found[-4:] == [None] * 4, "once it was taken, it is gone"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard.archive.block_builder import Maker
+from shard.archive.block_builder import BlockBuilder
 from shard.storage.segment_store import SegmentStore
 from tests.ziplog.segments.blocks import Row, rows_in, rows_of
 from ziplog.core.entries import Body, Origin, Place, Skip, encode_body
@@ -79,7 +79,7 @@ def fill(store: SegmentStore, entries: list[Entry]) -> None:
 
 def make(directory: Path, stable: int = 2**60) -> None:
     """Make all rows that can be made."""
-    Maker(directory).make(lambda: stable)
+    BlockBuilder(directory).build(lambda: stable)
 
 
 def walk(archive: Archive, gsn: int, stop: int) -> tuple[list[Row], list[Block], int]:

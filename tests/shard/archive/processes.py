@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from shard.archive.shared_state import Board
+from shard.archive.shared_state import SharedState
 from ziplog.archive.client import ArchiveClient
 from ziplog.deploy.supervisor import environment, python
 
@@ -45,11 +45,11 @@ class Process:
     """An archive's process, and the board of its server."""
 
     def __init__(self, directory: Path, reserve_bytes: int = 0, host: str = "127.0.0.1") -> None:
-        self.board = Board()
+        self.board = SharedState()
         self.board.cluster, self.board.stable = CLUSTER, 2**60
         arguments = [
             *("--directory", str(directory), "--node", "shard-3-0", "--host", host),
-            *("--shard", str(SHARD), "--board", str(self.board.fd)),
+            *("--shard", str(SHARD), "--shared-fd", str(self.board.fd)),
             *("--reserve", str(reserve_bytes)),
         ]
         self.child = subprocess.Popen(

@@ -11,7 +11,7 @@ import pytest
 
 from shard.archive import block_server as server_module
 from shard.archive.block_server import ArchiveServer
-from shard.archive.shared_state import Board
+from shard.archive.shared_state import SharedState
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import CLUSTER, SHARD, Process
 from ziplog.archive import client as client_module
@@ -144,7 +144,7 @@ def test_who_is_elsewhere_learns_of_no_path(
     make(segments)
     store.close()
     monkeypatch.setattr(server_module, "is_here", lambda _: False)
-    board = Board()
+    board = SharedState()
     board.cluster = CLUSTER
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     server.start()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shard.archive import block_builder
-from shard.archive.block_builder import Maker
+from shard.archive.block_builder import BlockBuilder
 from shard.storage.store import FullError
 from tests.shard.archive.logs import (
     WRITER,
@@ -226,7 +226,7 @@ def test_what_is_void_is_not_given_out_before_it_is_tidied_up(
     end = store._segments[4].base
     # The server dies when the new file has its name; and rows were made just before that.
     rows = {path: path.read_bytes() for path in segments.glob("*.rows")}
-    monkeypatch.setattr("shard.storage.segment_store.tidy", lambda *_: os._exit)
+    monkeypatch.setattr("shard.storage.segment_store.remove_void", lambda *_: os._exit)
     with pytest.raises(TypeError):
         store.truncate(kept)
     for path, content in rows.items():
@@ -280,8 +280,8 @@ def test_damage_is_left_out_until_it_is_repaired(
     fill(store, entries)
     third = store._segments[2]
     damage(segments / third.name, 300)
-    making = Maker(segments)
-    making.make(lambda: 2**60)
+    making = BlockBuilder(segments)
+    making.build(lambda: 2**60)
     archive = Archive(segments)
     end = sealed_end(store)
     after = store._segments[3].base
@@ -294,15 +294,15 @@ def test_damage_is_left_out_until_it_is_repaired(
     assert archive.writers(end)[0] == third.base
     # It is not read again and again.
     with monkeypatch.context() as patch:
-        patch.setattr(making, "_make", lambda task: pytest.fail(f"{task} again"))
-        making.make(lambda: 2**60)
+        patch.setattr(making, "_build", lambda task: pytest.fail(f"{task} again"))
+        making.build(lambda: 2**60)
     missing = [
         entry for entry in entries if third.base_fseq <= entry.fseq < store._segments[3].base_fseq
     ]
     store.close()
     store = open_store(segments)
     assert store.repair(missing)
-    making.make(lambda: 2**60)
+    making.build(lambda: 2**60)
     rows, _, reached = walk(archive, 1, 2**60)
     assert reached == end
     assert rows == records(entries, 1, end)
@@ -383,7 +383,7 @@ def test_a_full_disk_leaves_nothing_behind(segments: Path, monkeypatch: pytest.M
     entries = log(60)
     fill(store, entries)
     with pytest.raises(OSError, match="left is for records"):
-        Maker(segments, reserve_bytes=2**60).make(lambda: 2**60)
+        BlockBuilder(segments, reserve_bytes=2**60).build(lambda: 2**60)
 
     def full(_fd: int) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -414,7 +414,7 @@ def test_rows_that_become_too_large_for_the_space_that_is_left_are_given_up(
     with monkeypatch.context() as patch:
         patch.setattr(block_builder.os, "statvfs", shrinking)
         with pytest.raises(OSError, match="left is for records"):
-            Maker(segments, reserve_bytes=1_000_000_000).make(lambda: 2**60)
+            BlockBuilder(segments, reserve_bytes=1_000_000_000).build(lambda: 2**60)
     assert {path.suffix for path in segments.iterdir()} == {".seg", ".idx", ""}
     store.close()
 

@@ -12,7 +12,7 @@ import pytest
 from shard.archive import __main__ as main_module
 from shard.archive import block_server as server_module
 from shard.archive.block_server import MAX_CONNECTIONS, ArchiveServer
-from shard.archive.shared_state import Board
+from shard.archive.shared_state import SharedState
 from tests.shard.archive.logs import WRITER, end_of, fill, log, make, open_store, records, unit
 from tests.shard.archive.processes import CLUSTER, SHARD, Process
 from tests.waiting import wait_until
@@ -204,17 +204,17 @@ def test_only_after_a_failure_it_wakes_up_by_itself() -> None:
             waits.append(timeout)
             return True
 
-    class Maker:
-        def make(self, stable: Callable[[], int]) -> None:
+    class BlockBuilder:
+        def build(self, stable: Callable[[], int]) -> None:
             assert stable() == 0
             if fault := next(faults):
                 raise fault
 
     waits: list[float | None] = []
     faults = iter([None, OSError("full"), OSError("full"), None, OverError()])
-    board = Board()
+    board = SharedState()
     with pytest.raises(OverError):
-        main_module._make(Maker(), board, Called())  # type: ignore[arg-type]
+        main_module._build_loop(BlockBuilder(), board, Called())  # type: ignore[arg-type]
     retry = main_module._RETRY_S
     assert waits == [None, None, retry, retry, None]
     board.close()
@@ -285,7 +285,7 @@ def served(
     fill(store, [unit(1, 1, size=4_000_000), unit(2, 100), unit(3, 200)])
     make(segments)
     store.close()
-    board = Board()
+    board = SharedState()
     board.cluster = CLUSTER
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     ends: list[socket.socket] = []
@@ -337,7 +337,7 @@ def test_who_says_half_of_something_is_sent_away(served: Callable[[], socket.soc
 def test_without_a_thread_a_connection_is_closed_and_the_next_one_served(
     segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board = Board()
+    board = SharedState()
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     mine, its = socket.socketpair()
 

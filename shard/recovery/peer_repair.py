@@ -1,13 +1,13 @@
-"""How a replica has its peers give it stable entries that it cannot read any more.
+"""Repair of unreadable entries with copies from peers.
 
-    whole --damage: known from the start, or a reader came upon it--> asking
-    asking --all of it has received--> whole
-    asking --nobody can give it--> unrepairable, for a while
+    whole --damage: known at the start, or found by a reader--> requesting
+    requesting --all entries received--> whole
+    requesting --no peer has them--> unrepairable, for a while
 
-Rule: one question at a time, to one peer after the other; meanwhile readers are told `unknown`.
-In service only stable entries are asked for: they are the same on all replicas. In limbo they must
-be shown to be of this server's own history: view and number identify an entry, and with it all
-before it. Invariant: what is held until it is stored is bounded (docs/protocol.md, section 10).
+Rule: one request at a time, to one peer after the other; meanwhile readers receive `unknown`. In
+service, a replica requests only stable entries: they are equal on all replicas. In limbo, received
+entries must be proven to be of its own history: view and number identify an entry and all entries
+before it. Invariant: the bytes held until they are stored are bounded (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -28,66 +28,65 @@ if TYPE_CHECKING:
     from ziplog.wire import Fetched
 
 _MS: Final = 1_000_000
-#: Without an answer for so long, the next peer is asked.
+#: Timeout of a request, after which the next peer receives it.
 _ANSWER_NS: Final = 1000 * _MS
-#: Each peer is asked so often before it is unrepairable.
+#: Requests to each peer before the repair is abandoned.
 _ROUNDS: Final = 3
-#: Looking for what is missing reads files as a whole: not more often than this,
+#: Minimum interval between searches for missing entries: a search reads whole files.
 _RETRY_NS: Final = 1000 * _MS
-#: and not so soon once it was unrepairable.
+#: Interval before an abandoned repair is tried again.
 _UNREPAIRABLE_RETRY_NS: Final = 60_000 * _MS
-#: What has received is stored when it is so much, or all; what is not shown to fit yet may be more: all
-#: that one file holds.
+#: Received bytes that are stored at once. Unproven entries may be more, up to one segment file.
 _STORE_BYTES: Final = 16 * 1024 * 1024
 _UNPROVEN_BYTES: Final = 128 * 1024 * 1024
-#: So much is remembered of what was unrepairable, to say it once.
+#: Maximum number of remembered unrepairable ranges; each is logged once.
 _MAX_UNREPAIRABLE: Final = 1024
 
 
 class Repair:
-    """One replica's damage, as far as it is known."""
+    """The known damage of one replica's log, and its repair."""
 
     def __init__(self, state: ReplicaState, recovery: RecoveryParticipant) -> None:
         self._state: Final = state
         self._recovery: Final = recovery
-        #: What cannot be read, and why.
+        #: The unreadable entries, and the reason, for messages.
         self._subject, self._reason = "", ""
-        #: The entries that are asked for, first and last; None: none are.
+        #: First and last of the requested entries; None: none.
         self._hole: tuple[int, int] | None = None
-        #: The view that they are asked for in.
+        #: The view of the request.
         self._view: int | None = None
-        #: The view of the next entry behind them, if what comes is to be shown to fit to it; or 0.
+        #: The view of the first entry after the hole, if received entries must be proven; else 0.
         self._proof = 0
-        #: What a server in limbo asks for.
+        #: The entries that a server in limbo needs.
         self._missing: MissingEntries | None = None
-        #: What has received of them, and its bytes.
+        #: The received entries and their bytes.
         self._received: list[Entry] = []
         self._received_bytes = 0
-        #: How many questions led nowhere; it tells whose turn it is.
+        #: Number of failed requests; it selects the next peer.
         self._failures = 0
         self._is_requested = False
-        #: When to ask again, and when to look for damage again.
+        #: When the request times out, and when to search for damage again.
         self._due = self._retry_due = 0
-        #: The store tells of damage that is not unrepairable.
+        #: The store reports damage that may be repairable.
         self._has_known_damage = bool(state.store.damage)
-        #: What was said to be unrepairable.
+        #: The ranges that were reported as unrepairable.
         self._unrepairable: set[object] = set()
 
-    # --- looking ---
+    # --- finding damage ---
 
     def request(self, gsn: int, error: UnreadableError, now: int) -> None:
-        """Get what a reader could not be told, unless something else is being got."""
+        """Repair the entry at `gsn`, which a reader could not read, unless a repair runs."""
         if self._can_start(now):
             self._find(f"gsn {gsn}", error, lambda: self._state.store.damaged_range(gsn), now)
 
     def request_after(self, fseq: int, error: UnreadableError, now: int) -> None:
-        """Get the entries after `fseq`, which a peer asked for and this server could not read."""
+        """Repair the entries after `fseq`, which a peer requested and this server could not read."""
         if self._can_start(now):
             what = f"the entry after {fseq}"
             self._find(what, error, lambda: self._state.store.damaged_after(fseq), now)
 
     def request_in_limbo(self, now: int) -> None:
-        """Get what keeps this server from leading a recovery, or from joining a view."""
+        """Repair the entries that this server needs to lead a recovery or to join a view."""
         missing = self._recovery.missing
         if missing is None:
             return
@@ -117,12 +116,12 @@ class Repair:
             self._abandon(str(fault), now)
             return
         if hole is None:
-            self._abandon("nothing tells which entries are missing", now)
+            self._abandon("the missing entries cannot be identified", now)
         else:
             self._start(hole, now)
 
     def _check_store(self, now: int) -> None:
-        """Begin with what the store knows to be damaged."""
+        """Start the repair of damage that the store knows."""
         if not self._has_known_damage or not self._can_start(now):
             return
         left = [hole for hole in self._state.store.damage if hole not in self._unrepairable]
@@ -146,7 +145,7 @@ class Repair:
         state, stable = self._state, self._state.stream.stable
         self._view, self._proof = self._recovery.repair_view, 0
         if state.state == "limbo":
-            # Who joins has the survivor's log, as its end shows; who would lead may have another.
+            # A joining server has the survivor's log, as its digest shows; a leader may not.
             self._proof = state.store.view_at(hole[1] + 1) if self._view == 0 else 0
         elif hole[0] > stable:
             return
@@ -157,14 +156,14 @@ class Repair:
         if not state.peers:
             self._abandon("there is no other replica", now)
         elif self._view == 0 and not self._proof:
-            self._abandon("what follows does not tell which entries are missing", now)
+            self._abandon("the following entry does not identify the missing ones", now)
         else:
             self._restart(now)
 
-    # --- asking ---
+    # --- requests ---
 
     def next_wakeup(self) -> int | None:
-        """Return when to ask again, or to look for what to ask."""
+        """Return when the request times out, or when to search for damage."""
         if self._hole is not None:
             return self._due
         return (
@@ -174,13 +173,13 @@ class Repair:
         )
 
     def tick(self, now: int) -> None:
-        """Ask, or look for what to ask, if that is due."""
+        """Send a request, or search for damage, if that is due."""
         if self._hole is None:
             self._check_store(now)
         elif now < self._due:
             return
         elif self._recovery.repair_view != self._view:
-            # Whoever reads later asks again.
+            # A later read starts the repair again.
             self._hole, self._received = None, []
         elif self._is_requested:
             self._try_next_peer("no replica answers", now)
@@ -193,7 +192,7 @@ class Repair:
 
     def _request(self, now: int) -> None:
         state = self._state
-        assert self._view is not None, "nobody may be asked"
+        assert self._view is not None, "no request is allowed now"
         self._is_requested, self._due = True, now + _ANSWER_NS
         after, view = self._last_known()
         question = Fetch(state.cluster, state.shard, self._view, state.server, after, view, 0)
@@ -201,25 +200,25 @@ class Repair:
 
     @property
     def _peer(self) -> bytes:
-        """Whose turn it is."""
+        """The peer that receives the next request."""
         peers = self._state.peers
         return peers[self._failures % len(peers)]
 
     def _last_known(self) -> tuple[int, int]:
-        """Return the number and the view of the entry before those that are to received."""
-        assert self._hole is not None, "nothing is asked for"
+        """Return the number and the view of the entry before the next requested one."""
+        assert self._hole is not None, "no repair runs"
         if self._received:
             return self._received[-1].fseq, self._received[-1].view
         first, last = self._hole
         store, before = self._state.store, first - 1
-        # Of an entry that was trimmed nothing is known; mostly it is of the same view as the next.
+        # The view of a trimmed entry is unknown; mostly it is that of the next entry.
         view = store.view_at(before) or (store.view_at(last + 1) if before else 0)
         return before, view
 
-    # --- taking ---
+    # --- answers ---
 
     def on_fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
-        """Take an answer; whether it was one to the last question."""
+        """Handle an answer; return whether it was one to the last request."""
         view = self._recovery.repair_view
         if (
             self._hole is None
@@ -228,11 +227,11 @@ class Repair:
             or view != self._view
         ):
             return False
-        told = answer.view, answer.after, answer.after_view, answer.session
-        if told != (view, *self._last_known(), 0):
+        request = answer.view, answer.after, answer.after_view, answer.session
+        if request != (view, *self._last_known(), 0):
             return False
         after = answer.after
-        # What follows them here may have to received along, to show that it follows them there.
+        # The entry after the hole may be needed as the proof.
         last = self._hole[1] + bool(self._proof)
         received = [Entry(e.fseq, e.view, e.decision) for e in answer.entries if e.fseq <= last]
         is_next = [e.fseq for e in received] == list(range(after + 1, after + 1 + len(received)))
@@ -252,31 +251,31 @@ class Repair:
 
     @property
     def _is_proven(self) -> bool:
-        """Whether what has received is of this server's own history.
+        """Whether the received entries are of this server's own history.
 
-        One primary or one recovery decides all of a view: an entry of the view of what follows here
-        is the same everywhere, and so is all before it.
+        One primary or one recovery decides a whole view. An entry of the view that follows the hole
+        is therefore equal on all replicas, and so are all entries before it.
         """
         return not self._proof or self._received[-1].view == self._proof
 
     def _store(self, now: int) -> None:
-        assert self._hole is not None, "nothing was asked for"
+        assert self._hole is not None, "no repair runs"
         state, last = self._state, self._hole[1]
         if not self._is_proven:
-            self._try_next_peer("what other replicas have may be of another history", now)
+            self._try_next_peer("the entries of other replicas may be of another history", now)
             return
         received = [entry for entry in self._received if entry.fseq <= last]
         try:
             fits = state.store.repair(received)
         except (FullError, BusyError):
-            # The store says so itself. Whoever reads it later asks for it again.
+            # The store reports this itself. A later read starts the repair again.
             self._hole, self._received = None, []
             return
         except UnreadableError as error:
             self._abandon(str(error), now)
             return
         if not fits:
-            self._try_next_peer("what other replicas have does not fit", now)
+            self._try_next_peer("the entries of other replicas do not fit", now)
             return
         state.stream.mended(received)
         if received[-1].fseq < last:
@@ -286,13 +285,13 @@ class Repair:
             self._hole, self._received, self._retry_due = None, [], now
             self._recovery.on_repaired()
             state.out.append(LogWarning(
-                f"{state.config.name} could not read {self._subject} ({self._reason}); it can again, with"
-                f" the help of {self._peer.decode()}. Have a look at the disk"
+                f"{state.config.name} could not read {self._subject} ({self._reason}) and repaired"
+                f" it with a copy from {self._peer.decode()}. Check the disk"
             ))  # fmt: skip
 
     def _try_next_peer(self, why: str, now: int) -> None:
-        """Turn to the next peer, or give it up."""
-        assert self._hole is not None, "nothing was asked for"
+        """Send the request to the next peer, or abandon the repair."""
+        assert self._hole is not None, "no repair runs"
         self._failures += 1
         if self._failures >= _ROUNDS * len(self._state.peers):
             first, last = self._hole
@@ -301,7 +300,7 @@ class Repair:
             self._restart(now)
 
     def _abandon(self, why: str, now: int) -> None:
-        """Say, once, that it is unrepairable, and leave it alone for a while."""
+        """Log once that the range cannot be repaired, and wait before the next attempt."""
         state = self._state
         if state.state == "limbo":
             self._hole, self._received = None, []
@@ -318,9 +317,9 @@ class Repair:
         if is_repeated:
             return
         state.out.append(LogWarning(
-            f"{state.config.name} cannot read {self._subject} ({self._reason}), and nobody could repair"
-            f" it ({why}). Put the missing file back, or stop this server and move its data"
-            " directory away: it joins with an empty one"
+            f"{state.config.name} cannot read {self._subject} ({self._reason}), and no peer could"
+            f" repair it ({why}). Restore the missing file, or stop this server and move its data"
+            " directory away: it then joins with an empty one"
         ))  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""What a replica writes down of what it knows: its marks, and now and then its sessions.
+"""Writer of watermark records, and of session tables, into a replica's log.
 
-A mark stands between the entries of the log, takes no number, and the last one counts: it is what a
-server in limbo goes by. Rule: only a server that is up says where its log is stable; what it was
-told of the trim point it writes down in every state (docs/protocol.md, sections 8 and 9).
+A watermark record stands between the entries, has no number, and the last one counts. A server in
+limbo relies on it. Rule: only a server that is up records where its log is stable; it records a
+received trim point in every state (docs/protocol.md, sections 8 and 9).
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
 _MS: Final = 1_000_000
-#: A mark is written at most so often.
+#: Minimum interval between watermark records.
 WATERMARK_INTERVAL_NS: Final = 100 * _MS
 
 
 class WatermarkWriter:
-    """The marks of one replica."""
+    """Writes the watermark records of one replica."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: When the next mark is to be written; None: nothing is new.
+        #: When the next record is due; None: nothing is new.
         self._due: int | None = None
         self._written = (0, 0, 0)
         self._tables: Final = Tables(state)
 
     @property
     def due(self) -> int | None:
-        """When something is to be written; None: nothing is new."""
+        """When the next record or table is due; None: nothing is new."""
         mark, table = self._due, self._tables.due
         return min(mark, table) if mark is not None and table is not None else mark or table
 
     def schedule(self, now: int) -> None:
-        """Note that there is something to write down, in a while."""
+        """Schedule a record after the interval."""
         if self._due is None:
             self._due = now + WATERMARK_INTERVAL_NS
 
     def tick(self, now: int) -> None:
-        """Write down what is due."""
+        """Write the records and tables that are due."""
         if self._due is not None and now >= self._due:
             self.write()
             self._tables.look(now)
         self._tables.woke(now)
 
     def write(self) -> None:
-        """Write down what is known now."""
+        """Write a record now, if something is new and the server is up."""
         state = self._state
         self._due = None
         last = state.clock.last
@@ -68,10 +68,10 @@ class WatermarkWriter:
         state.out.append(Persist(Entry(0, state.view, mark)))
 
     def write_trim_point(self) -> None:
-        """Write down the trim point: the service counts on it once a heartbeat has told it."""
+        """Record the trim point: the service relies on it once a heartbeat has reported it."""
         state = self._state
         if state.state == "up":
             self.write()
-        elif state.store.mark is not None:  # without one, it serves nobody before it hears of it
+        elif state.store.mark is not None:  # without one, it serves no reader before it learns it
             mark = replace(state.store.mark, trim=state.trim)
             state.out.append(Persist(Entry(0, state.view, mark)))

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 def missing_around(
     directory: Path, segments: Iterable[Segment], gsn: int, last_fseq: int
 ) -> tuple[int, int] | None:
-    """Return the first and last number of the entries that may hold `gsn` and cannot be read.
+    """Return the first and last number of the unreadable entries that may hold `gsn`.
 
-    None: what is at `gsn` can be read. `segments` begin at, or before, the one of the position.
+    None: the entry at `gsn` is readable. `segments` begin at or before the position's segment.
     """
     expected = 0
     hole: tuple[int, int] | None = None
@@ -69,7 +69,7 @@ def missing_from(directory: Path, segment: Segment, fseq: int, end: int) -> tupl
 
 
 def readable_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, Found]]:
-    """Give the entries of a segment that can be read, each with the bytes that it is in."""
+    """Yield the readable entries of a segment, each with the bytes that contain it."""
     data = _contents(directory, segment)
     for found in walk(data, segment.salt):
         if found.is_numbered and found.is_whole:
@@ -79,14 +79,14 @@ def readable_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes,
 def rewrite_segment(
     directory: Path, segment: Segment, entries: list[Entry], end: int, limit: int
 ) -> bytes | None:
-    """Return a segment's contents with `entries` where they are missing; None if they do not fit.
+    """Return a segment's contents with the missing `entries` added; None if they do not fit.
 
     Args:
-        directory: of the segment.
-        segment: none of it waits to be written.
+        directory: the segment's directory.
+        segment: a segment that is completely written.
         entries: `Place` with its body, `Skip` or `Expire`, numbered without a gap.
         end: the number of the first entry of the next segment.
-        limit: what is in the segment is about positions below.
+        limit: all positions of the segment are below this one.
 
     Raises:
         UnreadableError: the file cannot be read.
@@ -118,7 +118,7 @@ def _is_complete(entry: Entry) -> bool:
 
 
 def _merged(data: bytes, segment: Segment, added: dict[int, Entry]) -> Iterator[bytes]:
-    """Give what is there, and what is not before what follows it."""
+    """Yield the readable entries merged with the added ones, by number."""
     left = sorted(added)[::-1]
     for found in walk(data, segment.salt):
         if found.kind == DAMAGED or (found.is_numbered and found.fseq in added):
@@ -136,7 +136,7 @@ def _encoded(entry: Entry, segment: Segment) -> bytes:
 
 
 def _fits(contents: bytes, segment: Segment, limit: int) -> bool:
-    """Whether positions, numbers and views go upwards."""
+    """Whether positions, numbers and views increase."""
     numbered = [found for found in walk(contents, segment.salt) if found.is_numbered]
     spans = [(found.first, found.last) for found in numbered if found.kind < EXPIRE]
     spans = [(0, segment.base - 1), *spans, (limit, limit)]
@@ -149,7 +149,7 @@ def _fits(contents: bytes, segment: Segment, limit: int) -> bool:
 
 
 def _contents(directory: Path, segment: Segment) -> bytes:
-    """Return a segment's bytes; none if its file is missing."""
+    """Return a segment's bytes; empty if its file is missing."""
     try:
         return (directory / segment.name).read_bytes()
     except FileNotFoundError:

@@ -1,11 +1,10 @@
-"""The segment store: a replica's decided entries, in memory while cache and in segment files.
+"""The segment store: a replica's decided entries, in segment files and in a cache.
 
-An entry is encoded and given its place in a file on the thread that appends it; the flusher then
-only writes. Nothing leaves memory before it is on stable storage. How it is read:
-shard/storage/segment_reader.py.
+The appending thread encodes an entry and assigns its place in a file; the flusher only writes. The
+cache evicts no entry before it is on stable storage. Reads: shard/storage/segment_reader.py.
 
-Rule: a change of what is stored already (a cut, a repair) is one new file that counts as soon as it
-has its name. Invariant: numbers, positions and views increase from entry to entry
+Rule: a change of stored entries (a cut, a repair) is one new file that takes effect when it has its
+name. Invariant: numbers, positions and views increase from entry to entry
 (docs/protocol.md, section 10).
 """
 
@@ -55,12 +54,12 @@ if TYPE_CHECKING:
     from ziplog.segments.segment import Segment
 
 MIB: Final = 1024 * 1024
-#: Who reads in bulk has a segment sealed that has this part of what it may have.
+#: A bulk reader has a segment sealed early if it has 1/8 of the full segment size.
 _LEAST_PART: Final = 8
 
 
 class _Part(NamedTuple):
-    """Where a part of a table is."""
+    """The location of a part of a session table."""
 
     #: The index of its segment.
     segment: int
@@ -72,7 +71,7 @@ class _Part(NamedTuple):
 
 
 class SegmentStore(SegmentReader):
-    """A `Store` (shard/storage/store.py) in a directory. One thread; the flusher has its own."""
+    """A `Store` (shard/storage/store.py) in a directory. One thread uses it, beside the flusher's."""
 
     def __init__(
         self,
@@ -83,11 +82,11 @@ class SegmentStore(SegmentReader):
         segment_bytes: int,
         cache_bytes: int,
     ) -> None:
-        """Go on after `segments`; use `open`."""
+        """Continue after `segments`; use `open`."""
         super().__init__(directory, segments)
         self._flusher = flusher
         self._segment_bytes, self._cache_bytes = segment_bytes, cache_bytes
-        #: Gets the trim point as soon as `trim` or `reset` is called.
+        #: Receives the trim point as soon as `trim` or `reset` is called.
         self.on_trim: Callable[[int], object] = lambda _: None
 
     @classmethod
@@ -102,18 +101,18 @@ class SegmentStore(SegmentReader):
         on_event: Callable[[Event], None] | None = None,
         on_halt: Callable[[str], object] = halt,
     ) -> SegmentStore:
-        """Open the store in `directory`, which is made if it does not exist.
+        """Open the store in `directory`; create it if it does not exist.
 
-        A torn end of the last segment is cut off, and logged; so is damage (see `damage`).
+        A torn end of the last segment is cut off and logged; damage is logged (see `damage`).
 
         Args:
-            directory: of this store alone.
-            flush_interval_ms: within how long an entry is flushed; 0: only `flush` does it.
-            segment_bytes: a segment that has so many is followed by a new one.
-            cache_bytes: how much is kept in memory for readers.
-            reserve_bytes: with less free space the store is full.
-            on_event: gets `Persisted` and `StorageChanged` from another thread; `start` if None.
-            on_halt: ends the process when it is not known what is on the disk.
+            directory: used by this store only.
+            flush_interval_ms: maximum delay of a flush; 0: only `flush` writes.
+            segment_bytes: size at which a segment is followed by a new one.
+            cache_bytes: memory for recent entries.
+            reserve_bytes: free space below which the store is full.
+            on_event: receives `Persisted` and `StorageChanged` on another thread; None: see `start`.
+            on_halt: ends the process when the content of the disk is unknown.
 
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,23 +136,23 @@ class SegmentStore(SegmentReader):
         return store
 
     def start(self, on_event: Callable[[Event], None]) -> None:
-        """Flush from now on, and tell `on_event` (see `open`) about it. Once."""
+        """Start the flusher, which reports to `on_event` (see `open`). Call once."""
         self._flusher.set_listener(on_event)
         self._flusher.start()
 
     @property
     def flusher(self) -> Flusher:
-        """Who writes; for whoever wants to tend it without its thread."""
+        """The flusher; for callers that run it without its thread."""
         return self._flusher
 
     @property
     def sealed_fseq(self) -> int:
-        """The last entry that is in a sealed segment; 0: there is no such segment."""
+        """The last entry of the newest sealed segment; 0 if there is none."""
         return self._segments[-2].last_fseq if len(self._segments) > 1 else 0
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes appended and not yet on stable storage; whoever appends keeps them bounded."""
+        """Bytes appended and not yet on stable storage; the appending replica bounds them."""
         return self._flusher.backlog_bytes
 
     @property
@@ -169,7 +168,7 @@ class SegmentStore(SegmentReader):
     # --- writing -----------------------------------------------------------------------------
 
     def append(self, entry: Entry) -> None:
-        """Append an entry: it can be read at once, and is written later."""
+        """Append an entry: it can be read immediately, and is written later."""
         if self._active.size >= self._segment_bytes:
             self._rotate()
         self._put(entry)
@@ -189,7 +188,7 @@ class SegmentStore(SegmentReader):
             self._note_record(entry, size, first)
         elif kind != EXPIRE:
             if segment.is_torn:
-                # What is below may have been in what is damaged.
+                # Positions below may have been in the damaged part.
                 self._cache.first = first
             self._last = last
             self._last_record = record or self._last_record
@@ -208,7 +207,7 @@ class SegmentStore(SegmentReader):
         self._active.add_view(entry.view, entry.fseq)
 
     def _note_record(self, entry: Entry, size: int, part: int) -> None:
-        """Take note of a `WatermarkRecord` or table that is about to be added."""
+        """Index a `WatermarkRecord` or session table that is about to be added."""
         segment = self._active
         if isinstance(entry.decision, WatermarkRecord):
             segment.mark = self.mark = entry.decision
@@ -226,11 +225,11 @@ class SegmentStore(SegmentReader):
             self._put(Entry(0, 0, self.mark))
 
     def seal(self, stop: int) -> None:
-        """End the segment that grows, if it reaches below `stop` and is worth a file.
+        """Seal the active segment, if it has positions below `stop` and is large enough.
 
-        Only what is sealed gets rows (docs/protocol.md, section 14.2). Each segment that ended
-        early is followed by one of twice its size at least, up to a whole one. What is torn waits
-        for its repair, so that the next one begins where it does not end yet.
+        Only sealed segments get rows files (docs/protocol.md, section 14.2). After a segment that
+        was sealed early, the next one has at least twice its size, up to the full size. A torn
+        segment stays open until its repair, which sets the start of the next one.
         """
         active, whole = self._active, self._segment_bytes
         before = self._segments[-2].size if len(self._segments) > 1 else whole
@@ -240,17 +239,18 @@ class SegmentStore(SegmentReader):
             self._flusher.schedule()
 
     def flush(self) -> bool:
-        """Put everything on stable storage; False if there is no space for it now."""
+        """Write everything to stable storage; False if there is no space now."""
         return self._flusher.flush()
 
     def close(self) -> bool:
-        """Flush, and stop the thread; False if something could not be written."""
+        """Flush, and stop the thread; False if a write failed."""
         return self._flusher.close()
 
     def trim(self, gsn: int) -> None:
-        """Delete the segments that lie wholly below `gsn`; never the one that grows.
+        """Delete the segments whose positions are all below `gsn`, except the active one.
 
-        Nor the last entry, nor the last table that no truncation can drop, and what follows it.
+        The last entry stays. So does the last session table that no truncation can drop, with all
+        entries after it.
         """
         self._trim = max(self._trim, gsn)
         self.on_trim(self._trim)
@@ -262,7 +262,7 @@ class SegmentStore(SegmentReader):
             self._flusher.remove([name for s in gone for name in file_names(s)])
 
     def _needed_from(self) -> int:
-        """Return the index of the first segment that is needed whatever is trimmed."""
+        """Return the index of the first segment that no trim may delete."""
         stable = self.mark.stable if self.mark else 0
         last = len(self._segments) - 1
         whole = (parts for parts in self._whole_tables() if parts[-1].fseq <= stable)
@@ -273,7 +273,7 @@ class SegmentStore(SegmentReader):
     # --- cutting -----------------------------------------------------------------------------
 
     def truncate(self, fseq: int) -> None:
-        """Drop every entry after `fseq`, for good; the next one is `fseq + 1`. Slow.
+        """Drop every entry after `fseq` durably; the next one is `fseq + 1`. Slow.
 
         A crash leaves all of them, or none.
 
@@ -283,7 +283,7 @@ class SegmentStore(SegmentReader):
 
         """
         assert self.first_fseq - 1 <= fseq <= self.last_fseq, "the log does not reach there"
-        assert self.mark is None or self.mark.stable <= fseq, "what was stable is dropped"
+        assert self.mark is None or self.mark.stable <= fseq, "stable entries are dropped"
         if fseq == self.last_fseq:
             return
         self._flush_all()
@@ -293,9 +293,9 @@ class SegmentStore(SegmentReader):
         self._start_segment(new_segment_after(self._active, end, fseq + 1), self.mark)
 
     def reset(self, fseq: int, gsn: int) -> None:
-        """Drop everything, for good: the next entry is `fseq + 1`, at `gsn` or later. Slow.
+        """Drop all entries durably; the next one is `fseq + 1`, at `gsn` or later. Slow.
 
-        What is below `gsn` counts as trimmed, and what was before as stable.
+        Positions below `gsn` count as trimmed, and the dropped entries as stable.
 
         Raises:
             FullError: there is no space for it; nothing has changed.
@@ -308,10 +308,10 @@ class SegmentStore(SegmentReader):
 
     def _flush_all(self) -> None:
         if not self._flusher.flush():
-            raise FullError(f"no room in {self._directory}: what is waiting must be written first")
+            raise FullError(f"no room in {self._directory}: queued entries must be written first")
 
     def _start_segment(self, segment: Segment, mark: WatermarkRecord | None) -> None:
-        """Let the log go on in a new segment, which makes what it does not follow void."""
+        """Continue the log in a new segment; entries that it does not follow become void."""
         contents = b""
         if mark is not None:
             place = segment.last_fseq
@@ -326,15 +326,15 @@ class SegmentStore(SegmentReader):
         self._flusher.switch_segment(segment)
         self._continue_with(link_segments(remove_void(self._directory, [*self._segments, segment])))
 
-    # --- mending -----------------------------------------------------------------------------
+    # --- repair ------------------------------------------------------------------------------
 
     def damaged_range(self, gsn: int) -> tuple[int, int] | None:
         """Return the first and last number of the unreadable entries that may hold `gsn`. Slow.
 
-        None: it can be read, or nothing tells which entries are missing.
+        None: it can be read, or the missing entries cannot be identified.
 
         Raises:
-            UnreadableError: the file that would tell cannot be read.
+            UnreadableError: the file that would identify them cannot be read.
 
         """
         self._flusher.flush()
@@ -353,7 +353,7 @@ class SegmentStore(SegmentReader):
         None: the next one can be read, or there is none.
 
         Raises:
-            UnreadableError: the file that would tell cannot be read.
+            UnreadableError: the file that would identify them cannot be read.
 
         """
         self._flusher.flush()
@@ -364,14 +364,14 @@ class SegmentStore(SegmentReader):
         return missing_from(self._directory, segment, first, self._end_of(segment))
 
     def repair(self, entries: list[Entry]) -> bool:
-        """Put good entries in the place of damaged ones, for good; whether they fit. Slow.
+        """Replace unreadable entries by copies, durably; return whether they fit. Slow.
 
         Args:
-            entries: numbered without a gap, all in one range of unreadable ones that was told.
+            entries: numbered without a gap, all in one reported range of unreadable entries.
 
         Raises:
             FullError: there is no space for it; nothing has changed.
-            UnreadableError: the file that they belong to cannot be read.
+            UnreadableError: their segment file cannot be read.
 
         """
         self._flush_all()
@@ -388,14 +388,14 @@ class SegmentStore(SegmentReader):
         return True
 
     def _end_of(self, segment: Segment) -> int:
-        """Return the number of the first entry behind a segment."""
+        """Return the number of the first entry after a segment."""
         index = self._segments.index(segment) + 1
         return (
             self._segments[index].base_fseq if index < len(self._segments) else self.last_fseq + 1
         )
 
     def _limit_of(self, segment: Segment) -> int:
-        """Return the first position behind a segment."""
+        """Return the first position after a segment."""
         for after in self._segments[self._segments.index(segment) + 1 :]:
             for _, found in readable_entries(self._directory, after):
                 if found.kind < EXPIRE:
@@ -403,7 +403,7 @@ class SegmentStore(SegmentReader):
         return NOWHERE
 
     def _whole_tables(self) -> Iterator[list[_Part]]:
-        """Give the parts of each table that has all of them, the last table first."""
+        """Yield the parts of each complete session table, the last table first."""
         parts: list[_Part] = []
         for index in range(len(self._segments) - 1, -1, -1):
             for start, size, fseq, code in reversed(self._segments[index].tables):
@@ -419,12 +419,12 @@ class SegmentStore(SegmentReader):
                     parts = []
 
     def last_table(self) -> tuple[int, list[SessionTable]]:
-        """Return the last table on stable storage, and the last entry before it; or 0, nothing.
+        """Return the last session table on stable storage, and the last entry before it; or 0, [].
 
-        If it is damaged, the one before it serves; so does the beginning of the log, if it is kept.
+        If it is damaged, the table before it is used, or the beginning of the log if that is kept.
 
         Raises:
-            UnreadableError: it is damaged, and nothing else serves.
+            UnreadableError: the tables are damaged, and the beginning of the log was trimmed.
 
         """
         self._flusher.flush()
@@ -442,12 +442,12 @@ class SegmentStore(SegmentReader):
         return 0, []
 
     def _read_part(self, part: _Part) -> tuple[int, list[SessionTable]]:
-        """Return which table a part is of, and what is in it."""
+        """Return the table that a part belongs to, and the part's sessions."""
         segment = self._segments[part.segment]
         data, found = segment.read_table(self._directory, part.start, part.size)
         table = decode(data, found, segment.name).decision
         assert isinstance(table, SessionTableRecord | SessionTablePartRecord), (
-            "something else is where a table was put"
+            "the entry at a table's place is no table"
         )
         return table.begun if isinstance(
             table, SessionTablePartRecord

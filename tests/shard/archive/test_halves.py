@@ -64,7 +64,7 @@ def test_who_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
         os.write(writing, b"\n")
         ended: list[int] = []
         thread = threading.Thread(
-            target=lambda: ended.append(main_module._pass_on(line)), daemon=True
+            target=lambda: ended.append(main_module._relay(line)), daemon=True
         )
         thread.start()
         os.close(writing)

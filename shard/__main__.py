@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from shard.archive.shared_state import SharedState
-from shard.archive.supervisor import ArchiveSupervisor, ArchiveFacts
+from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
 from shard.replica import Replica, ReplicaConfig
 from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore

@@ -1,12 +1,11 @@
-"""The archive: `python -m shard.archive`, which a storage server starts and ends.
+"""The archive process: `python -m shard.archive`; a storage server starts and stops it.
 
-It is two processes: one that serves blocks, as promptly as the server, and its child, which makes
-rows with the lowest priority, and slowly while records come, unless somebody asks for what is not
-there yet. A line on stdin means that there may be something to do, and is passed on; the first line
-on stdout is the port; what the server knows is on a board that all share.
-Rule: neither half outlives the other, nor the server: what each reads ends with who writes it, and
-what is half made is not waited for. Nothing here wakes up by itself, unless rows could not be
-written (docs/protocol.md, section 14.2).
+The archive consists of two processes. One serves blocks as promptly as the server. Its child builds
+rows files with the lowest priority, and slowly while records arrive, unless a reader waits for them.
+A line on stdin means that a segment may be ready; it is relayed to the child. The first line on
+stdout is the port. The server's facts are in shared memory. Rule: neither process outlives the
+other, nor the server: each ends at the end of its input, and unfinished work is dropped. No timer
+runs, unless a rows file could not be written (docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 
     from shard.archive.throttle import Throttle
 
-#: After a failure to write, the disk is left alone for so long.
+#: Pause after a failed write.
 _RETRY_S: Final = 10.0
-#: Of the half that makes rows.
+#: Niceness of the building process.
 _NICE: Final = 19
-#: What it is told: there may be something to do; somebody waits for it.
+#: Commands to the building process: a segment may be ready; a reader waits for rows.
 _CHECK: Final = b"\n"
 _EXPEDITE: Final = b"!"
 
@@ -54,20 +53,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shared-fd", type=int, required=True, help="a file descriptor")
     parser.add_argument("--reserve", type=int, default=0, help="bytes of space that are left alone")
     options = parser.parse_args(arguments)
-    # Ctrl-C is meant for the server, which ends this process when it is done.
+    # Ctrl-C is meant for the server, which stops this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A server holds signals back while it starts, and this may have been started by then.
+    # A starting server blocks signals, and this process may inherit the mask.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     configure(f"{options.node}-archive")
     raise_limit()
     state = SharedState(options.shared_fd)
-    line, its = socket.socketpair()
-    # Before there are threads: they would not come along.
+    line, child_line = socket.socketpair()
+    # Fork before any thread exists: threads are not forked.
     builder_pid = os.fork()
     if not builder_pid:
         line.close()
-        _run_builder(BlockBuilder(options.directory, reserve_bytes=options.reserve), state, its)
-    its.close()
+        _run_builder(
+            BlockBuilder(options.directory, reserve_bytes=options.reserve), state, child_line
+        )
+    child_line.close()
     line.setblocking(False)
     try:
         server = ArchiveServer(
@@ -78,19 +79,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lambda: _send_command(line, _EXPEDITE),
         )
         server.start()
-        # At once, also where Python does not buffer: the server reads it as one line.
+        # One write, without Python's buffer: the server reads it as one line.
         os.write(sys.stdout.fileno(), b"%d\n" % server.port)
         code = _relay(line)
     finally:
-        # Even one that stands still. What is half made is made again.
+        # SIGKILL works on a hung child, too. Unfinished work is repeated.
         os.kill(builder_pid, signal.SIGKILL)
         os.waitpid(builder_pid, 0)
-    # Not a moment longer than the server.
+    # End immediately, with the server.
     os._exit(code)
 
 
 def _relay(line: socket.socket) -> int:
-    """Pass on what the server says, until it is gone (0) or the half that makes rows is (1)."""
+    """Relay the server's notifications until the server (0) or the child (1) has ended."""
     stdin = sys.stdin.fileno()
     poll = select.poll()
     for file in (stdin, line.fileno()):
@@ -101,22 +102,22 @@ def _relay(line: socket.socket) -> int:
             if not os.read(stdin, 4096):
                 return 0
             _send_command(line, _CHECK)
-        # Nothing but its end is ever heard of it.
+        # The child sends nothing: readable means that it has ended.
         if line.fileno() in ready:
-            structlog.get_logger().warning("who makes rows has ended")
+            structlog.get_logger().warning("the process that builds rows has ended")
             return 1
 
 
 def _send_command(line: socket.socket, word: bytes) -> None:
-    """Tell the half that makes rows; one that does not take it was told often enough."""
+    """Send a command to the child; a full pipe means that enough commands wait already."""
     with suppress(OSError):
         line.send(word)
 
 
 def _run_builder(builder: BlockBuilder, state: SharedState, line: socket.socket) -> NoReturn:
-    """Be the half that makes rows, as long as the other one lives."""
+    """Run the building process until the serving one ends."""
     try:
-        # The end of stdout tells the server that the other half is gone.
+        # The end of stdout signals the end of the serving process to the server.
         nothing = os.open(os.devnull, os.O_RDWR)
         for file in (sys.stdin, sys.stdout):
             os.dup2(nothing, file.fileno())
@@ -133,16 +134,16 @@ def _run_builder(builder: BlockBuilder, state: SharedState, line: socket.socket)
 
 
 def _receive_commands(line: socket.socket, throttle: Throttle, called: threading.Event) -> None:
-    """Take what the other half says, as long as it lives."""
-    while words := line.recv(4096):
-        if _EXPEDITE in words:
+    """Receive commands until the serving process ends."""
+    while commands := line.recv(4096):
+        if _EXPEDITE in commands:
             throttle.expedite()
-        if _CHECK in words:
+        if _CHECK in commands:
             called.set()
 
 
 def _build_loop(builder: BlockBuilder, state: SharedState, called: threading.Event) -> None:
-    """Make rows whenever there may be something to do."""
+    """Build rows whenever a segment may be ready."""
     is_done = True
     while True:
         called.wait(None if is_done else _RETRY_S)
@@ -152,9 +153,9 @@ def _build_loop(builder: BlockBuilder, state: SharedState, called: threading.Eve
             is_done = True
         except OSError as error:
             if is_done:
-                structlog.get_logger().warning("no rows for now", error=str(error))
+                structlog.get_logger().warning("rows cannot be written now", error=str(error))
             is_done = False
-        except Exception:  # noqa: BLE001 - our error, whatever it is: another one is started
+        except Exception:  # noqa: BLE001 - a bug ends the archive; the server restarts it
             structlog.get_logger().exception("the archive failed")
             os._exit(1)
 

@@ -80,7 +80,7 @@ class RecoveryParticipant:
     def freeze(self, route: bytes, message: Freeze, promised: Iterable[HeldUnit], now: int) -> bool:
         """Freeze and promise, if the recovery is the newest; return whether it did. Idempotent.
 
-        `promised`: the units whose slots this server guessed and acked, in gsn order.
+        `promised`: the units with slots that this server guessed and acked, in gsn order.
         """
         state = self._state
         if not self._applies(message) or message.recovery < self.number:

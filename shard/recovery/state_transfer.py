@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from shard.recovery.log_comparison import (
     digest_of,
     entries_after,
+    first_gsn_of,
     may_be_same,
     watermark_at,
-    first_gsn_of,
 )
 from shard.state.session_tables import MUCH
 from shard.state.sessions import Sessions, end_of_table, size_of

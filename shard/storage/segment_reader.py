@@ -200,7 +200,7 @@ class SegmentReader:
         return self._segment_with(fseq).view_at(fseq) if fseq >= self.first_fseq else 0
 
     def last_of(self, view: int) -> int:
-        """Return the last entry whose view is `view` or less; 0 if none is kept."""
+        """Return the last entry with a view of at most `view`; 0 if none is kept."""
         return next((last for s in reversed(self._segments) if (last := s.last_of(view))), 0)
 
     def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:

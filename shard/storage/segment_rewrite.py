@@ -1,8 +1,8 @@
-"""What is damaged in segment files, and readable entries in its place.
+"""Finds unreadable entries in segment files, and rewrites a file with copies of them.
 
-A file is never changed in place: a new one, with all that was readable and what was given, takes its
-name at once. Rule: what is given must fit between what is readable, by number, position and view; what
-is readable stays as it is (docs/protocol.md, section 10).
+A file is never changed in place: a new one, with all readable entries and the given copies,
+atomically replaces it. Rule: the copies must fit between the readable entries by number, position
+and view; readable entries stay unchanged (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations

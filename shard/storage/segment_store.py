@@ -17,21 +17,21 @@ import structlog
 
 from shard.storage.flusher import Flusher
 from shard.storage.segment_files import (
-    link_segments,
     create,
     delete,
     delete_rows,
-    new_segment_after,
-    load,
     file_names,
+    link_segments,
+    load,
+    new_segment_after,
     remove_void,
 )
 from shard.storage.segment_reader import NOWHERE, SegmentReader
 from shard.storage.segment_rewrite import (
-    readable_entries,
-    rewrite_segment,
     missing_around,
     missing_from,
+    readable_entries,
+    rewrite_segment,
 )
 from shard.storage.store import FullError, watermark_after_reset
 from ziplog.runtime.process_logging import halt
@@ -247,7 +247,7 @@ class SegmentStore(SegmentReader):
         return self._flusher.close()
 
     def trim(self, gsn: int) -> None:
-        """Delete the segments whose positions are all below `gsn`, except the active one.
+        """Delete segments that end below `gsn`, except the active one.
 
         The last entry stays. So does the last session table that no truncation can drop, with all
         entries after it.

@@ -76,7 +76,7 @@ class Store(Protocol):
         ...
 
     def last_of(self, view: int) -> int:
-        """Return the last entry whose view is `view` or less; 0 if none is kept."""
+        """Return the last entry with a view of at most `view`; 0 if none is kept."""
         ...
 
     def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:
@@ -141,7 +141,7 @@ class Store(Protocol):
         ...
 
     def trim(self, gsn: int) -> None:
-        """Release the space of entries whose positions are all below `gsn`."""
+        """Release the space of entries that end below `gsn`."""
         ...
 
     def truncate(self, fseq: int) -> None:

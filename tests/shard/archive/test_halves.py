@@ -107,7 +107,7 @@ def test_who_serves_ends_with_who_makes_rows(
     assert process.child.stdout.read() == b""
     assert process.child.wait(20) == 1
     assert process.child.stderr is not None
-    assert b"who makes rows has ended" in process.child.stderr.read()
+    assert b"the process that builds rows has ended" in process.child.stderr.read()
 
 
 def test_the_end_of_who_serves_is_seen_while_the_other_stands_still(

@@ -12,7 +12,7 @@ import pytest
 
 from shard.archive import supervisor as keeper_module
 from shard.archive.shared_state import SharedState
-from shard.archive.supervisor import ArchiveSupervisor, ArchiveFacts
+from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
 from tests.shard.archive.logs import fill, log, open_store, walk
 from tests.waiting import wait_until
 from ziplog.archive.client import ArchiveClient
@@ -64,7 +64,7 @@ def _read(path: Path) -> str:
 @pytest.fixture
 def kept(segments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kept]]:
     monkeypatch.setattr(keeper_module, "_PAUSE_S", 0.01)
-    for name in ("_LOOK_S", "_MAX_LOOK_S"):
+    for name in ("_CHECK_S", "_MAX_CHECK_S"):
         monkeypatch.setattr(keeper_module, name, 0.01)
     made: list[Kept] = []
 

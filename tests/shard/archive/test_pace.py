@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shard.archive import throttle as pace_module
-from shard.archive.__main__ import _EXPEDITE, _CHECK, _receive_commands, _send_command
+from shard.archive.__main__ import _CHECK, _EXPEDITE, _receive_commands, _send_command
 from shard.archive.block_builder import BlockBuilder
 from shard.archive.block_server import ArchiveServer
 from shard.archive.shared_state import SharedState
-from shard.archive.throttle import IDLE_S, EXPEDITED_S, MAX_PAUSE_S, Throttle
+from shard.archive.throttle import EXPEDITED_S, IDLE_S, MAX_PAUSE_S, Throttle
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import CLUSTER, SHARD
 from ziplog.archive.client import ArchiveClient

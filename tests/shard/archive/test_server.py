@@ -191,7 +191,7 @@ def test_a_full_disk_is_said_once_and_tried_again(
         process.tell()
         assert client.block(1) == 0
     assert process.child.stderr is not None
-    assert b"no rows for now" in process.child.stderr.readline()
+    assert b"rows cannot be written now" in process.child.stderr.readline()
     store.close()
 
 

@@ -1,7 +1,7 @@
 """The archive process: `python -m shard.archive`; a storage server starts and stops it.
 
-The archive consists of two processes. One serves blocks as promptly as the server. Its child builds
-rows files with the lowest priority, and slowly while records arrive, unless a reader waits for them.
+The archive consists of two processes. One serves blocks as promptly as the server. Its child
+builds rows files with the lowest priority, and slowly while records arrive, unless a reader waits.
 A line on stdin means that a segment may be ready; it is relayed to the child. The first line on
 stdout is the port. The server's facts are in shared memory. Rule: neither process outlives the
 other, nor the server: each ends at the end of its input, and unfinished work is dropped. No timer

@@ -53,7 +53,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 def save(state: ReplicaState) -> bytes:
-    """Return the encoded checkpoint for a clean restart. The state must not be stepped afterwards."""
+    """Return the encoded checkpoint for a clean restart. The state must not change afterwards."""
     stream = state.stream
     tombstones = [(s.client, s.refused) for s in state.sessions.by_client.values() if s.refused]
     return msgspec.msgpack.encode(

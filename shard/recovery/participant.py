@@ -4,9 +4,9 @@
     frozen --ViewDecided with its own state--> joined in the new view
     any --ViewDecided with another state, or a higher view--> limbo, state transfer
 
-Rule: every unit that was acked here keeps its slots; every other position below the limit becomes a
-no-op. The resulting log is on disk before it is reported. Invariant: of two recoveries, the one with
-the higher number counts (docs/protocol.md, section 11; T 4.2.5; D20 to D26).
+Rule: every unit that was acked here keeps its slots; every other position below the limit becomes
+a no-op. The resulting log is on disk before it is reported. Invariant: of two recoveries, the one
+with the higher number counts (docs/protocol.md, section 11; T 4.2.5; D20 to D26).
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class RecoveryParticipant:
 
     @property
     def claim(self) -> LogClaim:
-        """The claim in reports to the failure handler: the entries that this server could lead with.
+        """The claim for the failure handler: the entries that this server could lead with.
 
         At least the entries known to be stable: a server that holds less must not lead.
         """
@@ -263,7 +263,7 @@ class RecoveryParticipant:
     # --- the decision ---
 
     def on_decided(self, decision: ViewDecided, now: int) -> bool:
-        """Handle a decision: enter the view, or join the survivor; return whether it was entered."""
+        """Enter the decided view, or join its survivor; return whether the view was entered."""
         state = self._state
         if self._enter(decision):
             return True
@@ -283,7 +283,7 @@ class RecoveryParticipant:
         return False
 
     def _enter(self, decision: ViewDecided) -> bool:
-        """Enter the decided view if it starts with this server's own state; return whether it did."""
+        """Enter the decided view if it starts with this server's state; return whether it did."""
         state = self._state
         if self.entered is not None and self.entered.view == decision.view:
             self.entered = decision  # it may be confirmed by now
@@ -365,7 +365,7 @@ class RecoveryParticipant:
         return True
 
     def start_view(self, now: int) -> list[Entry]:
-        """Start the view: every replica has the whole log on disk. Return the newly stable entries."""
+        """Start the view: all replicas have the log on disk. Return the newly stable entries."""
         state, stream = self._state, self._state.stream
         state.sessions.forgive(now)
         assert stream.last == state.store.last_fseq, "the view starts with another log"

@@ -7,7 +7,8 @@
 Rule: one request at a time, to one peer after the other; meanwhile readers receive `unknown`. In
 service, a replica requests only stable entries: they are equal on all replicas. In limbo, received
 entries must be proven to be of its own history: view and number identify an entry and all entries
-before it. Invariant: the bytes held until they are stored are bounded (docs/protocol.md, section 10).
+before it. Invariant: the bytes held until they are stored are bounded (docs/protocol.md,
+section 10).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Repair:
             self._find(f"gsn {gsn}", error, lambda: self._state.store.damaged_range(gsn), now)
 
     def request_after(self, fseq: int, error: UnreadableError, now: int) -> None:
-        """Repair the entries after `fseq`, which a peer requested and this server could not read."""
+        """Repair the entries after `fseq`, which a peer requested and this server cannot read."""
         if self._can_start(now):
             what = f"the entry after {fseq}"
             self._find(what, error, lambda: self._state.store.damaged_after(fseq), now)

@@ -236,7 +236,7 @@ class StateTransfer:
         return True
 
     def try_finish(self, now: int) -> bool:
-        """Install the survivor's sessions if everything is here and on disk; return whether it is."""
+        """Install the survivor's sessions once everything is on disk; return whether it is."""
         state = self._state
         if not self._is_complete or self._staged is not None or state.persisted < self._after:
             return False

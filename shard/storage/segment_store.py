@@ -71,7 +71,7 @@ class _Part(NamedTuple):
 
 
 class SegmentStore(SegmentReader):
-    """A `Store` (shard/storage/store.py) in a directory. One thread uses it, beside the flusher's."""
+    """A `Store` (shard/storage/store.py) in a directory. One thread; the flusher has its own."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class SegmentStore(SegmentReader):
             segment_bytes: size at which a segment is followed by a new one.
             cache_bytes: memory for recent entries.
             reserve_bytes: free space below which the store is full.
-            on_event: receives `Persisted` and `StorageChanged` on another thread; None: see `start`.
+            on_event: receives `Persisted` and `StorageChanged` on another thread, see `start`.
             on_halt: ends the process when the content of the disk is unknown.
 
         """

@@ -70,7 +70,7 @@ class Faults:
         kernel = self._cluster.kernel
         is_done = self._is_there(fault) and KINDS[fault.kind](self, fault)
         kernel.record(b"fault %b %d" % (str(fault).encode(), is_done))
-        kernel.tell(f"fault: {fault}{'' if is_done else ' (does not fit)'}")
+        kernel.trace(f"fault: {fault}{'' if is_done else ' (does not fit)'}")
         self.done += is_done
 
     def _is_there(self, fault: Fault) -> bool:

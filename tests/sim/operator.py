@@ -73,7 +73,7 @@ class Operator:
         kernel = self._cluster.kernel
         assert result is None or isinstance(result, ConfigError), f"{change}: {result!r}"
         change.ended, change.refused = kernel.now, result
-        kernel.tell(f"operator: {change}")
+        kernel.trace(f"operator: {change}")
         if result is None and change.kind != "add":
             self._history.left(kernel.now, change.shard)
 

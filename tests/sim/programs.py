@@ -302,7 +302,7 @@ class Supervision:
     def _obey(self, message: Orders) -> None:
         named = {order.node for order in message.orders}
         for name in self._revival.ordered(named, self._seen(), self._process.clock()):
-            self._process.kernel.tell(f"{name} is replaced")
+            self._process.kernel.trace(f"{name} is replaced")
             self._nodes[name].kill()
             self._start(name)
 

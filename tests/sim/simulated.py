@@ -58,7 +58,7 @@ def _logged(kernel: Kernel) -> Iterator[None]:
     """Let what is logged be part of the trace."""
 
     def tell(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
-        kernel.tell(" ".join(f"{key}={value}" for key, value in event.items()))
+        kernel.trace(" ".join(f"{key}={value}" for key, value in event.items()))
         raise structlog.DropEvent
 
     former = structlog.get_config()

@@ -236,6 +236,6 @@ def teller(kernel: Kernel) -> Callable[[str, str, bytes], None]:
             message: Any = decode(frame)
         except ProtocolError:
             message = f"{len(frame)} bytes that are no message"
-        kernel.tell(f"{src} > {dst}: {str(message)[:300]}")
+        kernel.trace(f"{src} > {dst}: {str(message)[:300]}")
 
     return tell

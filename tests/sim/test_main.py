@@ -9,7 +9,7 @@ import pytest
 from tests.command_line import refusal
 from tests.sim import faults, plan
 from tests.sim.__main__ import main
-from tests.sim.fault_text import KINDS, parse_fault, strangers
+from tests.sim.fault_text import KINDS, parse_fault, unknown_targets
 from tests.sim.plan import draw, draw_age, draw_changes, draw_rot
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def test_a_fault_is_what_its_text_says(seed: int) -> None:
     drawn = drawn._replace(faults=(*drawn.faults, *beside))
     for fault in drawn.faults:
         assert parse_fault(str(fault)) == fault
-        assert not strangers(fault, drawn)
+        assert not unknown_targets(fault, drawn)
 
 
 def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
@@ -46,7 +46,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("12 kill shard-0-0 300", "kill names one storage server"),
         ("12 kill-mms fh-0", "kill-mms names one node of the membership service"),
         ("12 kill-client shard-0-0", "kill-client names one client"),
-        ("12 lead-fh fh-0 20ms", "lead-fh names nobody"),
+        ("12 lead-fh fh-0 20ms", "lead-fh names no target"),
         ("12 cut shard-0-0 20ms", "cut names links"),
         ("12 cut shard-0-0 fh-0 fh-0 20ms", "cut names links"),
         ("12 cut shard-0-0 fh-0", "cut has one duration"),
@@ -82,9 +82,9 @@ def test_what_is_no_fault_is_refused(
         (("--seed", "abc"), "--seed: 'abc' is no number from 0 on"),
         (("--steps", "-4"), "--steps: '-4' is no number from 0 on"),
         (("--count", "2", "--workers", "0"), "--workers: '0' is no number from 1 on"),
-        (("--hours", "-1"), "--hours: '-1' is no number of hours"),
-        (("--hours", "nan"), "--hours: 'nan' is no number of hours"),
-        (("--count", "2", "--hours", "1"), "--count and --hours: give one of them"),
+        (("--hours", "-1"), "--hours: '-1' is not a number of hours"),
+        (("--hours", "nan"), "--hours: 'nan' is not a number of hours"),
+        (("--count", "2", "--hours", "1"), "--count and --hours are exclusive: use one of them"),
         (("--count", "2", "--history", "x"), "--history is for one seed"),
         (("--tickle",), "unrecognized arguments: --tickle"),
     ],

@@ -18,7 +18,7 @@ def test_what_is_asked_for_is_done_or_refused_with_a_reason() -> None:
             ("remove-shard", 7), ("add-shard", 2), ("remove-shard", 0), ("finalize-shard", 0),
             ("add-shard", 2), ("remove-shard", 2), ("add-shard", 2), ("remove-shard", 1),
         ):  # fmt: skip
-            change = operator.ask(Fault(0, kind, (f"shard-{shard}",)))
+            change = operator.request(Fault(0, kind, (f"shard-{shard}",)))
             assert operator.open == [change]
             s.until(lambda change=change: change.ended)
         s.until(s.cluster.is_whole)

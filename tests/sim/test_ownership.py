@@ -97,5 +97,5 @@ def test_a_lease_is_never_taken_back(lease: Lease, text: str) -> None:
 
 def test_nobody_owns_what_was_given_to_nobody() -> None:
     for gsn in (0, LEASE.stop):
-        with pytest.raises(AssertionError, match="nobody was given"):
+        with pytest.raises(AssertionError, match="no lease has position"):
             owned().owner(gsn)

@@ -59,7 +59,7 @@ def test_what_the_library_takes_by_itself_is_noticed(monkeypatch: pytest.MonkeyP
         except AssertionError as error:
             broken.append(str(error))
             break
-    assert "commits something else" in broken[0]
+    assert "commits another command" in broken[0]
 
 
 # --- bits that flip ---
@@ -88,7 +88,7 @@ def test_a_damaged_last_record_that_is_taken_for_a_torn_one_is_noticed(
         except AssertionError as error:
             broken.append(str(error))
             break
-    assert "commits something else" in broken[0]
+    assert "commits another command" in broken[0]
 
 
 # --- who is replaced ---

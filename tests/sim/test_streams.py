@@ -85,8 +85,8 @@ class World:
         #: What came to processes that are gone.
         self.past: list[dict[str, list[int]]] = []
 
-    def restart(self, name: str, *, tells: bool) -> None:
-        self.up[name].wire.vanish(tells=tells)
+    def restart(self, name: str, *, notifies: bool) -> None:
+        self.up[name].wire.vanish(notifies=notifies)
         self.past.append(self.up[name].came)
         self.lives[name] += 1
         self.up[name] = Speaker(self, name)
@@ -138,7 +138,7 @@ def test_what_arrives_is_the_beginning_of_what_was_sent_whatever_happens(seed: i
             case 3:
                 world.streams.sever(one, other)
             case 4:
-                world.restart(one, tells=world.chance.random() < 0.5)
+                world.restart(one, notifies=world.chance.random() < 0.5)
             case 5:
                 world.up[one].is_paused = not world.up[one].is_paused
             case _:
@@ -174,10 +174,10 @@ def test_a_long_cut_breaks_the_connection_and_no_other_is_made_before_it_is_heal
 
 
 def test_a_process_that_ends_is_missed_at_once_and_its_machine_after_the_time_out() -> None:
-    for tells, least_ns, most_ns in ((True, 0, S), (False, 3 * S, 5 * S)):
+    for notifies, least_ns, most_ns in ((True, 0, S), (False, 3 * S, 5 * S)):
         world = World(5)
         world.wait(world.are_connected)
-        world.up["b"].wire.vanish(tells=tells)
+        world.up["b"].wire.vanish(notifies=notifies)
         assert least_ns <= world.wait(lambda up=world.up["a"]: not up.is_connected) < most_ns
 
 
@@ -186,7 +186,7 @@ def test_a_process_that_comes_back_ends_the_connection_that_it_knows_nothing_of(
         world = World(6)
         world.wait(world.are_connected)
         other = next(speaker for one, speaker in world.up.items() if one != name)
-        world.restart(name, tells=False)
+        world.restart(name, notifies=False)
         assert world.wait(lambda other=other: other.connections == 2) < 2 * S
         world.wait(world.are_connected)
 

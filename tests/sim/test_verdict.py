@@ -80,7 +80,7 @@ def test_a_cluster_that_nothing_disturbs_passes(seed: int) -> None:
 
     def got(fetched: Any) -> None:
         rows = [Row(r.rid.gsn, r.rid.shard, r.payload) for r in fetched.records]
-        deliveries.take("c1", 1, rows)
+        deliveries.add("c1", 1, rows)
         is_over.append(fetched.ended)
 
     while not any(is_over):

@@ -117,7 +117,7 @@ def test_without_a_rule_its_invariant_is_violated(rule: str) -> None:
     assert len(result.violation.trace) == length
 
 
-def test_what_is_decided_changes_if_a_closed_epoch_gets_a_late_record() -> None:
+def test_a_decision_changes_if_a_closed_epoch_accepts_a_late_record() -> None:
     result = explore(ShardModel(USUAL, ["closed-epoch"], ["DecidedStays"]))
     assert result.violation is not None
     steps = sorted(step[0] for step, _ in result.violation.trace[1:])
@@ -261,7 +261,7 @@ def test_every_trace_can_be_read(rule: str, capsys: pytest.CaptureFixture[str]) 
         (["--off", "gravity"], "--off: invalid choice: 'gravity'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_options_are_refused(
     capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
     assert reason in refusal(capsys, main, arguments)

@@ -31,7 +31,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., DataDirectory]]:
         directory.close()
 
 
-def test_a_first_start_is_no_restart(opened: Callable[..., DataDirectory]) -> None:
+def test_a_first_start_is_not_a_restart(opened: Callable[..., DataDirectory]) -> None:
     directory = opened()
     assert not directory.was_used
     assert directory.consume_checkpoint() is None
@@ -68,7 +68,7 @@ def test_a_checkpoint_serves_one_start(opened: Callable[..., DataDirectory]) -> 
 
 
 @pytest.mark.parametrize("length", range(9))
-def test_a_damaged_checkpoint_is_none(opened: Callable[..., DataDirectory], length: int) -> None:
+def test_a_damaged_checkpoint_is_ignored(opened: Callable[..., DataDirectory], length: int) -> None:
     directory = opened()
     directory.write_checkpoint(b"state")
     path = directory.path / "checkpoint"
@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_none(opened: Callable[..., DataDirectory], leng
     assert directory.consume_checkpoint() is None
 
 
-def test_an_empty_checkpoint_is_one(opened: Callable[..., DataDirectory]) -> None:
+def test_an_empty_checkpoint_is_valid(opened: Callable[..., DataDirectory]) -> None:
     directory = opened()
     directory.write_checkpoint(b"")
     assert directory.consume_checkpoint() == b""
@@ -132,7 +132,7 @@ def test_an_identity_stays(opened: Callable[..., DataDirectory]) -> None:
 
 
 @pytest.mark.parametrize(("cluster", "node"), [("other", "shard-0-0"), ("demo", "shard-0-1")])
-def test_somebody_else_s_directory_is_refused(
+def test_another_nodes_directory_is_refused(
     opened: Callable[..., DataDirectory], cluster: str, node: str
 ) -> None:
     opened().close()

@@ -19,7 +19,7 @@ from tests.world import MS, S, insert
 UNKNOWN = bytes(16)
 
 
-def test_a_promise_does_not_wait_for_what_cannot_be_read() -> None:
+def test_a_promise_does_not_wait_for_unreadable_entries() -> None:
     """The digest only checks what is known: without it the shard would stay away for good."""
     world = start()
     for seq in range(1, 6):

@@ -124,7 +124,7 @@ def test_gap_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_noticed()
 
 
-def test_nothing_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_entries_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """No NACK. A body that only the primary was sent never comes."""
     monkeypatch.setattr(Backup, "woke", lambda _self, _now: None)
     monkeypatch.setattr(Backup, "next_wakeup", lambda _self, _now: None)
@@ -168,7 +168,9 @@ def test_promise_is_forgotten_when_its_client_settles(monkeypatch: pytest.Monkey
     assert_noticed(Weather(shards=1, steps=80, loss=0.05, abandoned=0, epoch_size=200))
 
 
-def test_client_copy_after_the_primarys_word_is_not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_copy_after_the_primarys_decision_is_not_acked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The backup stays silent about a unit that it already has."""
     monkeypatch.setattr(Backup, "copied", lambda _self, _unit, _since: None)
     assert_noticed()

@@ -140,14 +140,14 @@ def log(world: World, name: str) -> list[Entry]:
 # --- suspicion ---
 
 
-def test_nobody_is_suspected_while_all_are_there() -> None:
+def test_no_peer_is_suspected_while_all_are_up() -> None:
     world = start()
     world.run(10 * S)
     assert not heard(world, wire.Suspect)
     assert heard(world, wire.Heartbeat, "mms-0")
 
 
-def test_silent_peer_is_suspected_after_the_suspicion_time_and_until_it_speaks() -> None:
+def test_silent_peer_is_suspected_after_the_timeout_until_its_next_heartbeat() -> None:
     world = start()
     world.run(6 * S)
     world.paused.add(PRIMARY)
@@ -187,7 +187,7 @@ def test_silence_counts_from_when_all_input_was_read() -> None:
     assert heard(world, wire.Suspect)
 
 
-def test_server_that_stood_still_accuses_nobody() -> None:
+def test_paused_server_suspects_no_peer() -> None:
     world = start()
     world.run(6 * S)
     world.paused |= {PRIMARY, BACKUP}
@@ -207,7 +207,7 @@ def test_peer_in_limbo_is_suspected_at_once() -> None:
     assert (BACKUP, "limbo", ()) in told
 
 
-def test_server_that_feels_well_is_heard_while_its_shard_is_being_recovered() -> None:
+def test_healthy_server_reports_while_its_shard_is_being_recovered() -> None:
     """The handler may have begun for a reason that is gone: without a word it would wait."""
     world = start()
     placed = replace(placements(1, 1)[0], state="recovering")
@@ -226,7 +226,7 @@ def test_server_that_feels_well_is_heard_while_its_shard_is_being_recovered() ->
 
 
 @pytest.mark.parametrize("state", ["up", "frozen", "joined", "limbo"])
-def test_who_said_that_it_knows_the_trim_point_does_so_after_a_crash(state: str) -> None:
+def test_acknowledged_trim_point_survives_a_crash(state: str) -> None:
     """The client was told that all refuse what is below."""
     world = start()
     for seq in range(1, 5):
@@ -294,7 +294,7 @@ def test_frozen_server_takes_nothing_and_reports_nothing() -> None:
     assert replica(world, PRIMARY)._state.stream.stable < replica(world, PRIMARY)._state.stream.last
 
 
-def test_promise_is_told_only_once_it_is_on_disk() -> None:
+def test_promise_is_sent_only_once_it_is_on_disk() -> None:
     world = start()
     world.flush_ns = 40 * MS
     order(world, freeze(), BACKUP)
@@ -328,13 +328,13 @@ def test_promise_is_kept_for_the_newest_recovery_only() -> None:
         replace(freeze(), incarnation=999),
     ],
 )
-def test_promise_is_given_to_nobody_else(message: wire.Freeze) -> None:
+def test_promise_is_given_to_no_other_recovery(message: wire.Freeze) -> None:
     world = start()
     order(world, message, BACKUP)
     assert replica(world, BACKUP)._state.state == "up"
 
 
-def test_stranger_cannot_freeze_a_server() -> None:
+def test_unknown_peer_cannot_freeze_a_server() -> None:
     world = start()
     effects = replica(world, BACKUP).step(Received(b"<c", freeze()), world.now)
     assert any(isinstance(effect, ReportBadMessage) for effect in effects)
@@ -388,7 +388,7 @@ def test_retry_in_the_new_view_returns_the_position_that_the_record_has() -> Non
     assert all(was[seq] == gsns for seq, _, gsns in again)
 
 
-def test_what_only_the_dead_server_held_is_placed_anew() -> None:
+def test_entry_of_the_dead_server_alone_is_placed_again() -> None:
     world = start()
     world.paused.add(BACKUP)
     send(world, insert(1), PRIMARY)
@@ -456,7 +456,7 @@ def test_lost_data_directory_is_filled_from_the_trim_point_on() -> None:
     assert answers == [(1, "trimmed"), (2, "record")]
 
 
-def test_server_that_would_have_to_drop_what_was_stable_stops() -> None:
+def test_server_that_would_have_to_drop_stable_entries_stops() -> None:
     """Stable is for ever: two decided histories are worse than a server that is gone."""
     world = start()
     for seq in range(1, 5):

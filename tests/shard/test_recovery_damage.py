@@ -92,7 +92,7 @@ def claims(world: World, name: str) -> list[tuple[int, int, bool]]:
     return [one for i, one in enumerate(found) if i == 0 or found[i - 1] != one]
 
 
-def test_who_is_to_lead_is_helped_by_who_is_in_limbo_too(told: list[str]) -> None:
+def test_recovery_candidate_can_repair_from_a_limbo_peer(told: list[str]) -> None:
     world = dark({3, 4}, {6})
     insist(world, PRIMARY, 500 * MS)
     assert store(world, PRIMARY).damaged == set()
@@ -106,7 +106,7 @@ def test_who_is_to_lead_is_helped_by_who_is_in_limbo_too(told: list[str]) -> Non
     assert log(world, PRIMARY) == log(world, BACKUP)
 
 
-def test_what_shows_that_they_fit_may_come_long_after_the_first_of_them(
+def test_proof_of_repaired_entries_may_arrive_long_after_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All that is damaged is of a view before that of what follows, and more than one answer."""
@@ -128,7 +128,7 @@ def test_what_shows_that_they_fit_may_come_long_after_the_first_of_them(
     assert heard(world, wire.Frozen)[-1].recovery == 3
 
 
-def test_what_was_trimmed_is_known_to_be_stable_once_what_follows_can_be_read() -> None:
+def test_trimmed_entries_are_stable_once_the_following_ones_can_be_read() -> None:
     """The mark that told so is gone, and the first entry that is kept is damaged."""
     world = dark()
     for name in (PRIMARY, BACKUP):
@@ -144,7 +144,7 @@ def test_what_was_trimmed_is_known_to_be_stable_once_what_follows_can_be_read() 
     assert heard(world, wire.Frozen)[-1].stable == 3
 
 
-def test_a_view_that_it_remembers_does_not_matter_in_limbo() -> None:
+def test_a_remembered_view_does_not_matter_in_limbo() -> None:
     """One of them was started again, the other one has left its view."""
     world = dark({3})
     replica(world, BACKUP)._state.view = 1
@@ -153,7 +153,7 @@ def test_a_view_that_it_remembers_does_not_matter_in_limbo() -> None:
 
 
 @pytest.mark.parametrize("state", ["starting", "up", "frozen", "joined"])
-def test_who_is_not_in_limbo_does_not_answer_who_is(state: str) -> None:
+def test_peer_in_service_does_not_answer_a_limbo_server(state: str) -> None:
     world = dark()
     node = replica(world, BACKUP)
     node._state.state = state  # type: ignore[assignment]
@@ -162,7 +162,7 @@ def test_who_is_not_in_limbo_does_not_answer_who_is(state: str) -> None:
     assert not node.step(Received(PRIMARY.encode(), question), world.now)
 
 
-def test_who_is_in_limbo_answers_nobody_else() -> None:
+def test_limbo_server_answers_only_limbo_servers() -> None:
     world = dark()
     node = replica(world, BACKUP)
     node._state.view = 1
@@ -173,7 +173,7 @@ def test_who_is_in_limbo_answers_nobody_else() -> None:
         assert not step(Received(PRIMARY.encode(), question), world.now)
 
 
-def test_who_cannot_be_helped_leaves_it_to_the_other_one(told: list[str]) -> None:
+def test_unrepairable_candidate_gives_way_to_the_other_server(told: list[str]) -> None:
     """It holds what the damaged one can read, and more; then it helps that one to join."""
     world = dark({3})
     world.paused.add(BACKUP)
@@ -197,7 +197,7 @@ def test_who_cannot_be_helped_leaves_it_to_the_other_one(told: list[str]) -> Non
 
 
 @pytest.mark.parametrize("knew_stable", [False, True])
-def test_a_log_of_which_nothing_can_be_read_is_taken_anew(*, knew_stable: bool) -> None:
+def test_an_unreadable_log_is_copied_as_a_whole(*, knew_stable: bool) -> None:
     """Nobody can say whether its entries are the survivor's, also if they were stable."""
     world = dark()
     held = store(world, PRIMARY)
@@ -317,7 +317,7 @@ def test_a_log_that_cannot_be_cut_now_is_cut_later(
     assert not world.halts
 
 
-def test_a_log_that_was_begun_anew_and_is_empty_takes_one_that_is_whole() -> None:
+def test_an_empty_log_after_a_reset_accepts_a_complete_log() -> None:
     """It crashed before it held anything of the survivor that had trimmed more than this one."""
     world = start()
     for seq in range(1, 5):
@@ -332,7 +332,7 @@ def test_a_log_that_was_begun_anew_and_is_empty_takes_one_that_is_whole() -> Non
     assert log(world, BACKUP) == log(world, PRIMARY)
 
 
-def test_a_store_that_ends_too_early_is_said_once(told: list[str]) -> None:
+def test_a_store_that_ends_too_early_is_reported_once(told: list[str]) -> None:
     world = dark()
     state = replica(world, PRIMARY)._state
     mark = state.stream.stable_mark._replace(fseq=99, end=LEASE.stop)

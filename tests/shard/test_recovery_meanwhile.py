@@ -78,7 +78,7 @@ def test_other_views_are_refused_after_a_recovery() -> None:
     assert not places(world, PRIMARY)
 
 
-def test_server_that_stood_still_for_long_tells_nothing_before_it_heard_somebody() -> None:
+def test_server_after_a_long_pause_answers_nothing_before_a_fresh_message() -> None:
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     world.run(1 * S)
@@ -96,7 +96,7 @@ def test_server_that_stood_still_for_long_tells_nothing_before_it_heard_somebody
     assert [m.request for m in heard(world, wire.ReadReply, "c")] == [2]
 
 
-def test_what_waited_for_a_server_that_stood_still_does_not_speak_for_it() -> None:
+def test_messages_queued_during_a_pause_prove_nothing() -> None:
     """Somebody said that before its shard went on without it."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
@@ -115,7 +115,7 @@ def test_what_waited_for_a_server_that_stood_still_does_not_speak_for_it() -> No
     assert node.step(read, world.now + 250 * MS)
 
 
-def test_survivor_alone_tells_what_it_holds_once_it_is_decided() -> None:
+def test_lone_survivor_serves_its_log_once_it_is_decided() -> None:
     world = start()
     world.paused.add(PRIMARY)
     send(world, insert(1), BACKUP)
@@ -128,7 +128,7 @@ def test_survivor_alone_tells_what_it_holds_once_it_is_decided() -> None:
     assert answers == [(1, "unknown", False), (2, "record", True)]
 
 
-def test_survivor_tells_nothing_new_before_its_view_is_confirmed() -> None:
+def test_survivor_serves_nothing_new_before_its_view_is_confirmed() -> None:
     """With f = 2, what one of two survivors alone holds may be lost with the second failure."""
     world = start(f=2)
     world.paused.add(PRIMARY)
@@ -234,7 +234,7 @@ def test_witness_that_is_far_behind_gives_way() -> None:
     assert joined(world, PRIMARY, BACKUP)
 
 
-def test_clients_learn_what_became_of_their_inserts() -> None:
+def test_clients_learn_the_outcome_of_their_inserts() -> None:
     """D13: absent is said in a later view only."""
     world = start()
     world.paused.add(PRIMARY)
@@ -308,7 +308,7 @@ def test_both_copies_of_everything_are_harmless() -> None:
     assert decided(world, PRIMARY)
 
 
-def test_what_was_flushed_before_a_cut_says_nothing_of_what_came_after(
+def test_flush_report_from_before_a_cut_does_not_cover_later_entries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The flusher told it before the cut; it is heard afterwards."""

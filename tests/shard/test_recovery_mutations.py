@@ -175,19 +175,19 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
         an_undecided_log_is_kept,
         held.test_attempt_that_was_not_decided_is_cut_off_by_the_one_that_was,
     ),
-    (stable_entries_are_dropped, held.test_server_that_would_have_to_drop_what_was_stable_stops),
+    (stable_entries_are_dropped, held.test_server_that_would_have_to_drop_stable_entries_stops),
     (any_log_will_do, held.test_other_log_than_the_decided_one_stops_the_server),
-    (told_before_it_is_on_disk, held.test_promise_is_told_only_once_it_is_on_disk),
+    (told_before_it_is_on_disk, held.test_promise_is_sent_only_once_it_is_on_disk),
     (
         survivor_waits_for_nobody,
-        meanwhile.test_survivor_tells_nothing_new_before_its_view_is_confirmed,
+        meanwhile.test_survivor_serves_nothing_new_before_its_view_is_confirmed,
     ),
     (
         a_witness_forgets_at_once,
         meanwhile.test_witness_remembers_its_view_until_it_has_all_of_the_next_one,
     ),
-    (absent_within_the_view, meanwhile.test_clients_learn_what_became_of_their_inserts),
-    (silence_of_ones_own_counts, held.test_server_that_stood_still_accuses_nobody),
+    (absent_within_the_view, meanwhile.test_clients_learn_the_outcome_of_their_inserts),
+    (silence_of_ones_own_counts, held.test_paused_server_suspects_no_peer),
 ]
 
 

@@ -299,7 +299,7 @@ def test_a_removal_that_is_refused_is_repeated(
     assert len(list(store._directory.glob("*.seg"))) < files
 
 
-def test_a_note_that_cannot_be_read_now_lets_no_damage_pass_for_a_torn_end(
+def test_damage_is_not_taken_for_a_torn_end_while_the_note_is_unreadable(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened()

@@ -114,7 +114,7 @@ ONE, TWO = NAMES[1].encode(), NAMES[2].encode()
 
 
 @pytest.mark.parametrize("damaged", [{1}, {8}, {20}, {4, 5, 6, 7}, set(range(1, 21))])
-def test_what_a_reader_came_upon_is_repaired(damaged: set[int]) -> None:
+def test_damage_found_by_a_reader_is_repaired(damaged: set[int]) -> None:
     shard = Shard(set())
     shard.damaged.update(damaged)
     first = min(damaged)
@@ -141,7 +141,7 @@ def test_the_last_record_is_known_again_once_it_is_repaired() -> None:
     assert (stream.last_record, stream.stable_record, stream.durable_record) == (200, 200, 200)
 
 
-def test_what_was_known_from_the_start_is_repaired_unasked() -> None:
+def test_damage_known_at_the_start_is_repaired_without_a_read() -> None:
     """An `Expire` holds no position: no reader ever comes upon it."""
     shard = Shard({3, 9, 10})
     shard.run(3 * S)
@@ -150,7 +150,7 @@ def test_what_was_known_from_the_start_is_repaired_unasked() -> None:
     assert shard.repair.next_wakeup() is None
 
 
-def test_what_a_peer_asked_for_is_repaired() -> None:
+def test_damage_found_by_a_peers_request_is_repaired() -> None:
     shard = Shard(set())
     shard.damaged.update({9, 10})
     shard.repair.request_after(8, UnreadableError("file is damaged"), shard.now)
@@ -176,7 +176,7 @@ def test_a_peer_that_is_silent_or_cannot_help_is_followed_by_the_next() -> None:
 
 
 @pytest.mark.parametrize("case", ["silent", "other log", "short", "gap", "misfit"])
-def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> None:
+def test_unrepairable_damage_is_reported_once_and_retried_rarely(case: str) -> None:
     shard = Shard({8, 9})
     if case == "other log":
         for name in shard.peers:
@@ -215,7 +215,7 @@ def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> Non
     assert shard.damaged == set()
 
 
-def test_what_is_remembered_of_hopeless_damage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_unrepairable_damage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_repair, "_MAX_UNREPAIRABLE", 4)
     shard = Shard(set())
     for gsn in range(20):
@@ -230,7 +230,7 @@ def changed(answer: Fetched, entries: list[object]) -> Fetched:
     return Fetched(**{**fields, "entries": entries})
 
 
-def test_a_server_alone_says_so() -> None:
+def test_repair_without_peers_is_reported() -> None:
     shard = Shard({8}, f=0)
     shard.run(5 * S)
     assert shard.asked == []
@@ -238,7 +238,7 @@ def test_a_server_alone_says_so() -> None:
     assert "there is no other replica" in warning
 
 
-def test_what_nobody_can_tell_the_numbers_of_is_hopeless() -> None:
+def test_damage_with_unknown_entry_numbers_is_unrepairable() -> None:
     shard = Shard(set())
     shard.need(80)
     (warning,) = shard.warnings
@@ -246,7 +246,7 @@ def test_what_nobody_can_tell_the_numbers_of_is_hopeless() -> None:
     assert "gsn 80" in warning
 
 
-def test_only_what_is_stable_is_asked_for() -> None:
+def test_only_stable_entries_are_requested() -> None:
     shard = Shard({7, 8, 9}, stable=8)
     shard.run(500 * MS)
     assert shard.damaged == {9}
@@ -258,7 +258,7 @@ def test_only_what_is_stable_is_asked_for() -> None:
     assert shard.damaged == set()
 
 
-def test_a_server_that_is_not_up_asks_nobody() -> None:
+def test_a_server_that_is_not_up_sends_no_request() -> None:
     shard = Shard({8})
     shard.state.state = "limbo"
     shard.need(80)
@@ -282,7 +282,7 @@ def test_a_server_that_leaves_its_view_drops_the_question() -> None:
     assert not shard.repair.on_fetched(ONE, answer, shard.now)
 
 
-def test_an_answer_to_something_else_is_left_to_others() -> None:
+def test_an_answer_to_another_request_is_not_handled() -> None:
     shard = Shard({8})
     seen: list[Fetched] = []
 
@@ -340,7 +340,7 @@ def test_without_space_it_waits_for_the_next_reader(monkeypatch: pytest.MonkeyPa
     assert shard.damaged == set()
 
 
-def test_a_file_that_cannot_be_read_at_all_is_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_unrepairable(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = Shard(set())
     shard.damaged.add(8)
 
@@ -441,7 +441,7 @@ def test_a_server_that_is_to_lead_gets_what_it_cannot_read() -> None:
         (views(2, 7), LOG, False),  # they part before
     ],
 )
-def test_what_may_be_of_another_history_is_not_taken(
+def test_entries_of_a_possibly_different_history_are_not_stored(
     mine: list[Entry], others: list[Entry], *, is_taken: bool
 ) -> None:
     shard = Limbo({8, 9}, mine, others, stable=9)
@@ -471,7 +471,7 @@ def test_the_end_of_a_log_is_not_made_up() -> None:
     assert "cannot lead a recovery: entry 19 is damaged" in warning
 
 
-def test_who_cannot_lead_says_so_once_and_tells_what_it_could_lead_with() -> None:
+def test_blocked_candidate_warns_once_and_claims_its_readable_log() -> None:
     log = views(5, 15)
     shard = Limbo({8}, log, [], stable=3)
     assert shard.recovery.claim == LogClaim(20, 5, 0, is_damaged=False)
@@ -494,7 +494,7 @@ def test_who_cannot_lead_says_so_once_and_tells_what_it_could_lead_with() -> Non
     assert shard.recovery.claim == LogClaim(20, 5, 0, is_damaged=False)
 
 
-def test_nobody_may_lead_with_less_than_what_was_stable() -> None:
+def test_claim_is_never_below_the_stable_entries() -> None:
     shard = Limbo({8}, LOG, [], stable=12)
     shard.lead(7)
     assert shard.recovery.claim == LogClaim(12, 1, 1, is_damaged=True)
@@ -532,7 +532,7 @@ def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None
     assert shard.damaged == set()
 
 
-def test_who_joins_gets_the_end_of_its_log_too() -> None:
+def test_joining_server_repairs_the_end_of_its_log_too() -> None:
     """It is the survivor's log, as its last entry showed."""
     shard = Limbo({19, 20}, f=2)
     for peer in shard.peers.values():
@@ -542,7 +542,7 @@ def test_who_joins_gets_the_end_of_its_log_too() -> None:
     assert shard.damaged == set()
 
 
-def test_what_was_asked_for_in_another_view_is_dropped() -> None:
+def test_a_request_of_another_view_is_dropped() -> None:
     shard = Limbo({8})
     shard.way = lambda *_: None
     shard.lead(7)

@@ -210,7 +210,7 @@ def test_a_mark_outlives_the_segment_that_it_was_written_to(
     assert opened(segment_bytes=500).mark == mark(7, trim=3).decision
 
 
-def test_what_no_mark_can_follow_is_not_sealed(opened: Opened) -> None:
+def test_a_segment_without_a_watermark_record_is_not_sealed(opened: Opened) -> None:
     store = opened(segment_bytes=8_000)
     store.append(place(1, [1], bytes(5_000)))
     store.seal(2**62)
@@ -220,7 +220,7 @@ def test_what_no_mark_can_follow_is_not_sealed(opened: Opened) -> None:
     assert store.sealed_fseq == 1
 
 
-def test_who_reads_in_bulk_has_sealed_what_is_worth_it(
+def test_a_bulk_reader_seals_segments_that_are_large_enough(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(segment_bytes=8_000)

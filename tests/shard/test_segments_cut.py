@@ -181,7 +181,7 @@ def test_a_start_that_tidies_up_may_be_stopped_too(
     pytest.fail("it never ends")
 
 
-def test_what_is_not_written_yet_is_cut_too(tmp_path: Path) -> None:
+def test_unwritten_entries_are_cut_too(tmp_path: Path) -> None:
     events: list[Any] = []
     store, oracle = grown(tmp_path)
     store.start(events.append)
@@ -200,7 +200,7 @@ def test_what_is_not_written_yet_is_cut_too(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_another_process_wrote_is_stored_once_the_store_is_open(
+def test_entries_of_a_former_process_are_stored_once_the_store_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have been killed between its write and its flush."""
@@ -216,7 +216,7 @@ def test_what_another_process_wrote_is_stored_once_the_store_is_open(
     again.close()
 
 
-def test_persisted_is_said_again_of_numbers_that_are_used_again(opened: Opened) -> None:
+def test_persisted_is_reported_again_for_reused_numbers(opened: Opened) -> None:
     events: list[Any] = []
     store = opened(flush_interval_ms=0)
     store.start(events.append)
@@ -248,7 +248,7 @@ def test_positions_are_free_again_after_a_cut(opened: Opened) -> None:
         assert (again.view_at(1), again.view_at(2), again.last_of(1)) == (1, 2, 1)
 
 
-def test_what_was_stable_is_never_cut(opened: Opened) -> None:
+def test_stable_entries_are_never_cut(opened: Opened) -> None:
     store = opened()
     for fseq in range(1, 5):
         store.append(place(fseq, [fseq]))

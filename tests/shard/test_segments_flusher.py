@@ -58,7 +58,7 @@ def test_what_is_appended_is_flushed_by_itself(opened: Opened) -> None:
     assert fseqs == sorted(set(fseqs))
 
 
-def test_persisted_is_said_after_fdatasync_only(
+def test_persisted_is_reported_after_fdatasync_only(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Events()
@@ -174,7 +174,7 @@ class SmallDisk:
         return self._real(fd, buffers, offset)
 
 
-def test_what_finds_no_space_waits_and_is_written_later(
+def test_entries_without_space_wait_and_are_written_later(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SmallDisk(monkeypatch, 5_000)

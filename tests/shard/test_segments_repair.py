@@ -322,7 +322,7 @@ def test_a_missing_end_stays_unknown_over_a_rotation_and_a_cut(opened: Opened, l
     assert again.read_after(0, HUGE) == [*entries, new[0], place(8, [30], b"other")]
 
 
-def test_a_missing_segment_is_told_when_the_store_opens(opened: Opened, tmp_path: Path) -> None:
+def test_a_missing_segment_is_reported_when_the_store_opens(opened: Opened, tmp_path: Path) -> None:
     oracle = grown(tmp_path / "segments")
     paths = sorted((tmp_path / "segments").glob("*.seg"))
     gone = paths[2]

@@ -147,7 +147,7 @@ def in_full(store: SegmentStore, gsn: int) -> Entry | None:
     wanted=st.lists(kinds, min_size=1, max_size=25),
     harm=st.lists(harms.filter(lambda one: one[0] != "copy"), max_size=2),
 )
-def test_damage_and_absence_are_told_apart_by_the_whole_block(
+def test_damage_and_absence_are_distinguished_by_the_whole_block(
     tmp_path_factory: pytest.TempPathFactory,
     wanted: list[tuple[str, int, int]],
     harm: list[tuple[str, int, int]],

@@ -131,7 +131,7 @@ def test_a_log_as_it_may_not_be(entries: list[Entry], text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("server", ["a", "b"])
-def test_what_was_stable_stays_at_every_server_and_after_every_start(
+def test_stable_entries_stay_at_every_server_and_after_every_start(
     entries: Sequence[Entry], server: str
 ) -> None:
     log = logs().shard(0)
@@ -141,25 +141,25 @@ def test_what_was_stable_stays_at_every_server_and_after_every_start(
         log.observe(server, entries[-1].fseq, entries)
 
 
-def test_what_is_not_stable_may_change() -> None:
+def test_unstable_entries_may_change() -> None:
     log = logs().shard(0)
     log.observe("a", 1, ENTRIES)
     log.observe("b", 2, [ENTRIES[0], placed(2, 4)])
 
 
-def test_what_is_stable_is_never_taken_back_by_who_runs() -> None:
+def test_a_running_server_never_takes_back_stable_entries() -> None:
     log = logs().shard(0)
     log.observe("a", 4, ENTRIES)
     with pytest.raises(AssertionError, match="went back"):
         log.observe("a", 3, ENTRIES)
 
 
-def test_what_is_said_to_be_stable_is_handed_over() -> None:
+def test_entries_reported_as_stable_are_passed() -> None:
     with pytest.raises(AssertionError, match="was not passed"):
         logs().shard(0).observe("a", 6, ENTRIES[:4])
 
 
-def test_one_position_has_one_unit_whichever_shard_says_so() -> None:
+def test_one_position_has_one_unit_over_all_shards() -> None:
     known = logs()
     known.shard(0).observe("a", 1, [placed(1, 1)])
     known.records[2] = Row(2, 1, b"another shard's")
@@ -174,7 +174,7 @@ def test_a_frontier_passes_no_hole(stable: int, frontier: int) -> None:
         logs().shard(0).observe("a", stable, ENTRIES, frontier)
 
 
-def test_what_one_server_had_trimmed_another_one_may_hand_over() -> None:
+def test_entries_trimmed_at_one_server_may_come_from_another() -> None:
     known = logs()
     log = known.shard(0)
     log.observe("a", 2, ENTRIES[1:], frontier=7)
@@ -195,7 +195,7 @@ def test_nothing_appears_below_a_frontier() -> None:
         log.observe("c", 12, [placed(12, 5)])
 
 
-def test_what_is_reported_as_lost_may_be_gone_and_nothing_else() -> None:
+def test_only_entries_reported_as_lost_may_be_missing() -> None:
     known = logs()
     log = known.shard(0)
     log.observe("a", 6, ENTRIES, frontier=14)
@@ -277,7 +277,7 @@ def test_a_reader_that_begins_in_the_middle_sees_the_same() -> None:
             deliveries.add(reader, start, rows)
 
 
-def test_what_nobody_passed_is_open() -> None:
+def test_positions_that_no_reader_passed_are_open() -> None:
     deliveries = Deliveries()
     deliveries.add("a", 3, SEQUENCE[1:3])
     deliveries.add("b", 8, SEQUENCE[3:5])
@@ -286,7 +286,7 @@ def test_what_nobody_passed_is_open() -> None:
         deliveries.add("d", None, [Row(4, 0, b"within")])
 
 
-def test_readers_get_what_is_stable_and_all_of_it() -> None:
+def test_readers_receive_exactly_the_stable_records() -> None:
     log = {row.gsn: row for row in SEQUENCE}
     deliveries = Deliveries()
     deliveries.add("a", 3, SEQUENCE[1:4])
@@ -302,7 +302,7 @@ def test_readers_get_what_is_stable_and_all_of_it() -> None:
     deliveries.check_against({**log, 1: Row(1, 1, b"before"), 10: Row(10, 0, b"behind")})
 
 
-def test_nobody_is_blamed_for_what_may_be_lost() -> None:
+def test_lost_positions_are_not_checked_at_readers() -> None:
     for is_known_first in (True, False):
         deliveries = Deliveries()
         if is_known_first:
@@ -346,7 +346,7 @@ def test_inserts_are_where_they_had_to_be() -> None:
             check_insert_order(history.operations, rows)
 
 
-def test_what_does_not_end_is_listed() -> None:
+def test_operations_that_do_not_end_are_listed() -> None:
     history = History()
     tail = TailRequest(NEVER)
     late, slow, killed, later = (

@@ -335,7 +335,7 @@ def test_a_full_disk(module: Any) -> None:
     assert free_bytes(module, disk) == 40
 
 
-def test_the_call_fails_that_was_said(disk: Disk) -> None:
+def test_the_selected_call_fails(disk: Disk) -> None:
     """Once, with nothing done; what does not change anything is not counted."""
     path = disk.path("x")
     calls: dict[str, Callable[[], object]] = {

@@ -232,7 +232,7 @@ def test_a_repair_is_all_or_nothing() -> None:
     assert repaired > 3
 
 
-def test_a_torn_end_that_was_flushed_is_told() -> None:
+def test_a_torn_end_that_was_flushed_is_reported() -> None:
     """A disk that lies costs entries, and they are not passed over in silence."""
     for seed in range(20):
         disk = Watched(Random(seed))
@@ -311,7 +311,7 @@ def test_a_data_directory_has_one_process() -> None:
     start(disk)
 
 
-def test_whose_a_directory_is_stays_once_it_is_known() -> None:
+def test_the_owner_of_a_directory_never_changes() -> None:
     disk = Watched(Random(1))
     mine: list[DataDirectory] = []
     found = {start(i).identity.server for i in disk.during(lambda: mine.append(start(disk)))}

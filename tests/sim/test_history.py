@@ -315,7 +315,7 @@ def test_what_is_written_is_what_is_judged(
     assert written == {process: b"".join(rows) for process, rows in lines.items()}
 
 
-def test_reported_losses_are_forgiven_if_asked() -> None:
+def test_reported_losses_are_allowed_on_request() -> None:
     script = Script()
     script.insert(b"x", 4)
     script.read(4, no_record(4))
@@ -414,7 +414,7 @@ def test_a_misuse_is_refused() -> None:
         script.history.call("a", 1000, progress)
 
 
-def test_what_an_error_says_of_an_insert() -> None:
+def test_the_outcome_of_an_insert_by_its_error() -> None:
     assert certainly_did_not_happen(DeadlineError("late"))
     assert certainly_did_not_happen(no_record(3))
     assert not certainly_did_not_happen(unknown(None))

@@ -66,7 +66,7 @@ def contended(positions: int, *, passed: bool) -> Story:
     return story
 
 
-def test_what_is_not_decided_is_no_pass() -> None:
+def test_an_undecided_search_does_not_count_as_passed() -> None:
     story = contended(9, passed=True)
     explanation = story.explain(budget_states=100)
     assert explanation is not None
@@ -78,7 +78,7 @@ def test_what_is_not_decided_is_no_pass() -> None:
     assert decided.is_decided
 
 
-def test_positions_that_nobody_passes_are_searched_one_by_one() -> None:
+def test_positions_that_no_reader_passes_are_searched_one_by_one() -> None:
     explanation = contended(12, passed=False).explain(budget_states=100)
     assert explanation is not None
     assert explanation.is_decided
@@ -95,7 +95,7 @@ def test_a_correct_history_is_decided_without_trying_around() -> None:
     assert story.explain(budget_states=200) is None
 
 
-def test_what_harms_nobody_is_tried_in_one_order() -> None:
+def test_independent_steps_are_tried_in_one_order() -> None:
     story = Story()
     for index in range(20):
         story.insert(1, 1000, bytes([index]), [index + 1])

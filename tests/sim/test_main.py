@@ -67,7 +67,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("5 kill shard-0-0; 12 kill", '"12 kill": kill names'),
     ],
 )
-def test_what_is_no_fault_is_refused(
+def test_an_invalid_fault_is_refused(
     capsys: pytest.CaptureFixture[str], text: str, reason: str
 ) -> None:
     line = refusal(capsys, main, ["--seed", "3", "--faults", text])
@@ -89,7 +89,7 @@ def test_what_is_no_fault_is_refused(
         (("--tickle",), "unrecognized arguments: --tickle"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_options_are_refused(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
 ) -> None:
     assert reason in refusal(capsys, main, arguments)

@@ -66,7 +66,7 @@ def test_a_rule_that_is_broken_is_whole_again_afterwards() -> None:
     assert search(mutant, 1, first.seed) == first
 
 
-def test_what_is_no_assertion_is_a_mistake_of_the_mutant() -> None:
+def test_another_exception_is_a_bug_of_the_mutant() -> None:
     mutant = MUTANTS["frontier_passes_a_hole"]
 
     def undrawable(seed: int) -> Plan:

@@ -11,7 +11,7 @@ from tests.simulator.kernel import S
 from ziplog.errors import ConfigError
 
 
-def test_what_is_asked_for_is_done_or_refused_with_a_reason() -> None:
+def test_a_requested_change_is_done_or_refused_with_a_reason() -> None:
     with stage(shards=2) as s:
         operator = s.operator
         for kind, shard in (
@@ -33,14 +33,14 @@ def test_what_is_asked_for_is_done_or_refused_with_a_reason() -> None:
             assert words in text
 
 
-def test_a_shard_that_is_not_what_was_asked_for_is_told() -> None:
+def test_a_shard_in_another_state_than_requested_is_reported() -> None:
     with stage(shards=2) as s:
         s.operator.changes.append(Change("remove", 0, 1, 2))
         with pytest.raises(AssertionError, match=r"'live'.* after remove 0: done"):
             s.operator.check_end()
 
 
-def test_a_shard_that_left_though_nobody_asked_is_told() -> None:
+def test_a_shard_that_left_without_a_request_is_reported() -> None:
     with stage(shards=2) as s:
         change = s.operator.change("remove", 0)
         s.until(lambda: change.ended and s.cluster.is_whole())
@@ -59,7 +59,7 @@ def test_a_shard_that_left_though_nobody_asked_is_told() -> None:
         (Change("add", 2, 1, 2), "as many servers as every shard of the cluster has: 2"),
     ],
 )
-def test_a_refusal_without_a_reason_is_told(change: Change, why: str) -> None:
+def test_a_refusal_without_a_reason_is_reported(change: Change, why: str) -> None:
     with stage(shards=2) as s:
         change.refused = ConfigError("shard", change.shard, why)
         s.operator.changes.append(change)
@@ -67,7 +67,7 @@ def test_a_refusal_without_a_reason_is_told(change: Change, why: str) -> None:
             s.operator.check_end()
 
 
-def test_what_is_not_answered_is_told() -> None:
+def test_an_unanswered_change_is_reported() -> None:
     with stage() as s:
         change = s.operator.change("remove", 9)
         with pytest.raises(AssertionError, match="not answered: remove 9: under way"):

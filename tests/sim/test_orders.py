@@ -304,7 +304,7 @@ def agrees(seed: int) -> bool:
 
 @settings(max_examples=300)
 @given(st.integers(min_value=0, max_value=2**32))
-def test_the_search_says_what_trying_all_orders_says(seed: int) -> None:
+def test_the_search_agrees_with_trying_all_orders(seed: int) -> None:
     agrees(seed)
 
 

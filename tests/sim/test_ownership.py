@@ -50,7 +50,7 @@ def test_the_schedule_is_that_of_the_thesis(
     assert lease.next_owned(shard, gsn) == min(mine, default=lease.stop)
 
 
-def test_leases_follow_each_other_and_may_be_told_in_pieces() -> None:
+def test_leases_are_contiguous_and_may_be_learned_in_pieces() -> None:
     second = Lease(LEASE.stop, LEASE.stop + 20, 4, 10, ((1, 1),))
     whole = owned(LEASE, second)
     pieces = Ownership()
@@ -95,7 +95,7 @@ def test_a_lease_is_never_taken_back(lease: Lease, text: str) -> None:
         owned().learn([lease])
 
 
-def test_nobody_owns_what_was_given_to_nobody() -> None:
+def test_a_position_without_a_lease_has_no_owner() -> None:
     for gsn in (0, LEASE.stop):
         with pytest.raises(AssertionError, match="no lease has position"):
             owned().owner(gsn)

@@ -84,7 +84,7 @@ def test_fig_4_3_b_different_gsns() -> None:
         assert (alice.read(base), bob.read(base + 1)) == (b"A", b"B")
 
 
-def test_fig_4_3_b_the_primarys_word_arrives_out_of_order() -> None:
+def test_fig_4_3_b_the_primarys_decisions_arrive_out_of_order() -> None:
     """Forwards overtake each other: the backup applies them in the primary's order all the same.
 
     What came too early waits; until the first one is there, nobody is told anything new.
@@ -216,7 +216,7 @@ def test_4_2_5_a_record_that_only_the_backup_placed_is_rolled_forward() -> None:
         assert s.settle() == {base: b"A"}
 
 
-def test_4_2_5_a_client_whose_ack_is_lost_is_told_after_the_recovery() -> None:
+def test_4_2_5_a_client_with_a_lost_ack_is_answered_after_the_recovery() -> None:
     """Both replicas have the record, decided and stable; only the client does not know."""
     with stage() as s:
         alice = Client(s, "alice")
@@ -267,7 +267,7 @@ def test_4_2_5_the_duplicate() -> None:
         assert any(start <= base + 1 < stop for start, stop in s.no_ops(PRIMARY))
 
 
-def test_4_2_5_the_primarys_word_counts_if_the_backup_heard_all_of_it() -> None:
+def test_4_2_5_the_primarys_decisions_count_if_the_backup_received_all() -> None:
     """As the duplicate, but both words arrived: the log is the primary's, guesses are forgotten.
 
     Bob's record was at the first position and is at the second one: copies behind and before the
@@ -326,7 +326,7 @@ def test_4_2_5_the_guess_counts_if_the_primarys_decision_died_with_it() -> None:
 # --- 4.2.3: the special no-op token ---
 
 
-def test_4_2_3_a_token_says_nothing_of_other_shards_positions() -> None:
+def test_4_2_3_a_token_does_not_cover_other_shards_positions() -> None:
     """'This approach introduces a subtlety: it is possible for the shard that owns a gsn to have
     associated it with a record, while other shards have instead associated it with the special
     no-op token. Therefore, when a client library ... receives from a shard a special no-op token
@@ -405,7 +405,7 @@ def test_4_2_3_a_token_takes_the_position_from_a_record_that_only_a_backup_holds
         assert base not in s.log(BACKUP)
 
 
-def test_4_2_3_a_token_that_the_backup_heard_holds_after_a_recovery() -> None:
+def test_4_2_3_a_token_that_the_backup_received_holds_after_a_recovery() -> None:
     """A reader was told that the position is empty: no recovery puts the record there."""
     with stage() as s:
         alice, reader, call, base, end = guessed_in_an_ending_epoch(s)
@@ -419,7 +419,7 @@ def test_4_2_3_a_token_that_the_backup_heard_holds_after_a_recovery() -> None:
         assert Reader(s, "another", base).until(1) == [(gsn, b"A")]
 
 
-def test_4_2_3_a_token_that_the_backup_did_not_hear_is_not_yet_a_no_op() -> None:
+def test_4_2_3_a_token_that_the_backup_did_not_receive_is_not_yet_a_no_op() -> None:
     """Until the backup has let go of the record, nobody is told that the position is empty.
 
     The primary dies with its token; the backup's record is rolled forward at just that position,

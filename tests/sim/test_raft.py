@@ -32,7 +32,7 @@ SEEDS_UNTIL_CAUGHT = 12
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ZIPLOG_SEEDS", "3"))))
-def test_no_life_loses_what_was_committed(seed: int, size: int) -> None:
+def test_no_run_loses_a_committed_command(seed: int, size: int) -> None:
     lived = live(seed, size)
     assert lived.group.streams.garbage == 0
     assert len(lived.committed) > 100
@@ -67,7 +67,7 @@ def test_what_the_library_takes_by_itself_is_noticed(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ZIPLOG_SEEDS", "3"))))
-def test_no_life_in_which_bits_flip_loses_what_was_committed(seed: int, size: int) -> None:
+def test_no_run_with_bit_flips_loses_a_committed_command(seed: int, size: int) -> None:
     lived = live(seed, size, rots=True)
     assert len(lived.committed) > 100
     assert lived.rotten["refused"] > 3
@@ -117,7 +117,7 @@ def test_a_node_with_a_new_directory_votes_again() -> None:
         made.wait(lambda: command in made.committed, APPLIED_WITHIN_NS, "it does not count")
 
 
-def test_a_node_whose_barrier_went_into_a_snapshot_votes_again() -> None:
+def test_a_node_with_its_barrier_in_a_snapshot_votes_again() -> None:
     with world(2) as made:
         leader, lost = made.group.leader, followers(made)[0]
         barriers = made.group.members[leader].node._joiners
@@ -198,7 +198,9 @@ def test_both_ends_learn_of_a_broken_connection_at_different_times() -> None:
         made.settle()
 
 
-def test_who_dies_without_a_word_is_missed_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_dies_silently_is_detected_by_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for chance, least_ns, most_ns in ((0.0, 0, S), (1.0, 3 * S, 8 * S)):
         monkeypatch.setattr(simulated, "_MACHINE_DIES", chance)
         with world(6) as made:
@@ -238,7 +240,7 @@ def test_a_node_that_must_not_go_on_is_reported_and_gone() -> None:
         made.settle()
 
 
-def test_without_anybody_to_tell_a_node_that_stops_itself_fails_the_run() -> None:
+def test_a_node_that_stops_itself_fails_the_run_without_a_handler() -> None:
     with world(9) as made:
         made.disks[made.group.leader].fail_on(1)
         made.propose(made.group.leader)

@@ -359,7 +359,7 @@ def test_a_promised_slot_is_taken_away_before_the_backup_refuses() -> None:
 
 
 @pytest.mark.parametrize("lost", [(), (PRIMARY,), (BACKUP,), (PRIMARY, BACKUP)])
-def test_lost_refusals_are_said_again(lost: tuple[str, ...]) -> None:
+def test_lost_refusals_are_sent_again(lost: tuple[str, ...]) -> None:
     """Copies of a refused unit are refused; the client moves once both have said so."""
     with stage(shards=2) as s:
         alice = Client(s, "alice", None)

@@ -87,7 +87,7 @@ def test_shrinking_ends_when_its_budget_is_spent() -> None:
     assert len(runs) == 3
 
 
-def test_the_line_that_makes_a_run_again_says_what_differs() -> None:
+def test_the_command_line_of_a_run_contains_its_differences() -> None:
     plan = draw(5)
     assert command(plan) == "python -m tests.sim --seed 5"
     changed = plan._replace(calls=1, faults=(Fault(5, "kill", ("shard-0-0",)),))

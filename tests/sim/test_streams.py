@@ -181,7 +181,7 @@ def test_a_process_that_ends_is_missed_at_once_and_its_machine_after_the_time_ou
         assert least_ns <= world.wait(lambda up=world.up["a"]: not up.is_connected) < most_ns
 
 
-def test_a_process_that_comes_back_ends_the_connection_that_it_knows_nothing_of() -> None:
+def test_a_restarted_process_resets_unknown_connections() -> None:
     for name in ENDPOINTS:
         world = World(6)
         world.wait(world.are_connected)
@@ -191,7 +191,7 @@ def test_a_process_that_comes_back_ends_the_connection_that_it_knows_nothing_of(
         world.wait(world.are_connected)
 
 
-def test_who_was_paused_for_long_gives_its_connections_up() -> None:
+def test_a_process_after_a_long_pause_closes_its_connections() -> None:
     world = World(7)
     world.wait(world.are_connected)
     for pause_ns, connections in ((3 * S, 1), (4 * S, 2)):
@@ -205,7 +205,7 @@ def test_who_was_paused_for_long_gives_its_connections_up() -> None:
         assert world.up["a"].connections == connections
 
 
-def test_what_cannot_be_understood_is_dropped_and_counted() -> None:
+def test_invalid_frames_are_dropped_and_counted() -> None:
     world = World(8)
     world.wait(world.are_connected)
 

@@ -116,7 +116,7 @@ def test_a_torn_end_is_not_given_out(segments: Path) -> None:
     assert path.read_bytes() == content[:-5], "nothing is tidied up"
 
 
-def test_damage_is_said_and_what_is_before_and_behind_it_is_there(segments: Path) -> None:
+def test_damage_is_reported_and_the_entries_around_it_are_read(segments: Path) -> None:
     store = open_store(segments)
     entries = log(60)
     fill(store, entries)
@@ -134,7 +134,7 @@ def test_damage_is_said_and_what_is_before_and_behind_it_is_there(segments: Path
     assert rows == records(entries, fourth.base)
 
 
-def test_a_missing_file_is_said(segments: Path) -> None:
+def test_a_missing_file_is_reported(segments: Path) -> None:
     store = open_store(segments)
     entries = log(60)
     fill(store, entries)
@@ -183,7 +183,7 @@ def test_a_log_begun_anew(segments: Path) -> None:
     store.close()
 
 
-def test_who_looks_whether_a_server_runs_hinders_none(tmp_path: Path) -> None:
+def test_a_check_for_a_running_server_does_not_block_it(tmp_path: Path) -> None:
     path = tmp_path / "shard-0-0"
     directory = SegmentDirectory(path / "segments")
     assert not directory.is_locked

@@ -29,7 +29,7 @@ def priority(pid: int) -> int:
     return os.getpriority(os.PRIO_PROCESS, pid)
 
 
-def test_only_who_makes_rows_is_for_idle_moments(
+def test_only_the_builder_runs_at_the_lowest_priority(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     serving, making = started(segments).halves()
@@ -52,7 +52,9 @@ def test_serving_goes_on_while_rows_are_not_made(
             assert isinstance(client.block(1), Block)
 
 
-def test_who_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_read_commands_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     line, its = socket.socketpair()
     line.setblocking(False)
     with suppress(BlockingIOError):
@@ -80,7 +82,9 @@ def test_both_end_with_the_server(segments: Path, started: Callable[..., Process
     assert [pid for pid in halves if is_running(pid)] == []
 
 
-def test_so_does_one_that_stands_still(segments: Path, started: Callable[..., Process]) -> None:
+def test_a_paused_process_ends_with_the_server_too(
+    segments: Path, started: Callable[..., Process]
+) -> None:
     process = started(segments)
     _, making = process.halves()
     os.kill(making, signal.SIGSTOP)
@@ -88,7 +92,7 @@ def test_so_does_one_that_stands_still(segments: Path, started: Callable[..., Pr
     assert not is_running(making)
 
 
-def test_who_makes_rows_ends_with_who_serves(
+def test_the_builder_ends_with_the_block_server(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     process = started(segments)
@@ -97,7 +101,7 @@ def test_who_makes_rows_ends_with_who_serves(
     wait_until(lambda: not is_running(making), "it ends")
 
 
-def test_who_serves_ends_with_who_makes_rows(
+def test_the_block_server_ends_with_the_builder(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     process = started(segments)
@@ -110,7 +114,7 @@ def test_who_serves_ends_with_who_makes_rows(
     assert b"the process that builds rows has ended" in process.child.stderr.read()
 
 
-def test_the_end_of_who_serves_is_seen_while_the_other_stands_still(
+def test_the_end_of_the_block_server_is_seen_while_the_builder_is_paused(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     process = started(segments)
@@ -124,7 +128,7 @@ def test_the_end_of_who_serves_is_seen_while_the_other_stands_still(
     wait_until(lambda: not is_running(making), "it ends when it goes on")
 
 
-def test_a_port_that_cannot_be_had_leaves_nobody(
+def test_an_unavailable_port_leaves_no_process(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     # An address for documentation.

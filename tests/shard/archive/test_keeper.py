@@ -81,7 +81,7 @@ def kept(segments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         one.board.close()
 
 
-def test_it_is_started_when_a_segment_is_sealed_and_told_what_is_stable(
+def test_archive_starts_at_the_first_seal_and_learns_the_stable_entry(
     segments: Path, kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float | None] = []
@@ -117,7 +117,7 @@ def test_it_is_started_when_a_segment_is_sealed_and_told_what_is_stable(
     store.close()
 
 
-def test_it_is_told_of_segments_that_are_sealed_faster_than_they_are_stable(
+def test_archive_learns_of_segments_that_are_sealed_faster_than_stable(
     segments: Path, kept: Callable[..., Kept]
 ) -> None:
     store = open_store(segments)
@@ -208,7 +208,7 @@ def test_a_port_that_comes_in_parts(kept: Callable[..., Kept]) -> None:
     assert one.ports == [1234]
 
 
-def test_what_is_no_port_is_no_archive(kept: Callable[..., Kept]) -> None:
+def test_an_invalid_port_ends_the_archive(kept: Callable[..., Kept]) -> None:
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
     one.keeper._command = [sys.executable, "-c", "print('12x'); input()"]
     one.keeper.on_sealed(10)
@@ -228,7 +228,7 @@ def test_a_stop_waits_for_no_archive(
     # See `kept`: it stops, and nothing is left.
 
 
-def test_a_board_shows_the_same_to_both() -> None:
+def test_shared_state_is_equal_in_both_processes() -> None:
     mine = SharedState()
     its = SharedState(os.dup(mine.fd))
     mine.trim, mine.stable, mine.cluster = 2**40, 2**62, 2**63 - 1

@@ -94,7 +94,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return gsns
 
 
-def test_a_segments_blocks_are_asked_for_together(
+def test_a_segments_blocks_are_requested_together(
     segments: Path, started: Callable[..., Process], asked: list[int]
 ) -> None:
     entries = log(300)
@@ -113,7 +113,7 @@ def test_a_segments_blocks_are_asked_for_together(
     assert asked == starts[::MOST_PLACES]
 
 
-def test_what_was_trimmed_is_asked_for_again_once_it_is_gone(
+def test_trimmed_blocks_are_requested_again_once_their_files_are_gone(
     segments: Path, started: Callable[..., Process], asked: list[int]
 ) -> None:
     store = open_store(segments)
@@ -136,9 +136,7 @@ def test_what_was_trimmed_is_asked_for_again_once_it_is_gone(
     assert asked == [100, 100, stop]
 
 
-def test_who_is_elsewhere_learns_of_no_path(
-    segments: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_client_learns_no_path(segments: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
@@ -236,7 +234,9 @@ def segment(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_there_is_read(pretending: Callable[..., Pretender], segment: Path) -> None:
+def test_located_blocks_are_read_from_files(
+    pretending: Callable[..., Pretender], segment: Path
+) -> None:
     archive = pretending(located(segment))
     with archive.client() as client:
         for _ in range(2):
@@ -298,7 +298,7 @@ def _link_elsewhere(segment: Path) -> None:
         _link_to_a_device, _link_elsewhere,
     ],
 )  # fmt: skip
-def test_where_files_do_not_give_it_it_is_sent_from_then_on(
+def test_blocks_are_sent_once_files_cannot_be_read(
     pretending: Callable[..., Pretender], segment: Path, spoil: Callable[[Path], None]
 ) -> None:
     spoil(segment)
@@ -311,7 +311,7 @@ def test_where_files_do_not_give_it_it_is_sent_from_then_on(
     assert archive.asked == [LOCATE, BLOCK, BLOCK]
 
 
-def test_no_other_place_that_was_told_is_tried_then(
+def test_no_other_location_is_tried_after_a_failure(
     pretending: Callable[..., Pretender], segment: Path
 ) -> None:
     first = index_of(1, 9, columns_at=17)
@@ -342,7 +342,7 @@ def test_no_file_is_read_but_a_segments(
         told(b"abc"),
     ],
 )
-def test_what_is_no_place_is_not_looked_for(
+def test_an_invalid_location_is_not_opened(
     pretending: Callable[..., Pretender], answer: bytes
 ) -> None:
     archive = pretending(answer, WHOLE)

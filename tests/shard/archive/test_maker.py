@@ -96,7 +96,7 @@ def test_only_what_is_stable_gets_rows(segments: Path) -> None:
     store.close()
 
 
-def test_what_is_made_is_not_made_again(segments: Path) -> None:
+def test_existing_rows_are_not_built_again(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(40))
     make(segments)
@@ -185,7 +185,7 @@ def test_rows_of_a_segment_of_another_size_are_none(segments: Path) -> None:
     store.close()
 
 
-def test_what_changes_twice_at_the_same_time_of_the_clock_is_noticed(segments: Path) -> None:
+def test_two_changes_at_the_same_mtime_are_noticed(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
     archive = Archive(segments)
@@ -197,7 +197,7 @@ def test_what_changes_twice_at_the_same_time_of_the_clock_is_noticed(segments: P
     store.close()
 
 
-def test_a_log_begun_anew_has_no_rows_of_before(segments: Path) -> None:
+def test_a_log_after_a_reset_has_no_old_rows(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
@@ -213,7 +213,7 @@ def test_a_log_begun_anew_has_no_rows_of_before(segments: Path) -> None:
     store.close()
 
 
-def test_what_is_void_is_not_given_out_before_it_is_tidied_up(
+def test_void_entries_are_not_served_before_their_deletion(
     segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(segments)

@@ -74,7 +74,7 @@ def test_while_records_come_a_twentieth_of_the_time_is_work(clock: Clock, writte
     assert max(clock.waits) <= IDLE_S, "it would notice late that no more come"
 
 
-def test_a_rest_is_no_work(clock: Clock, written: Path) -> None:
+def test_a_pause_does_not_count_as_work(clock: Clock, written: Path) -> None:
     clock.work(0.1)
     clock.throttle.throttle(written)
     clock.waits.clear()
@@ -91,13 +91,15 @@ def test_with_nothing_written_there_is_no_rest(clock: Clock, written: Path) -> N
     assert clock.waits == []
 
 
-def test_no_rest_lasts_for_ever(clock: Clock, written: Path) -> None:
+def test_a_pause_is_bounded(clock: Clock, written: Path) -> None:
     clock.work(100)
     clock.throttle.throttle(written)
     assert sum(clock.waits) == pytest.approx(MAX_PAUSE_S)
 
 
-def test_who_misses_rows_ends_the_rest_and_the_next_ones(clock: Clock, written: Path) -> None:
+def test_a_reader_without_rows_ends_this_pause_and_the_next_ones(
+    clock: Clock, written: Path
+) -> None:
     clock.work(10)
     clock.meanwhile = clock.throttle.expedite
     clock.throttle.throttle(written)
@@ -112,7 +114,7 @@ def test_who_misses_rows_ends_the_rest_and_the_next_ones(clock: Clock, written: 
     assert clock.waits == [pytest.approx(0.19)]
 
 
-def test_who_asks_for_what_is_not_there_is_said(segments: Path) -> None:
+def test_a_request_for_missing_rows_is_reported(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
@@ -137,7 +139,7 @@ def test_who_asks_for_what_is_not_there_is_said(segments: Path) -> None:
 
 
 @pytest.mark.parametrize("word", [_CHECK, _EXPEDITE])
-def test_a_word_of_hurry_is_no_news(word: bytes) -> None:
+def test_an_expedite_command_does_not_wake_an_idle_builder(word: bytes) -> None:
     """Who has nothing to make, or no space to, is not woken by who misses it."""
     throttle, called = Throttle(), threading.Event()
     line, its = socket.socketpair()

@@ -66,7 +66,7 @@ def read(client: ArchiveClient, gsn: int) -> tuple[list[Row], int]:
 
 
 @pytest.mark.usefixtures("each_way")
-def test_what_is_asked_for_comes_as_it_is_in_the_files(
+def test_requested_blocks_are_served_as_in_the_files(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     store = open_store(segments)
@@ -114,7 +114,7 @@ def test_only_what_is_stable_is_served(segments: Path, started: Callable[..., Pr
 
 
 @pytest.mark.usefixtures("each_way")
-def test_what_was_trimmed_is_not_there_at_once(
+def test_trimmed_blocks_are_absent_immediately(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     store = open_store(segments)
@@ -156,7 +156,7 @@ def test_files_that_are_deleted_meanwhile(segments: Path, started: Callable[...,
 
 
 @pytest.mark.parametrize(("cluster", "shard"), [(78, SHARD), (CLUSTER, 4), (0, SHARD)])
-def test_another_cluster_or_shard_is_told_nothing(
+def test_another_cluster_or_shard_receives_nothing(
     segments: Path, started: Callable[..., Process], cluster: int, shard: int
 ) -> None:
     process = started(segments)
@@ -179,7 +179,7 @@ def test_it_ends_with_its_server(segments: Path, started: Callable[..., Process]
             client.block(1)
 
 
-def test_a_full_disk_is_said_once_and_tried_again(
+def test_a_full_disk_is_reported_once_and_retried(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     store = open_store(segments)
@@ -195,7 +195,7 @@ def test_a_full_disk_is_said_once_and_tried_again(
     store.close()
 
 
-def test_only_after_a_failure_it_wakes_up_by_itself() -> None:
+def test_the_builder_wakes_up_by_timer_only_after_a_failure() -> None:
     class OverError(BaseException):
         pass
 
@@ -220,7 +220,7 @@ def test_only_after_a_failure_it_wakes_up_by_itself() -> None:
     board.close()
 
 
-def test_a_damaged_block_is_said_by_the_client(
+def test_a_damaged_block_is_reported_by_the_client(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     store = open_store(segments)
@@ -239,7 +239,9 @@ def test_a_damaged_block_is_said_by_the_client(
     store.close()
 
 
-def test_there_is_room_for_so_many(segments: Path, started: Callable[..., Process]) -> None:
+def test_the_number_of_connections_is_bounded(
+    segments: Path, started: Callable[..., Process]
+) -> None:
     store = open_store(segments)
     fill(store, log(30))
     make(segments)
@@ -324,11 +326,11 @@ def is_left(connection: socket.socket) -> bool:
     return True
 
 
-def test_who_says_nothing_is_sent_away(served: Callable[[], socket.socket]) -> None:
+def test_a_silent_connection_is_closed(served: Callable[[], socket.socket]) -> None:
     assert is_left(served())
 
 
-def test_who_says_half_of_something_is_sent_away(served: Callable[[], socket.socket]) -> None:
+def test_a_connection_with_half_a_request_is_closed(served: Callable[[], socket.socket]) -> None:
     connection = served()
     connection.sendall(encode_request(Request(BLOCK, CLUSTER, SHARD, 1))[:-1])
     assert is_left(connection)
@@ -361,7 +363,7 @@ def test_garbage_ends_the_connection(served: Callable[[], socket.socket]) -> Non
         assert is_left(connection)
 
 
-def test_who_takes_nothing_is_sent_away(
+def test_a_connection_that_does_not_read_is_closed(
     served: Callable[[], socket.socket], serving: list[threading.Thread]
 ) -> None:
     connection = served()
@@ -442,7 +444,7 @@ def test_an_answer_is_taken(pretending: Callable[..., ArchiveClient]) -> None:
         (block_answer()[:-1], "does not answer"),
     ],
 )
-def test_what_is_no_answer_is_said(
+def test_an_invalid_answer_is_reported(
     pretending: Callable[..., ArchiveClient], answer: bytes, said: str
 ) -> None:
     client = pretending(answer)
@@ -456,7 +458,7 @@ def test_silence_has_an_end(pretending: Callable[..., ArchiveClient]) -> None:
 
 
 @pytest.mark.parametrize(("timeout_s", "patience_s"), [(20.0, 2.0), (0.5, 0.5)])
-def test_who_takes_no_connection_is_given_up_sooner(
+def test_an_unreachable_archive_times_out_sooner(
     pretending: Callable[..., ArchiveClient],
     monkeypatch: pytest.MonkeyPatch,
     timeout_s: float,

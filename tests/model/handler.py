@@ -1,8 +1,8 @@
-"""The steps of the shard model that the failure handler takes, or has taken.
+"""Steps of the failure handler in the shard model.
 
-Begin, Acquire, Decide, Enter by each server, Confirm, Finish; then leases again (Grant). What is
-committed is in `Control`, and stays; `Control.answer` is the leader's memory, and goes when another
-node leads. The names are those of docs/spec/Shard.tla.
+Begin, Acquire, Decide, Enter by each server, Confirm, Finish; then leases again (Grant). `Control`
+holds the committed state; `Control.answer` is the leader's memory, which a change of the leader
+drops. The names are those of docs/spec/Shard.tla.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Handler:
-    """What the failure handler does."""
+    """The failure handler's steps."""
 
     def __init__(self, frame: Frame, local: Local) -> None:
         self._frame = frame
@@ -45,7 +45,7 @@ class Handler:
     def _choose(
         self, state: State, server: Server, control: Control, who: int
     ) -> Iterator[tuple[Step, State]]:
-        """Make a server the candidate, or have the candidate promise."""
+        """Select a candidate, or let the candidate promise."""
         with_control = self._frame.with_control
         if (
             control.attempt < self._frame.bounds.views
@@ -59,7 +59,7 @@ class Handler:
             number, slots = self._local.freeze(state[who], control.attempt, control.grant)
             new = with_control(state, control._replace(answer=slots))
             yield ("Acquire", who), self._promised(new, who, number)
-        # A second handler, which knows nothing of the first, decides the same view.
+        # A second handler, which does not know the first, decides the same view.
         if not self._on["one-decision"] and not control.is_under_way and server.view < control.view:
             number, slots = self._local.freeze(state[who], control.view, control.grant)
             new = with_control(state, control._replace(decision=(slots, who)))
@@ -72,10 +72,10 @@ class Handler:
         return tuple(new)
 
     def _decide(self, state: State, control: Control) -> tuple[Step, State]:
-        """Commit what the next view begins with."""
+        """Commit the start of the next view."""
         attempt, candidate = control.attempt, control.candidate
         assert control.answer is not None
-        assert candidate is not None, "an answer of nobody"
+        assert candidate is not None, "an answer without a server"
         is_only_copy = self._frame.n <= 2
         decided = control._replace(
             view=attempt,
@@ -91,10 +91,10 @@ class Handler:
     def _enter(
         self, state: State, servers: list[Server], control: Control, who: int
     ) -> Iterator[tuple[Step, State]]:
-        """Have a server enter the view, if it may.
+        """Let a server enter the view, if it may.
 
-        The survivor does so as the process that promised; the others take it over from there.
-        Nobody goes behind a promise to a later recovery.
+        The survivor enters as the process that promised; the others copy its state. No server
+        violates a promise to a later recovery.
         """
         assert control.decision is not None
         slots, survivor = control.decision
@@ -106,20 +106,20 @@ class Handler:
             is_ready = servers[survivor].view == view
         if not is_ready or not servers[survivor].is_alive or (promised > view and is_separate):
             return
-        is_told = control.confirmed == view or not self._on["confirm"]
-        stable = frame.settled(control.grant) if is_told else servers[who].stable
+        is_confirmed = control.confirmed == view or not self._on["confirm"]
+        stable = frame.settled(control.grant) if is_confirmed else servers[who].stable
         is_last = all(server.view == view for other, server in enumerate(servers) if other != who)
         new = frame.with_control(state, control._replace(decision=None)) if is_last else [*state]
         new[who] = self._local.entered(slots, view, stable, control.grant)
         if self._on["views"]:
             frame.disconnect(new, who)
-        new[frame.told] = self._local.tell(state[frame.told], new[who], stable)
+        new[frame.delivered] = self._local.deliver(state[frame.delivered], new[who], stable)
         yield ("Enter", view, who), tuple(new)
 
     def _conclude(
         self, state: State, servers: list[Server], control: Control
     ) -> Iterator[tuple[Step, State]]:
-        """Confirm the view, have the shard taken back, have it granted epoch 2."""
+        """Confirm the view, return the shard to service, and grant it epoch 2."""
         frame, view = self._frame, control.view
         joined = sum(server.view == view for server in servers)
         if control.confirmed < view and joined >= frame.n - 1:
@@ -134,7 +134,7 @@ class Handler:
             yield ("Grant", view), tuple(frame.with_control(state, granted))
 
     def _forget(self, state: State, control: Control) -> Iterator[tuple[Step, State]]:
-        """Let another node lead: it knows what is committed, and nothing else."""
+        """Change the leader: the new one knows only the committed state."""
         if control.answer is not None:
             forgot = control._replace(answer=None)
             yield ("HandlerCrash",), tuple(self._frame.with_control(state, forgot))

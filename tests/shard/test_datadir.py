@@ -138,7 +138,7 @@ def test_another_nodes_directory_is_refused(
     opened().close()
     with pytest.raises(ConfigError, match="choose another data_dir"):
         opened(cluster, node)
-    opened()  # and the refused one holds no lock
+    opened()  # the refused directory holds no lock
 
 
 def test_any_flipped_bit_of_an_identity_is_refused(opened: Callable[..., DataDirectory]) -> None:

@@ -1,4 +1,4 @@
-"""A shard whose servers all crashed, and whose logs cannot all be read: what each of them does."""
+"""Recovery of a shard after a crash of all servers, with partly unreadable logs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 def dark(damaged: Collection[int] = (), others: Collection[int] = ()) -> World:
-    """Return a shard that lost its power, with entries that the two servers cannot read.
+    """Return a shard after a power loss, with entries that the two servers cannot read.
 
-    It was up for so short a time that neither knows any of them to be stable.
+    It was up for a short time only, so neither server knows any of them to be stable.
     """
     world = start(durability="disk")
     for seq in range(1, 8):
@@ -60,7 +60,7 @@ def dark(damaged: Collection[int] = (), others: Collection[int] = ()) -> World:
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what servers tell the operator, each with its name."""
+    """Return the servers' warnings, each with the server's name."""
     texts: list[str] = []
     carry_out = World._carry_out
 
@@ -78,7 +78,7 @@ def store(world: World, name: str) -> MemoryStore:
 
 
 def insist(world: World, name: str, duration: int, recovery: int = 2, view: int = 1) -> None:
-    """Ask a server to freeze ten times a second, as the handler does."""
+    """Send a server `Freeze` ten times a second, as the handler does."""
     end = world.now + duration
     while world.now < end:
         order(world, freeze(recovery, view), name)
@@ -86,7 +86,7 @@ def insist(world: World, name: str, duration: int, recovery: int = 2, view: int 
 
 
 def claims(world: World, name: str) -> list[tuple[int, int, bool]]:
-    """Return what a server told last, and before, of what it holds, without repetitions."""
+    """Return a server's claims in order, without repetitions."""
     told = [m for m in heard(world, wire.Suspect) if m.node == name and m.state == "limbo"]
     found = [(m.last, m.last_view, m.is_damaged) for m in told]
     return [one for i, one in enumerate(found) if i == 0 or found[i - 1] != one]
@@ -109,7 +109,7 @@ def test_recovery_candidate_can_repair_from_a_limbo_peer(told: list[str]) -> Non
 def test_proof_of_repaired_entries_may_arrive_long_after_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All that is damaged is of a view before that of what follows, and more than one answer."""
+    """The damaged entries are of an older view than the next one, and exceed one answer."""
     monkeypatch.setattr(peer_repair, "_STORE_BYTES", 1)
     monkeypatch.setattr(state_transfer, "_ANSWER_BYTES", 1)
     world = start(durability="disk")
@@ -129,7 +129,7 @@ def test_proof_of_repaired_entries_may_arrive_long_after_the_first(
 
 
 def test_trimmed_entries_are_stable_once_the_following_ones_can_be_read() -> None:
-    """The mark that told so is gone, and the first entry that is kept is damaged."""
+    """The watermark record is gone, and the first kept entry is damaged."""
     world = dark()
     for name in (PRIMARY, BACKUP):
         world.kill(name)
@@ -145,7 +145,7 @@ def test_trimmed_entries_are_stable_once_the_following_ones_can_be_read() -> Non
 
 
 def test_a_remembered_view_does_not_matter_in_limbo() -> None:
-    """One of them was started again, the other one has left its view."""
+    """One server was restarted, the other one has left its view."""
     world = dark({3})
     replica(world, BACKUP)._state.view = 1
     insist(world, PRIMARY, 300 * MS)
@@ -174,7 +174,7 @@ def test_limbo_server_answers_only_limbo_servers() -> None:
 
 
 def test_unrepairable_candidate_gives_way_to_the_other_server(told: list[str]) -> None:
-    """It holds what the damaged one can read, and more; then it helps that one to join."""
+    """The other server has the readable entries and more; it then repairs the damaged one."""
     world = dark({3})
     world.paused.add(BACKUP)
     insist(world, PRIMARY, 5 * S)
@@ -185,9 +185,9 @@ def test_unrepairable_candidate_gives_way_to_the_other_server(told: list[str]) -
     assert not heard(world, wire.Frozen)
     world.paused.clear()
     frozen = promise(world, BACKUP, 3)
-    # Nothing is known to be stable yet: what is damaged is needed to join.
+    # No entry is known to be stable yet: the damaged ones are needed to join.
     order(world, decision(frozen, is_confirmed=False), PRIMARY)
-    assert replica(world, PRIMARY)._recovery.missing is None, "it is not to lead any more"
+    assert replica(world, PRIMARY)._recovery.missing is None, "it must not lead"
     order(world, decision(frozen, is_confirmed=False), BACKUP, PRIMARY)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 5 * S)
     assert store(world, PRIMARY).damaged == set()
@@ -198,7 +198,7 @@ def test_unrepairable_candidate_gives_way_to_the_other_server(told: list[str]) -
 
 @pytest.mark.parametrize("knew_stable", [False, True])
 def test_an_unreadable_log_is_copied_as_a_whole(*, knew_stable: bool) -> None:
-    """Nobody can say whether its entries are the survivor's, also if they were stable."""
+    """Its entries cannot be compared with the survivor's, even if they were stable."""
     world = dark()
     held = store(world, PRIMARY)
     world.kill(PRIMARY)
@@ -231,7 +231,7 @@ def test_a_log_that_cannot_be_read_is_cut_where_the_survivors_ends() -> None:
 
 
 def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list[str]) -> None:
-    """What lies behind is not dropped: it may have been acknowledged."""
+    """Entries after the damage are not dropped: they may have been acknowledged."""
     world = dark({3}, {3})
     insist(world, PRIMARY, 5 * S)
     insist(world, BACKUP, 5 * S, recovery=3)
@@ -240,7 +240,7 @@ def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list
     assert claims(world, PRIMARY)[-1] == claims(world, BACKUP)[-1] == (2, 1, True)
     assert [text.split(":")[0] for text in told] == [PRIMARY, BACKUP]
     assert all("cannot lead a recovery" in text for text in told)
-    assert all("Put back what is missing" in text for text in told)
+    assert all("Restore the missing file" in text for text in told)
     store(world, BACKUP).damaged.clear()  # the operator found the file
     insist(world, PRIMARY, 61 * S, recovery=4)
     assert heard(world, wire.Frozen)
@@ -248,7 +248,7 @@ def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list
 
 
 def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(told: list[str]) -> None:
-    """It leads the recovery as soon as it can read, and claims no damage before."""
+    """The server leads the recovery as soon as it can read, and claims no damage before."""
     world = dark()
 
     def busy(*_: object) -> None:
@@ -265,7 +265,7 @@ def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(told: list[str
 
 
 def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) -> None:
-    """It needs no further message for that, and has all sessions of the survivor."""
+    """No further message is needed, and it has all sessions of the survivor."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     crash(world, PRIMARY)
@@ -290,7 +290,7 @@ def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) ->
 def test_a_log_that_cannot_be_cut_now_is_cut_later(
     told: list[str], fault: Exception, *, is_witness: bool
 ) -> None:
-    """At the pace of questions, not of answers; the operator is told once what is unreadable."""
+    """Retries follow the request interval; the operator is warned once."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
@@ -318,7 +318,7 @@ def test_a_log_that_cannot_be_cut_now_is_cut_later(
 
 
 def test_an_empty_log_after_a_reset_accepts_a_complete_log() -> None:
-    """It crashed before it held anything of the survivor that had trimmed more than this one."""
+    """It crashed before it stored entries of the survivor, which had trimmed more."""
     world = start()
     for seq in range(1, 5):
         send(world, insert(seq), PRIMARY, BACKUP)

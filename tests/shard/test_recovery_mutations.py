@@ -1,6 +1,6 @@
-"""Break each rule of a recovery once: the test that holds it must fail.
+"""Break each rule of a recovery once: the rule's test must fail.
 
-The first ones are those of which model checking showed that leaving one out loses records.
+Model checking showed for the first ones that their omission loses records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Mutant = Callable[[Patch], None]
 
 
 def without_the_promise(patch: Patch) -> None:
-    """D20: the survivor's state is taken, and it goes on as before."""
+    """D20: the survivor's state is taken, and the survivor continues as before."""
     freeze = RecoveryParticipant.freeze
 
     def mutant(self: RecoveryParticipant, *args: Any) -> bool:
@@ -49,7 +49,7 @@ def only_what_the_primary_confirmed(patch: Patch) -> None:
 
 
 def restart_in_the_same_view(patch: Patch) -> None:
-    """D2: a server that was frozen goes on from its checkpoint."""
+    """D2: a frozen server resumes from its checkpoint."""
     save = checkpoint.save
 
     def mutant(state: Any) -> bytes:
@@ -62,7 +62,7 @@ def restart_in_the_same_view(patch: Patch) -> None:
 
 
 def views_do_not_matter(patch: Patch) -> None:
-    """D1: an insert of an older view is taken."""
+    """D1: an insert of an older view is accepted."""
     accepts = admission.accepts
 
     def mutant(state: Any, route: bytes, message: Any) -> bool:
@@ -85,17 +85,17 @@ def an_older_recovery_counts(patch: Patch) -> None:
 
 
 def sessions_are_forgotten(patch: Patch) -> None:
-    """D9: a copy that comes after the recovery is placed once more."""
+    """D9: a copy that arrives after the recovery is placed again."""
     patch.setattr(Sessions, "take", lambda _self, *_: None)
 
 
 def an_undecided_log_is_kept(patch: Patch) -> None:
-    """D25: a server keeps what the survivor does not have."""
+    """D25: a server keeps entries that the survivor does not have."""
     patch.setattr(state_transfer, "_common", lambda _state, after, _view: after)
 
 
 def stable_entries_are_dropped(patch: Patch) -> None:
-    """D43: what was stable is cut off with the rest."""
+    """D43: stable entries are cut off with the rest."""
 
     def mutant(self: StateTransfer, keep: int) -> None:
         self._state.store.mark = None

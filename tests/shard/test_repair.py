@@ -1,4 +1,4 @@
-"""A replica's repair with the help of its peers: of what, whom it asks, and when it gives up."""
+"""Repair of a replica from its peers: requested entries, selected peers, abandoned attempts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def state_of(server: int, log: list[Entry], stable: int = 20, f: int = 2) -> Rep
 
 
 class Shard:
-    """One replica that repairs itself, and its peers."""
+    """One replica with a repair, and its peers."""
 
     def __init__(self, damaged: set[int], *, f: int = 2, stable: int = 20) -> None:
         self.now = 1 * S
@@ -59,7 +59,7 @@ class Shard:
         self.repair = Repair(self.state, RecoveryParticipant(self.state))
         self.asked: list[tuple[bytes, Fetch]] = []
         self.warnings: list[str] = []
-        #: What a peer's answer turns into on its way; None: it is lost.
+        #: Changes a peer's answer in flight; None: the answer is lost.
         self.way: Callable[[bytes, Fetched], Fetched | None] = lambda _, answer: answer
 
     def need(self, gsn: int) -> None:
@@ -67,7 +67,7 @@ class Shard:
         self.deliver()
 
     def deliver(self) -> None:
-        """Carry questions and answers until there are none."""
+        """Deliver requests and answers until there are none."""
         while self.state.out:
             out, self.state.out = self.state.out, []
             for effect in out:
@@ -92,7 +92,7 @@ class Shard:
         peer.out = []
 
     def run(self, duration: int) -> None:
-        """Wake it when it wants to be woken."""
+        """Call `tick` at the requested times."""
         end = self.now + duration
         while (due := self.repair.next_wakeup()) is not None and due <= end:
             self.now = max(self.now, due)
@@ -135,14 +135,14 @@ def test_damage_found_by_a_reader_is_repaired(damaged: set[int]) -> None:
 def test_the_last_record_is_known_again_once_it_is_repaired() -> None:
     shard = Shard({20})
     stream = shard.state.stream
-    known = Watermark(20, 201, 190)  # as a start counts that cannot read entry 20
+    known = Watermark(20, 201, 190)  # the value after a start that cannot read entry 20
     stream.restore(known, known, [])
     shard.need(200)
     assert (stream.last_record, stream.stable_record, stream.durable_record) == (200, 200, 200)
 
 
 def test_damage_known_at_the_start_is_repaired_without_a_read() -> None:
-    """An `Expire` holds no position: no reader ever comes upon it."""
+    """An `Expire` has no position: no reader ever finds it."""
     shard = Shard({3, 9, 10})
     shard.run(3 * S)
     assert shard.damaged == set()
@@ -169,7 +169,7 @@ def test_a_peer_that_is_silent_or_cannot_help_is_followed_by_the_next() -> None:
 
     other = Shard({8})
     other.peers[ONE] = state_of(1, [])
-    other.peers[ONE].store.reset(30, 500)  # it trimmed all of that
+    other.peers[ONE].store.reset(30, 500)  # the peer trimmed all of them
     other.run(5 * S)
     assert other.whom == [ONE, TWO]
     assert other.damaged == set()
@@ -242,7 +242,7 @@ def test_damage_with_unknown_entry_numbers_is_unrepairable() -> None:
     shard = Shard(set())
     shard.need(80)
     (warning,) = shard.warnings
-    assert "nothing tells which entries are missing" in warning
+    assert "the missing entries cannot be identified" in warning
     assert "gsn 80" in warning
 
 
@@ -363,12 +363,12 @@ def test_an_unreadable_file_is_unrepairable(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def views(view: int, first: int) -> list[Entry]:
-    """Return a log whose entries are of another view from number `first` on."""
+    """Return a log with another view from entry `first` on."""
     return [Entry(e.fseq, view if e.fseq >= first else 1, e.decision) for e in LOG]
 
 
 class Limbo(Shard):
-    """One server in limbo that is to lead a recovery, and its peers, in limbo too."""
+    """One server in limbo that should lead a recovery, and its peers, also in limbo."""
 
     def __init__(
         self,
@@ -384,7 +384,7 @@ class Limbo(Shard):
         self.store = self.state.store
         assert isinstance(self.store, MemoryStore)
         self.store.damaged = set(damaged)
-        #: What was stored.
+        #: The stored entries.
         self.parts: list[list[Entry]] = []
         self.store.repair = self._stored  # type: ignore[method-assign]
         held = log if others is None else others
@@ -399,14 +399,14 @@ class Limbo(Shard):
         return MemoryStore.repair(self.store, entries)  # type: ignore[arg-type]
 
     def lead(self, after: int, view: int = 0) -> None:
-        """Miss what follows an entry."""
+        """Record the entry after `after` as missing."""
         error = UnreadableError(f"entry {after + 1} is damaged")
         self.recovery._record_missing(MissingEntries(after, error, view))
         self.repair.request_in_limbo(self.now)
         self.deliver()
 
     def run(self, duration: int) -> None:
-        """Wake it ten times a second, as it tells the handler of itself."""
+        """Call `tick` ten times a second, the interval of reports to the handler."""
         end = self.now + duration
         while self.now < end:
             self.now += 100 * MS
@@ -416,15 +416,15 @@ class Limbo(Shard):
 
 
 def test_a_server_that_is_to_lead_gets_what_it_cannot_read() -> None:
-    """Also what is not known to be stable: the same view after it shows that it is the same."""
+    """Also unstable entries: an equal view of the following entry proves that they are equal."""
     shard = Limbo({8, 9}, stable=3)
     shard.lead(7)
     assert shard.damaged == set()
     assert [(name, q.view, q.after, q.after_view) for name, q in shard.asked] == [(ONE, 0, 7, 1)]
-    assert [e.fseq for e in shard.parts[0]] == [8, 9], "what can be read is left alone"
+    assert [e.fseq for e in shard.parts[0]] == [8, 9], "readable entries stay unchanged"
     assert shard.recovery.missing is None
     (warning,) = shard.warnings
-    assert "it can again, with the help of shard-0-1" in warning
+    assert "repaired it with a copy from shard-0-1" in warning
     assert not shard.recovery.claim.is_damaged
 
 
@@ -432,13 +432,13 @@ def test_a_server_that_is_to_lead_gets_what_it_cannot_read() -> None:
     ("mine", "others", "is_taken"),
     [
         (views(2, 8), views(2, 8), True),
-        (views(2, 10), views(2, 10), True),  # the next entry has to come along to show it
+        (views(2, 10), views(2, 10), True),  # the next entry is needed as the proof
         (views(2, 9), views(2, 9), True),
         (views(2, 8), LOG, False),  # the same number, of another view
         (views(2, 10), LOG, False),
         (views(2, 10), views(3, 10), False),
         (views(2, 9), views(3, 9), False),
-        (views(2, 7), LOG, False),  # they part before
+        (views(2, 7), LOG, False),  # the logs part before
     ],
 )
 def test_entries_of_a_possibly_different_history_are_not_stored(
@@ -461,7 +461,7 @@ def test_two_that_are_damaged_side_by_side_help_each_other() -> None:
 
 
 def test_the_end_of_a_log_is_not_made_up() -> None:
-    """Nothing follows that would tell of which view it was."""
+    """There is no following entry that would identify its view."""
     shard = Limbo({19, 20})
     shard.lead(18)
     assert shard.asked == []
@@ -480,7 +480,7 @@ def test_blocked_candidate_warns_once_and_claims_its_readable_log() -> None:
         "no attempt is numbered 5 again"
     )
     shard.run(100 * S)
-    shard.way = lambda *_: None  # the next attempts fail for another reason
+    shard.way = lambda *_: None  # later attempts fail for another reason
     shard.run(100 * S)
     assert len(shard.asked) == 4 * 3, "a minute between two attempts"
     (warning,) = shard.warnings
@@ -524,7 +524,7 @@ def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None
     assert not take(ONE, answer, shard.now)
     shard.state.state, shard.state.view = "joined", 2
     assert not take(ONE, answer, shard.now)
-    assert not take(ONE, Fetched(**{**fields, "view": 2}), shard.now), "nobody was asked in it"
+    assert not take(ONE, Fetched(**{**fields, "view": 2}), shard.now), "no peer was asked in it"
     assert shard.parts == []
     shard.state.state = "limbo"
     assert take(ONE, answer, shard.now)
@@ -533,7 +533,7 @@ def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None
 
 
 def test_joining_server_repairs_the_end_of_its_log_too() -> None:
-    """It is the survivor's log, as its last entry showed."""
+    """The log is the survivor's, as its last entry proved."""
     shard = Limbo({19, 20}, f=2)
     for peer in shard.peers.values():
         peer.state, peer.view = "joined", 3

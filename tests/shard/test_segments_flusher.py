@@ -1,4 +1,4 @@
-"""The segment store in time: what is flushed when, and without space."""
+"""The flusher of the segment store: flush intervals, and a full disk."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_entry_that_comes_when_the_thread_turns_in_is_flushed(
     store = opened(flush_interval_ms=1, on_event=events)
 
     class Racing(deque[Any]):
-        """Gets an entry just after the thread saw that there is none."""
+        """A queue that receives an entry just after the thread saw it empty."""
 
         is_armed = True
 
@@ -158,7 +158,7 @@ def test_a_failed_fdatasync_in_the_thread_halts(
 
 
 class SmallDisk:
-    """Lets writes fail, after half of the bytes, once `room` bytes are written."""
+    """Fails writes, after half of the bytes, once `room` bytes are written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room

@@ -59,7 +59,7 @@ def dark(damaged: Collection[int] = (), others: Collection[int] = ()) -> World:
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the servers' warnings, each with the server's name."""
     texts: list[str] = []
     carry_out = World._carry_out
@@ -87,12 +87,12 @@ def insist(world: World, name: str, duration: int, recovery: int = 2, view: int 
 
 def claims(world: World, name: str) -> list[tuple[int, int, bool]]:
     """Return a server's claims in order, without repetitions."""
-    told = [m for m in heard(world, wire.Suspect) if m.node == name and m.state == "limbo"]
-    found = [(m.last, m.last_view, m.is_damaged) for m in told]
+    warnings = [m for m in heard(world, wire.Suspect) if m.node == name and m.state == "limbo"]
+    found = [(m.last, m.last_view, m.is_damaged) for m in warnings]
     return [one for i, one in enumerate(found) if i == 0 or found[i - 1] != one]
 
 
-def test_recovery_candidate_can_repair_from_a_limbo_peer(told: list[str]) -> None:
+def test_recovery_candidate_can_repair_from_a_limbo_peer(warnings: list[str]) -> None:
     world = dark({3, 4}, {6})
     insist(world, PRIMARY, 500 * MS)
     assert store(world, PRIMARY).damaged == set()
@@ -101,8 +101,8 @@ def test_recovery_candidate_can_repair_from_a_limbo_peer(told: list[str]) -> Non
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
     begin(world, 2)
     world.run(2 * S)
-    assert [text.split(":")[0] for text in told] == [PRIMARY, BACKUP]
-    assert all("it can again" in text for text in told)
+    assert [text.split(":")[0] for text in warnings] == [PRIMARY, BACKUP]
+    assert all("it can again" in text for text in warnings)
     assert log(world, PRIMARY) == log(world, BACKUP)
 
 
@@ -173,14 +173,14 @@ def test_limbo_server_answers_only_limbo_servers() -> None:
         assert not step(Received(PRIMARY.encode(), question), world.now)
 
 
-def test_unrepairable_candidate_gives_way_to_the_other_server(told: list[str]) -> None:
+def test_unrepairable_candidate_gives_way_to_the_other_server(warnings: list[str]) -> None:
     """The other server has the readable entries and more; it then repairs the damaged one."""
     world = dark({3})
     world.paused.add(BACKUP)
     insist(world, PRIMARY, 5 * S)
     last = store(world, PRIMARY).last_fseq
     assert claims(world, PRIMARY) == [(last, 1, False), (2, 1, True)]
-    (text,) = told
+    (text,) = warnings
     assert "cannot lead a recovery" in text
     assert not heard(world, wire.Frozen)
     world.paused.clear()
@@ -230,7 +230,7 @@ def test_a_log_that_cannot_be_read_is_cut_where_the_survivors_ends() -> None:
     assert log(world, PRIMARY) == log(world, BACKUP)
 
 
-def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list[str]) -> None:
+def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(warnings: list[str]) -> None:
     """Entries after the damage are not dropped: they may have been acknowledged."""
     world = dark({3}, {3})
     insist(world, PRIMARY, 5 * S)
@@ -238,16 +238,16 @@ def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list
     insist(world, PRIMARY, 100 * S, recovery=4)
     assert not heard(world, wire.Frozen)
     assert claims(world, PRIMARY)[-1] == claims(world, BACKUP)[-1] == (2, 1, True)
-    assert [text.split(":")[0] for text in told] == [PRIMARY, BACKUP]
-    assert all("cannot lead a recovery" in text for text in told)
-    assert all("Restore the missing file" in text for text in told)
+    assert [text.split(":")[0] for text in warnings] == [PRIMARY, BACKUP]
+    assert all("cannot lead a recovery" in text for text in warnings)
+    assert all("Restore the missing file" in text for text in warnings)
     store(world, BACKUP).damaged.clear()  # the operator found the file
     insist(world, PRIMARY, 61 * S, recovery=4)
     assert heard(world, wire.Frozen)
     assert claims(world, PRIMARY)[-1][2] is False
 
 
-def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(told: list[str]) -> None:
+def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(warnings: list[str]) -> None:
     """The server leads the recovery as soon as it can read, and claims no damage before."""
     world = dark()
 
@@ -258,13 +258,13 @@ def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(told: list[str
         insist(world, PRIMARY, 2 * S)
         assert replica(world, PRIMARY)._recovery.missing is None
     assert not heard(world, wire.Frozen)
-    assert [text.split(":")[0] for text in told] == [PRIMARY]
+    assert [text.split(":")[0] for text in warnings] == [PRIMARY]
     assert not any(is_damaged for _, _, is_damaged in claims(world, PRIMARY))
     insist(world, PRIMARY, 1 * S)
     assert heard(world, wire.Frozen)
 
 
-def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) -> None:
+def test_a_server_joins_once_the_system_lets_it_read_its_log(warnings: list[str]) -> None:
     """No further message is needed, and it has all sessions of the survivor."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
@@ -278,8 +278,8 @@ def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) ->
         order(world, decision(frozen), BACKUP, PRIMARY)
         world.run(1 * S)
         assert not joined(world, PRIMARY)
-    assert told
-    assert all("cannot join view" in text for text in told)
+    assert warnings
+    assert all("cannot join view" in text for text in warnings)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
     here, there = (replica(world, name)._state.sessions for name in (PRIMARY, BACKUP))
     assert here.tables() == there.tables() != []
@@ -288,7 +288,7 @@ def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) ->
 @pytest.mark.parametrize("fault", [FullError("no space"), UnreadableError("the file is gone")])
 @pytest.mark.parametrize("is_witness", [True, False])
 def test_a_log_that_cannot_be_cut_now_is_cut_later(
-    told: list[str], fault: Exception, *, is_witness: bool
+    warnings: list[str], fault: Exception, *, is_witness: bool
 ) -> None:
     """Retries follow the request interval; the operator is warned once."""
     world = start()
@@ -310,8 +310,8 @@ def test_a_log_that_cannot_be_cut_now_is_cut_later(
         order(world, decision(frozen), BACKUP, PRIMARY)
         world.run(1 * S)
     assert 5 < len(tried) < 15
-    assert len(told) == (type(fault) is UnreadableError)
-    assert all("cannot cut its log: the file is gone" in text for text in told)
+    assert len(warnings) == (type(fault) is UnreadableError)
+    assert all("cannot cut its log: the file is gone" in text for text in warnings)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
     assert log(world, PRIMARY) == log(world, BACKUP)
     assert not world.halts
@@ -332,11 +332,11 @@ def test_an_empty_log_after_a_reset_accepts_a_complete_log() -> None:
     assert log(world, BACKUP) == log(world, PRIMARY)
 
 
-def test_a_store_that_ends_too_early_is_reported_once(told: list[str]) -> None:
+def test_a_store_that_ends_too_early_is_reported_once(warnings: list[str]) -> None:
     world = dark()
     state = replica(world, PRIMARY)._state
     mark = state.stream.stable_mark._replace(fseq=99, end=LEASE.stop)
     state.stream.restore(mark, mark, [])
     insist(world, PRIMARY, 5 * S)
-    (text,) = told
+    (text,) = warnings
     assert "but 99 was stable" in text

@@ -1,4 +1,4 @@
-"""A server's segment files, and what an archive of them is to give out."""
+"""A server's segment files, and the expected contents of its archive."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def open_store(directory: Path, segment_bytes: int = 2_000) -> SegmentStore:
 
 
 def fill(store: SegmentStore, entries: list[Entry]) -> None:
-    """Append entries and a mark that says that all of it is stable, and flush."""
+    """Append entries and a watermark record that covers all of them, and flush."""
     for entry in entries:
         store.append(entry)
     store.append(mark(entries[-1].fseq, end_of(entries)))
@@ -78,12 +78,12 @@ def fill(store: SegmentStore, entries: list[Entry]) -> None:
 
 
 def make(directory: Path, stable: int = 2**60) -> None:
-    """Make all rows that can be made."""
+    """Build all rows files that can be built."""
     BlockBuilder(directory).build(lambda: stable)
 
 
 def walk(archive: Archive, gsn: int, stop: int) -> tuple[list[Row], list[Block], int]:
-    """Read blocks from a position on, as long as one follows the other; return where they end."""
+    """Read contiguous blocks from a position on; return their end."""
     rows: list[Row] = []
     blocks: list[Block] = []
     while gsn < stop:

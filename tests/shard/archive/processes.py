@@ -1,4 +1,4 @@
-"""An archive's process, started as its server starts it."""
+"""The processes of an archive, started as a storage server starts them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there that has not ended."""
+    """Whether a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -42,7 +42,7 @@ def is_running(pid: int) -> bool:
 
 
 class Process:
-    """An archive's process, and the board of its server."""
+    """An archive's process, and the state shared with its server."""
 
     def __init__(self, directory: Path, reserve_bytes: int = 0, host: str = "127.0.0.1") -> None:
         self.board = SharedState()
@@ -61,7 +61,7 @@ class Process:
             pass_fds=[self.board.fd],
         )
         assert self.child.stdout is not None
-        #: 0: it has ended.
+        #: The port; 0: the process has ended.
         self.port = int(self.child.stdout.readline() or 0)
 
     def client(self, cluster: int = CLUSTER, shard: int = SHARD) -> ArchiveClient:
@@ -73,17 +73,17 @@ class Process:
         self.child.stdin.flush()
 
     def halves(self) -> tuple[int, int]:
-        """Return who serves and who makes rows."""
+        """Return the pids of the serving and of the building process."""
         (maker,) = children(self.child.pid)
         return self.child.pid, maker
 
     def leave(self) -> tuple[int, str]:
-        """Let its server be gone; return the exit code and what it logged."""
+        """Close its stdin, as the end of its server does; return the exit code and the log."""
         _, error = self.child.communicate(timeout=20)
         return self.child.returncode, error.decode()
 
     def close(self) -> None:
-        # Or else it would not notice, and both have stderr.
+        # Otherwise a paused process would not end, and both hold stderr.
         for making in children(self.child.pid):
             os.kill(making, signal.SIGCONT)
         self.child.kill()

@@ -1,4 +1,4 @@
-"""The two processes of an archive: one serves, one makes rows, and neither is there alone."""
+"""The two processes of an archive: a block server and a builder; neither runs alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_only_the_builder_runs_at_the_lowest_priority(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     serving, making = started(segments).halves()
-    wait_until(lambda: priority(making) == 19, "rows are made at the lowest priority")
+    wait_until(lambda: priority(making) == 19, "the builder has the lowest priority")
     assert priority(serving) == priority(os.getpid())
 
 
@@ -78,7 +78,7 @@ def test_both_end_with_the_server(segments: Path, started: Callable[..., Process
     process = started(segments)
     halves = process.halves()
     assert process.leave() == (0, "")
-    # At once, not a moment later.
+    # Immediately.
     assert [pid for pid in halves if is_running(pid)] == []
 
 
@@ -106,7 +106,7 @@ def test_the_block_server_ends_with_the_builder(
 ) -> None:
     process = started(segments)
     os.kill(process.halves()[1], signal.SIGKILL)
-    # Its server sees it, and starts another one.
+    # The storage server sees it, and starts another archive.
     assert process.child.stdout is not None
     assert process.child.stdout.read() == b""
     assert process.child.wait(20) == 1
@@ -119,13 +119,13 @@ def test_the_end_of_the_block_server_is_seen_while_the_builder_is_paused(
 ) -> None:
     process = started(segments)
     serving, making = process.halves()
-    wait_until(lambda: priority(making) == 19, "it has let go of the server's files")
+    wait_until(lambda: priority(making) == 19, "it has closed the server's files")
     os.kill(making, signal.SIGSTOP)
     os.kill(serving, signal.SIGKILL)
     assert process.child.stdout is not None
     assert process.child.stdout.read() == b""
     os.kill(making, signal.SIGCONT)
-    wait_until(lambda: not is_running(making), "it ends when it goes on")
+    wait_until(lambda: not is_running(making), "it ends when it resumes")
 
 
 def test_an_unavailable_port_leaves_no_process(
@@ -133,7 +133,7 @@ def test_an_unavailable_port_leaves_no_process(
 ) -> None:
     # An address for documentation.
     process = started(segments, host="192.0.2.1")
-    # Both have stderr, and it has an end.
+    # Both hold stderr, so its end means that both have ended.
     code, error = process.leave()
     assert code == 1
     assert "192.0.2.1" in error or "assign requested address" in error

@@ -1,4 +1,4 @@
-"""The keeper of an archive: it is started when it is needed, told what is new, and ended."""
+"""The archive's supervisor: it starts, notifies, restarts and stops the archive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLUSTER: Final = 77
 
 
 class Kept:
-    """A keeper, with what it asks and what it tells."""
+    """A supervisor, with its server's facts and the reported ports."""
 
     def __init__(self, directory: Path, known: ArchiveFacts) -> None:
         self.known = known
@@ -44,7 +44,7 @@ class Kept:
         return self.known
 
     def children(self) -> list[int]:
-        """Return the archives that run."""
+        """Return the running archives."""
         tasks = Path("/proc/self/task").iterdir()
         found = [pid for task in tasks for pid in _read(task / "children").split()]
         command = f"--shared-fd\0{self.board.fd}\0"
@@ -99,7 +99,7 @@ def test_archive_starts_at_the_first_seal_and_learns_the_stable_entry(
     wait_until(lambda: one.ports, "it listens")
     assert len(one.children()) == 1
     assert one.board.trim == 5
-    # It looks until it knows what it needs.
+    # It polls until the cluster's number and the stable entry are known.
     looks = one.looks
     wait_until(lambda: one.looks > looks + 2, "it looks again")
     assert list(segments.glob("*.rows")) == []
@@ -110,7 +110,7 @@ def test_archive_starts_at_the_first_seal_and_learns_the_stable_entry(
     one.known = ArchiveFacts(CLUSTER, last, 5)
     end = store._segments[-1].base
     wait_until(lambda: walk(Archive(segments), 1, end)[2] == end, "rows are made")
-    # And then it sleeps until somebody calls.
+    # Then it sleeps until another thread wakes it.
     wait_until(lambda: waits[-1] is None, "it sleeps")
     with one.client() as client:
         assert client.block(end) == 0
@@ -127,14 +127,14 @@ def test_archive_learns_of_segments_that_are_sealed_faster_than_stable(
     one = kept(ArchiveFacts(CLUSTER, 0, 1))
 
     def look() -> ArchiveFacts:
-        # Whenever it is looked, one more is sealed, and the last three are not stable yet.
+        # At every check one more segment is sealed, and the last three are not stable yet.
         sealed = one.keeper._sealed
         one.keeper.on_sealed(sealed + 1)
         return ArchiveFacts(CLUSTER, min(max(sealed - 3, 0), last), 1)
 
     one.keeper._read_facts = look
     one.keeper.on_sealed(first)
-    wait_until(lambda: walk(Archive(segments), 1, 2**60)[2] > 1, "rows are made of what is stable")
+    wait_until(lambda: walk(Archive(segments), 1, 2**60)[2] > 1, "rows are built of stable entries")
 
 
 def test_after_one_segment_it_waits_for_the_next(segments: Path, kept: Callable[..., Kept]) -> None:
@@ -148,7 +148,7 @@ def test_after_one_segment_it_waits_for_the_next(segments: Path, kept: Callable[
         looks = one.looks
         wait_until(lambda looks=looks: one.looks > looks + 2, "it looks")
     wait_until(lambda: one.ports, "it listens")
-    # Nobody calls it again.
+    # No other thread wakes it again.
     for segment, end in ((first, second.base), (second, store._segments[2].base)):
         one.known = ArchiveFacts(CLUSTER, segment.last_fseq, 1)
         wait_until(lambda end=end: walk(Archive(segments), 1, 2**60)[2] == end, "rows are made")
@@ -162,7 +162,7 @@ def test_an_archive_that_dies_is_started_again(kept: Callable[..., Kept]) -> Non
         count = len(one.ports)
         (child,) = one.children()
         os.kill(child, signal.SIGKILL)
-        wait_until(lambda count=count: len(one.ports) > count, "it is said to be gone")
+        wait_until(lambda count=count: len(one.ports) > count, "its end is reported")
         assert one.ports[count] == 0
     wait_until(lambda: one.ports[-1], "it listens")
     assert len(one.children()) == 1
@@ -177,7 +177,7 @@ def test_one_that_cannot_start_is_left_alone_ever_longer(
     one.keeper._command = ["/nonexistent"]
     monkeypatch.setattr(one.keeper, "_sleep", lambda seconds: pauses.append(seconds) or _pass(one))
     one.keeper.on_sealed(10)
-    wait_until(lambda: len({round(p, 1) for p in pauses if p}) > 3, "it waits ever longer")
+    wait_until(lambda: len({round(p, 1) for p in pauses if p}) > 3, "the pauses grow")
     monkeypatch.undo()
 
 
@@ -187,7 +187,7 @@ def _pass(one: Kept) -> None:
 
 def test_a_port_that_comes_in_parts(kept: Callable[..., Kept]) -> None:
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
-    # It goes on when it is told something.
+    # It continues after a notification.
     source = (
         "import os, sys\n"
         "os.write(1, b'12')\n"
@@ -212,7 +212,7 @@ def test_an_invalid_port_ends_the_archive(kept: Callable[..., Kept]) -> None:
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
     one.keeper._command = [sys.executable, "-c", "print('12x'); input()"]
     one.keeper.on_sealed(10)
-    wait_until(lambda: len(one.ports) > 1, "it is tried again")
+    wait_until(lambda: len(one.ports) > 1, "it is started again")
     assert set(one.ports) == {0}
 
 
@@ -225,7 +225,7 @@ def test_a_stop_waits_for_no_archive(
     wait_until(lambda: one.ports, "it listens")
     (child,) = one.children()
     os.kill(child, signal.SIGSTOP)
-    # See `kept`: it stops, and nothing is left.
+    # See `kept`: the supervisor stops, and no process is left.
 
 
 def test_shared_state_is_equal_in_both_processes() -> None:

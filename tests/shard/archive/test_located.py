@@ -1,4 +1,4 @@
-"""A client on the archive's machine reads blocks from the files, and only where that is right."""
+"""A client on the archive's machine reads blocks from the files, with checks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = bytes(range(32))
 DATA: Final = b"payload"
-#: As they are in the files: something before them, and something behind.
+#: As in the files: with bytes before and after them.
 ROWS: Final = b"r" * 16 + COLUMNS + b"more"
 SEGMENT: Final = b"s" * 5 + DATA + b"more"
 NAME: Final = f"{1:08d}-{1:019d}-{1:019d}-{7:08x}"
@@ -53,7 +53,7 @@ BEHIND: Final = encode_answer(FACTS._replace(start=9, stop=20)) + COLUMNS + DATA
 
 
 def is_of_files(block: Block | int) -> bool:
-    """Whether a block was read from files; what is received comes in one piece."""
+    """Whether a block was read from files; a received block is one piece."""
     assert isinstance(block, Block)
     return memoryview(block.data).obj is not memoryview(block.columns).obj
 
@@ -82,7 +82,7 @@ def test_on_one_machine_the_files_are_read(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The positions that archives were asked for."""
+    """The positions requested from archives."""
     gsns: list[int] = []
 
     def ask(self: ArchiveClient, kind: int, gsn: int) -> object:
@@ -126,7 +126,7 @@ def test_trimmed_blocks_are_requested_again_once_their_files_are_gone(
         assert isinstance(block, Block)
         older = [(s, index) for s, index in Archive(segments).indexed() if index.start <= 100]
         stop = older[-1][1].stop
-        # Its files are as they were, and where they are was told before.
+        # Its files are unchanged, and their locations are known.
         process.board.trim = stop
         assert client.block(100) == block
         for segment, _ in older:
@@ -161,11 +161,11 @@ def test_equal_addresses_are_one_machine(address: str, is_same: bool) -> None:
             assert is_here(mine) is is_here(its) is is_same
 
 
-# --- what only pretends ----------------------------------------------------------------------
+# --- fake archives ---------------------------------------------------------------------------
 
 
 class Pretender:
-    """Answers one question a connection, or as many as answers are in a tuple, and notes them."""
+    """A fake archive: answers one request per connection, or a tuple's number, and records them."""
 
     def __init__(self, answers: list[bytes | tuple[bytes, ...]]) -> None:
         self.asked: list[int] = []
@@ -216,12 +216,12 @@ def index_of(start: int = 1, stop: int = 9, columns_at: int = 16, data_at: int =
 
 
 def located(segment: Path, *blocks: BlockIndex) -> bytes:
-    """Return the answer that blocks are there: one, unless others are named."""
+    """Return an answer with the locations of blocks: of one block by default."""
     return told(encode_places(Places(bytes(segment), list(blocks or [index_of()]))))
 
 
 def told(places: bytes) -> bytes:
-    """Return an answer that tells where blocks are."""
+    """Return an answer with locations."""
     return encode_answer(Answer(LOCATED, places_size=len(places))) + places
 
 
@@ -286,7 +286,7 @@ def _link_to_a_device(segment: Path) -> None:
 
 
 def _link_elsewhere(segment: Path) -> None:
-    # What it leads to would do.
+    # Its target would be valid.
     segment.rename(segment.with_name("secret"))
     segment.symlink_to(segment.with_name("secret"))
 
@@ -326,7 +326,7 @@ def test_no_other_location_is_tried_after_a_failure(
 def test_no_file_is_read_but_a_segments(
     pretending: Callable[..., Pretender], segment: Path, name: str
 ) -> None:
-    # All that is asked for is in it.
+    # It contains all requested bytes.
     path = segment.with_name(name)
     path.write_bytes(SEGMENT)
     archive = pretending(located(path), WHOLE)

@@ -1,4 +1,4 @@
-"""Rows are made slowly while records come, and at once where somebody waits for them."""
+"""Throttle of the builder: slow while records arrive, fast while a reader waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """A clock that only waiting moves on."""
+    """A clock that only waits advance."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
@@ -46,7 +46,7 @@ class Clock:
         self.meanwhile()
 
     def work(self, worked_s: float) -> None:
-        """Work for so long, on a machine that gives this thread half of the time."""
+        """Work for a duration, on a machine that gives this thread half of the time."""
         self.throttle.start()
         self.worked += worked_s
         self.now += 2 * worked_s
@@ -61,7 +61,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "1.seg"
     path.touch()
-    # As if it were written to for as long as a test lasts.
+    # As if written to during the whole test.
     later = time.time() + 3_600
     os.utime(path, (later, later))
     return path
@@ -71,7 +71,7 @@ def test_while_records_come_a_twentieth_of_the_time_is_work(clock: Clock, writte
     clock.work(0.1)
     clock.throttle.throttle(written)
     assert sum(clock.waits) == pytest.approx(1.9)
-    assert max(clock.waits) <= IDLE_S, "it would notice late that no more come"
+    assert max(clock.waits) <= IDLE_S, "it would notice the end of writes late"
 
 
 def test_a_pause_does_not_count_as_work(clock: Clock, written: Path) -> None:
@@ -128,19 +128,19 @@ def test_a_request_for_missing_rows_is_reported(segments: Path) -> None:
         assert isinstance(client.block(1), Block)
         assert not misses
         assert client.block(2**40) == 0
-        assert not misses, "nobody can make rows of what is not sealed"
+        assert not misses, "rows need a sealed segment"
         second = store._segments[1]
         (segments / second.rows_name).unlink()
         assert isinstance(client.block(second.base), int)
         assert misses == [1]
         board.trim = store._segments[2].base
         assert isinstance(client.block(second.base), int)
-        assert misses == [1], "what was trimmed is not made again"
+        assert misses == [1], "trimmed rows are not built again"
 
 
 @pytest.mark.parametrize("word", [_CHECK, _EXPEDITE])
 def test_an_expedite_command_does_not_wake_an_idle_builder(word: bytes) -> None:
-    """Who has nothing to make, or no space to, is not woken by who misses it."""
+    """A request for missing rows does not wake a builder without work or space."""
     throttle, called = Throttle(), threading.Event()
     line, its = socket.socketpair()
     with line, its:

@@ -1,4 +1,4 @@
-"""An archive's process and its clients: what is asked, what is answered, and who may ask."""
+"""An archive's process and its clients: requests, answers, limits."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=["files", "connection"])
 def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks come from the files, or as to another machine."""
+    """Blocks are read from the files, or sent as to another machine."""
     if request.param == "connection":
         monkeypatch.setattr(client_module, "is_here", lambda _: False)
 
 
 def read(client: ArchiveClient, gsn: int) -> tuple[list[Row], int]:
-    """Read blocks from a position on, as long as one follows the other."""
+    """Read contiguous blocks from a position on."""
     rows: list[Row] = []
     while isinstance(block := client.block(gsn), Block):
         assert block.start <= gsn < block.stop
@@ -75,10 +75,10 @@ def test_requested_blocks_are_served_as_in_the_files(
     process = started(segments)
     end = store._segments[-1].base
     with process.client() as client:
-        # Nobody told it that there is something to do.
+        # It received no notification yet.
         assert client.block(1) == 0
         process.tell()
-        wait_until(lambda: read(client, 1)[1] == end, "all rows are made")
+        wait_until(lambda: read(client, 1)[1] == end, "all rows are built")
         assert read(client, 1)[0] == records(entries, 1, end)
         assert read(client, 200)[0] == records(entries, 200, end)
         files = Archive(segments)
@@ -88,12 +88,12 @@ def test_requested_blocks_are_served_as_in_the_files(
             assert (position, writers.export()) == (told[0], told[1].export())
             writers.fresh(Origin(WRITER, 10**6, 1), 1)
         assert client.block(end) == 0
-        # What is new is found over the same connection.
+        # New blocks are found over the same connection.
         more = log(30, first=61, gsn=end_of(entries))
         fill(store, more)
         process.tell()
         newer = store._segments[-1].base
-        wait_until(lambda: read(client, 1)[1] == newer, "newer rows are made")
+        wait_until(lambda: read(client, 1)[1] == newer, "newer rows are built")
         assert read(client, 1)[0] == records(entries + more, 1, newer)
     store.close()
 
@@ -106,7 +106,7 @@ def test_only_what_is_stable_is_served(segments: Path, started: Callable[..., Pr
     process.tell()
     end = store._segments[2].base
     with process.client() as client:
-        wait_until(lambda: read(client, 1)[1] == end, "what is stable has rows")
+        wait_until(lambda: read(client, 1)[1] == end, "stable segments have rows")
         process.board.stable = 2**60
         process.tell()
         wait_until(lambda: read(client, 1)[1] > end, "the rest has rows")
@@ -165,7 +165,7 @@ def test_another_cluster_or_shard_receives_nothing(
             client.block(1)
         with pytest.raises(UnavailableError, match="is not of shard"):
             client.writers(1)
-    process.board.cluster = 0  # it does not know yet
+    process.board.cluster = 0  # unknown yet
     with process.client() as client, pytest.raises(UnavailableError, match="is not of shard"):
         client.block(1)
 
@@ -261,13 +261,13 @@ def test_the_number_of_connections_is_bounded(
             except UnavailableError:
                 return False
 
-        wait_until(is_served, "there is room again")
+        wait_until(is_served, "a connection is free again")
     for client in clients:
         client.close()
     store.close()
 
 
-# --- strangers -------------------------------------------------------------------------------
+# --- invalid peers ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def serving() -> list[threading.Thread]:
 def served(
     segments: Path, monkeypatch: pytest.MonkeyPatch, serving: list[threading.Thread]
 ) -> Iterator[Callable[[], socket.socket]]:
-    """Connections to a server with little patience, whose blocks are large."""
+    """Connections to a server with short timeouts and large blocks."""
     for name in ("_FIRST_S", "_IDLE_S", "_STUCK_S"):
         monkeypatch.setattr(server_module, name, 1.0)
     store = open_store(segments, segment_bytes=3_000_000)
@@ -310,14 +310,14 @@ def served(
     for thread in serving:
         thread.join(20)
         assert not thread.is_alive()
-    # Every one has given its room back.
+    # Every connection has released its slot.
     assert server._room._value == MAX_CONNECTIONS
     server._socket.close()
     board.close()
 
 
 def is_left(connection: socket.socket) -> bool:
-    """Whether the other side leaves, after whatever it still sends."""
+    """Whether the other side closes the connection, after any remaining bytes."""
     try:
         while connection.recv(1 << 20):
             pass
@@ -376,12 +376,12 @@ def test_a_connection_that_does_not_read_is_closed(
         receive(connection, answer.columns.size + answer.data.size)
 
 
-# --- the client, and servers that are none ---------------------------------------------------
+# --- the client and fake servers -------------------------------------------------------------
 
 
 @pytest.fixture
 def pretending() -> Iterator[Callable[..., ArchiveClient]]:
-    """Clients of a server that answers to each connection what it was given."""
+    """Clients of a fake server that sends a given answer on each connection."""
     threads: list[threading.Thread] = []
     clients: list[ArchiveClient] = []
 
@@ -398,7 +398,7 @@ def pretending() -> Iterator[Callable[..., ArchiveClient]]:
                         receive(connection, REQUEST_BYTES)
                         connection.sendall(answer)
                         if not answer:
-                            connection.recv(1)  # it says nothing until the client leaves
+                            connection.recv(1)  # silent until the client disconnects
 
         threads.append(threading.Thread(target=run, daemon=True))
         threads[-1].start()

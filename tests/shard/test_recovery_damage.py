@@ -87,8 +87,8 @@ def insist(world: World, name: str, duration: int, recovery: int = 2, view: int 
 
 def claims(world: World, name: str) -> list[tuple[int, int, bool]]:
     """Return a server's claims in order, without repetitions."""
-    warnings = [m for m in heard(world, wire.Suspect) if m.node == name and m.state == "limbo"]
-    found = [(m.last, m.last_view, m.is_damaged) for m in warnings]
+    reports = [m for m in heard(world, wire.Suspect) if m.node == name and m.state == "limbo"]
+    found = [(m.last, m.last_view, m.is_damaged) for m in reports]
     return [one for i, one in enumerate(found) if i == 0 or found[i - 1] != one]
 
 

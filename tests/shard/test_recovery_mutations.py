@@ -109,7 +109,7 @@ def any_log_will_do(patch: Patch) -> None:
     patch.setattr(state_transfer, "may_be_same", lambda *_: True)
 
 
-def told_before_it_is_on_disk(patch: Patch) -> None:
+def sent_before_it_is_on_disk(patch: Patch) -> None:
     on_persisted = RecoveryParticipant.on_persisted
 
     def mutant(self: RecoveryParticipant) -> None:
@@ -120,7 +120,7 @@ def told_before_it_is_on_disk(patch: Patch) -> None:
     patch.setattr(RecoveryParticipant, "on_persisted", mutant)
 
 
-def survivor_waits_for_nobody(patch: Patch) -> None:
+def survivor_does_not_wait(patch: Patch) -> None:
     decided = Replica._view_decided
     patch.setattr(
         Replica,
@@ -141,7 +141,7 @@ def absent_within_the_view(patch: Patch) -> None:
     )
 
 
-def silence_of_ones_own_counts(patch: Patch) -> None:
+def own_pause_counts_as_silence(patch: Patch) -> None:
     patch.setattr(FailureDetector, "on_pause", lambda *_: None)
     tick = FailureDetector.tick
 
@@ -177,9 +177,9 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
     ),
     (stable_entries_are_dropped, held.test_server_that_would_have_to_drop_stable_entries_stops),
     (any_log_will_do, held.test_other_log_than_the_decided_one_stops_the_server),
-    (told_before_it_is_on_disk, held.test_promise_is_sent_only_once_it_is_on_disk),
+    (sent_before_it_is_on_disk, held.test_promise_is_sent_only_once_it_is_on_disk),
     (
-        survivor_waits_for_nobody,
+        survivor_does_not_wait,
         meanwhile.test_survivor_serves_nothing_new_before_its_view_is_confirmed,
     ),
     (
@@ -187,7 +187,7 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
         meanwhile.test_witness_remembers_its_view_until_it_has_all_of_the_next_one,
     ),
     (absent_within_the_view, meanwhile.test_clients_learn_the_outcome_of_their_inserts),
-    (silence_of_ones_own_counts, held.test_paused_server_suspects_no_peer),
+    (own_pause_counts_as_silence, held.test_paused_server_suspects_no_peer),
 ]
 
 

@@ -276,7 +276,7 @@ def test_a_missing_end_that_was_flushed_is_damage(opened: Opened, left: int) -> 
     assert [again.find(gsn) for gsn in (11, 12, 13, 20)] == [None, entries[5], None, new[1]]
 
 
-def test_an_entry_whose_end_is_missing_hides_nothing_else(opened: Opened) -> None:
+def test_an_entry_without_its_end_hides_no_other(opened: Opened) -> None:
     """Its header contains its position; bytes written after it are not taken for its body."""
     store, path, entries = two_batches(opened)
     store.close()

@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults",
         type=_faults,
-        help='the faults, "TIME_MS KIND TARGET... [DURATIONms] [*AMOUNT]; ..."; none: ""; of many'
-        " seeds, each has those of them whose targets are in its cluster",
+        help='the faults, "TIME_MS KIND TARGET... [DURATIONms] [*AMOUNT]; ..."; none: "";'
+        " each seed has the faults with targets in its cluster",
     )
     parser.add_argument(
         "--raft", action=argparse.BooleanOptionalAction, help="consensus is the real library"

@@ -45,7 +45,7 @@ def no_op(gsn: int) -> NoSuchRecordError:
 
 
 def unknown() -> OutcomeUnknownError:
-    return OutcomeUnknownError("nobody knows", shard=0, seq=1)
+    return OutcomeUnknownError("unknown outcome", shard=0, seq=1)
 
 
 class Story:

@@ -1,4 +1,4 @@
-"""Each check is silent about what is right, and tells each thing that is wrong."""
+"""Each check accepts correct data, and reports each violation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def placed(fseq: int, *gsns: int, client: bytes = b"c", seq: int = 0, epoch: int
     return Placed(fseq, 1, epoch, client, seq or fseq, gsns, b"".join(payloads), payloads)
 
 
-#: A log of shard 0, whose positions are 1, 2, 4, 5, 7, 8, 10, 11 | 13, 14, ...
+#: A log of shard 0, with positions 1, 2, 4, 5, 7, 8, 10, 11 | 13, 14, ...
 ENTRIES: list[Entry] = [
     placed(1, 1, 2),
     Skipped(2, 1, 4, 7),
@@ -54,7 +54,7 @@ ENTRIES: list[Entry] = [
 ]
 
 
-# --- what is stable ------------------------------------------------------------------------------
+# --- stable entries ------------------------------------------------------------------------------
 
 
 def test_a_log_as_it_should_be() -> None:
@@ -100,14 +100,14 @@ WRONG_LOGS: list[tuple[list[Entry], str]] = [
     ([placed(1, 1, 3)], "belongs to shard 1"),
     ([placed(1, 1, epoch=1)], "is of epoch 0"),
     ([placed(1, 1, 4)], "not next to each other"),
-    ([placed(1, 1), placed(2, 1)], "goes back"),
-    ([placed(1, 1), Skipped(2, 1, 1, 9)], "goes back"),
+    ([placed(1, 1), placed(2, 1)], "begins before"),
+    ([placed(1, 1), Skipped(2, 1, 1, 9)], "begins before"),
     ([placed(1, 1), placed(2, 4)], "leaves position 2 undecided"),
     ([placed(1, 2)], "leaves position 1 undecided"),
-    ([placed(1, 1), placed(2, 2, seq=1)], "is there twice"),
+    ([placed(1, 1), placed(2, 2, seq=1)], "is placed twice"),
     ([placed(1, 1), placed(3, 2)], "has no entry between"),
     ([Skipped(1, 1, 4, 4)], "decides nothing"),
-    ([Skipped(1, 1, 1, LEASE.stop), placed(2, LEASE.stop)], "nobody was given"),
+    ([Skipped(1, 1, 1, LEASE.stop), placed(2, LEASE.stop)], "no lease has position"),
 ]
 
 
@@ -189,7 +189,7 @@ def test_nothing_appears_below_a_frontier() -> None:
     known = logs()
     log = known.shard(0)
     log.observe("a", 2, ENTRIES, frontier=7)
-    log.entries.clear()  # as if the log had begun anew
+    log.entries.clear()  # as after a reset of the log
     log.observe("b", 11, [placed(11, 7)])
     with pytest.raises(AssertionError, match="all positions below 7 were decided"):
         log.observe("c", 12, [placed(12, 5)])
@@ -213,7 +213,7 @@ def test_only_entries_reported_as_lost_may_be_missing() -> None:
     with pytest.raises(AssertionError, match="was stable as"):
         other.observe("a", 1, [placed(1, 1)])
     other.allow_loss(40, 90)
-    assert len(other.entries) == 1, "nothing of it was there"
+    assert len(other.entries) == 1, "none of it was present"
 
 
 def test_replicas_agree() -> None:
@@ -230,7 +230,7 @@ def test_a_unit_is_in_a_shard_once() -> None:
         check_exactly_once(0, [*ENTRIES, placed(7, 15, seq=6)])
 
 
-# --- what readers got ----------------------------------------------------------------------------
+# --- readers -------------------------------------------------------------------------------------
 
 SEQUENCE = [Row(gsn, gsn % 2, b"%d" % gsn) for gsn in (2, 3, 5, 8, 9, 12, 20)]
 
@@ -268,9 +268,9 @@ def test_a_reader_that_begins_in_the_middle_sees_the_same() -> None:
         ("d", None, [SEQUENCE[0], SEQUENCE[2]], "passed Row(gsn=3,"),
         ("a", 1, SEQUENCE[6:], "a is at 21"),
         ("d", 3, SEQUENCE[:2], "d is at 3"),
-        ("d", 1, [*SEQUENCE[:2], Row(4, 0, b"4")], "passed before without getting it"),
-        ("d", 1, [SEQUENCE[0], Row(3, 1, b"else")], "was handed out"),
-        ("d", 1, [SEQUENCE[0], Row(3, 0, b"3")], "was handed out"),
+        ("d", 1, [*SEQUENCE[:2], Row(4, 0, b"4")], "passed before without it"),
+        ("d", 1, [SEQUENCE[0], Row(3, 1, b"else")], "received"),
+        ("d", 1, [SEQUENCE[0], Row(3, 0, b"3")], "received"),
         ("d", 2, [SEQUENCE[0], SEQUENCE[0]], "d is at 3"),
     ):
         with pytest.raises(AssertionError, match=re.escape(text)):

@@ -1,6 +1,6 @@
-"""The search for an order: what it explains, when it gives up, and what it relies on.
+"""The linearizability search: explanations, budget, assumptions.
 
-What it says of single stories: tests/sim/test_stories. Whether it says what trying all orders says:
+Single stories: tests/sim/test_stories. Comparison with a search of all orders:
 tests/sim/test_orders.
 """
 
@@ -23,7 +23,7 @@ def test_the_explanation_is_of_the_shortest_beginning() -> None:
     story.read(3, 4, 4, b"a")
     culprit = story.read(5, 6, 4, empty(4))
     story.insert(7, 8, b"b", [4])
-    story.read(9, 10, 6, b"nobody's")
+    story.read(9, 10, 6, b"foreign")
     explanation = story.explain()
     assert explanation is not None
     assert explanation.culprit.number == culprit
@@ -52,7 +52,7 @@ def test_losses_are_left_out() -> None:
 
 
 def contended(positions: int, *, passed: bool) -> Story:
-    """Return a story with a race at each position, and a lie at the last one."""
+    """Return a story with a race at each position, and a wrong result at the last one."""
     story = Story()
     for index in range(positions):
         gsn = 2 * index + 2
@@ -100,13 +100,13 @@ def test_independent_steps_are_tried_in_one_order() -> None:
     for index in range(20):
         story.insert(1, 1000, bytes([index]), [index + 1])
     story.fetch(3, 900, story.subscribe(1, 2), *((i + 1, bytes([i])) for i in range(20)))
-    story.read(5, 2000, 3, b"nobody's")
+    story.read(5, 2000, 3, b"foreign")
     explanation = story.explain(budget_states=60)
     assert explanation is not None
     assert explanation.is_decided
 
 
-# --- with what the system says -------------------------------------------------------------------
+# --- the system's messages -----------------------------------------------------------------------
 
 
 def test_the_reasons_that_the_client_gives_are_those_that_the_search_knows() -> None:

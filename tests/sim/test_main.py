@@ -1,4 +1,4 @@
-"""The command line: what it takes, and that it says in one line what is wrong."""
+"""The command line: options, and one-line error messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("12", 'there is no fault ""'),
         ("12 tickle x", 'there is no fault "tickle", only add-shard, age, clog, '),
         ("12 kill", "kill names one storage server"),
-        ("12 kill nobody", "kill names one storage server"),
+        ("12 kill unknown", "kill names one storage server"),
         ("12 kill mms-0", "kill names one storage server"),
         ("12 kill shard-0-0 shard-0-1", "kill names one storage server"),
         ("12 kill shard-0-0 300", "kill names one storage server"),
@@ -96,7 +96,7 @@ def test_invalid_options_are_refused(
 
 
 def test_one_seed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Its plan, its trace, its outcome; a client that is not there is no mistake."""
+    """The output: plan, trace, outcome; an unknown client is no error."""
     arguments = ("--seed", "3", "--writers", "1", "--steps", "2", "--history", str(tmp_path))
     assert main([*arguments, "--faults", "5 kill shard-0-0; 9 kill-client writer-9"]) == 0
     said = capsys.readouterr().out
@@ -113,5 +113,5 @@ def test_many_seeds_have_the_faults_that_their_clusters_have_targets_for(
     assert len(set(shards)) > 1
     options = ("--seed", "3", "--count", "3", "--workers", "1", "--steps", "2")
     assert main([*options, "--faults", f"5 rot shard-{max(shards) - 1}-0"]) == 0
-    *_, last = capsys.readouterr().out.splitlines()  # a slow run reports its progress before it
+    *_, last = capsys.readouterr().out.splitlines()  # a slow run prints its progress before it
     assert last.startswith("3 seeds, 0 failed; ")

@@ -1,4 +1,4 @@
-"""The operator: what he is told, and what is held against it at the end."""
+"""The operator: answers to its requests, and its checks at the end."""
 
 from __future__ import annotations
 

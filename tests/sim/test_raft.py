@@ -1,4 +1,4 @@
-"""The real consensus library in virtual time: what was committed stays, whatever happens."""
+"""The real consensus library in virtual time: committed commands survive all faults."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-#: What the library's own receive path breaks is found within so many seeds.
+#: Seeds within which violations of the library's own receive path are found.
 SEEDS_UNTIL_CAUGHT = 12
 
 
-# --- whole lives ---
+# --- complete runs ---
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
@@ -50,7 +50,7 @@ def test_a_seed_is_a_history_whatever_the_hash_seed_is() -> None:
 
 
 def test_what_the_library_takes_by_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(WEIGHTS, "wipe", 0)  # only what it loses with directories that stay
+    monkeypatch.setitem(WEIGHTS, "wipe", 0)  # only losses with permanent directories
     put_back_shipped(monkeypatch.setattr)
     broken: list[str] = []
     for seed in range(SEEDS_UNTIL_CAUGHT):
@@ -62,7 +62,7 @@ def test_what_the_library_takes_by_itself_is_noticed(monkeypatch: pytest.MonkeyP
     assert "commits another command" in broken[0]
 
 
-# --- bits that flip ---
+# --- bit flips ---
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
@@ -91,7 +91,7 @@ def test_a_damaged_last_record_that_is_taken_for_a_torn_one_is_noticed(
     assert "commits another command" in broken[0]
 
 
-# --- who is replaced ---
+# --- replaced nodes ---
 
 
 def followers(made: World) -> list[str]:
@@ -112,9 +112,9 @@ def test_a_node_with_a_new_directory_votes_again() -> None:
         assert status is not None
         assert not status.is_voter
         made.settle()
-        made.group.leave(other)  # nothing is committed without the new one now
+        made.group.leave(other)  # no commit without the new node now
         command = made.propose(made.group.leader)
-        made.wait(lambda: command in made.committed, APPLIED_WITHIN_NS, "it does not count")
+        made.wait(lambda: command in made.committed, APPLIED_WITHIN_NS, "its vote does not count")
 
 
 def test_a_node_with_its_barrier_in_a_snapshot_votes_again() -> None:
@@ -122,13 +122,13 @@ def test_a_node_with_its_barrier_in_a_snapshot_votes_again() -> None:
         leader, lost = made.group.leader, followers(made)[0]
         barriers = made.group.members[leader].node._joiners
         made.replace(lost)
-        made.wait(lambda: barriers, S, "the leader hears nothing of it")
+        made.wait(lambda: barriers, S, "the leader receives nothing from it")
         assert not made.group.members[lost].node.is_voter
         isolate(made, lost)
         made.wait(
             lambda: lost not in made.group.status(leader).connected,  # type: ignore[union-attr]
             10 * S,
-            "what was sent to it still waits to arrive",
+            "messages to it are still in flight",
         )
         (barrier,) = [joiner.barrier for joiner in barriers.values()]
         held = made.group.members[leader].raft._journal.entries
@@ -159,7 +159,7 @@ def test_a_paused_node_stands_still_and_keeps_its_connections() -> None:
         assert member._busy_until == turns
         assert all(name in made.group.status(o).connected for o in made.names if o != name)  # type: ignore[union-attr]
         made.group.resume(name)
-        made.wait(lambda: command in member.machine.words, S, "it does not go on")  # type: ignore[attr-defined]
+        made.wait(lambda: command in member.machine.words, S, "it does not continue")  # type: ignore[attr-defined]
         made.settle()
 
 
@@ -168,11 +168,11 @@ def test_a_leader_that_is_cut_off_leads_no_more_and_follows_when_it_is_back() ->
         former = made.group.leader
         isolate(made, former)
         lost = made.propose(former)
-        made.wait(lambda: made.group.leader != former, 10 * S, "nobody else leads")
+        made.wait(lambda: made.group.leader != former, 10 * S, "no other node leads")
         made.wait(
             lambda: made.group.status(former).connected == (),  # type: ignore[union-attr]
             10 * S,
-            "it believes in its connections",
+            "it still considers its connections open",
         )
         assert not made.group.status(former).is_leader  # type: ignore[union-attr]
         made.settle()
@@ -232,7 +232,7 @@ def test_a_node_that_must_not_go_on_is_reported_and_gone() -> None:
         name = followers(made)[0]
         made.disks[name].fail_on(1)
         made.propose(made.group.leader)
-        made.wait(lambda: reported, 2 * S, "nobody is told")
+        made.wait(lambda: reported, 2 * S, "no peer is notified")
         assert [who for who, _ in reported] == [name]
         assert "cannot be written" in reported[0][1]
         assert name not in made.group.members

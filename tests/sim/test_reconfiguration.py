@@ -219,7 +219,7 @@ LEAVING: dict[str, Callable[[Stage], object]] = {
     "asked": lambda s: any(type(one.message) is ChangeShard for one in s.sent),
     "leaving": lambda s: state(s, 0) == "leaving",
     "out of the leases": lambda s: members(s) == [1],
-    "told": lambda s: s.state(BACKUP).is_out,
+    "announced": lambda s: s.state(BACKUP).is_out,
     "finalized": lambda s: state(s, 0) == "finalized",
 }
 

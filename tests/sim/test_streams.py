@@ -1,4 +1,4 @@
-"""The connections of simulated consensus nodes: in order, whole up to their end, made again."""
+"""Connections of simulated consensus nodes: order, completeness up to the end, reconnection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUGH = Conditions(delay_ns=(MS, 40 * MS), loss=0.1, stalls=0.1)
 
 
 class Speaker:
-    """A process with one peer: it numbers what it sends on each connection."""
+    """A process with one peer; it numbers its messages on each connection."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name, self.world = name, world
@@ -34,7 +34,7 @@ class Speaker:
         self.wire.setOnMessageReceivedCallback(self.on_message)
         self.is_connected = False
         self.connections = self.sent = 0
-        #: For each connection of the peer's, named as the peer does, the numbers that came.
+        #: By connection of the peer, with the peer's name of it: the received numbers.
         self.came: dict[str, list[int]] = {}
         world.streams.enter(self.wire)
 
@@ -82,7 +82,7 @@ class World:
         self.streams = Streams(self.network, {e: name for name, e in ENDPOINTS.items()})
         self.lives = dict.fromkeys(ENDPOINTS, 0)
         self.up = {name: Speaker(self, name) for name in ENDPOINTS}
-        #: What came to processes that are gone.
+        #: Messages received by former processes.
         self.past: list[dict[str, list[int]]] = []
 
     def restart(self, name: str, *, notifies: bool) -> None:
@@ -104,7 +104,7 @@ class World:
             self.kernel.run(pause_ns)
 
     def wait(self, condition: Callable[[], object], within_ns: int = 10 * S) -> int:
-        """Let both talk until a condition holds; return how long that took."""
+        """Let both send until a condition holds; return the duration."""
         begin = self.kernel.now
         while not condition():
             assert self.kernel.now - begin < within_ns
@@ -115,7 +115,7 @@ class World:
         return all(speaker.is_connected for speaker in self.up.values())
 
     def check(self) -> int:
-        """Everything that came is the beginning of what was sent; return how much that is."""
+        """Check that the received messages are a prefix of the sent ones; return their number."""
         came = [*self.past, *(speaker.came for speaker in self.up.values())]
         for numbers in (numbers for one in came for numbers in one.values()):
             assert numbers == list(range(len(numbers)))

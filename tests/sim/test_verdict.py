@@ -1,4 +1,4 @@
-"""All checks are silent about a cluster that nothing disturbs."""
+"""All checks accept an undisturbed cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def watch(cluster: PureCluster, known: StableLogs) -> None:
-    """Hand over what is new at every server."""
+    """Pass the new entries of every server to the checks."""
     known.ownership.learn(map(lease_of, cluster.groups["mms-0"].machine.runs))
     for replica in cluster.replicas():
         name = replica.config.name

@@ -97,7 +97,7 @@ class OrderedLog:
     # --- nodes ---
 
     def join(self, name: str, on_event: Callable[[Event], None]) -> Member:
-        """Add a node whose process has just started; it starts from the snapshot."""
+        """Add a node after the start of its process; it starts from the snapshot."""
         assert name in self.names, f"{name} is not one of {self.names}"
         member = Member(self, name, self._build(), on_event)
         self._members[name] = member

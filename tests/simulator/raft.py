@@ -191,7 +191,7 @@ class RaftGroup:
     # --- nodes ---
 
     def join(self, name: str, on_event: Callable[[Event], None]) -> Member:
-        """Add a node whose process has just started, with the files in its directory.
+        """Add a node after the start of its process, with the files in its directory.
 
         Raises:
             JournalError: the directory is in use, or damaged.

@@ -202,7 +202,7 @@ def test_a_port_that_comes_in_parts(kept: Callable[..., Kept]) -> None:
     for fseq in (10, 11, 12):
         one.known = ArchiveFacts(CLUSTER, fseq, 1)
         one.keeper.on_sealed(fseq)
-        wait_until(lambda looks=looks: one.looks > looks, "it is told")
+        wait_until(lambda looks=looks: one.looks > looks, "it is notified")
         looks = one.looks
     wait_until(lambda: one.ports, "it listens")
     assert one.ports == [1234]

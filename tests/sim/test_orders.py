@@ -297,8 +297,8 @@ def agrees(seed: int) -> bool:
     operations = tiny(seed)
     explanation = explain(operations)
     expected = tries_all_orders(operations)
-    expected = "\n".join(map(str, operations))
-    assert (explanation is None) == expected, f"seed {seed}:\n{expected}\n{explanation}"
+    text = "\n".join(map(str, operations))
+    assert (explanation is None) == expected, f"seed {seed}:\n{text}\n{explanation}"
     return expected
 
 

@@ -30,11 +30,11 @@ class Handler:
         self, state: State, servers: list[Server], control: Control
     ) -> Iterator[tuple[Step, State]]:
         """Yield all (step, next state)."""
-        for who, server in enumerate(servers):
+        for index, server in enumerate(servers):
             if server.is_alive:
-                yield from self._choose(state, server, control, who)
+                yield from self._choose(state, server, control, index)
             if control.decision is not None and server.view < control.view:
-                yield from self._enter(state, servers, control, who)
+                yield from self._enter(state, servers, control, index)
         if control.is_under_way:
             if control.answer is not None:
                 yield self._decide(state, control)
@@ -43,32 +43,32 @@ class Handler:
         yield from self._forget(state, control)
 
     def _choose(
-        self, state: State, server: Server, control: Control, who: int
+        self, state: State, server: Server, control: Control, index: int
     ) -> Iterator[tuple[Step, State]]:
         """Select a candidate, or let the candidate promise."""
         with_control = self._frame.with_control
         if (
             control.attempt < self._frame.bounds.views
-            and who != control.candidate
+            and index != control.candidate
             and (server.view >= control.confirmed or not self._on["no-way-back"])
         ):
             attempt = control.attempt + 1
-            begun = control._replace(attempt=attempt, candidate=who, answer=None)
-            yield ("Begin", attempt, who), tuple(with_control(state, begun))
-        if control.is_under_way and who == control.candidate and control.answer is None:
-            number, slots = self._local.freeze(state[who], control.attempt, control.grant)
+            begun = control._replace(attempt=attempt, candidate=index, answer=None)
+            yield ("Begin", attempt, index), tuple(with_control(state, begun))
+        if control.is_under_way and index == control.candidate and control.answer is None:
+            number, slots = self._local.freeze(state[index], control.attempt, control.grant)
             new = with_control(state, control._replace(answer=slots))
-            yield ("Acquire", who), self._promised(new, who, number)
+            yield ("Acquire", index), self._promised(new, index, number)
         # A second handler, which does not know the first, decides the same view.
         if not self._on["one-decision"] and not control.is_under_way and server.view < control.view:
-            number, slots = self._local.freeze(state[who], control.view, control.grant)
-            new = with_control(state, control._replace(decision=(slots, who)))
-            yield ("DecideAgain", control.view, who), self._promised(new, who, number)
+            number, slots = self._local.freeze(state[index], control.view, control.grant)
+            new = with_control(state, control._replace(decision=(slots, index)))
+            yield ("DecideAgain", control.view, index), self._promised(new, index, number)
 
-    def _promised(self, new: list[int], who: int, number: int) -> State:
-        new[who] = number
+    def _promised(self, new: list[int], index: int, number: int) -> State:
+        new[index] = number
         if self._on["freeze"]:
-            self._frame.disconnect(new, who)
+            self._frame.disconnect(new, index)
         return tuple(new)
 
     def _decide(self, state: State, control: Control) -> tuple[Step, State]:
@@ -89,7 +89,7 @@ class Handler:
         return step, tuple(self._frame.with_control(state, decided))
 
     def _enter(
-        self, state: State, servers: list[Server], control: Control, who: int
+        self, state: State, servers: list[Server], control: Control, index: int
     ) -> Iterator[tuple[Step, State]]:
         """Let a server enter the view, if it may.
 
@@ -99,22 +99,22 @@ class Handler:
         assert control.decision is not None
         slots, survivor = control.decision
         frame, view = self._frame, control.view
-        promised, is_separate = servers[who].frozen, self._on["separate-recoveries"]
-        if who == survivor:
+        promised, is_separate = servers[index].frozen, self._on["separate-recoveries"]
+        if index == survivor:
             is_ready = promised == view or not self._on["freeze"] or not is_separate
         else:
             is_ready = servers[survivor].view == view
         if not is_ready or not servers[survivor].is_alive or (promised > view and is_separate):
             return
         is_confirmed = control.confirmed == view or not self._on["confirm"]
-        stable = frame.settled(control.grant) if is_confirmed else servers[who].stable
-        is_last = all(server.view == view for other, server in enumerate(servers) if other != who)
+        stable = frame.settled(control.grant) if is_confirmed else servers[index].stable
+        is_last = all(server.view == view for other, server in enumerate(servers) if other != index)
         new = frame.with_control(state, control._replace(decision=None)) if is_last else [*state]
-        new[who] = self._local.entered(slots, view, stable, control.grant)
+        new[index] = self._local.entered(slots, view, stable, control.grant)
         if self._on["views"]:
-            frame.disconnect(new, who)
-        new[frame.delivered] = self._local.deliver(state[frame.delivered], new[who], stable)
-        yield ("Enter", view, who), tuple(new)
+            frame.disconnect(new, index)
+        new[frame.delivered] = self._local.deliver(state[frame.delivered], new[index], stable)
+        yield ("Enter", view, index), tuple(new)
 
     def _conclude(
         self, state: State, servers: list[Server], control: Control

@@ -58,56 +58,56 @@ class Local:
         filled = [g for g in range(first, last + 1) if server.slots[g - 1] != NONE]
         return filled[-1] + 1 if filled else first
 
-    def _choices(self, who: int, server: Server, grant: int) -> Iterator[int]:
+    def _choices(self, index: int, server: Server, grant: int) -> Iterator[int]:
         """Yield the possible slots of a new record."""
         epoch, last = self._bounds.epoch, self._last(server.view, grant)
         gsn = self._next(server, grant)
         if gsn <= last:
             yield gsn
         # A backup enters epoch 2 by its own clock; the primary decides the rest of epoch 1 first.
-        if gsn <= epoch < last and (who != PRIMARY or not self._on["token"]):
+        if gsn <= epoch < last and (index != PRIMARY or not self._on["token"]):
             yield epoch + 1
-        if who == PRIMARY and not self._on["closed-epoch"] and server.view == 1 and gsn > epoch:
+        if index == PRIMARY and not self._on["closed-epoch"] and server.view == 1 and gsn > epoch:
             yield from (g for g in range(1, epoch + 1) if server.slots[g - 1] == NOOP)
 
     # --- replication ---
 
-    def _arrivals(self, who: int, number: int, grant: int) -> list[Arrival]:
+    def _arrivals(self, index: int, number: int, grant: int) -> list[Arrival]:
         """Insert each record that has not arrived yet, or skip."""
         server = self._frame.servers.values[number]
         found = []
         for record in range(self._bounds.records):
             if not server.seen >> record & 1:
-                found += self._insert(who, server, record, grant)
-        if who == PRIMARY or not self._on["primary-noops"]:
-            found += self._skips(who, server, grant)
+                found += self._insert(index, server, record, grant)
+        if index == PRIMARY or not self._on["primary-noops"]:
+            found += self._skips(index, server, grant)
         return found
 
-    def _insert(self, who: int, server: Server, record: int, grant: int) -> Iterator[Arrival]:
+    def _insert(self, index: int, server: Server, record: int, grant: int) -> Iterator[Arrival]:
         """Ack a record at its slot, or place it."""
         value, number, ack = record + 2, self._frame.servers.number, self._frame.ack
         server = server._replace(seen=server.seen | 1 << record)
         if self._on["recognise"] and value in server.slots:
             gsn = server.slots.index(value) + 1
-            step = ("InsertAgain", who, value, gsn)
-            yield Arrival(step, number(server), ack(record, who, gsn, server.view))
+            step = ("InsertAgain", index, value, gsn)
+            yield Arrival(step, number(server), ack(record, index, gsn, server.view))
             return
-        for gsn in self._choices(who, server, grant):
-            new = _put(who, server, value, gsn, gsn)
-            message = Message(value, gsn, gsn, server.view) if who == PRIMARY else None
-            step = ("Insert", who, value, gsn)
-            yield Arrival(step, number(new), ack(record, who, gsn, server.view), message)
+        for gsn in self._choices(index, server, grant):
+            new = _put(index, server, value, gsn, gsn)
+            message = Message(value, gsn, gsn, server.view) if index == PRIMARY else None
+            step = ("Insert", index, value, gsn)
+            yield Arrival(step, number(new), ack(record, index, gsn, server.view), message)
 
-    def _skips(self, who: int, server: Server, grant: int) -> Iterator[Arrival]:
+    def _skips(self, index: int, server: Server, grant: int) -> Iterator[Arrival]:
         """Decide no-ops up to a position, or to the end of an epoch."""
         first = self._next(server, grant)
         for last in range(first, self._last(server.view, grant) + 1):
-            new = self._frame.servers.number(_put(who, server, NOOP, first, last))
-            message = Message(NOOP, first, last, server.view) if who == PRIMARY else None
-            yield Arrival(("Skip", who, first, last), new, 0, message)
+            new = self._frame.servers.number(_put(index, server, NOOP, first, last))
+            message = Message(NOOP, first, last, server.view) if index == PRIMARY else None
+            yield Arrival(("Skip", index, first, last), new, 0, message)
 
     def _forwards(
-        self, who: int, number: int, queue: int, grant: int
+        self, index: int, number: int, queue: int, grant: int
     ) -> list[tuple[Step, int, int, int]]:
         """Apply the next forward: (step, server, queue, ack)."""
         frame = self._frame
@@ -119,9 +119,9 @@ class Local:
             if not self._on["views"] or message.view == server.view:
                 new = self._apply(server, message, grant)
                 if message.value != NOOP:
-                    ack = frame.ack(message.value - 2, who, message.first, server.view)
+                    ack = frame.ack(message.value - 2, index, message.first, server.view)
             rest = frame.queues.number(messages[length:])
-            found.append((("Forward", who, *message[:3]), frame.servers.number(new), rest, ack))
+            found.append((("Forward", index, *message[:3]), frame.servers.number(new), rest, ack))
             if self._on["gapless-stream"]:
                 break
         return found
@@ -189,10 +189,10 @@ class Local:
         return self._frame.servers.number(lost)
 
 
-def _put(who: int, server: Server, value: int, first: int, last: int) -> Server:
+def _put(index: int, server: Server, value: int, first: int, last: int) -> Server:
     """Put a value into slots; decided if by the primary, or if a backup makes no-ops."""
     slots = list(server.slots)
     slots[first - 1 : last] = [value] * (last - first + 1)
-    is_decided = who == PRIMARY or value == NOOP
+    is_decided = index == PRIMARY or value == NOOP
     decided = server.decided | bits(first, last) if is_decided else server.decided
     return server._replace(slots=tuple(slots), decided=decided)

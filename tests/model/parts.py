@@ -145,10 +145,10 @@ class Frame:
         new[self.control] = self.controls.number(control)
         return new
 
-    def disconnect(self, new: list[int], who: int) -> None:
+    def disconnect(self, new: list[int], index: int) -> None:
         """Drop the forwards to a server that it will never apply."""
-        if who != PRIMARY:
-            new[self.n + who - 1] = self.queues.number(())
+        if index != PRIMARY:
+            new[self.n + index - 1] = self.queues.number(())
 
     def settled(self, grant: int) -> int:
         """Return the last position that a recovery settles."""

@@ -92,12 +92,12 @@ class ShardModel:
     ) -> Iterator[tuple[Step, State]]:
         """Deliver records, timeouts and forwards."""
         frame, local = self.frame, self._local
-        for who, works in enumerate(working):
+        for index, works in enumerate(working):
             if not works:
                 continue
-            for step, server, ack, message in local.arrivals(who, state[who], grant):
+            for step, server, ack, message in local.arrivals(index, state[index], grant):
                 new = list(state)
-                new[who] = server
+                new[index] = server
                 new[frame.acks] |= ack
                 if message is not None:
                     for backup in range(1, frame.n):
@@ -105,11 +105,13 @@ class ShardModel:
                             at = frame.n + backup - 1
                             new[at] = local.appended(state[at], message)
                 yield step, tuple(new)
-            if who != PRIMARY:
-                at = frame.n + who - 1
-                for step, server, queue, ack in local.forwards(who, state[who], state[at], grant):
+            if index != PRIMARY:
+                at = frame.n + index - 1
+                for step, server, queue, ack in local.forwards(
+                    index, state[index], state[at], grant
+                ):
                     new = list(state)
-                    new[who], new[at] = server, queue
+                    new[index], new[at] = server, queue
                     new[frame.acks] |= ack
                     yield step, tuple(new)
 
@@ -127,27 +129,27 @@ class ShardModel:
             stable = min(self._local.held(server) for server in servers)
             if stable > primary.stable:
                 yield ("Report", stable), self._raise(state, PRIMARY, stable)
-        for who in range(1, self.frame.n):
-            server = servers[who]
+        for index in range(1, self.frame.n):
+            server = servers[index]
             if (
-                working[who]
+                working[index]
                 and primary.is_alive
                 and server.view == primary.view
                 and primary.stable > server.stable
             ):
-                step = ("Learn", who, primary.stable)
-                yield step, self._raise(state, who, primary.stable)
+                step = ("Learn", index, primary.stable)
+                yield step, self._raise(state, index, primary.stable)
             # Entries that the only backup applied are on both servers.
-            if working[who] and (self.frame.n == 2 or not self._on["two-copies"]):
+            if working[index] and (self.frame.n == 2 or not self._on["two-copies"]):
                 held = self._local.held(server)
                 if held > server.stable:
-                    yield ("Hold", who, held), self._raise(state, who, held)
+                    yield ("Hold", index, held), self._raise(state, index, held)
 
-    def _raise(self, state: State, who: int, stable: int) -> State:
+    def _raise(self, state: State, index: int, stable: int) -> State:
         """Raise a server's stable position, and deliver the records below."""
         new, delivered = list(state), self.frame.delivered
-        new[who] = self._local.with_stable(state[who], stable)
-        new[delivered] = self._local.deliver(state[delivered], state[who], stable)
+        new[index] = self._local.with_stable(state[index], stable)
+        new[delivered] = self._local.deliver(state[delivered], state[index], stable)
         return tuple(new)
 
     # --- failures ---
@@ -159,18 +161,18 @@ class ShardModel:
         frame = self.frame
         if control.crashes < frame.bounds.crashes and sum(s.is_alive for s in servers) > 1:
             crashed = control._replace(crashes=control.crashes + 1)
-            for who, server in enumerate(servers):
+            for index, server in enumerate(servers):
                 if server.is_alive:
                     new = frame.with_control(state, crashed)
-                    new[who] = self._local.crashed(state[who])
-                    frame.disconnect(new, who)
-                    yield ("Crash", who), tuple(new)
+                    new[index] = self._local.crashed(state[index])
+                    frame.disconnect(new, index)
+                    yield ("Crash", index), tuple(new)
         if not self._on["restart-is-failure"]:
-            for who, server in enumerate(servers):
+            for index, server in enumerate(servers):
                 if not server.is_alive and server.view == control.view:
                     new = list(state)
-                    new[who] = frame.servers.number(server._replace(is_alive=True))
-                    yield ("Restart", who), tuple(new)
+                    new[index] = frame.servers.number(server._replace(is_alive=True))
+                    yield ("Restart", index), tuple(new)
 
     # --- readers ---
 
@@ -182,14 +184,14 @@ class ShardModel:
         delivered = frame.delivered_in(state)
         if frame.n > 2 and control.confirmed == control.view > 1:
             limit = frame.begins_with(control)
-            for who, server in enumerate(servers):
+            for index, server in enumerate(servers):
                 if server.is_alive and server.view == control.view and server.stable < limit:
-                    yield ("Settle", who, limit), self._raise(state, who, limit)
+                    yield ("Settle", index, limit), self._raise(state, index, limit)
         if not self._on["stable-reads"]:
-            for who, server in enumerate(servers):
+            for index, server in enumerate(servers):
                 rest = server.slots[len(delivered) :]
                 if server.is_alive and rest and rest[0] != NONE:
-                    yield ("Subscribe", who), self._and_delivered(state, rest[0])
+                    yield ("Subscribe", index), self._and_delivered(state, rest[0])
         may_declare = not self._on["noop-after-freeze"] and control.is_under_way
         if may_declare and len(delivered) < frame.settled(control.grant):
             yield ("DeclareNoop", len(delivered) + 1), self._and_delivered(state, NOOP)

@@ -154,8 +154,10 @@ def test_silent_peer_is_suspected_after_the_timeout_until_its_next_heartbeat() -
     world.run(900 * MS)
     assert not heard(world, wire.Suspect)
     world.run(400 * MS)
-    told = heard(world, wire.Suspect)
-    assert {(m.node, m.state, m.view, tuple(m.suspects)) for m in told} == {(BACKUP, "up", 1, (0,))}
+    reports = heard(world, wire.Suspect)
+    assert {(m.node, m.state, m.view, tuple(m.suspects)) for m in reports} == {
+        (BACKUP, "up", 1, (0,))
+    }
     world.paused.clear()
     world.run(500 * MS)
     count = len(heard(world, wire.Suspect))
@@ -202,9 +204,9 @@ def test_peer_in_limbo_is_suspected_at_once() -> None:
     world.run(100 * MS)
     crash(world, BACKUP)
     world.run(400 * MS)
-    told = {(m.node, m.state, tuple(m.suspects)) for m in heard(world, wire.Suspect)}
-    assert (PRIMARY, "up", (1,)) in told
-    assert (BACKUP, "limbo", ()) in told
+    reports = {(m.node, m.state, tuple(m.suspects)) for m in heard(world, wire.Suspect)}
+    assert (PRIMARY, "up", (1,)) in reports
+    assert (BACKUP, "limbo", ()) in reports
 
 
 def test_healthy_server_reports_while_its_shard_is_being_recovered() -> None:
@@ -240,8 +242,8 @@ def test_acknowledged_trim_point_survives_a_crash(state: str) -> None:
     assert replica(world, BACKUP)._state.state == state
     world.send("mms-0", BACKUP, wire.LeaseAnnounced(CLUSTER, [], 0, [], 3), reply=True)
     world.run(100 * MS)
-    told = [m for m in heard(world, wire.Heartbeat, "mms-0") if m.node == BACKUP]
-    assert told[-1].trim == 3
+    reports = [m for m in heard(world, wire.Heartbeat, "mms-0") if m.node == BACKUP]
+    assert reports[-1].trim == 3
     world.restart(BACKUP, clean=False)
     for gsn in (1, 3):
         send(world, wire.Read(CLUSTER, 0, 1, gsn, gsn), BACKUP)

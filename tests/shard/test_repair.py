@@ -106,7 +106,7 @@ class Shard:
         return self.store.damaged
 
     @property
-    def whom(self) -> list[bytes]:
+    def requested_peers(self) -> list[bytes]:
         return [name for name, _ in self.asked]
 
 
@@ -164,14 +164,14 @@ def test_a_peer_that_is_silent_or_cannot_help_is_followed_by_the_next() -> None:
     shard = Shard({8})
     shard.way = lambda name, answer: answer if name == TWO else None
     shard.run(5 * S)
-    assert shard.whom == [ONE, TWO]
+    assert shard.requested_peers == [ONE, TWO]
     assert shard.damaged == set()
 
     other = Shard({8})
     other.peers[ONE] = state_of(1, [])
     other.peers[ONE].store.reset(30, 500)  # the peer trimmed all of them
     other.run(5 * S)
-    assert other.whom == [ONE, TWO]
+    assert other.requested_peers == [ONE, TWO]
     assert other.damaged == set()
 
 
@@ -194,7 +194,7 @@ def test_unrepairable_damage_is_reported_once_and_retried_rarely(case: str) -> N
     }
     shard.way = lambda _, answer: changes[case](answer)
     shard.run(30 * S)
-    assert shard.whom == [ONE, TWO] * 3
+    assert shard.requested_peers == [ONE, TWO] * 3
     (warning,) = shard.warnings
     assert NAMES[0] in warning
     assert "entries 8 to 9" in warning
@@ -322,7 +322,7 @@ def test_a_large_hole_is_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shard.damaged == set()
     assert sum(parts) == 15
     assert 2 < len(parts) < 8
-    assert set(shard.whom) == {ONE}
+    assert set(shard.requested_peers) == {ONE}
 
 
 def test_without_space_it_waits_for_the_next_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,13 +137,13 @@ def promise_moves_to_the_next_epoch() -> Iterator[None]:
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def stable_counts_promises() -> Iterator[None]:
     """A backup reports its guesses as decided (D7)."""
-    told = Backup._report
+    original = Backup._report
 
     def report(self: Backup, now: int) -> None:
         stream, guessed = self._state.stream, len(self.guesses.promised)
         stream.last += guessed
         try:
-            told(self, now)
+            original(self, now)
         finally:
             stream.last -= guessed
 

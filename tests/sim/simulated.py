@@ -57,12 +57,12 @@ def simulated(kernel: Kernel, *, is_raft_real: bool = False) -> Iterator[None]:
 def _logged(kernel: Kernel) -> Iterator[None]:
     """Add log messages to the trace."""
 
-    def tell(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
+    def add_to_trace(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
         kernel.trace(" ".join(f"{key}={value}" for key, value in event.items()))
         raise structlog.DropEvent
 
     former = structlog.get_config()
-    structlog.configure(processors=[tell], cache_logger_on_first_use=False)
+    structlog.configure(processors=[add_to_trace], cache_logger_on_first_use=False)
     try:
         yield
     finally:

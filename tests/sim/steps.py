@@ -309,17 +309,17 @@ class _Steps:
         before: RecordId | None = None
         for index, payload in enumerate(request.payloads):
             contents = (payload, request.key_of(index), request.timestamp_us)
-            told = [(at, rid) for at, rids in answers if (rid := rids[index]) is not None]
-            at, rid = min(told) if told else (END, self._seen.get(contents))
+            answered = [(at, rid) for at, rids in answers if (rid := rids[index]) is not None]
+            at, rid = min(answered) if answered else (END, self._seen.get(contents))
             if rid is None:
                 continue
             flaw = _misplaced(rid, request.after, before)
             if index in never:
                 flaw = f"{payload!r} was reported as never in the log"
-            elif others := {str(other) for _, other in told} - {str(rid)}:
+            elif others := {str(other) for _, other in answered} - {str(rid)}:
                 flaw = f"{payload!r} was reported at {rid}, and at {others.pop()}"
             before = rid
-            if told:
+            if answered:
                 self._acked.append((at, 0 if self._is_lost(rid) else rid.gsn))
             if flaw or not self._is_lost(rid):
                 held = Held(rid.shard, contents)

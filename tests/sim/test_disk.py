@@ -95,8 +95,8 @@ def test_it_does_what_the_real_one_does(module: Any, disk: Disk, tmp_path: Path)
         simulated_files: dict[int, int] = {}
         dice, same_dice = Random(seed), Random(seed)
         for _ in range(120):
-            told = act(dice, os, real, files)
-            assert act(same_dice, module.os, simulated, simulated_files) == told
+            results = act(dice, os, real, files)
+            assert act(same_dice, module.os, simulated, simulated_files) == results
             assert {p.name: p.read_bytes() for p in real.iterdir()} == {
                 p.name: p.read_bytes() for p in simulated.iterdir()
             }
@@ -253,7 +253,7 @@ def test_locks(module: Any, disk: Disk) -> None:
 
 def life(seed: int) -> str:
     """Return the results of a disk's random operations."""
-    random, told = Random(seed), []
+    random, results = Random(seed), []
     module: Any = fresh_module()
     with installed([module], random):
         disk = Disk(random)
@@ -262,12 +262,12 @@ def life(seed: int) -> str:
         sync(disk.path(""))
         for _ in range(40):
             files: dict[int, int] = {}
-            told += [act(random, module.os, directory, files) for _ in range(30)]
-            told.append(disk.flip())
-            told.append(disk.tear())
+            results += [act(random, module.os, directory, files) for _ in range(30)]
+            results.append(disk.flip())
+            results.append(disk.tear())
             disk.power_cut()
-            told.append([(path.name, path.read_bytes()) for path in directory.iterdir()])
-    return repr(told)
+            results.append([(path.name, path.read_bytes()) for path in directory.iterdir()])
+    return repr(results)
 
 
 def test_the_same_seed_is_the_same_disk() -> None:

@@ -247,11 +247,11 @@ def test_a_full_disk_takes_up_where_it_was() -> None:
     cuts = 0
     for seed in range(40):
         random = Random(seed)
-        told: list[object] = []
+        events: list[object] = []
         disk, oracle = Disk(random), Oracle()
         directory = directory_on(disk)
         store = reopen(directory, segment_bytes=2000)
-        store.flusher.set_listener(told.append)
+        store.flusher.set_listener(events.append)
         live(store, oracle, random)
         assert store.flush()
         flushed = len(oracle.entries)
@@ -261,7 +261,7 @@ def test_a_full_disk_takes_up_where_it_was() -> None:
             apply(store, oracle, step_of(random))
         assert not store.flush()
         assert store.is_full
-        assert told == [StorageChanged(full=True)]
+        assert events == [StorageChanged(full=True)]
         with pytest.raises(FullError):
             store.reset(oracle.last_fseq, oracle.last_gsn + 1)
         is_cut = random.random() < 1 / 2
@@ -272,7 +272,7 @@ def test_a_full_disk_takes_up_where_it_was() -> None:
         disk.capacity_bytes = 1 << 30
         assert store.flush()
         assert not store.is_full
-        assert told[1:] == ([] if is_cut else [StorageChanged(full=False)])
+        assert events[1:] == ([] if is_cut else [StorageChanged(full=False)])
         live(store, oracle, random)
         assert store.flush()
         disk.power_cut()

@@ -114,14 +114,14 @@ def test_the_reasons_that_the_client_gives_are_those_that_the_search_knows() -> 
     cluster.run(2 * S)
     client = cluster.client("client-0")
     client.insert(b"a", RecordId(10, 0))
-    told = set()
+    reasons = set()
     for shard in (0, 1):
         for gsn in range(1, 5):
             with pytest.raises(NoSuchRecordError) as raised:
                 client.read(RecordId(gsn, shard))
-            told.add(str(raised.value).partition(": ")[2])
-    assert "the position is a no-op" in told
-    assert any("does not own the position" in reason for reason in told)
+            reasons.add(str(raised.value).partition(": ")[2])
+    assert "the position is a no-op" in reasons
+    assert any("does not own the position" in reason for reason in reasons)
 
 
 def test_a_recorded_history_is_judged() -> None:

@@ -164,10 +164,10 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
         (insert,) = s.said("alice", BACKUP, Insert)
         die(s)
         s.until(lambda: s.state(BACKUP).state == "frozen")
-        told = len(acks(s, BACKUP, alice))
+        acked = len(acks(s, BACKUP, alice))
         alice.send_again(insert, BACKUP, view=1)
         s.run(3 * DELAY_NS)
-        assert len(acks(s, BACKUP, alice)) == told, "a frozen server acks nothing"
+        assert len(acks(s, BACKUP, alice)) == acked, "a frozen server acks nothing"
 
         assert s.settle() == {base: b"A"}
         before = s.decisions(BACKUP)
@@ -178,10 +178,10 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
             alice.send_again(insert, server, view=1)
             s.run(3 * DELAY_NS)
             assert [r.code for r in s.said(server, "alice", Refused)[refused:]] == ["wrong-view"]
-            told = len(acks(s, server, alice))
+            acked = len(acks(s, server, alice))
             alice.send_again(insert, server, view=view)
             s.run(3 * DELAY_NS)
-            assert acks(s, server, alice)[told:] == [(True, [base])]
+            assert acks(s, server, alice)[acked:] == [(True, [base])]
         s.settle()
         assert s.decisions(BACKUP) == before
         assert alice.read(base) == b"A"
@@ -202,17 +202,17 @@ def test_4_2_5_a_record_that_only_the_backup_placed_is_rolled_forward() -> None:
         assert acks(s, BACKUP, alice)[-1] == (False, [base])
         assert s.log(PRIMARY) == {}
 
-        def told() -> int:
+        def ack_count() -> int:
             return len(s.said("alice", BACKUP, Insert)) + len(s.said("alice", BACKUP, Locate))
 
-        s.until(lambda: told() > 1)
+        s.until(lambda: ack_count() > 1)
         die(s)
         s.until(lambda: s.state(BACKUP).state == "frozen")
         alice.send_again(s.said("alice", BACKUP, Insert)[0], BACKUP, view=1)
-        while_down = told()
+        while_down = ack_count()
         assert s.settle() == {base: b"A"}
         alice.wait(call)
-        assert told() > while_down
+        assert ack_count() > while_down
         assert call.gsns == [base]
         assert Reader(s, "reader", base).until(1) == [(base, b"A")]
         assert s.settle() == {base: b"A"}
@@ -387,11 +387,11 @@ def test_4_2_3_a_token_takes_the_position_from_a_record_that_only_a_backup_holds
         assert s.guesses(BACKUP) == {}
         assert s.log(BACKUP) == {}
         assert not call.ended
-        told = len(acks(s, BACKUP, alice))
+        acked = len(acks(s, BACKUP, alice))
         (insert, *_) = s.said("alice", BACKUP, Insert)
         alice.send_again(insert, BACKUP, view=1)
         s.run(3 * DELAY_NS)
-        assert len(acks(s, BACKUP, alice)) == told, "it has no position to ack"
+        assert len(acks(s, BACKUP, alice)) == acked, "it has no position to ack"
         s.until(lambda: reader.position >= end)
         assert reader.delivered == []
 
@@ -400,7 +400,7 @@ def test_4_2_3_a_token_takes_the_position_from_a_record_that_only_a_backup_holds
         (gsn,) = call.gsns
         assert gsn >= end
         assert alice.paths == (0, 1)
-        assert set(map(tuple, (g for _, g in acks(s, BACKUP, alice)[told:]))) == {(gsn,)}
+        assert set(map(tuple, (g for _, g in acks(s, BACKUP, alice)[acked:]))) == {(gsn,)}
         assert s.settle() == {gsn: b"A"}
         assert reader.until(1) == [(gsn, b"A")]
         assert base not in s.log(BACKUP)

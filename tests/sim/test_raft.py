@@ -185,16 +185,16 @@ def test_both_ends_learn_of_a_broken_connection_at_different_times() -> None:
         near = made.group.members[one].wire.ends[other]
         far = near.other
         made.group.sever(one, other)
-        told: dict[str, int] = {}
+        noticed_at: dict[str, int] = {}
 
         def look() -> bool:
             for name, end in ((one, near), (other, far)):
                 if end.is_closed:
-                    told.setdefault(name, made.kernel.now)
-            return len(told) == 2
+                    noticed_at.setdefault(name, made.kernel.now)
+            return len(noticed_at) == 2
 
         assert made.kernel.run_until(look, 5 * S)
-        assert len(set(told.values())) == 2
+        assert len(set(noticed_at.values())) == 2
         made.settle()
 
 
@@ -233,7 +233,7 @@ def test_a_node_that_must_not_go_on_is_reported_and_gone() -> None:
         made.disks[name].fail_on(1)
         made.propose(made.group.leader)
         made.wait(lambda: reported, 2 * S, "no peer is notified")
-        assert [who for who, _ in reported] == [name]
+        assert [node for node, _ in reported] == [name]
         assert "cannot be written" in reported[0][1]
         assert name not in made.group.members
         made.disks[name].kill()

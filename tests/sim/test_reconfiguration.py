@@ -428,9 +428,11 @@ def test_a_refusal_outlives_a_restart_and_a_late_copy() -> None:
             s.cluster.nodes[server].from_inside(running.stop)
             s.cluster.nodes[server].kill()
             s.until(s.cluster.is_whole)
-            told = len(refusals(s, server, alice))
+            refused = len(refusals(s, server, alice))
             alice.send_again(insert, server, view=s.state(server).view)
-            s.until(lambda told=told, server=server: len(refusals(s, server, alice)) > told)
+            s.until(
+                lambda refused=refused, server=server: len(refusals(s, server, alice)) > refused
+            )
         assert (s.settle(0), s.settle(1)) == ({}, {call.gsns[0]: b"A"})
 
 
@@ -449,10 +451,10 @@ def test_a_late_copy_of_a_refused_unit_is_refused_when_a_parked_shard_is_back() 
         call = alice.wait(alice.insert(b"moved"))
         assert [rid.shard for rid in (*first.result, *call.result)] == [0, 1]
         assert {"redirect"} == {*refusals(s, PRIMARY, alice), *refusals(s, BACKUP, alice)}
-        told = len(refusals(s, PRIMARY, alice))
+        refused = len(refusals(s, PRIMARY, alice))
         s.until(lambda: state(s, 0) == "live")
-        assert len(refusals(s, PRIMARY, alice)) == told
-        s.until(lambda: len(refusals(s, PRIMARY, alice)) > told)
+        assert len(refusals(s, PRIMARY, alice)) == refused
+        s.until(lambda: len(refusals(s, PRIMARY, alice)) > refused)
         bob = Client(s, "bob", None)
         again = bob.wait(bob.insert(b"again", after=call.gsns[0]))
         assert again.result[0].shard == 0, "new records are accepted"

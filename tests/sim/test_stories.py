@@ -22,16 +22,16 @@ GOOD: Final[dict[str, Good]] = {}
 BAD: Final[dict[str, Bad]] = {}
 
 
-def good(tell: Good) -> Good:
+def good(story_of: Good) -> Good:
     """Register a story that the log may produce."""
-    GOOD[tell.__name__] = tell
-    return tell
+    GOOD[story_of.__name__] = story_of
+    return story_of
 
 
-def bad(tell: Bad) -> Bad:
+def bad(story_of: Bad) -> Bad:
     """Register a story that it may not produce; it returns the unexplainable operation."""
-    BAD[tell.__name__] = tell
-    return tell
+    BAD[story_of.__name__] = story_of
+    return story_of
 
 
 # --- good ones -----------------------------------------------------------------------------------
@@ -191,10 +191,10 @@ def failed_in_part(s: Story) -> None:
     s.read(3, 4, 4, b"a")
 
 
-@pytest.mark.parametrize("tell", GOOD.values(), ids=GOOD)
-def test_what_the_log_may_do(tell: Good) -> None:
+@pytest.mark.parametrize("story_of", GOOD.values(), ids=GOOD)
+def test_what_the_log_may_do(story_of: Good) -> None:
     story = Story()
-    tell(story)
+    story_of(story)
     assert story.explain() is None
 
 
@@ -480,10 +480,10 @@ def filled_below_a_trim_seen_by_a_reader(s: Story) -> int:
     return s.insert(4, 5, b"a", [4])
 
 
-@pytest.mark.parametrize("tell", BAD.values(), ids=BAD)
-def test_what_the_log_may_not_do(tell: Bad) -> None:
+@pytest.mark.parametrize("story_of", BAD.values(), ids=BAD)
+def test_what_the_log_may_not_do(story_of: Bad) -> None:
     story = Story()
-    culprit = tell(story)
+    culprit = story_of(story)
     explanation = story.explain()
     assert explanation is not None
     assert explanation.is_decided

@@ -67,7 +67,7 @@ class Process:
     def client(self, cluster: int = CLUSTER, shard: int = SHARD) -> ArchiveClient:
         return ArchiveClient("127.0.0.1", self.port, cluster, shard, timeout_s=20)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         assert self.child.stdin is not None
         self.child.stdin.write(b"\n")
         self.child.stdin.flush()

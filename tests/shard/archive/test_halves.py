@@ -48,7 +48,7 @@ def test_serving_goes_on_while_rows_are_not_made(
     os.kill(process.halves()[1], signal.SIGSTOP)
     with process.client() as client:
         for _ in range(3):
-            process.tell()
+            process.notify()
             assert isinstance(client.block(1), Block)
 
 

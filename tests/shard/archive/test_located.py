@@ -217,10 +217,10 @@ def index_of(start: int = 1, stop: int = 9, columns_at: int = 16, data_at: int =
 
 def located(segment: Path, *blocks: BlockIndex) -> bytes:
     """Return an answer with the locations of blocks: of one block by default."""
-    return told(encode_places(Places(bytes(segment), list(blocks or [index_of()]))))
+    return located_answer(encode_places(Places(bytes(segment), list(blocks or [index_of()]))))
 
 
-def told(places: bytes) -> bytes:
+def located_answer(places: bytes) -> bytes:
     """Return an answer with locations."""
     return encode_answer(Answer(LOCATED, places_size=len(places))) + places
 
@@ -338,8 +338,8 @@ def test_no_file_is_read_but_a_segments(
 @pytest.mark.parametrize(
     "answer",
     [
-        told(b""),
-        told(b"abc"),
+        located_answer(b""),
+        located_answer(b"abc"),
     ],
 )
 def test_an_invalid_location_is_not_opened(

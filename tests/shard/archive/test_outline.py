@@ -121,10 +121,10 @@ def test_every_replica_answers_with_what_it_stores_and_its_archive() -> None:
         return probe(world).of(wire.Outlined)[before:]
 
     for name, port in ports.items():
-        (told,) = ask(name)
-        assert (told.request, told.trim, told.archive_port) == (9, 0, port)
-        assert 3000 < sum(step.size for step in told.steps) < 4000
-        assert told.server == int(name[-1])
+        (answer,) = ask(name)
+        assert (answer.request, answer.trim, answer.archive_port) == (9, 0, port)
+        assert 3000 < sum(step.size for step in answer.steps) < 4000
+        assert answer.server == int(name[-1])
         assert world.nodes[name]._state.store.sealed_below == 2**62
         (part,) = ask(name, stop=2)
         assert [step.stop for step in part.steps] == [2]

@@ -77,21 +77,21 @@ def test_requested_blocks_are_served_as_in_the_files(
     with process.client() as client:
         # It received no notification yet.
         assert client.block(1) == 0
-        process.tell()
+        process.notify()
         wait_until(lambda: read(client, 1)[1] == end, "all rows are built")
         assert read(client, 1)[0] == records(entries, 1, end)
         assert read(client, 200)[0] == records(entries, 200, end)
         files = Archive(segments)
         for gsn in (1, 100, 200, end, end + 50):
             position, writers = client.writers(gsn)
-            told = files.writers(gsn)
-            assert (position, writers.export()) == (told[0], told[1].export())
+            expected = files.writers(gsn)
+            assert (position, writers.export()) == (expected[0], expected[1].export())
             writers.fresh(Origin(WRITER, 10**6, 1), 1)
         assert client.block(end) == 0
         # New blocks are found over the same connection.
         more = log(30, first=61, gsn=end_of(entries))
         fill(store, more)
-        process.tell()
+        process.notify()
         newer = store._segments[-1].base
         wait_until(lambda: read(client, 1)[1] == newer, "newer rows are built")
         assert read(client, 1)[0] == records(entries + more, 1, newer)
@@ -103,12 +103,12 @@ def test_only_what_is_stable_is_served(segments: Path, started: Callable[..., Pr
     fill(store, log(60))
     process = started(segments)
     process.board.stable = store._segments[2].base_fseq - 1
-    process.tell()
+    process.notify()
     end = store._segments[2].base
     with process.client() as client:
         wait_until(lambda: read(client, 1)[1] == end, "stable segments have rows")
         process.board.stable = 2**60
-        process.tell()
+        process.notify()
         wait_until(lambda: read(client, 1)[1] > end, "the rest has rows")
     store.close()
 
@@ -185,10 +185,10 @@ def test_a_full_disk_is_reported_once_and_retried(
     store = open_store(segments)
     fill(store, log(60))
     process = started(segments, reserve_bytes=2**60)
-    process.tell()
+    process.notify()
     with process.client() as client:
         assert client.block(1) == 0
-        process.tell()
+        process.notify()
         assert client.block(1) == 0
     assert process.child.stderr is not None
     assert b"rows cannot be written now" in process.child.stderr.readline()

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", required=True, help="where to listen")
     parser.add_argument("--shard", type=int, required=True, help="the server's shard")
     parser.add_argument("--shared-fd", type=int, required=True, help="a file descriptor")
-    parser.add_argument("--reserve", type=int, default=0, help="bytes of space that are left alone")
+    parser.add_argument(
+        "--reserve", type=int, default=0, help="bytes of disk space reserved for the server"
+    )
     options = parser.parse_args(arguments)
     # Ctrl-C is meant for the server, which stops this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -108,19 +110,19 @@ def _relay(line: socket.socket) -> int:
             return 1
 
 
-def _send_command(line: socket.socket, word: bytes) -> None:
+def _send_command(line: socket.socket, command: bytes) -> None:
     """Send a command to the child; a full pipe means that enough commands wait already."""
     with suppress(OSError):
-        line.send(word)
+        line.send(command)
 
 
 def _run_builder(builder: BlockBuilder, state: SharedState, line: socket.socket) -> NoReturn:
     """Run the building process until the serving one ends."""
     try:
         # The end of stdout signals the end of the serving process to the server.
-        nothing = os.open(os.devnull, os.O_RDWR)
+        devnull = os.open(os.devnull, os.O_RDWR)
         for file in (sys.stdin, sys.stdout):
-            os.dup2(nothing, file.fileno())
+            os.dup2(devnull, file.fileno())
         with suppress(OSError):
             os.nice(_NICE)
         called = threading.Event()

@@ -89,7 +89,7 @@ class BlockBuilder:
                 self._build(task)
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
-                self._log.warning("no rows of a damaged segment", error=str(error))
+                self._log.warning("rows of a damaged segment cannot be built", error=str(error))
 
     def _remove_leftovers(self) -> None:
         """Delete rows files without a segment, and unfinished files."""

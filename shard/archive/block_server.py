@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS: Final = 64
 #: Timeouts for a connection's first request, and between requests.
-_FIRST_S: Final = 5.0
-_IDLE_S: Final = 60.0
+_FIRST_REQUEST_TIMEOUT_S: Final = 5.0
+_IDLE_TIMEOUT_S: Final = 60.0
 #: Timeout of a send that makes no progress.
-_STUCK_S: Final = 10.0
+_SEND_TIMEOUT_S: Final = 10.0
 #: Pause after the system refused to accept a connection.
-_REFUSED_S: Final = 1.0
+_ACCEPT_RETRY_S: Final = 1.0
 
 
 class ArchiveServer:
@@ -104,7 +104,7 @@ class ArchiveServer:
             except OSError as error:
                 # Too many files are open, or the peer has disconnected.
                 self._log.warning("the archive cannot accept a connection", error=str(error))
-                time.sleep(_REFUSED_S)
+                time.sleep(_ACCEPT_RETRY_S)
                 continue
             self._admit(connection)
 
@@ -126,12 +126,12 @@ class ArchiveServer:
         try:
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.settimeout(_FIRST_S)
+                connection.settimeout(_FIRST_REQUEST_TIMEOUT_S)
                 while request := decode_request(bytes(receive(connection, REQUEST_BYTES))):
-                    connection.settimeout(_STUCK_S)
+                    connection.settimeout(_SEND_TIMEOUT_S)
                     if not self._answer(connection, request):
                         return
-                    connection.settimeout(_IDLE_S)
+                    connection.settimeout(_IDLE_TIMEOUT_S)
         except OSError:
             pass  # the peer disconnected, or was too slow
         finally:

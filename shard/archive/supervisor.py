@@ -32,8 +32,8 @@ _MAX_PAUSE_S: Final = 60.0
 _CHECK_S: Final = 0.25
 _MAX_CHECK_S: Final = 5.0
 #: Timeouts for the end of the archive, and of the supervisor.
-_END_S: Final = 1.0
-_STOP_S: Final = 3.0
+_END_TIMEOUT_S: Final = 1.0
+_STOP_TIMEOUT_S: Final = 3.0
 
 
 class ArchiveFacts(NamedTuple):
@@ -87,7 +87,7 @@ class ArchiveSupervisor:
         """Stop the archive, with a short timeout. Call once, after `start`."""
         self._stopping.set()
         self._wake()
-        self._thread.join(_STOP_S)
+        self._thread.join(_STOP_TIMEOUT_S)
 
     def _wake(self) -> None:
         with suppress(BlockingIOError):
@@ -208,9 +208,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     with suppress(OSError):
         child.stdin.close()
     try:
-        child.wait(_END_S)
+        child.wait(_END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         child.kill()
         with suppress(subprocess.TimeoutExpired):
-            child.wait(_END_S)
+            child.wait(_END_TIMEOUT_S)
     child.stdout.close()

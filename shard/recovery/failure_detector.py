@@ -25,7 +25,7 @@ SUSPECT_INTERVAL_NS: Final = 100 * _MS
 STALE_NS: Final = 5000 * _MS
 #: Suspicion timeouts of silence that count even if input was unread all the time: a flood must not
 #: hide a dead peer.
-UNREAD_TIMES: Final = 5
+UNREAD_TIMEOUTS: Final = 5
 #: Messages within this time after a pause may have waited in a queue: they prove nothing.
 _WAITING_NS: Final = 250 * _MS
 
@@ -100,7 +100,7 @@ class FailureDetector:
             for server, heard in self._last_beat.items()
             if server in self._unfit
             or now - max(heard, since, read) >= suspicion
-            or now - max(heard, since) >= UNREAD_TIMES * suspicion
+            or now - max(heard, since) >= UNREAD_TIMEOUTS * suspicion
         ]
 
     def tick(self, now: int, claim: LogClaim) -> None:

@@ -62,7 +62,7 @@ class StateTransfer:
         #: A witness stages entries until everything has arrived, and where to cut before them.
         self._staged: list[Entry] | None = [] if is_witness else None
         self._cut_to: int | None = None
-        #: The survivor has trimmed what follows our last entry.
+        #: The survivor has trimmed the entries after our last one.
         self._is_outdated = False
         #: The last entry that the survivor knew to be stable.
         self._stable = 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Approximate memory of an entry in addition to its bytes on disk.
 _OBJECT_BYTES: Final = 512
 #: Number of evicted list items at the front that are deleted at once.
-_SWEEP: Final = 1024
+_EVICTED_SLOTS: Final = 1024
 
 
 class EntryCache:
@@ -62,7 +62,7 @@ class EntryCache:
             self._start, self._entries[head] = ends[head], None
             head += 1
             self._head = head
-        if head >= _SWEEP and head * 2 >= len(ends):
+        if head >= _EVICTED_SLOTS and head * 2 >= len(ends):
             del self._entries[:head], self._lasts[:head], self._records[:head], self._ends[:head]
             self._head = 0
 

@@ -300,7 +300,9 @@ class Flusher:
             fresh.write_bytes(segment.index())
             fresh.replace(path)
         except OSError as error:
-            self._log.warning("no index written", file=str(path), error=str(error))
+            self._log.warning(
+                "the segment index cannot be written", file=str(path), error=str(error)
+            )
             with contextlib.suppress(OSError):
                 fresh.unlink()
         self.on_seal(segment.last_fseq)

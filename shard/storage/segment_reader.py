@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _SCAN_BYTES: Final = 64
 #: Bytes that `scan` counts for each further gsn of an entry.
 _GSN_BYTES: Final = 9
-#: Above every position.
-NOWHERE: Final = 1 << 63
+#: A gsn above every position.
+ABOVE_EVERY_GSN: Final = 1 << 63
 
 
 class SegmentReader:
@@ -65,7 +65,7 @@ class SegmentReader:
             self._trim = max(self._trim, segments[0].base)
         self._last = active.last
         self._last_record = active.last_record or active.record_before
-        first = NOWHERE if active.is_torn else active.last + 1
+        first = ABOVE_EVERY_GSN if active.is_torn else active.last + 1
         self._cache = EntryCache(
             first, active.last_fseq + 1, self._last_record, self._appended_bytes
         )

@@ -26,7 +26,7 @@ from shard.storage.segment_files import (
     new_segment_after,
     remove_void,
 )
-from shard.storage.segment_reader import NOWHERE, SegmentReader
+from shard.storage.segment_reader import ABOVE_EVERY_GSN, SegmentReader
 from shard.storage.segment_rewrite import (
     missing_around,
     missing_from,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 MIB: Final = 1024 * 1024
 #: A bulk reader has a segment sealed early if it has 1/8 of the full segment size.
-_LEAST_PART: Final = 8
+_MIN_SEALED_PART: Final = 8
 
 
 class _Part(NamedTuple):
@@ -233,7 +233,7 @@ class SegmentStore(SegmentReader):
         """
         active, whole = self._active, self._segment_bytes
         before = self._segments[-2].size if len(self._segments) > 1 else whole
-        least = max(whole // _LEAST_PART, 2 * before if before < whole else 0)
+        least = max(whole // _MIN_SEALED_PART, 2 * before if before < whole else 0)
         if active.base < stop and active.size >= least and not active.is_torn and self.mark:
             self._rotate()
             self._flusher.schedule()
@@ -400,7 +400,7 @@ class SegmentStore(SegmentReader):
             for _, found in readable_entries(self._directory, after):
                 if found.kind < EXPIRE:
                     return found.first
-        return NOWHERE
+        return ABOVE_EVERY_GSN
 
     def _whole_tables(self) -> Iterator[list[_Part]]:
         """Yield the parts of each complete session table, the last table first."""

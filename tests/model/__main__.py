@@ -84,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=list(INVARIANTS),
         help="check only this one, repeatable",
     )
-    parser.add_argument("--max-states", type=at_least(1), default=5_000_000, help="give up beyond")
+    parser.add_argument(
+        "--max-states",
+        type=at_least(1),
+        default=5_000_000,
+        help="stop, incomplete, at this number of states",
+    )
     parser.add_argument(
         "--no-symmetry", action="store_true", help="distinguish states that differ only in names"
     )

@@ -49,7 +49,7 @@ class Run:
         self.oracle = Oracle()
         #: The entries that the store reported as flushed.
         self.acknowledged: list[Any] = []
-        self.outcome = "goes on"
+        self.outcome = "continues"
         self.store: SegmentStore | None = None
 
     def all(self) -> None:
@@ -173,7 +173,7 @@ def enumerate_refusals(
             run.all()
         check(directory, run)
         if not system.refused:
-            assert run.outcome == "goes on"
+            assert run.outcome == "continues"
             return outcomes
         outcomes[system.refused, run.outcome] += 1
     raise AssertionError("it never ends")
@@ -188,7 +188,7 @@ def test_a_refused_open_halts_nothing_once_the_store_is_open(
     assert sum(outcomes.values()) > 20
     # Without its files a store does not open, and acknowledges nothing.
     assert {outcome for _, outcome in outcomes} <= {
-        "goes on", "full, then continues", "unreadable, then continues", "does not start", "ends",
+        "continues", "full, then continues", "unreadable, then continues", "does not start", "ends",
     }  # fmt: skip
     assert outcomes["open", "full, then continues"] > 5
     # Only at the deletion of the void end: the cut itself is complete by then.

@@ -363,7 +363,7 @@ def test_only_what_fits_is_put_back(opened: Opened) -> None:
     good = entries[2]
     unfit = {
         "position of another": place(3, [4]),
-        "behind the next": place(3, [6, 9]),
+        "after the next": place(3, [6, 9]),
         "newer view than the next": place(3, [6], view=2),
         "older view than the one before": place(3, [6], view=0),
         "no body": Entry(3, 1, good.decision.__class__(b"c" * 16, 3, 1, 0, [6], 7, None)),  # type: ignore[union-attr,call-arg]

@@ -367,7 +367,7 @@ class Faults:
         process.on_halt = then
 
         def end() -> None:
-            disk.spare()
+            disk.clear_failures()
             process.on_halt = lambda _process: None
 
         return self._lasting(fault, end, [name])

@@ -93,31 +93,31 @@ class StorageServer:
         self._directory: Final = directory
         self._interval_ns: Final = config.flush_interval_ms * MS
         self._is_tending = False
-        self._tend_later()
+        self._schedule_flush()
         process.spend(disk.sync_ns())
 
     def turn(self) -> None:
         self._driver.turn()
         self._process.spend(self._disk.sync_ns())
         if not self._is_tending and (self.store.backlog_bytes or self.store.is_full):
-            self._tend_later()
+            self._schedule_flush()
 
-    def _tend_later(self) -> None:
+    def _schedule_flush(self) -> None:
         """Schedule the flusher, as its thread does at level `memory`."""
         self._is_tending = True
-        self._process.kernel.after(self._interval_ns + self._disk.sync_ns(), self._tend)
+        self._process.kernel.after(self._interval_ns + self._disk.sync_ns(), self._flush)
 
-    def _tend(self) -> None:
+    def _flush(self) -> None:
         process = self._process
         if process.program is not self:
             return
         if process.is_paused:
-            self._tend_later()
+            self._schedule_flush()
             return
         self._is_tending = False
         process.from_inside(self.store.flusher.flush_and_report)
         if process.program is self and (self.store.backlog_bytes or self.store.is_full):
-            self._tend_later()
+            self._schedule_flush()
 
     def stop(self) -> None:
         """Stop cleanly, as on SIGTERM: flush, and write a checkpoint.
@@ -145,7 +145,7 @@ class ServiceNode:
         # Consensus may report an event immediately, before the driver exists.
         early: list[Event] = []
         self._post: Callable[[Event], None] = early.append
-        member = group.join(process.name, self._tell)
+        member = group.join(process.name, self._report)
         assert process.transport is not None
         self._driver: Final = Driver(
             node, process.transport,  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ class ServiceNode:
         for event in early:
             self._post(event)
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         self._post(event)
 
     def turn(self) -> None:
@@ -276,8 +276,8 @@ class Supervision:
         while (received := self._transport.receive()) is not None:
             message = decode(received[1])
             if isinstance(message, Orders) and message.request == self._request:
-                self._obey(message)
-        for found in self._revival.look(self._seen(), self._process.clock()):
+                self._kill_named(message)
+        for found in self._revival.look(self._node_states(), self._process.clock()):
             if not isinstance(found, Death):
                 self._start(found.node)
         now = self._process.clock()
@@ -289,7 +289,7 @@ class Supervision:
                 self._transport.send(handler, query)
         self._transport.wait(self._ask_at - now)
 
-    def _seen(self) -> dict[str, Seen]:
+    def _node_states(self) -> dict[str, Seen]:
         now = self._process.clock()
         return {
             name: Seen(self._started.setdefault(name, now), not node.is_up)
@@ -300,9 +300,9 @@ class Supervision:
         self._started[name] = self._process.clock()
         self._nodes[name].start()
 
-    def _obey(self, message: Orders) -> None:
+    def _kill_named(self, message: Orders) -> None:
         named = {order.node for order in message.orders}
-        for name in self._revival.ordered(named, self._seen(), self._process.clock()):
+        for name in self._revival.ordered(named, self._node_states(), self._process.clock()):
             self._process.kernel.trace(f"{name} is replaced")
             self._nodes[name].kill()
             self._start(name)

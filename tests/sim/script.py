@@ -133,7 +133,7 @@ class Stage:
         """Lose the next `count` messages of a kind; None: all, until `heal`."""
         return self._rule(Rule(src, dst, kind, lambda: LOST, count))
 
-    def late(self, src: str, dst: str, kind: type, by_ns: int, count: int | None = None) -> Rule:
+    def delay(self, src: str, dst: str, kind: type, by_ns: int, count: int | None = None) -> Rule:
         """Delay messages of a kind."""
         return self._rule(Rule(src, dst, kind, lambda: DELAY_NS + by_ns, count))
 
@@ -150,7 +150,7 @@ class Stage:
         for rule in rules or tuple(self._rules):
             self._rules.remove(rule)
 
-    def said(self, src: str, dst: str, kind: type) -> list[Any]:
+    def messages(self, src: str, dst: str, kind: type) -> list[Any]:
         """Return the messages of a kind from one process to another, in order."""
         return [s.message for s in self.sent if (s.src, s.dst, type(s.message)) == (src, dst, kind)]
 

@@ -363,7 +363,7 @@ def test_the_selected_call_fails(disk: Disk) -> None:
         disk.path("z").touch()
     disk.path("z").touch()
     disk.fail_on(1)
-    disk.spare()
+    disk.clear_failures()
     disk.path("z").touch()
 
 

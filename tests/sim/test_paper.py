@@ -17,7 +17,7 @@ PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 
 def acks(s: Stage, server: str, client: Client) -> list[tuple[bool, list[int]]]:
     """Return a server's acks to a client: whether each was decided, and the positions."""
-    return [(ack.confirmed, ack.gsns) for ack in s.said(server, client.name, InsertAck)]
+    return [(ack.confirmed, ack.gsns) for ack in s.messages(server, client.name, InsertAck)]
 
 
 # --- 4.2.4 Replication: Fig. 4.3 ---
@@ -33,7 +33,7 @@ def test_fig_4_3_a_identical_gsns() -> None:
         base = s.fresh_epoch()
         call = alice.wait(alice.insert(b"A"))
         assert (call.gsns, call.delays, alice.paths) == ([base], 2, (1, 0))
-        (forward,) = s.said(PRIMARY, BACKUP, Forward)
+        (forward,) = s.messages(PRIMARY, BACKUP, Forward)
         assert forward.decisions[-1].gsns == [base]
         assert s.guesses(BACKUP) == {b"A": [base]}, "done before the forward reached the backup"
 
@@ -49,8 +49,8 @@ def cross(s: Stage, alice: Client, bob: Client) -> tuple[Call, Call]:
 
     Alice's copy takes longer to the backup, bob's to the primary; nothing else differs.
     """
-    s.late(alice.name, BACKUP, Insert, 20 * US, count=1)
-    s.late(bob.name, PRIMARY, Insert, 20 * US, count=1)
+    s.delay(alice.name, BACKUP, Insert, 20 * US, count=1)
+    s.delay(bob.name, PRIMARY, Insert, 20 * US, count=1)
     return alice.insert(b"A"), bob.insert(b"B")
 
 
@@ -92,13 +92,13 @@ def test_fig_4_3_b_the_primarys_decisions_arrive_out_of_order() -> None:
     with stage() as s:
         alice, bob = Client(s, "alice"), Client(s, "bob")
         base = s.fresh_epoch()
-        s.late(PRIMARY, BACKUP, Forward, 1 * MS, count=1)
+        s.delay(PRIMARY, BACKUP, Forward, 1 * MS, count=1)
         s.lose(
             BACKUP, PRIMARY, Resend
         )  # otherwise it would request the first one, and receive it sooner
         a, b = cross(s, alice, bob)
         s.run(4 * DELAY_NS)
-        assert len(s.said(PRIMARY, BACKUP, Forward)) == 2
+        assert len(s.messages(PRIMARY, BACKUP, Forward)) == 2
         assert s.guesses(BACKUP) == {b"B": [base], b"A": [base + 1]}, "the second forward waits"
         assert not a.ended
         assert not b.ended
@@ -161,7 +161,7 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
         call = alice.wait(alice.insert(b"A"))
         assert (call.gsns, call.delays) == ([base], 2)
         assert s.log(BACKUP) == {}, "it has only its own guess"
-        (insert,) = s.said("alice", BACKUP, Insert)
+        (insert,) = s.messages("alice", BACKUP, Insert)
         die(s)
         s.until(lambda: s.state(BACKUP).state == "frozen")
         acked = len(acks(s, BACKUP, alice))
@@ -174,10 +174,12 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
         view = s.state(BACKUP).view
         assert view > 1
         for server in (PRIMARY, BACKUP):
-            refused = len(s.said(server, "alice", Refused))
+            refused = len(s.messages(server, "alice", Refused))
             alice.send_again(insert, server, view=1)
             s.run(3 * DELAY_NS)
-            assert [r.code for r in s.said(server, "alice", Refused)[refused:]] == ["wrong-view"]
+            assert [r.code for r in s.messages(server, "alice", Refused)[refused:]] == [
+                "wrong-view"
+            ]
             acked = len(acks(s, server, alice))
             alice.send_again(insert, server, view=view)
             s.run(3 * DELAY_NS)
@@ -203,12 +205,14 @@ def test_4_2_5_a_record_that_only_the_backup_placed_is_rolled_forward() -> None:
         assert s.log(PRIMARY) == {}
 
         def ack_count() -> int:
-            return len(s.said("alice", BACKUP, Insert)) + len(s.said("alice", BACKUP, Locate))
+            return len(s.messages("alice", BACKUP, Insert)) + len(
+                s.messages("alice", BACKUP, Locate)
+            )
 
         s.until(lambda: ack_count() > 1)
         die(s)
         s.until(lambda: s.state(BACKUP).state == "frozen")
-        alice.send_again(s.said("alice", BACKUP, Insert)[0], BACKUP, view=1)
+        alice.send_again(s.messages("alice", BACKUP, Insert)[0], BACKUP, view=1)
         while_down = ack_count()
         assert s.settle() == {base: b"A"}
         alice.wait(call)
@@ -249,7 +253,7 @@ def test_4_2_5_the_duplicate() -> None:
         alice, bob = Client(s, "alice"), Client(s, "bob")
         base = s.fresh_epoch()
         a, b = cross(s, alice, bob)
-        s.late(PRIMARY, BACKUP, Forward, 50 * US, count=1)  # first the guess, then the decision
+        s.delay(PRIMARY, BACKUP, Forward, 50 * US, count=1)  # first the guess, then the decision
         s.lose(PRIMARY, BACKUP, Forward)
         s.run(DELAY_NS + 50 * US)
         assert s.guesses(BACKUP) == {b"B": [base], b"A": [base + 1]}
@@ -348,7 +352,7 @@ def test_4_2_3_a_token_does_not_cover_other_shards_positions() -> None:
         assert base <= gsn < end
         s.run(250 * MS)
         assert any(start <= gsn < stop for start, stop in s.no_ops("shard-1-0"))
-        assert s.said("shard-1-1", "reader", Deliver)[-1].frontier >= end
+        assert s.messages("shard-1-1", "reader", Deliver)[-1].frontier >= end
         assert (reader.delivered, reader.position) == ([], gsn)
         assert reader.until(1) == [(gsn, b"A")]
         s.until(lambda: reader.position >= end)
@@ -388,7 +392,7 @@ def test_4_2_3_a_token_takes_the_position_from_a_record_that_only_a_backup_holds
         assert s.log(BACKUP) == {}
         assert not call.ended
         acked = len(acks(s, BACKUP, alice))
-        (insert, *_) = s.said("alice", BACKUP, Insert)
+        (insert, *_) = s.messages("alice", BACKUP, Insert)
         alice.send_again(insert, BACKUP, view=1)
         s.run(3 * DELAY_NS)
         assert len(acks(s, BACKUP, alice)) == acked, "it has no position to ack"

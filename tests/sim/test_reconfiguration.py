@@ -333,7 +333,7 @@ def is_out(s: Stage, server: str) -> bool:
 
 def refusals(s: Stage, server: str, client: Client) -> list[str]:
     """Return a server's refusals to a client."""
-    return [refused.code for refused in s.said(server, client.name, Refused)]
+    return [refused.code for refused in s.messages(server, client.name, Refused)]
 
 
 def test_a_promised_slot_is_taken_away_before_the_backup_refuses() -> None:
@@ -397,7 +397,7 @@ def test_a_recovery_rolls_forward_what_one_server_alone_has_refused() -> None:
         hold = s.lose(PRIMARY, BACKUP, Forward)
         s.until(lambda: "redirect" in refusals(s, PRIMARY, alice))
         s.run(20 * MS)
-        assert s.said(BACKUP, "alice", InsertAck)
+        assert s.messages(BACKUP, "alice", InsertAck)
         assert s.guesses(BACKUP) == {b"A": [slot]}
         assert not call.ended
         s.cluster.nodes[PRIMARY].kill()
@@ -417,7 +417,7 @@ def test_a_refusal_outlives_a_restart_and_a_late_copy() -> None:
     with stage(shards=2) as s:
         alice = Client(s, "alice", None)
         change, call = out(s, alice, b"A")
-        (insert, *_) = s.said("alice", BACKUP, Insert)
+        (insert, *_) = s.messages("alice", BACKUP, Insert)
         s.until(lambda: is_out(s, PRIMARY) and is_out(s, BACKUP))
         s.heal()
         alice.wait(call)

@@ -81,8 +81,8 @@ def test_a_recovery_never_puts_a_row_before_one_that_it_loses() -> None:
     with stage() as s:
         writer, other = Client(s, "writer"), Client(s, "other")
         s.fresh_epoch()
-        s.late("writer", "shard-0-0", Insert, 60 * S)
-        s.late("other", "shard-0-1", Insert, 5 * MS)
+        s.delay("writer", "shard-0-0", Insert, 60 * S)
+        s.delay("other", "shard-0-1", Insert, 5 * MS)
         call = write(writer)
         s.run(50 * US)
         other.insert(b"x")
@@ -100,8 +100,8 @@ def test_a_recovery_never_puts_a_record_behind_those_that_follow_it_in_its_call(
     with stage() as s:
         writer, other = Client(s, "writer"), Client(s, "other")
         s.fresh_epoch()
-        s.late("writer", "shard-0-0", Insert, 60 * S, 12)
-        s.late("other", "shard-0-1", Insert, 5 * MS, 1)
+        s.delay("writer", "shard-0-0", Insert, 60 * S, 12)
+        s.delay("other", "shard-0-1", Insert, 5 * MS, 1)
         call = writer.insert(*ROWS)
         s.run(50 * US)
         single = other.insert(b"x")

@@ -102,17 +102,17 @@ class Client(ABC):
 
     def begin(self) -> None:
         """Start to work; called once connected."""
-        self.go_on()
+        self.next_call()
 
     @abstractmethod
-    def go_on(self) -> None:
+    def next_call(self) -> None:
         """Make the next call; called when the last one has ended."""
 
     def deadline(self, timeout_ns: int) -> int:
         """Return the deadline of a call, by this machine's clock."""
         return self.process.clock() + timeout_ns
 
-    def in_this_life(self, action: Callable[[], None]) -> Callable[[], None]:
+    def unless_killed(self, action: Callable[[], None]) -> Callable[[], None]:
         """Return a function that acts unless the client was killed meanwhile."""
         life = self.process.starts
 
@@ -152,15 +152,15 @@ class Writer(Client):
 
     def begin(self) -> None:
         for _ in range(self._lanes):
-            self.go_on()
+            self.next_call()
 
-    def go_on(self) -> None:
+    def next_call(self) -> None:
         if self.left and not self.shared.is_over:
             self.left -= 1
             pause = self.random.randrange(self._think_us + 1) * US
             if self._naps and self.random.random() < _NAP:
                 pause += self.random.choice((1, 7, 12, 25)) * S
-            self.shared.cluster.kernel.after(pause, self.in_this_life(self._act))
+            self.shared.cluster.kernel.after(pause, self.unless_killed(self._act))
 
     def _act(self) -> None:
         if not self.shared.is_over:
@@ -191,12 +191,12 @@ class Writer(Client):
             return
         if not isinstance(result, BaseException):
             self.shared.known += result
-        self.go_on()
+        self.next_call()
 
     def _resolved(self, result: Any) -> None:
         if not isinstance(result, BaseException):
             self.shared.known += [rid for rid in result if rid is not None]
-        self.go_on()
+        self.next_call()
 
     def _read(self) -> None:
         rid = self.random.choice(self.shared.known)
@@ -204,22 +204,22 @@ class Writer(Client):
             rid = self.random.choice(self.shared.known[-3:])  # at the end, servers still differ
             rid = RecordId(rid.gsn + self.random.choice((1, 2)), rid.shard)
         if rid == RID_GENESIS:
-            self.go_on()
+            self.next_call()
             return
-        self.call(ReadRequest(self.deadline(10 * S), rid), lambda _: self.go_on())
+        self.call(ReadRequest(self.deadline(10 * S), rid), lambda _: self.next_call())
 
     def _tail(self) -> None:
-        self.call(TailRequest(self.deadline(10 * S)), lambda _: self.go_on())
+        self.call(TailRequest(self.deadline(10 * S)), lambda _: self.next_call())
 
     def _sync(self) -> None:
-        self.call(SyncRequest(self.deadline(10 * S)), lambda _: self.go_on())
+        self.call(SyncRequest(self.deadline(10 * S)), lambda _: self.next_call())
 
     def _trim(self) -> None:
         rid = self.random.choice(self.shared.known[: max(len(self.shared.known) // 2, 1)])
         if rid == RID_GENESIS:
-            self.go_on()
+            self.next_call()
             return
-        self.call(TrimRequest(self.deadline(10 * S), rid), lambda _: self.go_on())
+        self.call(TrimRequest(self.deadline(10 * S), rid), lambda _: self.next_call())
 
     _ACTS: Final = (_insert, _insert_many, _read, _tail, _sync, _trim)
     _WEIGHTS: Final = (60, 10, 14, 6, 6, 1)
@@ -238,7 +238,7 @@ class Reader(Client):
         #: Number of received records.
         self.records = 0
 
-    def go_on(self) -> None:
+    def next_call(self) -> None:
         self._subscribe(self._where())
 
     def _where(self) -> RecordId:
@@ -254,7 +254,7 @@ class Reader(Client):
         if isinstance(result, TrimmedError):
             self._subscribe(result.first)
         elif isinstance(result, BaseException):
-            self.go_on()
+            self.next_call()
         else:
             self._subscription = result
             self._fetch()
@@ -265,7 +265,7 @@ class Reader(Client):
 
     def _fetched(self, result: Fetched | BaseException) -> None:
         if isinstance(result, TrimmedError):
-            self._begin_again(result.first)
+            self._restart(result.first)
             return
         assert not isinstance(result, BaseException), f"a fetch raised {result!r}"
         if result.records:
@@ -275,14 +275,14 @@ class Reader(Client):
         if result.ended:
             self.is_done = True
         elif self._follow and not self.shared.is_over and self.random.random() < 0.02:
-            self._begin_again(self._where())
+            self._restart(self._where())
         elif self._follow and not self.shared.is_over and self.random.random() < _DAWDLE:
             pause = self.random.randrange(_DAWDLE_NS)
-            self.shared.cluster.kernel.after(pause, self.in_this_life(self._fetch))
+            self.shared.cluster.kernel.after(pause, self.unless_killed(self._fetch))
         else:
             self._fetch()
 
-    def _begin_again(self, start: RecordId) -> None:
+    def _restart(self, start: RecordId) -> None:
         end = UnsubscribeRequest(self.deadline(_FETCH_NS), self._subscription)
         self.program().call(end, lambda _: None)
         self._subscribe(start)

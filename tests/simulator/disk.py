@@ -117,7 +117,7 @@ class Disk:
         """
         self._failing[self.calls + call_number] = error
 
-    def spare(self) -> None:
+    def clear_failures(self) -> None:
         """Clear all scheduled failures."""
         self._failing.clear()
 

@@ -219,7 +219,7 @@ def test_an_invalid_port_ends_the_archive(kept: Callable[..., Kept]) -> None:
 def test_a_stop_waits_for_no_archive(
     kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "_END_S", 0.5)
+    monkeypatch.setattr(keeper_module, "_END_TIMEOUT_S", 0.5)
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
     one.keeper.on_sealed(10)
     wait_until(lambda: one.ports, "it listens")

@@ -281,7 +281,7 @@ def served(
     segments: Path, monkeypatch: pytest.MonkeyPatch, serving: list[threading.Thread]
 ) -> Iterator[Callable[[], socket.socket]]:
     """Connections to a server with short timeouts and large blocks."""
-    for name in ("_FIRST_S", "_IDLE_S", "_STUCK_S"):
+    for name in ("_FIRST_REQUEST_TIMEOUT_S", "_IDLE_TIMEOUT_S", "_SEND_TIMEOUT_S"):
         monkeypatch.setattr(server_module, name, 1.0)
     store = open_store(segments, segment_bytes=3_000_000)
     fill(store, [unit(1, 1, size=4_000_000), unit(2, 100), unit(3, 200)])

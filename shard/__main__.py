@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from shard.archive.shared_state import Board
-from shard.archive.supervisor import Keeper, Known
+from shard.archive.shared_state import SharedState
+from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
 from shard.replica import Replica, ReplicaConfig
 from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
@@ -155,7 +155,7 @@ def _serve(
         store.start(driver.post)
         keeper = _keep_archive(identity, directory, store, replica, driver, reserve_bytes)
         # Only now: if the system refuses a resource above, the next start needs the checkpoint.
-        directory.use_up_checkpoint()
+        directory.delete_checkpoint()
     except (OSError, RuntimeError) as error:
         raise UnavailableError(
             f"the system refused a file, pipe or thread ({error}): raise the limits (ulimit -n,"
@@ -193,25 +193,25 @@ def _keep_archive(
     replica: Replica,
     driver: Driver,
     reserve_bytes: int,
-) -> Keeper:
+) -> ArchiveSupervisor:
     """Start the archive: it serves blocks of sealed segments (docs/protocol.md, 14.2)."""
-    board = Board()
+    board = SharedState()
     host = identity.endpoint.rpartition(":")[0].strip("[]")
     arguments = [
         *("--directory", str(directory.segments), "--node", identity.name),
         *("--host", host, "--shard", str(identity.shard), "--reserve", str(reserve_bytes)),
     ]
-    keeper = Keeper(
+    keeper = ArchiveSupervisor(
         arguments,
         board,
-        look=lambda: Known(*replica.known),
+        read_facts=lambda: ArchiveFacts(*replica.known),
         on_port=lambda port: driver.post(ArchiveOpened(port)),
     )
     board.trim = replica.known[2]
     store.on_trim = lambda gsn: setattr(board, "trim", gsn)
-    store.flusher.on_seal = keeper.sealed
+    store.flusher.on_seal = keeper.on_sealed
     if store.sealed_fseq:
-        keeper.sealed(store.sealed_fseq)
+        keeper.on_sealed(store.sealed_fseq)
     keeper.start()
     return keeper
 

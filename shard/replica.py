@@ -25,11 +25,11 @@ from shard.ordering.lag_fix import LagFix
 from shard.ordering.primary import Primary
 from shard.ordering.rate import RateReporter
 from shard.recovery.checkpoint import save, start
-from shard.recovery.failure_detector import STALE_NS, Health
-from shard.recovery.participant import Recovery
+from shard.recovery.failure_detector import STALE_NS, FailureDetector
+from shard.recovery.participant import RecoveryParticipant
 from shard.recovery.peer_repair import Repair
 from shard.recovery.state_transfer import serve
-from shard.recovery.watermark_records import Marks
+from shard.recovery.watermark_records import WatermarkWriter
 from shard.serving.readers import Readers
 from shard.state.replica_state import ReplicaConfig, ReplicaState
 from ziplog.core.node import (
@@ -104,8 +104,8 @@ class Replica:
         self._state: Final = ReplicaState(config, store, incarnation)
         self._now = now
         resumes = start(self._state, checkpoint, now, limbo=limbo)
-        self._health: Final = Health(self._state, now)
-        self._recovery: Final = Recovery(self._state)
+        self._health: Final = FailureDetector(self._state, now)
+        self._recovery: Final = RecoveryParticipant(self._state)
         self._repair: Final = Repair(self._state, self._recovery)
         self._admission: Final = Admission(self._state)
         self._lag_fix: Final = LagFix(self._state)
@@ -118,9 +118,9 @@ class Replica:
         self._connected = False
         self._rates: Final = RateReporter(self._state, now)
         self._heartbeat: Final = HeartbeatSender(self._state, self._rates, now)
-        self._marks: Final = Marks(self._state)
+        self._marks: Final = WatermarkWriter(self._state)
         if resumes:
-            self._marks.soon(now)  # for entries that became stable just before the stop
+            self._marks.schedule(now)  # for entries that became stable just before the stop
         self._membership: Final = LeaseUpdates(self._state)
         self._draining: Final = Draining(self._state)
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
@@ -165,7 +165,7 @@ class Replica:
     def step(self, event: Event, now: int) -> list[Effect]:
         """Process one event; see `ziplog.core.node`."""
         if now - self._now > STALE_NS:
-            self._health.missed(now)
+            self._health.on_pause(now)
             self._state.sessions.reset_idle_time(now)
         self._now = now
         if isinstance(event, Received):
@@ -184,7 +184,7 @@ class Replica:
         elif isinstance(event, StorageChanged):
             self._state.full = event.full
         elif isinstance(event, Pressed):
-            self._health.pressed(now, unread=event.unread)
+            self._health.on_unread_input(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
             self._state.archive_port = event.port
         out = self._state.effects
@@ -204,7 +204,7 @@ class Replica:
             if due is not None and due < earliest:
                 earliest = due
         parts = (
-            self._health, self._repair, self._recovery.joining, self._membership, self._draining,
+            self._health, self._repair, self._recovery.transfer, self._membership, self._draining,
         )  # fmt: skip
         for part in parts:
             due = part.next_wakeup() if part is not None else None
@@ -264,7 +264,7 @@ class Replica:
 
     def _on_stable(self, news: list[Entry]) -> None:
         self._readers.on_stable(news)
-        self._marks.soon(self._now)
+        self._marks.schedule(self._now)
 
     # --- readers ---
 
@@ -327,7 +327,7 @@ class Replica:
             return
         if self._primary is not None:
             self._lag_fix.on_lease_announced(message.placements)
-        self._health.touched(self._now)
+        self._health.on_fresh_message(self._now)
         self._health.is_recovering = self._membership.is_recovering
         if update.left_for:
             self._leave(update.left_for)
@@ -338,7 +338,7 @@ class Replica:
         if state.has_gap or is_first:
             self._heartbeat.due = self._now  # the service then sends the missing leases
         if update.has_leases:
-            self._marks.soon(self._now)
+            self._marks.schedule(self._now)
             self._readers.on_stable([])
         may_place = update.has_leases or state.is_leaving  # or units may have to be refused
         if may_place and self._primary is not None and state.state == "up":
@@ -359,7 +359,7 @@ class Replica:
         self._state.trim = gsn
         self._state.store.trim(gsn)
         self._readers.on_trim()
-        self._marks.trimmed()
+        self._marks.write_trim_point()
         self._heartbeat.due = self._now
 
     # --- the end of a batch, and time ---
@@ -380,7 +380,7 @@ class Replica:
             self._readers.catch_up()
         if state.damaged is not None:
             (gsn, why), state.damaged = state.damaged, None
-            self._repair.needed(gsn, why, self._now)
+            self._repair.request(gsn, why, self._now)
         if state.has_no_positions or state.is_sealed:
             self._draining.on_batch_end(self._now)
         if self._now >= self._rates.due:
@@ -397,19 +397,19 @@ class Replica:
                 self._draining.tick(self._now, has_undecided=self._primary.has_undecided)
             elif self._backup is not None:
                 self._backup.tick(self._now)
-        self._health.woke(self._now, self._recovery.claim)
-        if self._recovery.joining is not None:
-            self._recovery.joining.woke(self._now)
-            if self._recovery.joining.is_retry_due(self._now):
+        self._health.tick(self._now, self._recovery.claim)
+        if self._recovery.transfer is not None:
+            self._recovery.transfer.tick(self._now)
+            if self._recovery.transfer.is_retry_due(self._now):
                 self._join()
-        self._repair.needed_in_limbo(self._now)
-        self._repair.woke(self._now)
+        self._repair.request_in_limbo(self._now)
+        self._repair.tick(self._now)
         if self._now >= self._heartbeat.due:
             self._heartbeat.send(self._now)
             self._readers.drop_idle(self._now)
             if self._state.state == "up":
                 self._role.expire_sessions(self._now)
-        self._marks.woke(self._now)
+        self._marks.tick(self._now)
 
     def _check_lease_end(self) -> None:
         """Check whether the shard's last lease is over."""
@@ -432,7 +432,7 @@ class Replica:
         fseq = min(fseq, self._state.store.flushed_fseq)
         self._state.persisted = max(self._state.persisted, fseq)
         if self._state.state != "up":
-            self._recovery.persisted()
+            self._recovery.on_persisted()
             self._join()
         elif self._primary is not None:
             self._primary.on_persisted(fseq, self._now)
@@ -448,8 +448,8 @@ class Replica:
             return
         has_moved_on = message.view > state.view and message.state in {"up", "joined"}
         if has_moved_on and self._recovery.is_in_view:
-            self._recovery.stand_by(message.view)
-        self._health.beaten(message, self._now)
+            self._recovery.freeze_for(message.view)
+        self._health.on_beat(message, self._now)
 
     def _is_from_handler(self, route: bytes, message: Freeze | ViewDecided) -> bool:
         """Whether a message came over this server's own connection to the failure handler."""
@@ -457,7 +457,7 @@ class Replica:
         if not any(route == node.name.encode() for node in state.config.handlers):
             self._report_bad_message(route, message, "it is not from the failure handler")
             return False
-        self._health.touched(self._now)
+        self._health.on_fresh_message(self._now)
         is_mine = message.cluster == state.cluster and message.shard == state.shard
         return is_mine and state.cluster != 0
 
@@ -469,15 +469,15 @@ class Replica:
             self._backup.guesses.record_epochs()
             promised = list(self._backup.guesses.promised.values())
         if self._recovery.freeze(route, message, promised, self._now):
-            self._health.hurry(self._now)
-        self._repair.needed_in_limbo(self._now)
+            self._health.expedite(self._now)
+        self._repair.request_in_limbo(self._now)
 
     def _view_decided(self, route: bytes, message: ViewDecided) -> None:
         state = self._state
         if not self._is_from_handler(route, message):
             return
-        if self._recovery.decided(message, self._now):
-            self._health.hurry(self._now)
+        if self._recovery.on_decided(message, self._now):
+            self._health.expedite(self._now)
             if message.is_confirmed:  # no recovery goes back before this view
                 self._on_stable(state.stream.stabilise(state.stream.last))
 
@@ -493,41 +493,41 @@ class Replica:
         ):
             why = serve(state, route, message)
             if why is not None:
-                self._repair.needed_after(message.after, why, self._now)
+                self._repair.request_after(message.after, why, self._now)
 
     def _fetched(self, route: bytes, message: Fetched) -> None:
         state = self._state
         if message.cluster != state.cluster or message.shard != state.shard:
             return
-        if self._repair.fetched(route, message, self._now):
+        if self._repair.on_fetched(route, message, self._now):
             self._join()  # the entries may have been all that was missing
             return
-        if self._recovery.fetched(route, message, self._now):
+        if self._recovery.on_fetched(route, message, self._now):
             self._readers.close_all()
         self._join()
 
     def _join(self) -> None:
         """Join the view, if its log is complete here."""
-        if self._recovery.joined(self._now):
+        if self._recovery.try_join(self._now):
             self._readers = Readers(self._state, self._guesses)
-            self._health.hurry(self._now)
+            self._health.expedite(self._now)
             self._heartbeat.due = self._now
-        self._repair.needed_in_limbo(self._now)
+        self._repair.request_in_limbo(self._now)
 
     def _leave(self, view: int) -> None:
         """Leave the view: the shard continues without this server."""
         self._recovery.leave(view)
         self._readers.close_all()
-        self._health.hurry(self._now)
+        self._health.expedite(self._now)
         self._heartbeat.due = self._now
 
     def _begin_view(self) -> None:
         """Begin the view: all replicas have joined."""
-        self._on_stable(self._recovery.begin(self._now))
+        self._on_stable(self._recovery.start_view(self._now))
         self._role = self._create_role()
         self._role.restore()
         self._readers.begin_view(self._guesses)
-        self._health.begin_view(self._now)
+        self._health.on_view_start(self._now)
         self._heartbeat.due = self._now
 
     def _locate(self, route: bytes, message: Locate) -> None:

@@ -1,4 +1,4 @@
-"""The store of a storage server in memory, with damage to it, for tests of pure nodes."""
+"""An in-memory entry store with injected damage, for tests of pure nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import takewhile
 
 from shard.state.decision_log import end_of
-from shard.storage.store import mark_of_reset
+from shard.storage.store import watermark_after_reset
 from ziplog import wire
 from ziplog.core.entries import Expire, Place, SessionTable, Skip
 from ziplog.segments.entry import (
@@ -19,17 +19,17 @@ from ziplog.segments.entry import (
 
 
 class MemoryStore:
-    """The store of `ziplog.segments.entry`, in a list."""
+    """A `Store` (shard/storage/store.py) in a list."""
 
     def __init__(self) -> None:
-        #: The log that is kept: entry number `first_fseq` and those after it.
+        #: The kept log: entry number `first_fseq` and those after it.
         self.log: list[Entry] = []
         #: Those of it that have positions.
         self.entries: list[Entry] = []
-        #: Everything that was ever appended and not dropped again, marks and trimmed entries too.
+        #: All appended entries that were not dropped, watermark records and trimmed ones too.
         self.history: list[Entry] = []
         self._ends: list[int] = []
-        #: Parts of tables: the last entry before each, its number, and whether it is the last.
+        #: Parts of session tables: the last entry before each, its number, whether it is the last.
         self._tables: list[tuple[int, int, bool, list[SessionTable]]] = []
         self.last_fseq = 0
         self.last_view = 0
@@ -37,7 +37,7 @@ class MemoryStore:
         #: Entries that cannot be read until they are repaired.
         self.damaged: set[int] = set()
         self.mark: WatermarkRecord | None = None
-        #: Somebody reads in bulk up to there.
+        #: A bulk reader reads up to this position.
         self.sealed_below = 0
         self.backlog_bytes = 0
 
@@ -59,9 +59,9 @@ class MemoryStore:
             case SessionTablePartRecord(sessions, _, number, is_last):
                 self._tables.append((self.last_fseq, number, is_last, sessions))
             case _:
-                self._take(entry)
+                self._append(entry)
 
-    def _take(self, entry: Entry) -> None:
+    def _append(self, entry: Entry) -> None:
         assert entry.fseq == self.last_fseq + 1, "the log has a gap"
         assert entry.view >= self.last_view, "a view went backwards"
         self.last_fseq, self.last_view = entry.fseq, entry.view
@@ -145,14 +145,14 @@ class MemoryStore:
         keep = bisect_left(self._ends, gsn + 1)
         del self.entries[:keep], self._ends[:keep]
         first = self.entries[0].fseq if self.entries else self.last_fseq + 1
-        # As a segment store does: what the last table does not tell of is kept.
+        # As in a segment store: entries after the last session table are kept.
         parts = self._whole(self.mark.stable) if self.mark else []
         first = min(first, parts[0][0] + 1) if parts else first
         del self.log[: max(first - self.first_fseq, 0)]
 
     def truncate(self, fseq: int) -> None:
         assert self.first_fseq - 1 <= fseq <= self.last_fseq, "the log does not reach there"
-        assert self.mark is None or self.mark.stable <= fseq, "what was stable is dropped"
+        assert self.mark is None or self.mark.stable <= fseq, "stable entries are dropped"
         kept = fseq + 1 - self.first_fseq
         self.last_view = self.log[kept - 1].view if kept else 0
         del self.log[kept:]
@@ -169,7 +169,7 @@ class MemoryStore:
         MemoryStore.__init__(self)
         self.last_fseq, self.last_end, self._base = fseq, gsn, gsn
         if mark is not None:
-            self.mark = mark_of_reset(mark, fseq, gsn)
+            self.mark = watermark_after_reset(mark, fseq, gsn)
 
     @property
     def damage(self) -> list[tuple[int, int]]:
@@ -193,7 +193,7 @@ class MemoryStore:
         return True
 
     def lose(self, appended: int) -> None:
-        """Forget all but the first so many things that were appended: a crash."""
+        """Drop all but the first `appended` appends, as a crash does."""
         history = self.history[:appended]
         first = next((entry.fseq for entry in self.history if entry.fseq), self.last_fseq + 1)
         base = self._base
@@ -210,7 +210,7 @@ def weight_of(step: tuple[int, object]) -> int:
 
 
 def within(entries: list[Entry], limit_bytes: int) -> list[Entry]:
-    """Return the first entries, about so many bytes; at least one if there is any."""
+    """Return the first entries, up to about `limit_bytes`; at least one if there is any."""
     result: list[Entry] = []
     for entry in entries:
         result.append(entry)

@@ -1,8 +1,8 @@
-"""A system that refuses one call, of all that a storage server makes of it, and then no more.
+"""Fault injection: the system refuses one call of a storage server, or all from one on.
 
-Every call of `os` and of `pathlib.Path` that may meet a limit of the machine is counted; one of
-them, or all from one on, fail with an error number. Nothing is done by a call that fails. A sync
-that does not fail does nothing either: no power is cut here.
+Every call of `os` and of `pathlib.Path` that may meet a limit of the machine is counted. The
+selected calls fail with an error number and do nothing. A sync that succeeds does nothing either:
+these tests cut no power.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Calls that want a descriptor, memory or space.
+#: Calls that need a descriptor, memory or space.
 OPENS: Final = ("open",)
 WRITES: Final = ("write", "pwrite", "pwritev", "ftruncate", "truncate")
 SYNCS: Final = ("fsync", "fdatasync")
@@ -26,19 +26,19 @@ READS: Final = ("read", "pread", "statvfs")
 
 
 class RefusedError(OSError):
-    """What a call fails with here."""
+    """The error of a refused call."""
 
 
 class System:
-    """Counts calls, and refuses some."""
+    """Counts system calls, and refuses some."""
 
     def __init__(self, number: int, error: int, *, lasts: bool = False) -> None:
-        """Refuse call `number` (1 is the first), or every call from that on, if it `lasts`."""
+        """Refuse call `number` (1 is the first), or every call from it on, if it `lasts`."""
         self._number, self._error, self._lasts = number, error, lasts
         self._is_over = False
-        #: How many calls were made so far.
+        #: Number of calls so far.
         self.calls = 0
-        #: The name of the call that was refused first; "": none was.
+        #: The name of the first refused call; "": none.
         self.refused = ""
 
     def end(self) -> None:
@@ -47,7 +47,7 @@ class System:
 
     @contextmanager
     def installed(self, names: tuple[str, ...]) -> Iterator[None]:
-        """Stand between the process and the calls of these names."""
+        """Intercept the process's calls of these names."""
         with pytest.MonkeyPatch.context() as patch:
             for name in names:
                 target: Any = Path if name in NAMES else os

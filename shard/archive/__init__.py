@@ -1,1 +1,1 @@
-"""The archive: a process beside a storage server that serves what is sealed, a block at a time."""
+"""The archive: a process beside a storage server that serves blocks of sealed segments."""

@@ -1,12 +1,11 @@
-"""The archive: `python -m shard.archive`, which a storage server starts and ends.
+"""The archive process: `python -m shard.archive`; a storage server starts and stops it.
 
-It is two processes: one that serves blocks, as promptly as the server, and its child, which makes
-rows with the lowest priority, and slowly while records come, unless somebody asks for what is not
-there yet. A line on stdin means that there may be something to do, and is passed on; the first line
-on stdout is the port; what the server knows is on a board that all share.
-Rule: neither half outlives the other, nor the server: what each reads ends with who writes it, and
-what is half made is not waited for. Nothing here wakes up by itself, unless rows could not be
-written (docs/protocol.md, section 14.2).
+The archive consists of two processes. One serves blocks as promptly as the server. Its child
+builds rows files with the lowest priority, and slowly while records arrive, unless a reader waits.
+A line on stdin means that a segment may be ready; it is relayed to the child. The first line on
+stdout is the port. The server's facts are in shared memory. Rule: neither process outlives the
+other, nor the server: each ends at the end of its input, and unfinished work is dropped. No timer
+runs, unless a rows file could not be written (docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
 
-from shard.archive.block_builder import Maker
+from shard.archive.block_builder import BlockBuilder
 from shard.archive.block_server import ArchiveServer
-from shard.archive.shared_state import Board
+from shard.archive.shared_state import SharedState
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.process_logging import configure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shard.archive.throttle import Pace
+    from shard.archive.throttle import Throttle
 
-#: After a failure to write, the disk is left alone for so long.
+#: Pause after a failed write.
 _RETRY_S: Final = 10.0
-#: Of the half that makes rows.
+#: Niceness of the building process.
 _NICE: Final = 19
-#: What it is told: there may be something to do; somebody waits for it.
-_NEWS: Final = b"\n"
-_HURRY: Final = b"!"
+#: Commands to the building process: a segment may be ready; a reader waits for rows.
+_CHECK: Final = b"\n"
+_EXPEDITE: Final = b"!"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,42 +50,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", required=True, help="the server's name")
     parser.add_argument("--host", required=True, help="where to listen")
     parser.add_argument("--shard", type=int, required=True, help="the server's shard")
-    parser.add_argument("--board", type=int, required=True, help="a file descriptor")
-    parser.add_argument("--reserve", type=int, default=0, help="bytes of space that are left alone")
+    parser.add_argument("--shared-fd", type=int, required=True, help="a file descriptor")
+    parser.add_argument(
+        "--reserve", type=int, default=0, help="bytes of disk space reserved for the server"
+    )
     options = parser.parse_args(arguments)
-    # Ctrl-C is meant for the server, which ends this process when it is done.
+    # Ctrl-C is meant for the server, which stops this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A server holds signals back while it starts, and this may have been started by then.
+    # A starting server blocks signals, and this process may inherit the mask.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     configure(f"{options.node}-archive")
     raise_limit()
-    board = Board(options.board)
-    line, its = socket.socketpair()
-    # Before there are threads: they would not come along.
-    maker = os.fork()
-    if not maker:
+    state = SharedState(options.shared_fd)
+    line, child_line = socket.socketpair()
+    # Fork before any thread exists: threads are not forked.
+    builder_pid = os.fork()
+    if not builder_pid:
         line.close()
-        _be_maker(Maker(options.directory, reserve_bytes=options.reserve), board, its)
-    its.close()
+        _run_builder(
+            BlockBuilder(options.directory, reserve_bytes=options.reserve), state, child_line
+        )
+    child_line.close()
     line.setblocking(False)
     try:
         server = ArchiveServer(
-            options.directory, board, options.host, options.shard, lambda: _say(line, _HURRY)
+            options.directory,
+            state,
+            options.host,
+            options.shard,
+            lambda: _send_command(line, _EXPEDITE),
         )
         server.start()
-        # At once, also where Python does not buffer: the server reads it as one line.
+        # One write, without Python's buffer: the server reads it as one line.
         os.write(sys.stdout.fileno(), b"%d\n" % server.port)
-        code = _pass_on(line)
+        code = _relay(line)
     finally:
-        # Even one that stands still. What is half made is made again.
-        os.kill(maker, signal.SIGKILL)
-        os.waitpid(maker, 0)
-    # Not a moment longer than the server.
+        # SIGKILL works on a hung child, too. Unfinished work is repeated.
+        os.kill(builder_pid, signal.SIGKILL)
+        os.waitpid(builder_pid, 0)
+    # End immediately, with the server.
     os._exit(code)
 
 
-def _pass_on(line: socket.socket) -> int:
-    """Pass on what the server says, until it is gone (0) or the half that makes rows is (1)."""
+def _relay(line: socket.socket) -> int:
+    """Relay the server's notifications until the server (0) or the child (1) has ended."""
     stdin = sys.stdin.fileno()
     poll = select.poll()
     for file in (stdin, line.fileno()):
@@ -96,61 +103,61 @@ def _pass_on(line: socket.socket) -> int:
         if stdin in ready:
             if not os.read(stdin, 4096):
                 return 0
-            _say(line, _NEWS)
-        # Nothing but its end is ever heard of it.
+            _send_command(line, _CHECK)
+        # The child sends nothing: readable means that it has ended.
         if line.fileno() in ready:
-            structlog.get_logger().warning("who makes rows has ended")
+            structlog.get_logger().warning("the process that builds rows has ended")
             return 1
 
 
-def _say(line: socket.socket, word: bytes) -> None:
-    """Tell the half that makes rows; one that does not take it was told often enough."""
+def _send_command(line: socket.socket, command: bytes) -> None:
+    """Send a command to the child; a full pipe means that enough commands wait already."""
     with suppress(OSError):
-        line.send(word)
+        line.send(command)
 
 
-def _be_maker(maker: Maker, board: Board, line: socket.socket) -> NoReturn:
-    """Be the half that makes rows, as long as the other one lives."""
+def _run_builder(builder: BlockBuilder, state: SharedState, line: socket.socket) -> NoReturn:
+    """Run the building process until the serving one ends."""
     try:
-        # The end of stdout tells the server that the other half is gone.
-        nothing = os.open(os.devnull, os.O_RDWR)
+        # The end of stdout signals the end of the serving process to the server.
+        devnull = os.open(os.devnull, os.O_RDWR)
         for file in (sys.stdin, sys.stdout):
-            os.dup2(nothing, file.fileno())
+            os.dup2(devnull, file.fileno())
         with suppress(OSError):
             os.nice(_NICE)
         called = threading.Event()
         threading.Thread(
-            target=_make, args=(maker, board, called), name="rows", daemon=True
+            target=_build_loop, args=(builder, state, called), name="rows", daemon=True
         ).start()
-        _listen(line, maker.pace, called)
-    except Exception:  # noqa: BLE001 - as in `_make`
+        _receive_commands(line, builder.throttle, called)
+    except Exception:  # noqa: BLE001 - as in `_build_loop`
         structlog.get_logger().exception("the archive failed")
     os._exit(1)
 
 
-def _listen(line: socket.socket, pace: Pace, called: threading.Event) -> None:
-    """Take what the other half says, as long as it lives."""
-    while words := line.recv(4096):
-        if _HURRY in words:
-            pace.hurry()
-        if _NEWS in words:
+def _receive_commands(line: socket.socket, throttle: Throttle, called: threading.Event) -> None:
+    """Receive commands until the serving process ends."""
+    while commands := line.recv(4096):
+        if _EXPEDITE in commands:
+            throttle.expedite()
+        if _CHECK in commands:
             called.set()
 
 
-def _make(maker: Maker, board: Board, called: threading.Event) -> None:
-    """Make rows whenever there may be something to do."""
+def _build_loop(builder: BlockBuilder, state: SharedState, called: threading.Event) -> None:
+    """Build rows whenever a segment may be ready."""
     is_done = True
     while True:
         called.wait(None if is_done else _RETRY_S)
         called.clear()
         try:
-            maker.make(lambda: board.stable)
+            builder.build(lambda: state.stable)
             is_done = True
         except OSError as error:
             if is_done:
-                structlog.get_logger().warning("no rows for now", error=str(error))
+                structlog.get_logger().warning("rows cannot be written now", error=str(error))
             is_done = False
-        except Exception:  # noqa: BLE001 - our error, whatever it is: another one is started
+        except Exception:  # noqa: BLE001 - a bug ends the archive; the server restarts it
             structlog.get_logger().exception("the archive failed")
             os._exit(1)
 

@@ -1,9 +1,9 @@
-"""Makes the rows of sealed segments, one after the other, in their order.
+"""Builds the rows files of sealed segments, one after the other, in log order.
 
-Rule: only of a segment that is stable to its end, of which nothing is void, damaged or missing; the
-file is there under its name when it is whole, or not at all. A segment that is replaced meanwhile
-takes its rows along. What is damaged is left out, and tried again when its file is another one
-(docs/protocol.md, section 14.1).
+Rule: a rows file is built only of a segment that is stable to its end, without void, damaged or
+missing entries. The file appears atomically. A replaced segment takes its rows file along. A
+damaged segment is skipped, and tried again when its file has changed (docs/protocol.md,
+section 14.1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from shard.archive.throttle import Pace
+from shard.archive.throttle import Throttle
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ProtocolError
 from ziplog.segments.block_file import (
@@ -41,79 +41,79 @@ if TYPE_CHECKING:
     from ziplog.segments.directory import ListedSegment
     from ziplog.segments.segment import Segment
 
-#: What is read at first: a block is a little longer than its least length.
+#: Bytes of the first read: a block is a little longer than its minimum length.
 _WINDOW_BYTES: Final = BLOCK_BYTES + BLOCK_BYTES // 8
-#: Of a file that is not finished.
+#: Suffix of an unfinished file.
 SUFFIX: Final = ".making"
 
 
 class _Task(NamedTuple):
-    """A segment that rows can be made of."""
+    """A segment, with the data for its rows file."""
 
     entry: ListedSegment
-    #: All that the shard owns from there on, up to its end, is in it; 0: from its first entry on.
+    #: The segment covers all positions of the shard from here to its end; 0: from its first entry.
     start: int
-    #: The writers' table before it; None: not known.
+    #: The writer table before the segment; None: unknown.
     writers: WriterTable | None
 
 
-class Maker:
-    """Makes what is missing. One thread."""
+class BlockBuilder:
+    """Builds missing rows files. One thread."""
 
     def __init__(self, directory: Path, *, reserve_bytes: int = 0) -> None:
-        """Make rows in `directory`; with less free space than the reserve, make none."""
+        """Build rows files in `directory`, if more than the reserve of space is free."""
         self._directory, self._reserve_bytes = directory, reserve_bytes
-        self.pace: Final = Pace()
-        self._archive: Final = BlockReader(directory)
-        #: Segments that cannot be read: file and length.
+        self.throttle: Final = Throttle()
+        self._blocks: Final = BlockReader(directory)
+        #: Segments that cannot be read: inode and length by file name.
         self._damaged: dict[str, tuple[int, int]] = {}
         self._log = structlog.get_logger()
 
-    def make(self, stable: Callable[[], int]) -> None:
-        """Make all that can be made now.
+    def build(self, stable: Callable[[], int]) -> None:
+        """Build all rows files that can be built now.
 
         Args:
-            stable: tells the last entry that is known to be stable.
+            stable: returns the last entry that is known to be stable.
 
         Raises:
-            OSError: something could not be written; there may be no space for it now.
+            OSError: a write failed; there may be no space now.
 
         """
-        self._tidy()
+        self._remove_leftovers()
         done: set[str] = set()
-        while (task := self._next(stable(), done)) is not None:
+        while (task := self._next_task(stable(), done)) is not None:
             entry = task.entry
             done.add(entry.segment.name)
-            assert 0 < entry.limit <= stable() + 1, "rows are made of what is stable"
+            assert 0 < entry.limit <= stable() + 1, "rows are built of stable entries"
             try:
-                self._make(task)
+                self._build(task)
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
-                self._log.warning("no rows of a damaged segment", error=str(error))
+                self._log.warning("rows of a damaged segment cannot be built", error=str(error))
 
-    def _tidy(self) -> None:
-        """Take away rows whose segment is gone, and what was not finished."""
-        names = {entry.segment.block_file_name for entry in self._archive.listed()}
+    def _remove_leftovers(self) -> None:
+        """Delete rows files without a segment, and unfinished files."""
+        names = {entry.segment.block_file_name for entry in self._blocks.listed()}
         for path in self._directory.iterdir():
             is_rows = path.name.endswith(".rows") and path.name not in names
             if is_rows or path.name.endswith(SUFFIX):
                 path.unlink(missing_ok=True)
 
-    def _next(self, stable: int, done: set[str]) -> _Task | None:
-        """Return the first segment that needs rows and can have them."""
-        rows = {segment.name: index for segment, index in self._archive.indexed()}
+    def _next_task(self, stable: int, done: set[str]) -> _Task | None:
+        """Return the first buildable segment without a rows file."""
+        rows = {segment.name: index for segment, index in self._blocks.indexed()}
         before: ListedSegment | None = None
-        for entry in self._archive.listed():
+        for entry in self._blocks.listed():
             segment = entry.segment
             if entry.limit > stable + 1:
                 return None
-            # In the first one there is all of the log that is kept.
+            # The first segment holds the beginning of the kept log.
             start = segment.base if before is None else 0
             table: Part | None = None
             if before is not None and segment.base_fseq == before.limit:
                 index = rows.get(before.segment.name)
                 if index is not None:
-                    # What was repaired there may reach beyond where this one was to begin.
+                    # Repaired entries there may reach beyond the planned start of this one.
                     start, table = max(segment.base, index.stop), index.writers
             is_known = before is None or table is not None
             index = rows.get(segment.name)
@@ -126,7 +126,7 @@ class Maker:
         return None
 
     def _table(self, before: ListedSegment | None, part: Part | None) -> WriterTable | None:
-        """Return the table that the segment before ends with."""
+        """Return the writer table at the end of the segment before."""
         if before is None or part is None:
             return WriterTable()
         return read_table(self._directory / before.segment.block_file_name, part)
@@ -143,23 +143,23 @@ class Maker:
 
     # --- one file ----------------------------------------------------------------------------
 
-    def _make(self, task: _Task) -> None:
+    def _build(self, task: _Task) -> None:
         entry = task.entry
         path = self._directory / entry.segment.name
         target = self._directory / entry.segment.block_file_name
-        # Of this process alone: another one may be about to end.
+        # The name contains the pid: an older builder may be about to end.
         fresh = target.with_name(f"{target.name}.{os.getpid()}{SUFFIX}")
         try:
             with path.open("rb", buffering=0) as segment, fresh.open("wb") as file:
                 facts = os.fstat(segment.fileno())
-                self._look_at_space(facts.st_size)
-                self.pace.begin()
+                self._check_space(facts.st_size)
+                self.throttle.start()
                 _write(segment.fileno(), facts.st_size, task, file, self._before_block)
                 file.flush()
                 os.fdatasync(file.fileno())
             fresh.replace(target)
         except FileNotFoundError:
-            # It was trimmed just now.
+            # The segment was trimmed just now.
             fresh.unlink(missing_ok=True)
             return
         except BaseException:
@@ -167,30 +167,30 @@ class Maker:
                 fresh.unlink(missing_ok=True)
             raise
         if not _is_same(path, facts):
-            # Whoever changed the segment deleted its rows before, which were not there yet.
+            # The change of the segment deleted its rows file too early: it did not exist yet.
             target.unlink(missing_ok=True)
 
     def _before_block(self, columns: int) -> None:
-        # Of short records, rows are several times as large as the segment.
-        self._look_at_space(columns)
-        self.pace.rest(self._directory / self._archive.listed()[-1].segment.name)
+        # With short records, rows are several times as large as the segment.
+        self._check_space(columns)
+        self.throttle.throttle(self._directory / self._blocks.listed()[-1].segment.name)
 
-    def _look_at_space(self, size: int) -> None:
+    def _check_space(self, size: int) -> None:
         space = os.statvfs(self._directory)
         if space.f_bavail * space.f_frsize < 2 * self._reserve_bytes + size:
-            raise OSError(errno.ENOSPC, "the space that is left is for records")
+            raise OSError(errno.ENOSPC, "the remaining space is reserved for records")
 
 
 def _write(
     fd: int, size: int, task: _Task, file: BinaryIO, before_block: Callable[[int], None]
 ) -> None:
-    """Write the rows of a segment of `size` bytes."""
+    """Write the rows file of a segment of `size` bytes."""
     entry, writers = task.entry, task.writers
     segment = entry.segment
     file.write(MAGIC)
     before = _put_table(writers, file) if writers else None
     start = task.start
-    # Old files do not tell the number of their first entry.
+    # Old files do not contain the number of their first entry.
     last_fseq = segment.base_fseq - 1
     blocks: list[BlockIndex] = []
     at = 0
@@ -217,7 +217,7 @@ def _write(
 
 
 def _cut(fd: int, at: int, size: int, start: int, last_fseq: int, segment: Segment) -> BlockCut:
-    """Return the block that begins at a place of the file."""
+    """Return the block that begins at an offset of the file."""
     window = _WINDOW_BYTES
     while True:
         wanted = min(window, size - at)
@@ -232,7 +232,7 @@ def _cut(fd: int, at: int, size: int, start: int, last_fseq: int, segment: Segme
 
 
 def _put(block: Block, at: int, file: BinaryIO) -> BlockIndex:
-    """Write what the file has of a block that is at `at` in the segment."""
+    """Write the columns of the block at offset `at` of the segment."""
     origins = encode_origins(block.origins)
     columns = part_of(block.columns, file.tell())
     file.write(block.columns)
@@ -244,7 +244,7 @@ def _put(block: Block, at: int, file: BinaryIO) -> BlockIndex:
 
 
 def _put_table(writers: WriterTable, file: BinaryIO) -> Part:
-    """Write a writers' table."""
+    """Write a writer table."""
     content = encode_writers(writers)
     table = part_of(content, file.tell())
     file.write(content)
@@ -252,7 +252,7 @@ def _put_table(writers: WriterTable, file: BinaryIO) -> Part:
 
 
 def _is_same(path: Path, facts: os.stat_result) -> bool:
-    """Whether a file is still the one that it was."""
+    """Whether a file is unchanged."""
     try:
         now = path.stat()
     except FileNotFoundError:

@@ -1,10 +1,9 @@
-"""Serves blocks: one thread a connection, at most so many, each with limits on its patience.
+"""Serves blocks of sealed segments: one thread per connection, with limits.
 
-A block goes from the files to the socket without passing through here (`sendfile`); who is on the
-same machine is told where it is. Rule: whoever connects may be anybody: what is no request, or
-comes too slowly, ends the connection, and so does a file that changed while it was sent; nothing
-that a peer does costs more than its connection, and who is elsewhere learns of no path
-(docs/protocol.md, section 14.2).
+A block goes from the files to the socket with `sendfile`; a client on the same machine receives its
+location instead. Rule: any peer may connect. An invalid or slow request ends the connection, and so
+does a file that changed during the transfer. A peer can cost at most its connection, and a remote
+peer learns no path (docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -40,62 +39,62 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from shard.archive.shared_state import Board
+    from shard.archive.shared_state import SharedState
     from ziplog.archive.messages import Request
     from ziplog.segments.block_reader import BlockPlace
 
 MAX_CONNECTIONS: Final = 64
-#: Who has not asked anything after so long is sent away; who has, may be silent for longer.
-_FIRST_S: Final = 5.0
-_IDLE_S: Final = 60.0
-#: For how long a peer may take nothing of what is sent.
-_STUCK_S: Final = 10.0
-#: The system is left alone for so long after it had no connection to give.
-_REFUSED_S: Final = 1.0
+#: Timeouts for a connection's first request, and between requests.
+_FIRST_REQUEST_TIMEOUT_S: Final = 5.0
+_IDLE_TIMEOUT_S: Final = 60.0
+#: Timeout of a send that makes no progress.
+_SEND_TIMEOUT_S: Final = 10.0
+#: Pause after the system refused to accept a connection.
+_ACCEPT_RETRY_S: Final = 1.0
 
 
 class ArchiveServer:
-    """The serving half of the archive."""
+    """The serving process of the archive."""
 
     def __init__(
         self,
         directory: Path,
-        board: Board,
+        state: SharedState,
         host: str,
         shard: int,
         on_missing: Callable[[], object],
     ) -> None:
-        """Listen at a port of `host` that the system chooses.
+        """Listen on a port of `host` that the system selects.
 
         Args:
-            directory: the segments.
-            board: what the server tells.
-            host: where to listen.
-            shard: whose segments they are.
-            on_missing: is told that somebody has asked for a block of a sealed segment that is not
-                there; from any thread.
+            directory: the directory of the segments.
+            state: the memory shared with the storage server.
+            host: the address to listen on.
+            shard: the shard of the segments.
+            on_missing: called when a client requests a missing block of a sealed segment; on any
+                thread.
 
         Raises:
-            OSError: it cannot.
+            OSError: the system refuses to listen.
 
         """
-        self._archive: Final = BlockReader(directory)
-        # An archive is of one thread; what it is asked takes little time.
-        self._looking: Final = threading.Lock()
-        self._board, self._shard = board, shard
+        self._blocks: Final = BlockReader(directory)
+        # The index is not thread-safe, and lookups are short.
+        self._blocks_lock: Final = threading.Lock()
+        self._state, self._shard = state, shard
         self._on_missing = on_missing
-        self._room: Final = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._free_connections: Final = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._log = structlog.get_logger()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket: Final = socket.create_server((host, 0), family=family, backlog=128)
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that the server listens on."""
         return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
-        """Serve from now on, as long as the process lives."""
+        """Start to serve, until the process ends."""
         threading.Thread(target=self._accept, name="archive", daemon=True).start()
 
     def _accept(self) -> None:
@@ -103,60 +102,60 @@ class ArchiveServer:
             try:
                 connection, _ = self._socket.accept()
             except OSError as error:
-                # Too many files are open, or the peer has gone already.
-                self._log.warning("no connection to the archive", error=str(error))
-                time.sleep(_REFUSED_S)
+                # Too many files are open, or the peer has disconnected.
+                self._log.warning("the archive cannot accept a connection", error=str(error))
+                time.sleep(_ACCEPT_RETRY_S)
                 continue
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Give a connection a thread, if there is room."""
-        if not self._room.acquire(blocking=False):
+        """Start a thread for a connection, if the limit allows."""
+        if not self._free_connections.acquire(blocking=False):
             connection.close()
             return
         thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            # The system has no more threads for us.
-            self._log.warning("no thread for a connection", error=str(error))
+            # The system is out of threads.
+            self._log.warning("the archive cannot start a thread", error=str(error))
             connection.close()
-            self._room.release()
+            self._free_connections.release()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.settimeout(_FIRST_S)
+                connection.settimeout(_FIRST_REQUEST_TIMEOUT_S)
                 while request := decode_request(bytes(receive(connection, REQUEST_BYTES))):
-                    connection.settimeout(_STUCK_S)
+                    connection.settimeout(_SEND_TIMEOUT_S)
                     if not self._answer(connection, request):
                         return
-                    connection.settimeout(_IDLE_S)
+                    connection.settimeout(_IDLE_TIMEOUT_S)
         except OSError:
-            pass  # it has gone, or was too slow
+            pass  # the peer disconnected, or was too slow
         finally:
-            self._room.release()
+            self._free_connections.release()
 
     def _answer(self, connection: socket.socket, request: Request) -> bool:
-        """Answer a request; whether the connection may go on."""
-        cluster = self._board.cluster
+        """Answer a request; return whether the connection stays open."""
+        cluster = self._state.cluster
         if not cluster or (request.cluster, request.shard) != (cluster, self._shard):
             connection.sendall(encode_answer(Answer(WRONG_SHARD)))
             return False
         if request.kind == WRITERS:
-            with self._looking:
-                position, writers = self._archive.writers(request.gsn)
+            with self._blocks_lock:
+                position, writers = self._blocks.writers(request.gsn)
             content = encode_writers(writers)
             answer = Answer(WRITERS, position, columns=part_of(content, 0))
             connection.sendall(encode_answer(answer) + content)
             return True
-        with self._looking:
-            found = self._archive.find(request.gsn, MAX_PLACES)
-            is_sealed = self._board.trim <= request.gsn < self._archive.sealed_end
-            if not isinstance(found, int) and request.gsn < self._board.trim:
-                # The server says what it says of a position that was trimmed.
-                found = self._archive.next_start(max(self._board.trim, found[0].block.stop))
+        with self._blocks_lock:
+            found = self._blocks.find(request.gsn, MAX_PLACES)
+            is_sealed = self._state.trim <= request.gsn < self._blocks.sealed_end
+            if not isinstance(found, int) and request.gsn < self._state.trim:
+                # As for any trimmed position, answer with the first one still there.
+                found = self._blocks.next_start(max(self._state.trim, found[0].block.stop))
         if isinstance(found, int):
             if is_sealed:
                 self._on_missing()
@@ -168,10 +167,10 @@ class ArchiveServer:
 
 
 def _locate(connection: socket.socket, places: Sequence[BlockPlace]) -> bool:
-    """Tell somebody on this machine, and nobody else, where blocks are."""
+    """Send the locations of blocks to a client on this machine."""
     path = os.fsencode(places[0].segment.absolute())
-    told = encode_places(Places(path, [place.block for place in places]))
-    connection.sendall(encode_answer(Answer(LOCATED, places_size=len(told))) + told)
+    content = encode_places(Places(path, [place.block for place in places]))
+    connection.sendall(encode_answer(Answer(LOCATED, places_size=len(content))) + content)
     return True
 
 
@@ -181,16 +180,18 @@ def _send(connection: socket.socket, place: BlockPlace) -> bool:
         BLOCK, block.start, block.stop, block.rows, block.has_keys,
         block.columns, block.origins, block.data,
     )  # fmt: skip
-    told = block.columns.size + block.origins.size
+    index_size = block.columns.size + block.origins.size
     try:
         rows, segment = place.rows.open("rb"), place.segment.open("rb")
     except FileNotFoundError:
-        # It was deleted just now.
+        # The segment was deleted just now.
         connection.sendall(encode_answer(Answer(NEXT, block.stop)))
         return True
     with rows, segment:
         connection.sendall(encode_answer(answer), socket.MSG_MORE)
         # A block of no-ops has no columns.
-        is_told = not told or connection.sendfile(rows, block.columns.at, told) == told
+        is_sent = not index_size or (
+            connection.sendfile(rows, block.columns.at, index_size) == index_size
+        )
         size = block.data.size
-        return is_told and connection.sendfile(segment, block.data.at, size) == size
+        return is_sent and connection.sendfile(segment, block.data.at, size) == size

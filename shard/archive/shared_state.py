@@ -1,8 +1,8 @@
-"""What a storage server tells its archive: a few numbers in memory that both have.
+"""Shared memory between a storage server and its archive: trim point, stable entry, cluster number.
 
-Rule: only the server writes, and each number with one store of 8 bytes, so that it is read as a
-whole. The trim point is there before anybody is told that the server refuses what is below it
-(docs/protocol.md, sections 8 and 14.2).
+Rule: only the server writes, and each number with one store of 8 bytes, so reads are atomic. The
+server publishes a trim point here before it refuses any read below it (docs/protocol.md, sections
+8 and 14.2).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ _BYTES: Final = 4096
 _TRIM, _STABLE, _CLUSTER = range(3)
 
 
-class Board:
-    """The numbers. One process makes it, another one opens its file descriptor."""
+class SharedState:
+    """The shared numbers. The server creates them; its archive opens the file descriptor."""
 
     def __init__(self, fd: int | None = None) -> None:
-        """Open the board of a descriptor, or make one that begins with zeros."""
+        """Map a file descriptor, or create new shared memory with zeros."""
         if fd is None:
             fd = os.memfd_create("archive")
             os.ftruncate(fd, _BYTES)
-        #: To be handed to the other process.
+        #: For the archive's process.
         self.fd: Final = fd
         self._memory = mmap.mmap(fd, _BYTES)
         self._numbers = memoryview(self._memory).cast("Q")
 
     @property
     def trim(self) -> int:
-        """All below this was trimmed."""
+        """The trim point: all positions below were trimmed."""
         return self._numbers[_TRIM]
 
     @trim.setter
@@ -48,7 +48,7 @@ class Board:
 
     @property
     def cluster(self) -> int:
-        """The cluster's number; 0: not known yet."""
+        """The cluster's number; 0 if unknown."""
         return self._numbers[_CLUSTER]
 
     @cluster.setter
@@ -56,7 +56,7 @@ class Board:
         self._numbers[_CLUSTER] = number
 
     def close(self) -> None:
-        """Give it back. May be called once."""
+        """Release the memory. Call once."""
         self._numbers.release()
         self._memory.close()
         os.close(self.fd)

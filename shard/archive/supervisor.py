@@ -1,8 +1,9 @@
-"""Keeps a storage server's archive running: a thread of the server that mostly sleeps.
+"""Supervisor of a storage server's archive: a thread of the server that mostly sleeps.
 
-It starts the archive's process when there is a sealed segment, again after a pause when it has
-died, and tells it what is stable. Rule: a server never waits for its archive; when the server ends,
-however it ends, so does the archive, since its stdin does (docs/protocol.md, section 14.2).
+It starts the archive's process when a sealed segment exists, restarts it after a pause when it
+ended, and publishes the last stable entry. Rule: a server never waits for its archive; when the
+server ends in any way, the archive's stdin closes and the archive ends (docs/protocol.md,
+section 14.2).
 """
 
 from __future__ import annotations
@@ -22,76 +23,75 @@ from ziplog.deploy.supervisor import environment, python
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.archive.shared_state import Board
+    from shard.archive.shared_state import SharedState
 
-#: How long an archive that died stays away, at first and at most; one that lived for so long had
-#: a good start.
+#: First and maximum pause before a restart. An archive that ran for the maximum resets the pause.
 _PAUSE_S: Final = 1.0
 _MAX_PAUSE_S: Final = 60.0
-#: How often it is looked whether a sealed segment is stable by now, at first and at least.
-_LOOK_S: Final = 0.25
-_MAX_LOOK_S: Final = 5.0
-#: What an archive may take to end, and its keeper then.
-_END_S: Final = 1.0
-_STOP_S: Final = 3.0
+#: First and maximum interval between checks whether a sealed segment is stable.
+_CHECK_S: Final = 0.25
+_MAX_CHECK_S: Final = 5.0
+#: Timeouts for the end of the archive, and of the supervisor.
+_END_TIMEOUT_S: Final = 1.0
+_STOP_TIMEOUT_S: Final = 3.0
 
 
-class Known(NamedTuple):
-    """What a server knows and its archive needs."""
+class ArchiveFacts(NamedTuple):
+    """The server's facts that its archive needs."""
 
-    #: The cluster's number; 0: not known yet.
+    #: The cluster's number; 0 if unknown.
     cluster: int
     #: The last entry that is known to be stable.
     stable: int
     trim: int
 
 
-class Keeper:
-    """Starts, tells and ends one server's archive."""
+class ArchiveSupervisor:
+    """Starts, notifies and stops one server's archive."""
 
     def __init__(
         self,
         arguments: list[str],
-        board: Board,
-        look: Callable[[], Known],
+        state: SharedState,
+        read_facts: Callable[[], ArchiveFacts],
         on_port: Callable[[int], object],
     ) -> None:
-        """Make a keeper; `start` lets it begin.
+        """Create a supervisor; `start` runs it.
 
         Args:
             arguments: of the archive's process.
-            board: what it is told is written there.
-            look: tells what the server knows; from another thread.
-            on_port: gets the port when an archive listens, 0 when it is gone; likewise.
+            state: the memory shared with the archive.
+            read_facts: returns the server's facts; called on the supervisor's thread.
+            on_port: receives the archive's port, 0 when it has ended; called on the same thread.
 
         """
-        self._command = python("shard.archive", *arguments, "--board", str(board.fd))
-        self._board, self._look, self._on_port = board, look, on_port
+        self._command = python("shard.archive", *arguments, "--shared-fd", str(state.fd))
+        self._state, self._read_facts, self._on_port = state, read_facts, on_port
         #: The last entry of the newest sealed segment; 0: there is none.
         self._sealed = 0
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
-        self._wake, self._called = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
 
     def start(self) -> None:
-        """Begin. Once."""
+        """Start the thread. Call once."""
         self._thread.start()
 
-    def sealed(self, last_fseq: int) -> None:
-        """Take note that a segment is sealed, whose last entry is this. From any thread."""
+    def on_sealed(self, last_fseq: int) -> None:
+        """Record a sealed segment by its last entry. Thread-safe."""
         self._sealed = max(self._sealed, last_fseq)
-        self._call()
+        self._wake()
 
     def stop(self) -> None:
-        """End the archive; it is not waited for long. Once, after `start`."""
+        """Stop the archive, with a short timeout. Call once, after `start`."""
         self._stopping.set()
-        self._call()
-        self._thread.join(_STOP_S)
+        self._wake()
+        self._thread.join(_STOP_TIMEOUT_S)
 
-    def _call(self) -> None:
+    def _wake(self) -> None:
         with suppress(BlockingIOError):
-            os.write(self._called, b"!")
+            os.write(self._wake_writer, b"!")
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -104,26 +104,26 @@ class Keeper:
             started = time.monotonic()
             try:
                 self._run_once()
-            except Exception:  # noqa: BLE001 - whatever it is, it is our error
-                # The server is none the worse for it, and gets another archive.
-                self._log.exception("the archive's keeper failed")
+            except Exception:  # noqa: BLE001 - a bug must not end the thread
+                # The server is unaffected, and starts another archive.
+                self._log.exception("the archive's supervisor failed")
             if self._stopping.is_set():
                 return
             lived_s = time.monotonic() - started
             pause_s = _PAUSE_S if lived_s > _MAX_PAUSE_S else min(2 * pause_s, _MAX_PAUSE_S)
-            self._log.warning("the archive has ended", again_s=pause_s)
+            self._log.warning("the archive has ended and is restarted", pause_s=pause_s)
             until = time.monotonic() + pause_s
             while not self._stopping.is_set() and (left_s := until - time.monotonic()) > 0:
                 self._sleep(left_s)
 
     def _sleep(self, timeout_s: float | None) -> None:
-        """Wait until somebody calls."""
-        _ready([self._wake], timeout_s)
-        self._answer()
+        """Wait until another thread wakes this one."""
+        _ready([self._wake_reader], timeout_s)
+        self._drain_wakeups()
 
-    def _answer(self) -> None:
+    def _drain_wakeups(self) -> None:
         with suppress(BlockingIOError):
-            os.read(self._wake, 4096)
+            os.read(self._wake_reader, 4096)
 
     def _run_once(self) -> None:
         """Run an archive until it ends, or the server stops."""
@@ -134,67 +134,67 @@ class Keeper:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 env=environment(),
-                pass_fds=[self._board.fd],
+                pass_fds=[self._state.fd],
             )
         except OSError as error:
-            self._log.warning("no archive", error=str(error))
+            self._log.warning("the archive cannot be started", error=str(error))
             return
         try:
-            self._tend(child)
+            self._supervise(child)
         finally:
             self._on_port(0)
             _end(child)
 
-    def _tend(self, child: subprocess.Popen[bytes]) -> None:
-        """Tell a child what is new until it ends, or the server stops."""
+    def _supervise(self, child: subprocess.Popen[bytes]) -> None:
+        """Notify a child of stable segments until it ends, or the server stops."""
         assert child.stdin is not None
         assert child.stdout is not None
         os.set_blocking(child.stdin.fileno(), False)
-        told = due = 0
-        look_s, said = _LOOK_S, b""
+        notified = due = 0
+        check_s, output = _CHECK_S, b""
         while not self._stopping.is_set():
-            # One after the other: the newest is never stable while they are sealed fast.
-            if due == told:
+            # One after the other: while segments are sealed fast, the newest is never stable.
+            if due == notified:
                 due = self._sealed
-            if told < due <= self._write_down():
-                told = due
+            if notified < due <= self._publish():
+                notified = due
                 with suppress(OSError):
                     child.stdin.write(b"\n")
-            is_all = told >= self._sealed
-            look_s = _LOOK_S if is_all else min(2 * look_s, _MAX_LOOK_S)
-            output = child.stdout.fileno()
-            ready = _ready([self._wake, output], None if is_all else look_s)
-            if self._wake in ready:
-                self._answer()
-                look_s = _LOOK_S
-            if output in ready:
+            is_done = notified >= self._sealed
+            check_s = _CHECK_S if is_done else min(2 * check_s, _MAX_CHECK_S)
+            stdout = child.stdout.fileno()
+            ready = _ready([self._wake_reader, stdout], None if is_done else check_s)
+            if self._wake_reader in ready:
+                self._drain_wakeups()
+                check_s = _CHECK_S
+            if stdout in ready:
                 part = child.stdout.read(64)
-                if not part or not self._take(said := said + part):
+                if not part or not self._on_output(output := output + part):
                     return
 
-    def _take(self, said: bytes) -> bool:
-        """Take what a child said so far; False: it is not its port."""
-        line, end, rest = said.partition(b"\n")
+    def _on_output(self, output: bytes) -> bool:
+        """Handle a child's output so far; False: it is no port."""
+        line, end, rest = output.partition(b"\n")
         if rest or len(line) > 5 or not line.isdigit():
-            self._log.warning("no archive", said=repr(said))
+            self._log.warning("the archive did not report a port", output=repr(output))
             return False
         if end:
             self._on_port(int(line))
         return True
 
-    def _write_down(self) -> int:
-        """Put what the server knows on the board; return what the archive can do with it.
+    def _publish(self) -> int:
+        """Publish the server's facts to the archive; return the last stable entry.
 
-        That is the last entry that is known to be stable, 0 if the cluster is not known yet.
+        0 if the cluster is unknown: the archive cannot serve yet.
         """
-        known = self._look()
-        board = self._board
-        board.cluster, board.stable, board.trim = known
-        return known.stable if known.cluster else 0
+        facts = self._read_facts()
+        state = self._state
+        state.cluster, state.stable, state.trim = facts
+        return facts.stable if facts.cluster else 0
 
 
 def _ready(files: list[int], timeout_s: float | None) -> set[int]:
-    """Wait until one of them has something to read, or has ended; return which."""
+    """Wait until some files are readable or closed; return them."""
     poll = select.poll()
     for file in files:
         poll.register(file, select.POLLIN)
@@ -202,15 +202,15 @@ def _ready(files: list[int], timeout_s: float | None) -> set[int]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child, which ends by itself when its stdin does."""
+    """Close a child's stdin, and wait for its end; kill it after the timeout."""
     assert child.stdin is not None
     assert child.stdout is not None
     with suppress(OSError):
         child.stdin.close()
     try:
-        child.wait(_END_S)
+        child.wait(_END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         child.kill()
         with suppress(subprocess.TimeoutExpired):
-            child.wait(_END_S)
+            child.wait(_END_TIMEOUT_S)
     child.stdout.close()

@@ -1,9 +1,9 @@
-"""How fast rows are made: slowly while records come, at once where somebody misses them.
+"""Throttle of the block builder: it works slowly while records arrive, fast for a waiting reader.
 
-The lowest priority is not enough to cost those who insert nothing: between two messages a core is
-idle for a moment, and what fills all such moments takes caches, memory's bandwidth and the other
-half of a core. Rule: a rest is bounded, and ends when somebody misses rows or nothing is written
-any more (docs/protocol.md, section 14.2).
+The lowest priority alone is not enough. Between two messages a core is idle for a moment, and work
+in all these moments takes caches, memory bandwidth and the sibling hyperthread from the server.
+Rule: a pause is bounded, and ends when a reader misses rows or the server stops writing
+(docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -15,47 +15,49 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: A server that wrote nothing for so long is at rest. It writes within 10 ms of a record, and now
-#: and then while the log is followed.
-CALM_S: Final = 0.25
-#: While records come, a maker works for one part of so many of the time.
+#: Time without a write after which the server counts as idle. It writes within 10 ms of a record,
+#: and occasionally while readers follow the log.
+IDLE_S: Final = 0.25
+#: While records arrive, the builder works 1/20 of the time.
 _PARTS: Final = 20
-#: The longest rest after a block.
-LONGEST_S: Final = 5.0
-#: For so long there is no rest once somebody has missed rows: more are missed, or about to be.
-HURRY_S: Final = 10.0
+#: Maximum pause after a block.
+MAX_PAUSE_S: Final = 5.0
+#: Time without pauses after a reader missed rows: it will probably miss more.
+EXPEDITED_S: Final = 10.0
 
 
-class Pace:
-    """The pace of one thread that makes rows."""
+class Throttle:
+    """Throttles one building thread."""
 
     def __init__(self) -> None:
-        """Begin without hurry."""
-        self._called = threading.Event()
-        self._hurried_until = 0.0
+        """Start in the throttled state."""
+        self._woken = threading.Event()
+        self._expedited_until = 0.0
         self._since = 0.0
 
-    def hurry(self) -> None:
-        """Somebody has asked for rows that are not there. From any thread."""
-        self._hurried_until = time.monotonic() + HURRY_S
-        self._called.set()
+    def expedite(self) -> None:
+        """Stop throttling for a while: a reader requested missing rows. Thread-safe."""
+        self._expedited_until = time.monotonic() + EXPEDITED_S
+        self._woken.set()
 
-    def begin(self) -> None:
-        """Work begins."""
+    def start(self) -> None:
+        """Record the start of work."""
         self._since = time.thread_time()
 
-    def rest(self, written: Path) -> None:
-        """Rest from work, for as long as `written` is written to and nobody misses rows."""
-        self._called.clear()
+    def throttle(self, written: Path) -> None:
+        """Pause after work, while the server writes to `written` and no reader misses rows."""
+        self._woken.clear()
         worked_s = time.thread_time() - self._since
-        until = time.monotonic() + min((_PARTS - 1) * worked_s, LONGEST_S)
-        while self._hurried_until <= (now := time.monotonic()) < until and _age_s(written) < CALM_S:
-            self._called.wait(min(until - now, CALM_S))
-        self.begin()
+        until = time.monotonic() + min((_PARTS - 1) * worked_s, MAX_PAUSE_S)
+        while (
+            self._expedited_until <= (now := time.monotonic()) < until and _age_s(written) < IDLE_S
+        ):
+            self._woken.wait(min(until - now, IDLE_S))
+        self.start()
 
 
 def _age_s(path: Path) -> float:
-    """Return how long ago a file was written to; one that is gone, never."""
+    """Return the time since the last write to a file; infinity if it is gone."""
     try:
         return time.time() - path.stat().st_mtime
     except FileNotFoundError:

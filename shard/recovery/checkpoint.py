@@ -1,7 +1,7 @@
-"""What a replica leaves when it stops cleanly, and how it starts: with that, anew, or in limbo.
+"""The checkpoint of a clean stop, and the start: from a checkpoint, with an empty log, or in limbo.
 
-Rule: only a server that was up goes on from a checkpoint; any other one may have promised something
-that it does not know any more, or holds only a part (docs/protocol.md, sections 9 and 11).
+Rule: only a server that was `up` resumes from a checkpoint. Any other server may have made promises
+that it no longer knows, or may hold only a part of its log (docs/protocol.md, sections 9 and 11).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shard.recovery.log_comparison import mark_at
+from shard.recovery.log_comparison import watermark_at
 from shard.state.decision_log import Watermark
 from shard.state.sessions import ALL_COPIES, HeldUnit
 from ziplog.core.node import LogWarning
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that a replica needs to go on where it stopped (D20)."""
+    """The state that a replica resumes from after a clean stop (D20)."""
 
     cluster: int
     view: int
     trim: int
     ack_counter: int
-    #: It was not up, and what it holds proves nothing.
+    #: The server was not `up`: its log and sessions prove nothing.
     limbo: bool
     leases: list[LeaseRun]
     stable: Watermark
     durable: Watermark
     #: The entries after `stable`.
     window: list[Entry]
-    #: Per session: client, done_below, its units.
+    #: Per session: client, `first_incomplete`, units.
     sessions: list[tuple[bytes, int, list[HeldUnit]]]
-    #: Per session that has any: client, and the units that were refused for good in this view.
+    #: Per session with tombstones: client, and the seqs that were refused permanently in this view.
     refused: list[tuple[bytes, list[int]]] = []
-    #: Units may have been refused so.
+    #: The shard was out of the leases in this view, so units may have been refused permanently.
     was_excluded: bool = False
-    #: The same, and the units of which only the first copies were: how many, by seq.
+    #: Per session with tombstones: client, and the number of refused copies by seq.
     tombstones: list[tuple[bytes, dict[int, int]]] = []
-    #: No record of a session that was forgotten is above this position.
+    #: No record of an expired session is above this position.
     horizon: int = 0
-    #: The same of clients that have no session.
+    #: Tombstones of clients without a session.
     strangers: list[tuple[bytes, dict[int, int]]] = []
-    #: Of each of `sessions`: its horizon, and what no record of it is above.
+    #: Per entry of `sessions`: its horizon, and an upper bound of its records' positions.
     bounds: list[tuple[int, int]] = []
 
 
 def save(state: ReplicaState) -> bytes:
-    """Return what a clean restart needs. Nothing may be stepped after it."""
+    """Return the encoded checkpoint for a clean restart. The state must not change afterwards."""
     stream = state.stream
     tombstones = [(s.client, s.refused) for s in state.sessions.by_client.values() if s.refused]
     return msgspec.msgpack.encode(
@@ -81,7 +81,7 @@ def save(state: ReplicaState) -> bytes:
 
 
 def start(state: ReplicaState, saved: bytes | None, now: int, *, limbo: bool) -> bool:
-    """Take up what there is; whether the server goes on from its checkpoint."""
+    """Restore the state from the checkpoint, or enter limbo; return whether it was restored."""
     checkpoint = None if saved is None else msgspec.msgpack.decode(saved, type=Checkpoint)
     if checkpoint is not None and not checkpoint.limbo and _is_stored(state, checkpoint):
         _restore(state, checkpoint, now)
@@ -92,7 +92,7 @@ def start(state: ReplicaState, saved: bytes | None, now: int, *, limbo: bool) ->
 
 
 def _is_stored(state: ReplicaState, checkpoint: Checkpoint) -> bool:
-    """Whether the store has what the checkpoint follows: its files may have been lost."""
+    """Whether the store ends where the checkpoint begins: segment files may have been lost."""
     window = checkpoint.window
     last = window[-1].fseq if window else checkpoint.stable.fseq
     is_all_trimmed = not window and checkpoint.trim >= checkpoint.stable.end
@@ -121,7 +121,7 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
         session.first_incomplete = first_incomplete
         for unit in units:
             session.units[unit.seq] = unit
-            # The way back was one of connections that are gone: it may lead to another client.
+            # Routes of the former process may lead to other clients now.
             unit.route = b""
     for (client, _, _), (horizon, last) in zip(
         checkpoint.sessions, checkpoint.bounds, strict=False
@@ -145,6 +145,6 @@ def _enter_limbo(state: ReplicaState) -> None:
         record = store.last_record_below(mark.frontier)
         known = Watermark(mark.stable, mark.frontier, record)
     if known.fseq < store.first_fseq - 1:
-        with suppress(UnreadableError):  # what came before was trimmed: it was stable
-            known = mark_at(store, store.first_fseq - 1)
+        with suppress(UnreadableError):  # trimmed entries were stable
+            known = watermark_at(store, store.first_fseq - 1)
     state.stream.restore(known, known, [])

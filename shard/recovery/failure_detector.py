@@ -1,10 +1,9 @@
-"""Who of the shard's replicas is there, as this one hears it (docs/protocol.md, section 11).
+"""Failure detector of one shard: tracks heartbeats of the other replicas.
 
-Every replica tells the others four times per suspicion time that it is there, and in which view. A
-peer that is silent for so long, in limbo, or in an older view is suspected. Rule: time that this
-server itself did not run accuses nobody, nor (within limits) time in which it had input that it had
-not looked at. Invariant: nobody is suspected who was just heard to be
-fine, in this view.
+Every replica sends its peers four heartbeats per suspicion timeout, each with its view and state.
+A peer is suspected after one suspicion timeout without a healthy heartbeat in the current view, or
+at once if it reports limbo or an older view. Time during which this process was paused does not
+count. Nor does, within limits, time with unread input. See docs/protocol.md, section 11.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from typing import TYPE_CHECKING, Final
 from ziplog.wire import Beat, Suspect
 
 if TYPE_CHECKING:
-    from shard.recovery.participant import Claim
+    from shard.recovery.participant import LogClaim
     from shard.state.replica_state import ReplicaState
 
 _MS: Final = 1_000_000
-#: All servers of a shard are started at about the same time: nobody is suspected before that.
+#: Grace period after a start: all servers of a shard start at about the same time.
 STARTUP_NS: Final = 4000 * _MS
-#: While something is wrong, the failure handler is told so so often.
-TELL_NS: Final = 100 * _MS
-#: After so long without running, this server may have missed everything.
+#: Interval between `Suspect` messages while a peer is suspected.
+SUSPECT_INTERVAL_NS: Final = 100 * _MS
+#: Pause after which this server may have missed any message, a recovery's too.
 STALE_NS: Final = 5000 * _MS
-#: So many suspicion times of silence count even if input was unread all the time: a flood must not
-#: hide that a peer has died.
-UNREAD_TIMES: Final = 5
-#: What comes so soon after that may have been waiting for it all the time: it proves nothing.
+#: Suspicion timeouts of silence that count even if input was unread all the time: a flood must not
+#: hide a dead peer.
+UNREAD_TIMEOUTS: Final = 5
+#: Messages within this time after a pause may have waited in a queue: they prove nothing.
 _WAITING_NS: Final = 250 * _MS
 
 
-class Health:
-    """What one replica knows of the others."""
+class FailureDetector:
+    """Heartbeats and suspicions of one replica's peers."""
 
     def __init__(self, state: ReplicaState, now: int) -> None:
         self._state: Final = state
@@ -41,99 +40,99 @@ class Health:
         self._handlers: Final = tuple(node.name.encode() for node in config.handlers)
         self._suspicion_ns: Final = config.suspicion_ms * _MS
         self._beat_ns: Final = self._suspicion_ns // 4
-        #: When each peer was last heard to be fine, and what it said last.
-        self._heard: Final = dict.fromkeys(self._others, now + STARTUP_NS)
-        #: Peers that said that they are not fit for this view.
+        #: Time of the last healthy heartbeat of each peer.
+        self._last_beat: Final = dict.fromkeys(self._others, now + STARTUP_NS)
+        #: Peers that reported limbo or an older view.
         self._unfit: Final[set[int]] = set()
-        #: Silence counts from here on at the earliest.
+        #: Silence before this time does not count.
         self._listening_since = now
         self._beat_due = now
-        self._looked = now
-        #: Frames wait that this server has not looked at; the last time that this was so.
+        self._ticked_at = now
+        #: Whether received frames are unread, and the last time when they were.
         self._is_unread = False
         self._read_at = now
-        self._tell_due = now
-        #: This server did not run for long and has heard nobody since.
+        self._suspect_due = now
+        #: This server was paused for long and has received no message since.
         self.is_stale = False
-        #: The membership service says that the shard is being recovered, whatever is seen here.
+        #: The membership service reports that the shard is being recovered.
         self.is_recovering = False
 
-    def missed(self, now: int) -> None:
-        """Note that this server did not run: whom it did not hear may have spoken."""
+    def on_pause(self, now: int) -> None:
+        """Record a pause of this process: peers may have sent heartbeats meanwhile."""
         self._listening_since = now
         if self._others:
             self.is_stale = True
 
-    def pressed(self, now: int, *, unread: bool) -> None:
-        """Note whether all input was looked at: a sign of life may be in the rest."""
+    def on_unread_input(self, now: int, *, unread: bool) -> None:
+        """Record whether input is unread: it may contain a heartbeat."""
         if unread or self._is_unread:
             self._read_at, self._is_unread = now, unread
 
-    def touched(self, now: int) -> None:
-        """Note that somebody who would know of a higher view was heard."""
+    def on_fresh_message(self, now: int) -> None:
+        """Record a message from a process that would know of a higher view."""
         if now - self._listening_since >= _WAITING_NS:
             self.is_stale = False
 
-    def beaten(self, beat: Beat, now: int) -> None:
-        """Take a peer's sign of life."""
-        if beat.server not in self._heard:
+    def on_beat(self, beat: Beat, now: int) -> None:
+        """Record a peer's heartbeat."""
+        if beat.server not in self._last_beat:
             return
-        self.touched(now)
+        self.on_fresh_message(now)
         if beat.view == self._state.view and beat.state in {"up", "frozen", "joined"}:
-            self._heard[beat.server] = now
+            self._last_beat[beat.server] = now
             self._unfit.discard(beat.server)
         elif beat.state == "limbo" or 0 < beat.view < self._state.view:
             self._unfit.add(beat.server)
-            self._tell_due = min(self._tell_due, now)
+            self._suspect_due = min(self._suspect_due, now)
 
-    def begin_view(self, now: int) -> None:
-        """Everybody was there when this view began."""
+    def on_view_start(self, now: int) -> None:
+        """Record that a view starts: all replicas were reachable then."""
         self._unfit.clear()
         for server in self._others:
-            self._heard[server] = now
+            self._last_beat[server] = now
 
     def suspects(self, now: int) -> list[int]:
-        """Return the peers that have probably failed, by index."""
+        """Return the indices of the suspected peers."""
         since, suspicion = self._listening_since, self._suspicion_ns
         read = now if self._is_unread else self._read_at
         return [
             server
-            for server, heard in self._heard.items()
+            for server, heard in self._last_beat.items()
             if server in self._unfit
             or now - max(heard, since, read) >= suspicion
-            or now - max(heard, since) >= UNREAD_TIMES * suspicion
+            or now - max(heard, since) >= UNREAD_TIMEOUTS * suspicion
         ]
 
-    def woke(self, now: int, claim: Claim) -> None:
-        """Say that this server is there; tell the handler what is wrong."""
+    def tick(self, now: int, claim: LogClaim) -> None:
+        """Send a heartbeat, and report suspicions to the failure handlers, if they are due."""
         if not self._handlers or not self._state.cluster:
             return
-        if now - self._looked > self._suspicion_ns // 2:
+        if now - self._ticked_at > self._suspicion_ns // 2:
             self._listening_since = now
-        self._looked = now
+        self._ticked_at = now
         if now >= self._beat_due:
             self._beat_due = now + self._beat_ns
-            self._beat()
-        if now >= self._tell_due:
+            self._send_beat()
+        if now >= self._suspect_due:
             suspects = self.suspects(now)
             is_well = self._state.state == "up" and not self.is_recovering
             if suspects or not (is_well or self._state.state == "starting"):
-                self._tell_due = now + TELL_NS
-                self._tell(suspects, claim)
+                self._suspect_due = now + SUSPECT_INTERVAL_NS
+                self._send_suspicions(suspects, claim)
             else:
-                self._tell_due = self._beat_due
+                self._suspect_due = self._beat_due
 
-    def hurry(self, now: int) -> None:
-        """Something has changed that the others should know at once."""
-        self._beat_due = self._tell_due = now
+    def expedite(self, now: int) -> None:
+        """Send the next heartbeat and report immediately: this server's state has changed."""
+        self._beat_due = self._suspect_due = now
 
     def next_wakeup(self) -> int | None:
-        """Return when something becomes due."""
+        """Return when the next message is due."""
         if not self._handlers or not self._state.cluster:
             return None
-        return min(self._beat_due, self._tell_due)
+        return min(self._beat_due, self._suspect_due)
 
-    def _beat(self) -> None:
+    def _send_beat(self) -> None:
         state = self._state
         state.broadcast(
             state.peers,
@@ -142,7 +141,7 @@ class Health:
             ),
         )
 
-    def _tell(self, suspects: list[int], claim: Claim) -> None:
+    def _send_suspicions(self, suspects: list[int], claim: LogClaim) -> None:
         state = self._state
         state.broadcast(
             self._handlers,
@@ -154,5 +153,5 @@ class Health:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Assert the invariant."""
-        assert self._state.server not in self._heard
+        """Assert that this server does not track itself."""
+        assert self._state.server not in self._last_beat

@@ -1,4 +1,4 @@
-"""Questions to a replica's log: where an entry ends, what follows it, whether two logs are one.
+"""Comparison of two replicas' logs: digests, watermarks of entries, iteration over entries.
 
 Functions of a `Store` only. See docs/protocol.md, section 11.
 """
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from shard.storage.store import Store
     from ziplog.segments.entry import Entry
 
-#: A digest covers at most so many entries.
+#: Maximum number of entries in a digest.
 _MAX_DIGESTED: Final = 4096
 _UNKNOWN_DIGEST: Final = b"\0" * 16
-#: What is read from the store at once.
+#: Bytes of one read from the store.
 _READ_BYTES: Final = 4 * 1024 * 1024
 
 
 def digest_of(store: Store) -> bytes:
-    """Return the digest of the log's end: its last entries of one view, 4,096 at most.
+    """Return a digest of the log's last entries of one view, 4,096 at most.
 
-    Sixteen zeros if they are not all there any more, or one of them cannot be read.
+    Sixteen zeros if one of them was trimmed or cannot be read.
     """
     last = store.last_fseq
     base = max(store.last_of(store.last_view - 1), last - _MAX_DIGESTED) if last else 0
@@ -45,22 +45,24 @@ def digest_of(store: Store) -> bytes:
     return digest.digest()
 
 
-def is_same(digest: bytes, other: bytes) -> bool:
-    """Whether two digests may be of the same log."""
+def may_be_same(digest: bytes, other: bytes) -> bool:
+    """Whether two digests may belong to the same log."""
     return digest == other or _UNKNOWN_DIGEST in {digest, other}
 
 
-def mark_at(store: Store, fseq: int) -> Watermark:
-    """Return where entry `fseq` ends; of an entry that was trimmed: where the log begins."""
+def watermark_at(store: Store, fseq: int) -> Watermark:
+    """Return the watermark after entry `fseq`; of a trimmed entry, where the log begins."""
     if fseq >= store.last_fseq:
         end = store.last_end
     else:
-        end = next((start_of(entry) for entry in entries_after(store, fseq) if start_of(entry)), 0)
+        end = next(
+            (first_gsn_of(entry) for entry in entries_after(store, fseq) if first_gsn_of(entry)), 0
+        )
         end = end or store.last_end
     return Watermark(fseq, end, store.last_record_below(end))
 
 
-def start_of(entry: Entry) -> int:
+def first_gsn_of(entry: Entry) -> int:
     """Return the first gsn of an entry; 0 if it has none."""
     decision = entry.decision
     if type(decision) is Place:
@@ -69,7 +71,7 @@ def start_of(entry: Entry) -> int:
 
 
 def entries_after(store: Store, fseq: int) -> Iterable[Entry]:
-    """Give all entries after `fseq`."""
+    """Yield all entries after `fseq`."""
     while fseq < store.last_fseq:
         entries = store.read_after(fseq, _READ_BYTES)
         yield from entries

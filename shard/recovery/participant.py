@@ -1,11 +1,11 @@
-"""A replica's part in the recovery of its shard: the promise, the roll-forward, the new view.
+"""A replica's part in the recovery of its shard: promise, roll-forward, new view.
 
     up, joined, limbo --Freeze--> frozen: it stores nothing more in its view
-    frozen --ViewDecided for it--> joined in the new view
-    any --ViewDecided for another, or a higher view heard of--> limbo, follows (`joining`)
+    frozen --ViewDecided with its own state--> joined in the new view
+    any --ViewDecided with another state, or a higher view--> limbo, state transfer
 
-Rule: what was acked here stays at its slot; every other position below the limit becomes a no-op.
-The log that results is on disk before anybody hears of it. Invariant: of two recoveries, the one
+Rule: every unit that was acked here keeps its slots; every other position below the limit becomes
+a no-op. The resulting log is on disk before it is reported. Invariant: of two recoveries, the one
 with the higher number counts (docs/protocol.md, section 11; T 4.2.5; D20 to D26).
 """
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shard.recovery.log_comparison import digest_of, entries_after, mark_at
-from shard.recovery.state_transfer import Joining
+from shard.recovery.log_comparison import digest_of, entries_after, watermark_at
+from shard.recovery.state_transfer import StateTransfer
 from shard.state.epoch_clock import LeaseConflictError
 from ziplog.core.entries import Place, Skip
 from ziplog.core.node import Halt, LogWarning
@@ -32,75 +32,75 @@ if TYPE_CHECKING:
     from ziplog.wire import Fetched, Freeze, ViewDecided
 
 
-class Missing(NamedTuple):
-    """Entries that a server in limbo cannot read, and cannot go on without."""
+class MissingEntries(NamedTuple):
+    """Entries that a server in limbo needs and cannot read."""
 
     #: The last entry before them.
     after: int
     error: UnreadableError
-    #: The view that it would join with them; 0: it would lead a recovery.
+    #: The view that the server would join with them; 0: it would lead a recovery.
     view: int
 
 
-class Claim(NamedTuple):
-    """How much a server says that it holds."""
+class LogClaim(NamedTuple):
+    """The part of the log that a server claims to hold."""
 
     last: int
     last_view: int
-    #: The highest recovery that it knows of.
+    #: The highest recovery that the server knows.
     number: int
-    #: There is more, which it cannot read, and nobody could give it.
+    #: The log continues with unreadable entries that no peer could provide.
     is_damaged: bool
 
 
-class Recovery:
-    """What one replica promised and decided to be."""
+class RecoveryParticipant:
+    """The promises and decisions of one replica in recoveries."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: The highest recovery that this server froze for, or follows; 0: none.
+        #: The highest recovery that this server froze for, or joins; 0: none.
         self.number = 0
-        #: Who is to be told of the promise, once its entries are on disk; empty: nobody.
+        #: Where to send the promise once its entries are on disk; empty: nowhere.
         self._route = b""
         self._decided_end = 0
         self._rolled_forward = 0
-        #: The decision that this server entered its view with, until the view begins.
+        #: The decision that this server entered its view with, until the view starts.
         self.entered: ViewDecided | None = None
-        #: How it takes over another server's log; None while it does not.
-        self.joining: Joining | None = None
-        #: What keeps this server from leading, or from joining; None: nothing is known to.
-        self.missing: Missing | None = None
-        #: Nobody could give it.
-        self._is_hopeless = False
-        #: What was said last of what cannot be done.
-        self._warned = ""
+        #: The transfer of another server's log; None: none runs.
+        self.transfer: StateTransfer | None = None
+        #: Entries that this server must read before it can lead or join; None: none known.
+        self.missing: MissingEntries | None = None
+        #: No peer could provide the missing entries.
+        self._is_unrepairable = False
+        #: The last warning, so that it is not repeated.
+        self._last_warning = ""
 
     # --- the promise ---
 
     def freeze(self, route: bytes, message: Freeze, promised: Iterable[HeldUnit], now: int) -> bool:
-        """Promise, if the recovery is the newest one; again is the same. Whether it did.
+        """Freeze and promise, if the recovery is the newest; return whether it did. Idempotent.
 
-        `promised` are the units whose slots this server guessed and acked, in gsn order.
+        `promised`: the units with slots that this server guessed and acked, in gsn order.
         """
         state = self._state
-        if not self._concerns(message) or message.recovery < self.number:
+        if not self._applies(message) or message.recovery < self.number:
             return False
         if state.state != "frozen" or message.recovery > self.number:
             if state.state == "limbo":
                 is_awaited = self.missing is not None and self.missing.view == 0
-                if is_awaited or not self._wake(now):
+                if is_awaited or not self._recover_from_disk(now):
                     return False
-                state.view = message.view  # of all that have forgotten, this one speaks for it
+                state.view = message.view  # all replicas are in limbo; the handler chose this one
             self._roll_forward(message, promised, now)
-            self.number, self.entered, self.joining = message.recovery, None, None
-            self.mended()
+            self.number, self.entered, self.transfer = message.recovery, None, None
+            self.on_repaired()
             state.state = "frozen"
         self._route = route
-        self.persisted()
+        self.on_persisted()
         return True
 
-    def _concerns(self, message: Freeze) -> bool:
-        """Whether it is for this process, about the view that it is in."""
+    def _applies(self, message: Freeze) -> bool:
+        """Whether the message addresses this process and its current view."""
         state = self._state
         if message.incarnation not in {0, state.incarnation}:
             return False
@@ -112,8 +112,8 @@ class Recovery:
             and message.recovery > state.view
         )
 
-    def _wake(self, now: int) -> bool:
-        """Take what is on disk for all that is known: everybody has forgotten something."""
+    def _recover_from_disk(self, now: int) -> bool:
+        """Rebuild sessions and decisions from the disk: every replica is in limbo."""
         state, store = self._state, self._state.store
         stream = state.stream
         if store.last_fseq < stream.stable:
@@ -126,8 +126,8 @@ class Recovery:
         at = stream.stable
         try:
             fseq, tables = store.last_table()
-            # A session that is not in the table may have been forgotten before.
-            last = mark_at(store, fseq).end - 1 if fseq else 0
+            # A session that is not in the table may have expired before.
+            last = watermark_at(store, fseq).end - 1 if fseq else 0
             state.sessions.install(tables, now, last, last)
             at = max(min(stream.stable, fseq), trimmed)
             window: list[Entry] = []
@@ -137,37 +137,37 @@ class Recovery:
                     window.append(entry)
                 if at > fseq:
                     state.sessions.replay(entry, now)
-            if stable.fseq < trimmed:  # at the start, it could not be read what follows
-                stable = durable = mark_at(store, trimmed)
+            if stable.fseq < trimmed:  # at the start, the following entries could not be read
+                stable = durable = watermark_at(store, trimmed)
         except BusyError as error:
             self._warn(f"{state.config.name} cannot lead a recovery yet: {error}")
             return False
         except UnreadableError as error:
-            self._miss(Missing(at, error, 0))
+            self._record_missing(MissingEntries(at, error, 0))
             return False
         stream.restore(stable, durable, window)
         return True
 
     def _warn(self, text: str) -> None:
-        """Say something to the operator, unless it was said last: it is asked again and again."""
-        if text != self._warned:
-            self._warned = text
+        """Log a warning, unless it repeats the last one: requests are retransmitted."""
+        if text != self._last_warning:
+            self._last_warning = text
             self._state.effects.append(LogWarning(text))
 
     def _warn_of(self, error: object, what: str = "lead a recovery") -> None:
         name = self._state.config.name
         self._warn(
-            f"{name} cannot {what}: {error}. Put back what is missing, or start another"
-            " replica of the shard that has it"
+            f"{name} cannot {what}: {error}. Restore the missing file, or start another"
+            " replica of the shard that has these entries"
         )
 
-    # --- what cannot be read ---
+    # --- unreadable entries ---
 
     @property
     def repair_view(self) -> int | None:
-        """The view in which others are asked for what cannot be read here; None: not now.
+        """The view of repair requests to peers; None: no repair now.
 
-        0: only servers in limbo answer, whichever view they remember.
+        0: only servers in limbo answer, in any view.
         """
         state = self._state
         if state.state in {"up", "joined"}:
@@ -176,36 +176,36 @@ class Recovery:
             return self.missing.view
         return None
 
-    def _miss(self, missing: Missing) -> None:
-        self.missing, self._is_hopeless = missing, False
+    def _record_missing(self, missing: MissingEntries) -> None:
+        self.missing, self._is_unrepairable = missing, False
 
-    def mended(self) -> None:
-        """Note that what was missing has come, or is not needed any more: look again."""
-        self.missing, self._is_hopeless = None, False
+    def on_repaired(self) -> None:
+        """Record that the missing entries arrived or are no longer needed; check again."""
+        self.missing, self._is_unrepairable = None, False
 
-    def gave_up(self, why: str) -> None:
-        """Note that nobody can give what is missing."""
+    def repair_failed(self, why: str) -> None:
+        """Record that no peer can provide the missing entries."""
         assert self.missing is not None, "nothing was missing"
-        if self._is_hopeless:
-            return  # it was tried again
-        self._is_hopeless = True
+        if self._is_unrepairable:
+            return  # a repeated attempt
+        self._is_unrepairable = True
         view = self.missing.view
         what = f"join view {view}" if view else "lead a recovery"
-        self._warn_of(f"{self.missing.error}; nobody could repair it ({why})", what)
+        self._warn_of(f"{self.missing.error}; no peer could repair it ({why})", what)
 
     @property
-    def claim(self) -> Claim:
-        """What the handler is told that this server holds: what it could lead with.
+    def claim(self) -> LogClaim:
+        """The claim for the failure handler: the entries that this server could lead with.
 
-        No less than what it knows to be stable: nobody who holds less may lead instead.
+        At least the entries known to be stable: a server that holds less must not lead.
         """
         state, store = self._state, self._state.store
-        if not self._is_hopeless or self.missing is None or state.state != "limbo":
-            return Claim(store.last_fseq, store.last_view, self.number, is_damaged=False)
+        if not self._is_unrepairable or self.missing is None or state.state != "limbo":
+            return LogClaim(store.last_fseq, store.last_view, self.number, is_damaged=False)
         last = min(max(self.missing.after, state.stream.stable), store.last_fseq)
-        # The number of an attempt that is not told any more must not be given to another one.
+        # The number of an attempt that is no longer reported must not be used for another one.
         number = max(self.number, store.last_view)
-        return Claim(last, store.view_at(last), number, is_damaged=True)
+        return LogClaim(last, store.view_at(last), number, is_damaged=True)
 
     # --- the roll-forward ---
 
@@ -217,8 +217,8 @@ class Recovery:
             state.effects.append(Halt(str(error)))
             return
         view = message.recovery
-        # An attempt that failed may have settled the rest: that was not decided.
-        self._decided_end = mark_at(state.store, state.store.last_of(message.view)).end
+        # The entries of a failed attempt were not decided.
+        self._decided_end = watermark_at(state.store, state.store.last_of(message.view)).end
         self._rolled_forward = 0
         for unit in [unit for unit in promised if not unit.confirmed]:
             gsns = unit.gsns
@@ -245,8 +245,8 @@ class Recovery:
             state.record(Skip(stream.end, message.limit), view)
         state.sessions.drop_undecided()
 
-    def persisted(self) -> None:
-        """Say what was promised, if it is on disk now."""
+    def on_persisted(self) -> None:
+        """Send the promise, if its entries are on disk now."""
         state, stream = self._state, self._state.stream
         if not self._route or state.state != "frozen" or state.persisted < stream.last:
             return
@@ -262,8 +262,8 @@ class Recovery:
 
     # --- the decision ---
 
-    def decided(self, decision: ViewDecided, now: int) -> bool:
-        """Take a decision: enter its view, or follow the survivor. Whether it was entered."""
+    def on_decided(self, decision: ViewDecided, now: int) -> bool:
+        """Enter the decided view, or join its survivor; return whether the view was entered."""
         state = self._state
         if self._enter(decision):
             return True
@@ -271,19 +271,19 @@ class Recovery:
             decision.survivor != state.server
             and decision.view >= self.number
             and decision.view > state.view
-            and (self.joining is None or self.joining.decision.view != decision.view)
+            and (self.transfer is None or self.transfer.decision.view != decision.view)
         ):
             is_witness = self.is_in_view
             if is_witness:
-                self.stand_by(decision.view)
+                self.freeze_for(decision.view)
             self.number = decision.view
-            self.mended()
-            self.joining = Joining(state, decision, now, is_witness=is_witness)
-            self.joining.woke(now)
+            self.on_repaired()
+            self.transfer = StateTransfer(state, decision, now, is_witness=is_witness)
+            self.transfer.tick(now)
         return False
 
     def _enter(self, decision: ViewDecided) -> bool:
-        """Enter the view that was decided, if it is this server's own state; whether it did."""
+        """Enter the decided view if it starts with this server's state; return whether it did."""
         state = self._state
         if self.entered is not None and self.entered.view == decision.view:
             self.entered = decision  # it may be confirmed by now
@@ -295,7 +295,7 @@ class Recovery:
             or decision.incarnation != state.incarnation
         ):
             return False
-        assert decision.last == state.stream.last, "another state was decided than the one told"
+        assert decision.last == state.stream.last, "another state was decided than the reported one"
         state.view, state.view_base = decision.view, decision.last
         state.state = "joined"
         self.entered = decision
@@ -303,21 +303,21 @@ class Recovery:
 
     @property
     def is_in_view(self) -> bool:
-        """Whether this server remembers all of its view."""
+        """Whether this server holds the whole state of its view."""
         return self._state.state in {"up", "frozen", "joined"}
 
-    def stand_by(self, number: int) -> None:
-        """Take nothing more in this view, but keep what it left: it may be asked for yet."""
+    def freeze_for(self, number: int) -> None:
+        """Freeze in this view and keep its state: another recovery may need it."""
         self.number = max(self.number, number)
         self._route, self.entered = b"", None
         self._state.state = "frozen"
 
     def leave(self, number: int) -> None:
-        """Leave the view: forget all but what is known to be stable."""
+        """Leave the view, and drop everything that is not known to be stable."""
         state = self._state
         self.number = max(self.number, number)
-        self._route, self.entered, self.joining = b"", None, None
-        self.mended()
+        self._route, self.entered, self.transfer = b"", None, None
+        self.on_repaired()
         state.state = "limbo"
         stable, durable = state.stream.stable_mark, state.stream.durable_mark
         state.stream.restore(stable, durable, [])
@@ -325,64 +325,64 @@ class Recovery:
 
     # --- joining ---
 
-    def fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
-        """Take a part of the survivor's log; whether this server left its view with that."""
-        joining = self.joining
-        if joining is None:
+    def on_fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
+        """Handle a part of the survivor's log; return whether this server left its view with it."""
+        transfer = self.transfer
+        if transfer is None:
             return False
-        joining.fetched(route, answer, now)
-        if not joining.takes_over or not joining.take_over():
+        transfer.on_fetched(route, answer, now)
+        if not transfer.can_take_over or not transfer.take_over():
             return False
-        # The other log is here, or begins behind this one: what is remembered counts no more.
-        self.leave(joining.decision.view)
-        self.joining = joining
+        # The survivor's log is complete here, or begins after this one: this state is obsolete.
+        self.leave(transfer.decision.view)
+        self.transfer = transfer
         return True
 
-    def joined(self, now: int) -> bool:
-        """Whether this server has just joined the view that it follows into."""
-        joining, state = self.joining, self._state
-        if joining is None:
+    def try_join(self, now: int) -> bool:
+        """Join the survivor's view if the transfer is complete; return whether it was joined."""
+        transfer, state = self.transfer, self._state
+        if transfer is None:
             return False
-        view = joining.decision.view
+        view = transfer.decision.view
         if self.missing is not None and self.missing.view == view:
             return False
         try:
-            if not joining.joined(now):
+            if not transfer.try_finish(now):
                 return False
         except BusyError as error:
             self._warn(f"{state.config.name} cannot join view {view} yet: {error}")
-            joining.put_off(now)
+            transfer.retry_later(now)
             return False
         except UnreadableError as error:
-            # The log is the survivor's, but a part of what was here before cannot be read.
+            # The log is the survivor's, but a part that was stored before cannot be read.
             after = _readable_up_to(state.store, state.stream.stable)
-            self._miss(Missing(after, error, view))
+            self._record_missing(MissingEntries(after, error, view))
             return False
-        self.joining = None
-        self.mended()
-        state.view, state.view_base = joining.decision.view, joining.decision.last
+        self.transfer = None
+        self.on_repaired()
+        state.view, state.view_base = transfer.decision.view, transfer.decision.last
         state.state = "joined"
         return True
 
-    def begin(self, now: int) -> list[Entry]:
-        """The view begins: every replica holds the whole log, on its disk. Return what is news."""
+    def start_view(self, now: int) -> list[Entry]:
+        """Start the view: all replicas have the log on disk. Return the newly stable entries."""
         state, stream = self._state, self._state.stream
         state.sessions.reset_idle_time(now)
-        assert stream.last == state.store.last_fseq, "a view begins with another log"
+        assert stream.last == state.store.last_fseq, "the view starts with another log"
         state.state = "up"
-        state.clock.was_excluded = False  # in this view, nothing was refused yet
+        state.clock.was_excluded = False  # no unit was refused in this view yet
         self.number, self.entered = state.view, None
         news = stream.stabilise(stream.last)
         stream.make_durable(stream.last)
         return news
 
     def check(self) -> None:
-        """Assert the invariant."""
+        """Assert that a frozen server is frozen for a recovery after its view."""
         assert self._state.state != "frozen" or self.number > self._state.view
 
 
 def _readable_up_to(store: Store, fseq: int) -> int:
-    """Return the last entry that can be read with all those after `fseq`."""
+    """Return the last entry of the readable run after `fseq`."""
     fseq = max(fseq, store.first_fseq - 1)
     with suppress(UnreadableError):
         for entry in entries_after(store, fseq):

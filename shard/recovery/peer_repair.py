@@ -1,13 +1,14 @@
-"""How a replica has its peers give it stable entries that it cannot read any more.
+"""Repair of unreadable entries with copies from peers.
 
-    whole --damage: known from the start, or a reader came upon it--> asking
-    asking --all of it has come--> whole
-    asking --nobody can give it--> hopeless, for a while
+    whole --damage: known at the start, or found by a reader--> requesting
+    requesting --all entries received--> whole
+    requesting --no peer has them--> unrepairable, for a while
 
-Rule: one question at a time, to one peer after the other; meanwhile readers are told `unknown`.
-In service only stable entries are asked for: they are the same on all replicas. In limbo they must
-be shown to be of this server's own history: view and number identify an entry, and with it all
-before it. Invariant: what is held until it is stored is bounded (docs/protocol.md, section 10).
+Rule: one request at a time, to one peer after the other; meanwhile readers receive `unknown`. In
+service, a replica requests only stable entries: they are equal on all replicas. In limbo, received
+entries must be proven to be of its own history: view and number identify an entry and all entries
+before it. Invariant: the bytes held until they are stored are bounded (docs/protocol.md,
+section 10).
 """
 
 from __future__ import annotations
@@ -23,78 +24,77 @@ from ziplog.wire import Fetch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shard.recovery.participant import Missing, Recovery
+    from shard.recovery.participant import MissingEntries, RecoveryParticipant
     from shard.state.replica_state import ReplicaState
     from ziplog.wire import Fetched
 
 _MS: Final = 1_000_000
-#: Without an answer for so long, the next peer is asked.
+#: Timeout of a request, after which the next peer receives it.
 _ANSWER_NS: Final = 1000 * _MS
-#: Each peer is asked so often before it is hopeless.
+#: Requests to each peer before the repair is abandoned.
 _ROUNDS: Final = 3
-#: Looking for what is missing reads files as a whole: not more often than this,
-_LOOK_AGAIN_NS: Final = 1000 * _MS
-#: and not so soon once it was hopeless.
-_HOPELESS_NS: Final = 60_000 * _MS
-#: What has come is stored when it is so much, or all; what is not shown to fit yet may be more: all
-#: that one file holds.
+#: Minimum interval between searches for missing entries: a search reads whole files.
+_RETRY_NS: Final = 1000 * _MS
+#: Interval before an abandoned repair is tried again.
+_UNREPAIRABLE_RETRY_NS: Final = 60_000 * _MS
+#: Received bytes that are stored at once. Unproven entries may be more, up to one segment file.
 _STORE_BYTES: Final = 16 * 1024 * 1024
-_UNSHOWN_BYTES: Final = 128 * 1024 * 1024
-#: So much is remembered of what was hopeless, to say it once.
-_MAX_HOPELESS: Final = 1024
+_UNPROVEN_BYTES: Final = 128 * 1024 * 1024
+#: Maximum number of remembered unrepairable ranges; each is logged once.
+_MAX_UNREPAIRABLE: Final = 1024
 
 
 class Repair:
-    """One replica's damage, as far as it is known."""
+    """The known damage of one replica's log, and its repair."""
 
-    def __init__(self, state: ReplicaState, recovery: Recovery) -> None:
+    def __init__(self, state: ReplicaState, recovery: RecoveryParticipant) -> None:
         self._state: Final = state
         self._recovery: Final = recovery
-        #: What cannot be read, and why.
-        self._what, self._why = "", ""
-        #: The entries that are asked for, first and last; None: none are.
+        #: The unreadable entries, and the reason, for messages.
+        self._subject, self._reason = "", ""
+        #: First and last of the requested entries; None: none.
         self._hole: tuple[int, int] | None = None
-        #: The view that they are asked for in.
+        #: The view of the request.
         self._view: int | None = None
-        #: The view of the next entry behind them, if what comes is to be shown to fit to it; or 0.
+        #: The view of the first entry after the hole, if received entries must be proven; else 0.
         self._proof = 0
-        #: What a server in limbo asks for.
-        self._missing: Missing | None = None
-        #: What has come of them, and its bytes.
-        self._come: list[Entry] = []
-        self._come_bytes = 0
-        #: How many questions led nowhere; it tells whose turn it is.
+        #: The entries that a server in limbo needs.
+        self._missing: MissingEntries | None = None
+        #: The received entries and their bytes.
+        self._received: list[Entry] = []
+        self._received_bytes = 0
+        #: Number of failed requests; it selects the next peer.
         self._failures = 0
-        self._is_asked = False
-        #: When to ask again, and when to look for damage again.
-        self._due = self._look_due = 0
-        #: The store tells of damage that is not hopeless.
-        self._is_known = bool(state.store.damage)
-        #: What was said to be hopeless.
-        self._hopeless: set[object] = set()
+        self._is_requested = False
+        #: When the request times out, and when to search for damage again.
+        self._due = self._retry_due = 0
+        #: The store reports damage that may be repairable.
+        self._has_known_damage = bool(state.store.damage)
+        #: The ranges that were reported as unrepairable.
+        self._unrepairable: set[object] = set()
 
-    # --- looking ---
+    # --- finding damage ---
 
-    def needed(self, gsn: int, error: UnreadableError, now: int) -> None:
-        """Get what a reader could not be told, unless something else is being got."""
-        if self._may_look(now):
+    def request(self, gsn: int, error: UnreadableError, now: int) -> None:
+        """Repair the entry at `gsn`, which a reader could not read, unless a repair runs."""
+        if self._can_start(now):
             self._find(f"gsn {gsn}", error, lambda: self._state.store.damaged_range(gsn), now)
 
-    def needed_after(self, fseq: int, error: UnreadableError, now: int) -> None:
-        """Get the entries after `fseq`, which a peer asked for and this server could not read."""
-        if self._may_look(now):
+    def request_after(self, fseq: int, error: UnreadableError, now: int) -> None:
+        """Repair the entries after `fseq`, which a peer requested and this server cannot read."""
+        if self._can_start(now):
             what = f"the entry after {fseq}"
             self._find(what, error, lambda: self._state.store.damaged_after(fseq), now)
 
-    def needed_in_limbo(self, now: int) -> None:
-        """Get what keeps this server from leading a recovery, or from joining a view."""
+    def request_in_limbo(self, now: int) -> None:
+        """Repair the entries that this server needs to lead a recovery or to join a view."""
         missing = self._recovery.missing
         if missing is None:
             return
         if missing is not self._missing:
-            self._missing, self._hole, self._look_due = missing, None, now
-        if self._hole is None and now >= self._look_due:
-            self._look_due = now + _LOOK_AGAIN_NS
+            self._missing, self._hole, self._retry_due = missing, None, now
+        if self._hole is None and now >= self._retry_due:
+            self._retry_due = now + _RETRY_NS
             what = f"the entry after {missing.after}"
             self._find(
                 what, missing.error, lambda: self._state.store.damaged_after(missing.after), now
@@ -107,43 +107,46 @@ class Repair:
         look: Callable[[], tuple[int, int] | None],
         now: int,
     ) -> None:
-        self._what, self._why = what, str(error)
+        self._subject, self._reason = what, str(error)
         try:
             hole = look()
         except BusyError:
-            self._look_due = now + _LOOK_AGAIN_NS
+            self._retry_due = now + _RETRY_NS
             return
         except UnreadableError as fault:
-            self._give_up(str(fault), now)
+            self._abandon(str(fault), now)
             return
         if hole is None:
-            self._give_up("nothing tells which entries are missing", now)
+            self._abandon("the missing entries cannot be identified", now)
         else:
-            self._begin(hole, now)
+            self._start(hole, now)
 
-    def _look(self, now: int) -> None:
-        """Begin with what the store knows to be damaged."""
-        if not self._is_known or not self._may_look(now):
+    def _check_store(self, now: int) -> None:
+        """Start the repair of damage that the store knows."""
+        if not self._has_known_damage or not self._can_start(now):
             return
-        left = [hole for hole in self._state.store.damage if hole not in self._hopeless]
-        self._is_known = bool(left)
+        left = [hole for hole in self._state.store.damage if hole not in self._unrepairable]
+        self._has_known_damage = bool(left)
         if left:
             first, last = left[0]
-            self._what, self._why = f"entries {first} to {last}", "they are damaged or missing"
-            self._begin(left[0], now)
+            self._subject, self._reason = (
+                f"entries {first} to {last}",
+                "they are damaged or missing",
+            )
+            self._start(left[0], now)
 
-    def _may_look(self, now: int) -> bool:
-        is_idle = self._hole is None and now >= self._look_due
+    def _can_start(self, now: int) -> bool:
+        is_idle = self._hole is None and now >= self._retry_due
         if not is_idle or self._state.state not in {"up", "joined"}:
             return False
-        self._look_due = now + _LOOK_AGAIN_NS
+        self._retry_due = now + _RETRY_NS
         return True
 
-    def _begin(self, hole: tuple[int, int], now: int) -> None:
+    def _start(self, hole: tuple[int, int], now: int) -> None:
         state, stable = self._state, self._state.stream.stable
         self._view, self._proof = self._recovery.repair_view, 0
         if state.state == "limbo":
-            # Who joins has the survivor's log, as its end shows; who would lead may have another.
+            # A joining server has the survivor's log, as its digest shows; a leader may not.
             self._proof = state.store.view_at(hole[1] + 1) if self._view == 0 else 0
         elif hole[0] > stable:
             return
@@ -152,161 +155,172 @@ class Repair:
         self._failures = 0
         self._hole = hole
         if not state.peers:
-            self._give_up("there is no other replica", now)
+            self._abandon("there is no other replica", now)
         elif self._view == 0 and not self._proof:
-            self._give_up("what follows does not tell which entries are missing", now)
+            self._abandon("the following entry does not identify the missing ones", now)
         else:
-            self._begin_again(now)
+            self._restart(now)
 
-    # --- asking ---
+    # --- requests ---
 
     def next_wakeup(self) -> int | None:
-        """Return when to ask again, or to look for what to ask."""
+        """Return when the request times out, or when to search for damage."""
         if self._hole is not None:
             return self._due
-        return self._look_due if self._is_known and self._state.state in {"up", "joined"} else None
+        return (
+            self._retry_due
+            if self._has_known_damage and self._state.state in {"up", "joined"}
+            else None
+        )
 
-    def woke(self, now: int) -> None:
-        """Ask, or look for what to ask, if that is due."""
+    def tick(self, now: int) -> None:
+        """Send a request, or search for damage, if that is due."""
         if self._hole is None:
-            self._look(now)
+            self._check_store(now)
         elif now < self._due:
             return
         elif self._recovery.repair_view != self._view:
-            # Whoever reads later asks again.
-            self._hole, self._come = None, []
-        elif self._is_asked:
-            self._fail("no replica answers", now)
+            # A later read starts the repair again.
+            self._hole, self._received = None, []
+        elif self._is_requested:
+            self._try_next_peer("no replica answers", now)
         else:
-            self._ask(now)
+            self._request(now)
 
-    def _begin_again(self, now: int) -> None:
-        self._come, self._come_bytes = [], 0
-        self._ask(now)
+    def _restart(self, now: int) -> None:
+        self._received, self._received_bytes = [], 0
+        self._request(now)
 
-    def _ask(self, now: int) -> None:
+    def _request(self, now: int) -> None:
         state = self._state
-        assert self._view is not None, "nobody may be asked"
-        self._is_asked, self._due = True, now + _ANSWER_NS
+        assert self._view is not None, "no request is allowed now"
+        self._is_requested, self._due = True, now + _ANSWER_NS
         after, view = self._last_known()
         question = Fetch(state.cluster, state.shard, self._view, state.server, after, view, 0)
         state.send(self._peer, question)
 
     @property
     def _peer(self) -> bytes:
-        """Whose turn it is."""
+        """The peer that receives the next request."""
         peers = self._state.peers
         return peers[self._failures % len(peers)]
 
     def _last_known(self) -> tuple[int, int]:
-        """Return the number and the view of the entry before those that are to come."""
-        assert self._hole is not None, "nothing is asked for"
-        if self._come:
-            return self._come[-1].fseq, self._come[-1].view
+        """Return the number and the view of the entry before the next requested one."""
+        assert self._hole is not None, "no repair runs"
+        if self._received:
+            return self._received[-1].fseq, self._received[-1].view
         first, last = self._hole
         store, before = self._state.store, first - 1
-        # Of an entry that was trimmed nothing is known; mostly it is of the same view as the next.
+        # The view of a trimmed entry is unknown; mostly it is that of the next entry.
         view = store.view_at(before) or (store.view_at(last + 1) if before else 0)
         return before, view
 
-    # --- taking ---
+    # --- answers ---
 
-    def fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
-        """Take an answer; whether it was one to the last question."""
+    def on_fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
+        """Handle an answer; return whether it was one to the last request."""
         view = self._recovery.repair_view
-        if self._hole is None or not self._is_asked or route != self._peer or view != self._view:
+        if (
+            self._hole is None
+            or not self._is_requested
+            or route != self._peer
+            or view != self._view
+        ):
             return False
-        told = answer.view, answer.after, answer.after_view, answer.session
-        if told != (view, *self._last_known(), 0):
+        request = answer.view, answer.after, answer.after_view, answer.session
+        if request != (view, *self._last_known(), 0):
             return False
         after = answer.after
-        # What follows them here may have to come along, to show that it follows them there.
+        # The entry after the hole may be needed as the proof.
         last = self._hole[1] + bool(self._proof)
-        come = [Entry(e.fseq, e.view, e.decision) for e in answer.entries if e.fseq <= last]
-        is_next = [e.fseq for e in come] == list(range(after + 1, after + 1 + len(come)))
-        if not come or not is_next:
-            self._fail("no other replica has them", now)
+        received = [Entry(e.fseq, e.view, e.decision) for e in answer.entries if e.fseq <= last]
+        is_next = [e.fseq for e in received] == list(range(after + 1, after + 1 + len(received)))
+        if not received or not is_next:
+            self._try_next_peer("no other replica has them", now)
             return True
-        self._come += come
-        self._come_bytes += sum(map(_size, come))
-        is_all = come[-1].fseq == last or (come[-1].fseq == self._hole[1] and self._is_shown)
-        if is_all or self._come_bytes >= (_STORE_BYTES if self._is_shown else _UNSHOWN_BYTES):
+        self._received += received
+        self._received_bytes += sum(map(_size, received))
+        is_all = received[-1].fseq == last or (
+            received[-1].fseq == self._hole[1] and self._is_proven
+        )
+        if is_all or self._received_bytes >= (_STORE_BYTES if self._is_proven else _UNPROVEN_BYTES):
             self._store(now)
         else:
-            self._ask(now)
+            self._request(now)
         return True
 
     @property
-    def _is_shown(self) -> bool:
-        """Whether what has come is of this server's own history.
+    def _is_proven(self) -> bool:
+        """Whether the received entries are of this server's own history.
 
-        One primary or one recovery decides all of a view: an entry of the view of what follows here
-        is the same everywhere, and so is all before it.
+        One primary or one recovery decides a whole view. An entry of the view that follows the hole
+        is therefore equal on all replicas, and so are all entries before it.
         """
-        return not self._proof or self._come[-1].view == self._proof
+        return not self._proof or self._received[-1].view == self._proof
 
     def _store(self, now: int) -> None:
-        assert self._hole is not None, "nothing was asked for"
+        assert self._hole is not None, "no repair runs"
         state, last = self._state, self._hole[1]
-        if not self._is_shown:
-            self._fail("what other replicas have may be of another history", now)
+        if not self._is_proven:
+            self._try_next_peer("the entries of other replicas may be of another history", now)
             return
-        come = [entry for entry in self._come if entry.fseq <= last]
+        received = [entry for entry in self._received if entry.fseq <= last]
         try:
-            fits = state.store.repair(come)
+            fits = state.store.repair(received)
         except (FullError, BusyError):
-            # The store says so itself. Whoever reads it later asks for it again.
-            self._hole, self._come = None, []
+            # The store reports this itself. A later read starts the repair again.
+            self._hole, self._received = None, []
             return
         except UnreadableError as error:
-            self._give_up(str(error), now)
+            self._abandon(str(error), now)
             return
         if not fits:
-            self._fail("what other replicas have does not fit", now)
+            self._try_next_peer("the entries of other replicas do not fit", now)
             return
-        state.stream.add_repaired(come)
-        if come[-1].fseq < last:
-            self._hole = (come[-1].fseq + 1, last)
-            self._begin_again(now)
+        state.stream.add_repaired(received)
+        if received[-1].fseq < last:
+            self._hole = (received[-1].fseq + 1, last)
+            self._restart(now)
         else:
-            self._hole, self._come, self._look_due = None, [], now
-            self._recovery.mended()
+            self._hole, self._received, self._retry_due = None, [], now
+            self._recovery.on_repaired()
             state.effects.append(LogWarning(
-                f"{state.config.name} could not read {self._what} ({self._why}); it can again, with"
-                f" the help of {self._peer.decode()}. Have a look at the disk"
+                f"{state.config.name} could not read {self._subject} ({self._reason}) and repaired"
+                f" it with a copy from {self._peer.decode()}. Check the disk"
             ))  # fmt: skip
 
-    def _fail(self, why: str, now: int) -> None:
-        """Turn to the next peer, or give it up."""
-        assert self._hole is not None, "nothing was asked for"
+    def _try_next_peer(self, why: str, now: int) -> None:
+        """Send the request to the next peer, or abandon the repair."""
+        assert self._hole is not None, "no repair runs"
         self._failures += 1
         if self._failures >= _ROUNDS * len(self._state.peers):
             first, last = self._hole
-            self._give_up(f"entries {first} to {last}: {why}", now)
+            self._abandon(f"entries {first} to {last}: {why}", now)
         else:
-            self._begin_again(now)
+            self._restart(now)
 
-    def _give_up(self, why: str, now: int) -> None:
-        """Say, once, that it is hopeless, and leave it alone for a while."""
+    def _abandon(self, why: str, now: int) -> None:
+        """Log once that the range cannot be repaired, and wait before the next attempt."""
         state = self._state
         if state.state == "limbo":
-            self._hole, self._come = None, []
-            self._look_due = now + _HOPELESS_NS
-            self._recovery.gave_up(why)
+            self._hole, self._received = None, []
+            self._retry_due = now + _UNREPAIRABLE_RETRY_NS
+            self._recovery.repair_failed(why)
             return
-        hopeless: set[object] = {known for known in (self._what, self._hole) if known}
-        is_told = bool(hopeless & self._hopeless)
-        self._hole, self._come = None, []
-        self._look_due = now + _HOPELESS_NS
-        if len(self._hopeless) >= _MAX_HOPELESS:
-            self._hopeless.clear()
-        self._hopeless |= hopeless
-        if is_told:
+        unrepairable: set[object] = {known for known in (self._subject, self._hole) if known}
+        is_repeated = bool(unrepairable & self._unrepairable)
+        self._hole, self._received = None, []
+        self._retry_due = now + _UNREPAIRABLE_RETRY_NS
+        if len(self._unrepairable) >= _MAX_UNREPAIRABLE:
+            self._unrepairable.clear()
+        self._unrepairable |= unrepairable
+        if is_repeated:
             return
         state.effects.append(LogWarning(
-            f"{state.config.name} cannot read {self._what} ({self._why}), and nobody could repair"
-            f" it ({why}). Put the missing file back, or stop this server and move its data"
-            " directory away: it joins with an empty one"
+            f"{state.config.name} cannot read {self._subject} ({self._reason}), and no peer could"
+            f" repair it ({why}). Restore the missing file, or stop this server and move its data"
+            " directory away: it then joins with an empty one"
         ))  # fmt: skip
 
 

@@ -1,17 +1,24 @@
-"""How a replica takes over the log of the one that a recovery chose; and how that one gives it.
+"""State transfer: a joining replica copies the survivor's log and sessions.
 
-It asks for what follows its last entry; the answer is more of the log, or where the two logs part
-(as in Raft: the same number and view, the same log up to there). Then come the sessions. A server
-that remembers its former view (a *witness*) changes nothing before all of it is here: should the
-survivor die meanwhile, the witness's memory counts. Rule: one question at a time, repeated until
-answered. Invariant: what this server knew to be stable stays (docs/protocol.md, section 11).
+The joining replica requests the entries after its last one. The survivor answers with entries, or
+with the point where the two logs part. (As in Raft, equal number and view mean equal logs up to
+there.) Sessions follow. A *witness*, a server that remembers its former view, changes nothing until
+everything has arrived: if the survivor dies, the witness may be the next one. Rule: one request at
+a time, repeated until answered. Invariant: entries that this server knew to be stable stay
+(docs/protocol.md, section 11).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.recovery.log_comparison import digest_of, entries_after, is_same, mark_at, start_of
+from shard.recovery.log_comparison import (
+    digest_of,
+    entries_after,
+    first_gsn_of,
+    may_be_same,
+    watermark_at,
+)
 from shard.state.session_tables import OVERDUE_BYTES
 from shard.state.sessions import Sessions, end_of_table, size_of
 from shard.storage.store import FullError
@@ -25,17 +32,17 @@ if TYPE_CHECKING:
     from ziplog.wire import ViewDecided
 
 _MS: Final = 1_000_000
-#: A question is asked again after so long.
-_ASK_AGAIN_NS: Final = 100 * _MS
-#: One answer holds about so many bytes of entries, or of sessions: they take longer to make.
+#: Retransmission timeout of a request.
+_RETRY_NS: Final = 100 * _MS
+#: Bytes of entries, or of sessions, in one answer. Sessions take longer to encode.
 _ANSWER_BYTES: Final = 2 * 1024 * 1024
 _ANSWER_TABLE_BYTES: Final = 512 * 1024
-#: With more that is not on disk yet, nothing more is asked for.
+#: Bytes not yet on disk above which no more entries are requested.
 _MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 
 
-class Joining:
-    """One replica on its way into a view."""
+class StateTransfer:
+    """The state transfer of one joining replica."""
 
     def __init__(
         self, state: ReplicaState, decision: ViewDecided, now: int, *, is_witness: bool
@@ -43,37 +50,37 @@ class Joining:
         self._state: Final = state
         self.decision: Final = decision
         self._survivor: Final = state.config.replicas[decision.survivor].name.encode()
-        #: The last entry that this server holds, or has ordered to be stored.
+        #: The last entry that this server holds or is about to store.
         store = state.store
-        # A log of which nothing can be read cannot be compared: all of it is taken anew.
+        # A log without a readable entry cannot be compared: it is copied as a whole.
         is_empty = store.first_fseq > store.last_fseq or not store.last_view
         self._after, self._after_view = (0, 0) if is_empty else (store.last_fseq, store.last_view)
-        #: What has come of the sessions: how many tables, up to which unit, and what they say.
+        #: The received session tables: their number, their last unit, their content.
         self._tables = 0
-        self._reached = (b"", 0)
+        self._last_unit = (b"", 0)
         self._sessions: Final = Sessions()
-        #: What is kept back until all is here: the entries to store, and where to cut before that.
+        #: A witness stages entries until everything has arrived, and where to cut before them.
         self._staged: list[Entry] | None = [] if is_witness else None
         self._cut_to: int | None = None
-        #: The survivor has trimmed what follows our last entry.
+        #: The survivor has trimmed the entries after our last one.
         self._is_outdated = False
-        #: What the survivor knew to be stable.
+        #: The last entry that the survivor knew to be stable.
         self._stable = 0
-        #: All of it has come.
+        #: Everything has arrived.
         self._is_complete = False
-        #: It was said that the log cannot be cut.
-        self._is_warned = False
-        self._ask_due = now
-        #: When to read again what the system refused to read; None: it refused nothing.
+        #: The warning that the log cannot be cut was logged.
+        self._has_warned = False
+        self._request_due = now
+        #: When to retry a read that the system refused; None: none was refused.
         self._retry_due: int | None = None
 
-    # --- asking ---
+    # --- requests ---
 
-    def woke(self, now: int) -> None:
-        """Ask (again), if that is due."""
-        if now < self._ask_due or self._is_complete:
+    def tick(self, now: int) -> None:
+        """Send or repeat the request, if it is due."""
+        if now < self._request_due or self._is_complete:
             return
-        self._ask_due = now + _ASK_AGAIN_NS
+        self._request_due = now + _RETRY_NS
         state = self._state
         if state.full or state.store.backlog_bytes > _MAX_BACKLOG_BYTES:
             return
@@ -81,29 +88,29 @@ class Joining:
             self._survivor,
             Fetch(
                 state.cluster, state.shard, self.decision.view, state.server,
-                self._after, self._after_view, self._tables, *self._reached,
+                self._after, self._after_view, self._tables, *self._last_unit,
             ),
         )  # fmt: skip
 
     def next_wakeup(self) -> int | None:
-        """Return when to ask again, or to read again."""
-        return self._retry_due if self._is_complete else self._ask_due
+        """Return when to repeat the request, or the refused read."""
+        return self._retry_due if self._is_complete else self._request_due
 
-    def put_off(self, now: int) -> None:
-        """Note that the system refused to read a file that is needed to join: try again later."""
-        self._retry_due = now + _ASK_AGAIN_NS
+    def retry_later(self, now: int) -> None:
+        """Schedule a retry: the system refused to read a file that is needed to join."""
+        self._retry_due = now + _RETRY_NS
 
     def is_retry_due(self, now: int) -> bool:
-        """Whether it is time to try again to join; if so, it is noted as tried."""
+        """Whether to retry the join now; if so, the retry is cleared."""
         if self._retry_due is None or now < self._retry_due:
             return False
         self._retry_due = None
         return True
 
-    # --- taking ---
+    # --- answers ---
 
-    def fetched(self, route: bytes, answer: Fetched, now: int) -> None:
-        """Take an answer to the last question."""
+    def on_fetched(self, route: bytes, answer: Fetched, now: int) -> None:
+        """Handle an answer to the last request."""
         if (
             route != self._survivor
             or answer.view != self.decision.view
@@ -113,37 +120,38 @@ class Joining:
         ):
             return
         self._stable = max(self._stable, min(answer.stable, answer.last))
-        is_taken = True
+        is_handled = True
         if answer.keep < answer.after:
-            is_taken = self._cut(answer.keep)
+            is_handled = self._cut(answer.keep)
         elif answer.after < answer.last:
-            is_taken = self._take(answer)
+            is_handled = self._append(answer)
         else:
-            self._take_sessions(answer, now)
-        self._ask_due = now if is_taken else now + _ASK_AGAIN_NS
-        self.woke(now)
+            self._add_sessions(answer, now)
+        self._request_due = now if is_handled else now + _RETRY_NS
+        self.tick(now)
 
-    def _take_sessions(self, answer: Fetched, now: int) -> None:
-        """Take more of the survivor's sessions."""
+    def _add_sessions(self, answer: Fetched, now: int) -> None:
+        """Add a part of the survivor's sessions."""
         tables = answer.sessions
         if tables:
             self._sessions.add_tables(tables, now)
             self._tables += len(tables)
-            self._reached = end_of_table(tables[-1])
+            self._last_unit = end_of_table(tables[-1])
         self._sessions.horizon = max(self._sessions.horizon, answer.horizon)
         self._is_complete = answer.sessions_left == 0
 
     def _cut(self, keep: int) -> bool:
-        """Drop what the survivor does not have: it was never acked by all. False: not now."""
+        """Drop entries that the survivor lacks: not all replicas acked them. False: retry later."""
         state, store = self._state, self._state.store
         stable = state.stream.stable
         if keep == self._after - 1:
-            # The survivor has nothing of our last entry's view there: all of that view goes.
+            # The survivor has no entry of our last entry's view there: drop the whole view.
             keep = max(min(keep, store.last_of(self._after_view - 1)), min(keep, stable))
         if keep < stable:
             state.effects.append(Halt(
                 f"view {self.decision.view} of shard {state.shard} has other entries from number"
-                f" {keep + 1} on, but {stable} was stable here: two histories were decided"
+                f" {keep + 1} on, but entries up to {stable} were stable here: two histories were"
+                " decided"
             ))  # fmt: skip
             return True
         if self._staged is not None:
@@ -155,56 +163,58 @@ class Joining:
         return True
 
     def _truncate(self, keep: int) -> bool:
-        """Cut this server's log; False if that cannot be done now: it is tried again."""
+        """Cut this server's log; False: not possible now, retry later."""
         state = self._state
         try:
             state.store.truncate(keep)
         except (FullError, BusyError):
             return False
         except UnreadableError as error:
-            if not self._is_warned:
-                self._is_warned = True
+            if not self._has_warned:
+                self._has_warned = True
                 state.effects.append(LogWarning(
-                    f"{state.config.name} cannot join view {self.decision.view}, as it cannot cut"
-                    f" its log: {error}. Put the file back, or start this server again"
+                    f"{state.config.name} cannot join view {self.decision.view} because it cannot"
+                    f" cut its log: {error}. Restore the file, or restart this server"
                 ))  # fmt: skip
             return False
         state.persisted = min(state.persisted, keep)
         return True
 
     @property
-    def takes_over(self) -> bool:
-        """Whether this server's own unstable entries are to make room for the survivor's.
+    def can_take_over(self) -> bool:
+        """Whether the survivor's log can replace this server's own unstable entries.
 
-        All of these are here; or they begin with what lies so far ahead that all before is stable.
+        It has arrived completely, or it begins so far ahead that all entries before are stable.
         """
         return self._staged is not None and (self._is_complete or self._is_outdated)
 
     def take_over(self) -> bool:
-        """Store what was kept back, in the place of this server's own; False: not now."""
+        """Replace this server's own entries by the staged ones; False: retry later."""
         if self._is_complete and self._cut_to is not None and not self._truncate(self._cut_to):
-            self._is_complete, self._tables, self._reached = False, 0, (b"", 0)
+            self._is_complete, self._tables, self._last_unit = False, 0, (b"", 0)
             self._sessions.clear()
-            self._ask_due += _ASK_AGAIN_NS
+            self._request_due += _RETRY_NS
             return False
         staged, self._staged = self._staged, None
         if self._is_complete:
             self._state.effects += map(Persist, staged or ())
         return True
 
-    def _take(self, answer: Fetched) -> bool:
-        """Take more of the survivor's log; False: not now."""
+    def _append(self, answer: Fetched) -> bool:
+        """Append a part of the survivor's log; False: retry later."""
         state = self._state
         entries = [Entry(e.fseq, e.view, e.decision) for e in answer.entries]
-        # Without any, all of the survivor's log was trimmed.
+        # Without entries, the survivor's whole log was trimmed.
         first = entries[0].fseq if entries else answer.last + 1
         is_next = first == self._after + 1
         if self._staged is not None and not is_next:
             self._is_outdated = True
             return True
-        # A log that was begun anew, and is empty still, may have been begun further on than this.
+        # An empty log after a reset may begin further on than this answer.
         if not is_next or (self._staged is None and state.store.last_fseq != self._after):
-            if not self._reset(first - 1, next(filter(None, map(start_of, entries)), answer.trim)):
+            if not self._reset(
+                first - 1, next(filter(None, map(first_gsn_of, entries)), answer.trim)
+            ):
                 return False
             state.trim = max(state.trim, answer.trim)
         if self._staged is None:
@@ -216,21 +226,21 @@ class Joining:
         return True
 
     def _reset(self, fseq: int, gsn: int) -> bool:
-        """Begin anew behind an entry, at a gsn; False if there is no space for that now."""
+        """Restart the log after an entry, at a gsn; False: no space now."""
         try:
             self._state.store.reset(fseq, gsn)
         except FullError:
             return False
         self._state.persisted = fseq
-        self._state.bytes_since_table = OVERDUE_BYTES  # nothing stored here tells of the sessions
+        self._state.bytes_since_table = OVERDUE_BYTES  # the new log has no session table
         return True
 
-    def joined(self, now: int) -> bool:
-        """Whether all of it is here and on disk; then the sessions are those of the survivor."""
+    def try_finish(self, now: int) -> bool:
+        """Install the survivor's sessions once everything is on disk; return whether it is."""
         state = self._state
         if not self._is_complete or self._staged is not None or state.persisted < self._after:
             return False
-        if not is_same(digest_of(state.store), self.decision.digest):
+        if not may_be_same(digest_of(state.store), self.decision.digest):
             state.effects.append(Halt(
                 f"the log of view {self.decision.view} of shard {state.shard} is not the one that"
                 " was decided"
@@ -241,18 +251,18 @@ class Joining:
         return True
 
     def _restore_stream(self) -> None:
-        """Stand where the survivor stands."""
+        """Set the decision log to the survivor's position."""
         store, stream = self._state.store, self._state.stream
         stable, durable = stream.stable_mark, stream.durable_mark
         if self._stable > stable.fseq:
-            stable = mark_at(store, self._stable)
+            stable = watermark_at(store, self._stable)
         if durable.fseq < store.first_fseq - 1:
-            durable = mark_at(store, store.first_fseq - 1)
+            durable = watermark_at(store, store.first_fseq - 1)
         stream.restore(stable, durable, list(entries_after(store, stable.fseq)))
 
 
 def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError | None:
-    """Answer a replica that takes over this one's log, or repairs its own; or return why not."""
+    """Answer a replica that copies this one's log or repairs its own; return the error, if any."""
     store = state.store
     after, last = question.after, store.last_fseq
     keep = _common(state, after, question.after_view)
@@ -263,7 +273,7 @@ def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError
         try:
             entries = store.read_after(after, _ANSWER_BYTES)
         except BusyError:
-            return None  # the replica asks again
+            return None  # the replica repeats the request
         except UnreadableError as error:
             return error
     elif keep == after:
@@ -281,7 +291,7 @@ def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError
 
 
 def _common(state: ReplicaState, after: int, view: int) -> int:
-    """Return up to where a log whose last entry is this one may be kept, as far as is known."""
+    """Return the last entry up to which a log that ends with this entry may be kept."""
     store = state.store
     if after < store.first_fseq or (after <= store.last_fseq and store.view_at(after) == view):
         return after
@@ -289,7 +299,7 @@ def _common(state: ReplicaState, after: int, view: int) -> int:
 
 
 def _some_sessions(state: ReplicaState, question: Fetch) -> tuple[list[SessionTable], int]:
-    """Return the sessions that follow those that the question names, and whether more are left."""
+    """Return the sessions after those that the request names, and whether more are left."""
     if question.client is None:
         return _whole_sessions(state, question.session)
     after = (question.client, question.seq)
@@ -298,7 +308,7 @@ def _some_sessions(state: ReplicaState, question: Fetch) -> tuple[list[SessionTa
 
 
 def _whole_sessions(state: ReplicaState, start: int) -> tuple[list[SessionTable], int]:
-    """Return sessions from number `start` on, as servers took them once, and how many are left."""
+    """Return sessions from index `start` on in the older format, and how many are left."""
     clients = sorted(state.sessions.by_client)
     chosen: list[SessionTable] = []
     left = _ANSWER_BYTES

@@ -1,8 +1,8 @@
-"""What a replica writes down of what it knows: its marks, and now and then its sessions.
+"""Writer of watermark records, and of session tables, into a replica's log.
 
-A mark stands between the entries of the log, takes no number, and the last one counts: it is what a
-server in limbo goes by. Rule: only a server that is up says where its log is stable; what it was
-told of the trim point it writes down in every state (docs/protocol.md, sections 8 and 9).
+A watermark record stands between the entries, has no number, and the last one counts. A server in
+limbo relies on it. Rule: only a server that is up records where its log is stable; it records a
+received trim point in every state (docs/protocol.md, sections 8 and 9).
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
 _MS: Final = 1_000_000
-#: A mark is written at most so often.
-MARK_NS: Final = 100 * _MS
+#: Minimum interval between watermark records.
+WATERMARK_INTERVAL_NS: Final = 100 * _MS
 
 
-class Marks:
-    """The marks of one replica."""
+class WatermarkWriter:
+    """Writes the watermark records of one replica."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: When the next mark is to be written; None: nothing is new.
+        #: When the next record is due; None: nothing is new.
         self._due: int | None = None
-        self._marked = (0, 0, 0)
+        self._written = (0, 0, 0)
         self._tables: Final = SessionTableWriter(state)
 
     @property
     def due(self) -> int | None:
-        """When something is to be written; None: nothing is new."""
+        """When the next record or table is due; None: nothing is new."""
         mark, table = self._due, self._tables.due
         return min(mark, table) if mark is not None and table is not None else mark or table
 
-    def soon(self, now: int) -> None:
-        """Note that there is something to write down, in a while."""
+    def schedule(self, now: int) -> None:
+        """Schedule a record after the interval."""
         if self._due is None:
-            self._due = now + MARK_NS
+            self._due = now + WATERMARK_INTERVAL_NS
 
-    def woke(self, now: int) -> None:
-        """Write down what is due."""
+    def tick(self, now: int) -> None:
+        """Write the records and tables that are due."""
         if self._due is not None and now >= self._due:
             self.write()
             self._tables.start_if_due(now)
         self._tables.tick(now)
 
     def write(self) -> None:
-        """Write down what is known now."""
+        """Write a record now, if something is new and the server is up."""
         state = self._state
         self._due = None
         last = state.clock.last
-        marked = (state.stream.stable, state.trim, last.number if last else 0)
-        if marked == self._marked or state.state != "up":
+        facts = (state.stream.stable, state.trim, last.number if last else 0)
+        if facts == self._written or state.state != "up":
             return
-        self._marked = marked
+        self._written = facts
         mark = WatermarkRecord(
             state.cluster, state.stream.stable, state.stream.stable_end, state.trim,
-            marked[2], last.digest if last else NO_DIGEST,
+            facts[2], last.digest if last else NO_DIGEST,
         )  # fmt: skip
         state.effects.append(Persist(Entry(0, state.view, mark)))
 
-    def trimmed(self) -> None:
-        """Write down the trim point: the service counts on it once a heartbeat has told it."""
+    def write_trim_point(self) -> None:
+        """Record the trim point: the service relies on it once a heartbeat has reported it."""
         state = self._state
         if state.state == "up":
             self.write()
-        elif state.store.mark is not None:  # without one, it serves nobody before it hears of it
+        elif state.store.mark is not None:  # without one, it serves no reader before it learns it
             mark = replace(state.store.mark, trim=state.trim)
             state.effects.append(Persist(Entry(0, state.view, mark)))

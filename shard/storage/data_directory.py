@@ -1,8 +1,8 @@
-"""The data directory of one server: its lock, whose it is, and the checkpoint of a clean stop.
+"""The data directory of one server: lock, identity, and the checkpoint of a clean stop.
 
-Rule: a checkpoint serves one start. It is gone, for good, before the first message is handled, so
-that no two incarnations go on from the same one (docs/protocol.md, section 9). A directory from
-which a server started before, without a checkpoint now, means that it crashed.
+Rule: a checkpoint serves one start. It is deleted durably before the first message is handled, so
+no two incarnations resume from the same one (docs/protocol.md, section 9). A used directory without
+a checkpoint means that the server crashed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOCK: Final = "lock"
 _CHECKPOINT: Final = "checkpoint"
-#: Exists from the first start on.
+#: A file that exists from the first start on.
 _STARTED: Final = "started"
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSE_S: Final = 0.02
@@ -35,17 +35,17 @@ _LOCK_PAUSE_S: Final = 0.02
 class DataDirectory:
     """A locked data directory."""
 
-    #: Whose it is.
+    #: The cluster and node that own it.
     identity: Identity
-    #: Whether a server started from it before.
+    #: Whether a server has started from it before.
     was_used: bool
 
     def __init__(self, path: Path, cluster: str, node: str) -> None:
-        """Lock the directory of `node` of `cluster`, and make it if it does not exist.
+        """Lock the directory of `node` of `cluster`; create it if it does not exist.
 
         Raises:
-            UnavailableError: another process has it.
-            ConfigError: it is of another node or cluster, or it cannot be used at all.
+            UnavailableError: another process holds the lock.
+            ConfigError: another node or cluster owns it, or it cannot be used at all.
 
         """
         self.path = path
@@ -59,41 +59,41 @@ class DataDirectory:
 
     @property
     def segments(self) -> Path:
-        """Where the entries are."""
+        """The directory of the segment files."""
         return self.path / "segments"
 
-    def take_checkpoint(self) -> bytes | None:
+    def consume_checkpoint(self) -> bytes | None:
         """Return the checkpoint of the last stop, and delete it; None if there is none.
 
-        From now on the directory counts as used. A damaged checkpoint is none (and logged).
+        Afterwards the directory counts as used. A damaged checkpoint is logged and ignored.
         """
         checkpoint = self.read_checkpoint()
-        self.use_up_checkpoint()
+        self.delete_checkpoint()
         return checkpoint
 
     def read_checkpoint(self) -> bytes | None:
-        """Return the checkpoint of the last stop, and keep it; None if there is none."""
+        """Return the checkpoint of the last stop without deleting it; None if there is none."""
         return _read_checkpoint(self.path / _CHECKPOINT)
 
-    def use_up_checkpoint(self) -> None:
-        """Delete the checkpoint, for good; from now on the directory counts as used."""
+    def delete_checkpoint(self) -> None:
+        """Delete the checkpoint durably, and mark the directory as used."""
         with _names_of(self.path) as sync_names:
             (self.path / _STARTED).touch(mode=0o600)
             (self.path / _CHECKPOINT).unlink(missing_ok=True)
             sync_names()
 
     def write_checkpoint(self, checkpoint: bytes) -> None:
-        """Leave a checkpoint for the next start: all of it, or none.
+        """Write a checkpoint for the next start, atomically.
 
         Raises:
-            OSError: it could not be written; there is none.
+            OSError: the write failed; there is no checkpoint.
 
         """
         checksum = crc32c(checkpoint).to_bytes(4, "little")
         _write(self.path / _CHECKPOINT, checksum + checkpoint)
 
     def close(self) -> None:
-        """Give the directory free. May be called twice."""
+        """Release the lock. Idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -108,21 +108,21 @@ def _lock(path: Path) -> int:
         allowed = f"a directory that this user can write to ({error.strerror})"
         raise ConfigError("data directory", str(path), allowed) from error
     try:
-        _take(fd)
+        _lock_file(fd)
     except OSError as error:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise UnavailableError(
-            f"data directory {path} is in use by process {holder}: stop that one first"
+            f"data directory {path} is in use by process {holder}: stop that process first"
         ) from error
-    with contextlib.suppress(OSError):  # on a full disk nobody is told who holds it
+    with contextlib.suppress(OSError):  # on a full disk, the file does not name this process
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
 
 
-def _take(fd: int) -> None:
-    """Lock a file; whoever only looks whether somebody has it is gone in a moment."""
+def _lock_file(fd: int) -> None:
+    """Lock a file, with retries: a process that only checks the lock releases it in a moment."""
     for _ in range(_LOCK_TRIES - 1):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +132,7 @@ def _take(fd: int) -> None:
 
 
 def _identify(path: Path, cluster: str, node: str) -> Identity:
-    """Read whose directory it is, or make it ours if it is nobody's."""
+    """Read the directory's identity; claim a directory that has none."""
     file = path / IDENTITY_FILE
     try:
         identity, is_checked = decode_identity(file.read_bytes())
@@ -143,15 +143,15 @@ def _identify(path: Path, cluster: str, node: str) -> Identity:
         return identity
     except ValueError as error:
         allowed = (
-            f"what was written there ({error}): restore it, or move the directory away, and the"
-            " server learns what the others of its shard hold"
+            f"the file that was written there ({error}): restore it, or move the directory away;"
+            " the server then copies the log from the other replicas of its shard"
         )
         raise ConfigError("identity file", str(file), allowed) from error
     if (identity.cluster, identity.node) != (cluster, node):
         raise ConfigError(
             "data directory",
             str(path),
-            f"empty or that of node {node!r} of cluster {cluster!r}; it is that of"
+            f"empty or that of node {node!r} of cluster {cluster!r}; it belongs to"
             f" {identity.node!r} of {identity.cluster!r}: choose another data_dir, or move it away",
         )
     if not is_checked:  # an earlier release wrote it
@@ -172,7 +172,7 @@ def _read_checkpoint(path: Path) -> bytes | None:
 
 
 def _write(path: Path, contents: bytes) -> None:
-    """Write a file so that after any crash it is there as a whole or as it was."""
+    """Replace a file atomically: after a crash it is complete or unchanged."""
     fresh = path.with_name(path.name + ".tmp")
     with _names_of(path.parent) as sync_names:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -195,9 +195,10 @@ def _sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _names_of(path: Path) -> Iterator[Callable[[], None]]:
-    """Give what syncs a directory's names.
+    """Yield a function that syncs a directory's names.
 
-    It is opened before the names change: a system that lacks descriptors then refuses the change.
+    The directory is opened before the names change, so that a system without free descriptors
+    refuses the change as a whole.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

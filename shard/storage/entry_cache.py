@@ -1,7 +1,7 @@
-"""The newest entries of a store, in memory: what most reads ask for.
+"""Cache of a store's newest entries: it answers most reads from memory.
 
-Rule: only the oldest is ever forgotten, and only once it is on stable storage. Invariant: every
-position from `first` on is answered from here, and so is every entry from `first_fseq` on
+Rule: only the oldest entry is evicted, and only after it is on stable storage. Invariant: every
+position from `first` on, and every entry from `first_fseq` on, is answered from here
 (docs/protocol.md, section 10).
 """
 
@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ziplog.segments.entry import Entry
 
-#: What an entry in memory costs beside its bytes on disk, roughly.
+#: Approximate memory of an entry in addition to its bytes on disk.
 _OBJECT_BYTES: Final = 512
-#: So many dead places at the front are given back at once.
-_SWEEP: Final = 1024
+#: Number of evicted list items at the front that are deleted at once.
+_EVICTED_SLOTS: Final = 1024
 
 
-class Recent:
-    """The newest entries, without a gap up to the last one."""
+class EntryCache:
+    """The newest entries, contiguous up to the last one."""
 
     def __init__(self, first: int, first_fseq: int, last_record: int, start: int) -> None:
-        """Begin empty, after `start` bytes of the store and the record `last_record`."""
-        #: Every position from here on is answered from memory,
+        """Start empty, after `start` bytes of the store and the record `last_record`."""
+        #: The first position that is answered from memory.
         self.first = first
-        #: and every entry.
+        #: The first entry that is answered from memory.
         self.first_fseq = first_fseq
         self._record_before = last_record
         self._entries: list[Entry | None] = []
-        #: Of each: the last gsn and record so far, and the store's bytes up to its end.
+        #: Per entry: the last gsn and record so far, and the store's bytes up to its end.
         self._lasts: list[int] = []
         self._records: list[int] = []
         self._ends: list[int] = []
@@ -38,7 +38,7 @@ class Recent:
         self._start = start
 
     def add(self, entry: Entry, last: int, record: int, end: int) -> None:
-        """Take the next entry; see the columns."""
+        """Add the next entry, with its values for the columns above."""
         self._entries.append(entry)
         self._lasts.append(last)
         self._records.append(record)
@@ -46,13 +46,13 @@ class Recent:
 
     @property
     def bytes(self) -> int:
-        """What all this costs, roughly."""
+        """The approximate memory of all entries."""
         if not self._ends:
             return 0
         return self._ends[-1] - self._start + _OBJECT_BYTES * (len(self._ends) - self._head)
 
     def shrink(self, limit: int, flushed: int, trim: int) -> None:
-        """Forget from the oldest on what is too much or trimmed, but only what is flushed."""
+        """Evict flushed entries, oldest first, that exceed the limit or are trimmed."""
         head, ends, lasts = self._head, self._ends, self._lasts
         while head < len(ends) and ends[head] <= flushed:
             if self.bytes <= limit and lasts[head] >= trim:
@@ -62,7 +62,7 @@ class Recent:
             self._start, self._entries[head] = ends[head], None
             head += 1
             self._head = head
-        if head >= _SWEEP and head * 2 >= len(ends):
+        if head >= _EVICTED_SLOTS and head * 2 >= len(ends):
             del self._entries[:head], self._lasts[:head], self._records[:head], self._ends[:head]
             self._head = 0
 
@@ -71,11 +71,11 @@ class Recent:
         return bisect_left(self._lasts, gsn, self._head)
 
     def from_fseq(self, fseq: int) -> int:
-        """Return the index of an entry by its number, which is one of those in memory."""
+        """Return the index of an entry in memory by its number."""
         return self._head + fseq - self.first_fseq
 
     def at(self, index: int) -> Entry | None:
-        """Return an entry by index, None behind the last."""
+        """Return an entry by index; None after the last."""
         return self._entries[index] if index < len(self._entries) else None
 
     def record_before(self, index: int) -> int:

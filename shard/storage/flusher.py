@@ -1,14 +1,14 @@
-"""Puts entries on stable storage: one thread per store, group commit, rotation, a full disk.
+"""Writes entries to stable storage: one thread per store, group commit, segment rotation.
 
-At level `memory` what was put is written and flushed at most one interval later, by the thread; at
-level `disk` whoever calls `flush` does it at once. Nothing wakes the thread while nothing comes.
-A write that fails for lack of space is repeated, at the same place, until it succeeds. So is the
-opening of the next segment's file, which fails where the process has no file descriptor left: the
-store is full meanwhile. A failed fdatasync ends the process, since nobody knows what it lost
+At level `memory` the thread writes and flushes entries at most one interval later. At level `disk`
+the caller of `flush` does it at once. The thread sleeps while no entry arrives. A write that fails
+for lack of space is repeated at the same offset until it succeeds. So is the open of the next
+segment file, which fails while the process has no free descriptor; the store is full meanwhile. A
+failed fdatasync ends the process, because the content of the disk is unknown then
 (docs/protocol.md, section 10).
 
-Invariant: entries reach the disk in order, and `flushed_bytes` never counts one that is not
-on stable storage.
+Invariant: entries reach the disk in order, and `flushed_bytes` never counts an entry that is not on
+stable storage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ziplog.segments.segment import Segment
 
-#: Entries of one write: it takes two buffers each, and the system takes 1,024.
+#: Entries of one `pwritev`: two buffers each, and the system accepts 1,024 buffers.
 _WRITE_ENTRIES: Final = 512
 _FULL_RETRY_S: Final = 0.1
 _SHORTEST_PAUSE_S: Final = 0.001
@@ -51,7 +51,7 @@ class _Removal(NamedTuple):
 
 
 class Flusher:
-    """The queue between a store and its files."""
+    """The write queue between a store and its segment files."""
 
     #: Bytes of entries on stable storage since the store was opened.
     flushed_bytes: int
@@ -70,11 +70,11 @@ class Flusher:
         """Write to files in `directory`.
 
         Args:
-            directory: exists.
-            segment: the newest one; all that is in it is on stable storage.
-            interval_s: how long an entry may wait to be flushed; 0: until `flush` is called.
-            reserve_bytes: with less free space than this the store is full.
-            on_halt: ends the process; gets the reason.
+            directory: an existing directory.
+            segment: the newest segment; its content is on stable storage.
+            interval_s: maximum delay of a flush; 0: only `flush` writes.
+            reserve_bytes: free space below which the store is full.
+            on_halt: ends the process; receives the reason.
 
         """
         self.flushed_bytes = 0
@@ -84,81 +84,81 @@ class Flusher:
         self._put_bytes = self._written_bytes = 0
         self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
         self._flushed_fd = open_flushed(directory)
-        # Held open: the sync after a new name or a removal must not fail for want of a descriptor.
+        # Kept open: the sync after a new name or a removal must not fail without free descriptors.
         self._names_fd = open_directory(directory)
-        self._tell(segment)
+        self._note_flushed(segment)
         self._queue: deque[_Write | _Removal] = deque()
         self._batch: list[_Write] = []
         self._segment: Segment | None = None
         self._fd = -1
         self._offset = 0
         self._is_full = False
-        #: Why the last write was refused; None: it was not.
+        #: The error of the last refused write; None: it succeeded.
         self._refusal: OSError | None = None
-        # Held by whoever writes: the thread, or a caller of `flush`.
+        # Held by the writing thread: the flusher's, or a caller of `flush`.
         self._writing = threading.Lock()
         self._on_event: Callable[[Event], None] = lambda _: None
-        #: Gets the last entry of each segment that is sealed, from whoever writes. Must be quick.
+        #: Receives the last entry of each sealed segment, on the writing thread. Must be quick.
         self.on_seal: Callable[[int], object] = lambda _: None
         self._thread: threading.Thread | None = None
-        self._called = threading.Event()
+        self._woken = threading.Event()
         self._closing = threading.Event()
         self._is_awake = False
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes of entries put and not yet on stable storage."""
+        """Bytes of queued entries that are not yet on stable storage."""
         return self._put_bytes - self.flushed_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether there is too little space, or the system refuses to open the next file."""
+        """Whether space is below the reserve, or the system refuses to open the next file."""
         return self._is_full
 
-    def tell(self, on_event: Callable[[Event], None]) -> None:
-        """From now on, tell `on_event` what happens, in `flush` and `tend`. It must be quick."""
+    def set_listener(self, on_event: Callable[[Event], None]) -> None:
+        """Set the receiver of events; `flush` and `flush_and_report` call it. It must be quick."""
         self._on_event = on_event
 
     def start(self) -> None:
-        """Start the thread, which tends the files whenever something was put."""
+        """Start the thread, which flushes queued entries."""
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
         self._thread.start()
 
     def put(self, segment: Segment, header: bytes, body: bytes, fseq: int) -> None:
-        """Take the next entry. It goes right behind the one before, or begins its segment.
+        """Queue the next entry; it follows the one before it, or begins its segment.
 
-        `fseq`: its number, or that of the last entry before it.
+        `fseq`: its number, or the number of the last entry before it.
         """
         self._put_bytes += len(header) + len(body)
         self._queue.append(_Write(segment, header, body, fseq))
         if not self._is_awake and self._interval_s:
-            self._call()
+            self._wake()
 
     def remove(self, names: list[str]) -> None:
-        """Delete files, in this order, once everything that was put before is flushed."""
+        """Delete files, in this order, after everything queued before is flushed."""
         self._queue.append(_Removal(names))
-        self._call()
+        self._wake()
 
-    def tend_soon(self) -> None:
-        """Have the thread carry out what was put, though nobody waits for it."""
-        self._call()
+    def schedule(self) -> None:
+        """Wake the thread to process the queue."""
+        self._wake()
 
-    def _call(self) -> None:
+    def _wake(self) -> None:
         self._is_awake = True
-        self._called.set()
+        self._woken.set()
 
     def flush(self) -> bool:
-        """Put everything on stable storage; False if there is no space for it now."""
+        """Write everything to stable storage; False if there is no space now."""
         with self._writing:
             is_done = self._write_out()
             self._sync()
-            self._look_at_space(is_done)
+            self._check_space(is_done)
             return is_done
 
     def close(self) -> bool:
-        """Stop the thread and flush; False if something could not be written. May be repeated."""
+        """Stop the thread and flush; False if a write failed. May be repeated."""
         self._closing.set()
-        self._called.set()
+        self._woken.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -176,46 +176,46 @@ class Flusher:
             self._names_fd = -1
         return is_done
 
-    def turn(self, segment: Segment) -> None:
-        """Go on behind `segment`, which is flushed like all that was put, and may follow less."""
+    def switch_segment(self, segment: Segment) -> None:
+        """Continue after `segment`. It is flushed, like all entries before, and may be earlier."""
         with self._writing:
-            assert not self._queue, "what waits to be written may be void"
-            assert not self._batch, "what waits to be written may be void"
+            assert not self._queue, "queued entries may be void"
+            assert not self._batch, "queued entries may be void"
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd, self._segment = -1, None
             self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
-            self._tell(segment)
+            self._note_flushed(segment)
 
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._called.wait()
-                self._called.clear()
-                self._work()
+                self._woken.wait()
+                self._woken.clear()
+                self._flush_loop()
         except Exception as error:  # noqa: BLE001 - without this thread, nothing is ever durable
             self._on_halt(f"the flusher failed: {type(error).__name__}: {error}")
 
-    def _work(self) -> None:
-        """Flush every interval until nothing came during one."""
+    def _flush_loop(self) -> None:
+        """Flush every interval until no entry arrives during one."""
         took_s = 0.0
         while not self._closing.is_set():
-            # What comes while a flush runs waits for its end, the pause, and its own flush.
+            # An entry that arrives during a flush waits for its end, the pause, and its own flush.
             pause_s = max(self._interval_s - 2 * took_s, _SHORTEST_PAUSE_S)
             self._closing.wait(_FULL_RETRY_S if self._is_full else pause_s)
             if not self._queue and not self._batch and not self._is_full:
                 self._is_awake = False
-                if not self._queue:  # Nothing came just now, and from now on `put` calls.
+                if not self._queue:  # From now on, `put` wakes the thread.
                     return
                 self._is_awake = True
             started = time.monotonic()
-            self.tend()
+            self.flush_and_report()
             took_s = time.monotonic() - started
 
-    def tend(self) -> None:
-        """Flush, and tell how far everything is on stable storage."""
+    def flush_and_report(self) -> None:
+        """Flush, and report the last entry on stable storage."""
         self.flush()
         with self._writing:
             flushed = self.flushed_fseq
@@ -226,12 +226,12 @@ class Flusher:
     # --- writing; the lock is held -----------------------------------------------------------
 
     def _write_out(self) -> bool:
-        """Write all that is waiting; False if the system refuses it for now."""
+        """Write the queue; False if the system refuses it for now."""
         self._refusal = None
         try:
             while self._batch or self._queue:
                 if not self._batch:
-                    self._gather()
+                    self._fill_batch()
                 if self._batch:
                     self._write()
         except OSError as error:
@@ -242,15 +242,15 @@ class Flusher:
             return False
         return True
 
-    def _gather(self) -> None:
-        """Take writes to one segment from the queue, or carry out one removal."""
+    def _fill_batch(self) -> None:
+        """Move the next writes to one segment into the batch, or perform one removal."""
         queue, batch = self._queue, self._batch
         while queue and len(batch) < _WRITE_ENTRIES:
             item = queue[0]
             if isinstance(item, _Removal):
                 if not batch:
                     self._remove(item.names)
-                    queue.popleft()  # not before: a removal that is refused is repeated
+                    queue.popleft()  # not before: a refused removal is repeated
                 return
             if batch and item.segment is not batch[0].segment:
                 return
@@ -261,7 +261,7 @@ class Flusher:
         batch = self._batch
         segment = batch[0].segment
         if segment is not self._segment:
-            self._turn_to(segment)
+            self._open_next(segment)
         buffers: list[bytes] = []
         for write in batch:
             buffers.append(write.header)
@@ -281,8 +281,8 @@ class Flusher:
         while written < total:
             written += os.pwrite(self._fd, rest[written:], offset + written)
 
-    def _turn_to(self, segment: Segment) -> None:
-        """Seal the segment written so far, and open the file of the next one."""
+    def _open_next(self, segment: Segment) -> None:
+        """Seal the current segment, and open the file of the next one."""
         self._sync()
         path = self._directory / segment.name
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -300,7 +300,9 @@ class Flusher:
             fresh.write_bytes(segment.index())
             fresh.replace(path)
         except OSError as error:
-            self._log.warning("no index written", file=str(path), error=str(error))
+            self._log.warning(
+                "the segment index cannot be written", file=str(path), error=str(error)
+            )
             with contextlib.suppress(OSError):
                 fresh.unlink()
         self.on_seal(segment.last_fseq)
@@ -316,7 +318,7 @@ class Flusher:
         self._segment.flushed = self._offset
         self.flushed_fseq = self._written_fseq
         self.flushed_bytes = self._written_bytes
-        self._tell(self._segment)
+        self._note_flushed(self._segment)
 
     def _sync_names(self) -> None:
         try:
@@ -325,8 +327,8 @@ class Flusher:
             self._on_halt(f"fsync of {self._directory} failed: {error}")
             raise
 
-    def _tell(self, segment: Segment) -> None:
-        """Leave a note of what is flushed. It is not waited for: late, it only tells less."""
+    def _note_flushed(self, segment: Segment) -> None:
+        """Record the last flushed entry. It is not synced: an older value is correct, too."""
         if self._flushed_fd >= 0:
             with contextlib.suppress(OSError):
                 os.pwrite(self._flushed_fd, pack_flushed(segment, self.flushed_fseq), 0)
@@ -345,9 +347,9 @@ class Flusher:
             return self._reserve_bytes
         return space.f_bavail * space.f_frsize
 
-    def _look_at_space(self, is_done: bool) -> None:
+    def _check_space(self, is_done: bool) -> None:
         free = self._free_bytes()
-        # Some more than the reserve before it counts as room again, so that it does not flutter.
+        # Hysteresis: a full store needs more than the reserve before it counts as free again.
         least = self._reserve_bytes + (self._reserve_bytes // 8 if self._is_full else 0)
         is_full = not is_done or free < least
         if is_full == self._is_full:
@@ -355,11 +357,11 @@ class Flusher:
         self._is_full = is_full
         self._report(free)
         if is_full:
-            self._call()
+            self._wake()
         self._on_event(StorageChanged(full=is_full))
 
     def _report(self, free_bytes: int) -> None:
-        """Log that the store is full, with what to do, or that it no longer is."""
+        """Log that the store is full, with advice, or that it no longer is."""
         refusal = self._refusal
         if not self._is_full:
             self._log.warning("disk has room again", free_bytes=free_bytes)

@@ -1,9 +1,9 @@
-"""The segment files of a directory: what is found there at a start, and how a log is cut.
+"""The segment files of a directory: loading at a start, cutting the log, deleting files.
 
-A segment stands for the end of the log before it: entries of older files that it begins before are
-void, and so is every older file if it is a *first* one. So making one file, whole and under its
-name, cuts the log at once; taking the void entries away only tidies up, and is done again at the
-next start if need be. Rule: a torn write is cut off, what was on stable storage is not
+A segment file defines the end of the log before it. Entries of older files at or after its first
+entry are void; if it is marked *first*, all older files are. So one new file, complete under its
+name, cuts the log atomically. Deleting void entries is cleanup, and the next start repeats it if
+needed. Rule: a torn write is cut off, an entry that was on stable storage is not
 (docs/protocol.md, section 10).
 """
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: How far the newest segment is on stable storage: its salt, the last entry, a checksum.
+#: File with the newest segment's salt, its last entry on stable storage, and a checksum.
 _FLUSHED: Final = "flushed"
 
 
 def load(directory: Path) -> list[Segment]:
-    """Return the segments of a directory, oldest first; the last one is to be appended to.
+    """Return the segments of a directory, oldest first; the last one receives appends.
 
-    Everything in them is on stable storage then.
+    All their entries are on stable storage afterwards.
     """
     segments = _find(directory)
     if not segments:
-        return [following(None, 1, 1)]
+        return [new_segment_after(None, 1, 1)]
     after: Segment | None = None
     before: Segment | None = None
     for segment, after in zip(segments, [*segments[1:], None], strict=True):
@@ -49,7 +49,7 @@ def load(directory: Path) -> list[Segment]:
         else:
             _load_sealed(directory, segment, after)
         before = segment
-    return connect(tidy(directory, segments))
+    return link_segments(remove_void(directory, segments))
 
 
 def _find(directory: Path) -> list[Segment]:
@@ -84,7 +84,7 @@ def _load_last(directory: Path, segment: Segment) -> None:
                 cut_bytes=len(data) - segment.size,
                 last_gsn=segment.last,
             )
-        # Whatever process wrote it: from now on it counts as stored.
+        # The entries of the former process count as stored from now on.
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -94,26 +94,26 @@ def _load_last(directory: Path, segment: Segment) -> None:
 # --- cutting ---------------------------------------------------------------------------------
 
 
-def following(
+def new_segment_after(
     before: Segment | None, base: int, base_fseq: int, *, is_first: bool = False
 ) -> Segment:
     """Return a new segment after `before`."""
-    # Not 0: zeros are never taken for an entry.
+    # Not 0, so that zeros are never decoded as an entry.
     salt = int.from_bytes(os.urandom(4), "little") | 1
     number = before.number + 1 if before is not None else 1
     return Segment(number, base, base_fseq, salt, is_first=is_first)
 
 
 def create(directory: Path, segment: Segment, contents: bytes) -> None:
-    """Make a segment's file, whole and for good, or not at all; it may replace an older one.
+    """Create or replace a segment's file, atomically and durably.
 
     Raises:
         FullError: there is no space for it; nothing has changed.
-        OSError: something else failed; nobody knows which file is there.
+        OSError: another failure; it is unknown which file is present.
 
     """
     path = directory / segment.name
-    with _changing(directory) as names:
+    with _open_for_change(directory) as names:
         _write_whole(path, contents)
         os.fsync(names)
 
@@ -136,14 +136,14 @@ def _write_whole(path: Path, contents: bytes) -> None:
 
 
 @contextmanager
-def _changing(directory: Path) -> Iterator[int]:
-    """Give a directory's descriptor for the sync after a change of its names.
+def _open_for_change(directory: Path) -> Iterator[int]:
+    """Yield a directory's descriptor for the sync after a change of its names.
 
-    It is opened before the change: a system that lacks descriptors then refuses the change as a
-    whole, and a change that was made is never left without its sync.
+    It is opened before the change. A system without free descriptors then refuses the change as a
+    whole, and every change is synced.
 
     Raises:
-        FullError: the system does not open it now; nothing has changed.
+        FullError: the system refuses to open it now; nothing has changed.
 
     """
     try:
@@ -158,8 +158,8 @@ def _changing(directory: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def tidy(directory: Path, segments: list[Segment]) -> list[Segment]:
-    """Take away what is void, for good; return what is left, and must still be connected."""
+def remove_void(directory: Path, segments: list[Segment]) -> list[Segment]:
+    """Delete void entries and files durably; return the rest, which must still be linked."""
     kept: list[Segment] = []
     limit = 0
     for segment in reversed(segments):
@@ -175,7 +175,7 @@ def tidy(directory: Path, segments: list[Segment]) -> list[Segment]:
 
 
 def _cut(directory: Path, segment: Segment, limit: int) -> bool:
-    """Take away entry `limit` and all after it; False if nothing is left that tells anything."""
+    """Cut entry `limit` and all after it from a file; False if no useful entry is left."""
     path = directory / segment.name
     data = path.read_bytes()
     size = 0
@@ -185,57 +185,57 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
         size = size if found.kind == DAMAGED else found.stop
     if not size and not segment.is_first:
         return False
-    drop_rows(directory, [segment])
-    # An index of what was there does not count any more; and should this be lost, it is done again.
+    delete_rows(directory, [segment])
+    # The old index no longer matches. If a crash undoes the cut, the next start repeats it.
     os.truncate(path, size)
     segment.rebuild(data[:size], limit - 1)
     return True
 
 
 def _remove(directory: Path, segment: Segment) -> None:
-    with suppress(FullError):  # It stays void, and the next start takes it away.
-        delete(directory, names_of(segment))
+    with suppress(FullError):  # It stays void, and the next start deletes it.
+        delete(directory, file_names(segment))
 
 
-def names_of(segment: Segment) -> list[str]:
+def file_names(segment: Segment) -> list[str]:
     """Return the names of a segment's files, in the order in which they are deleted."""
     return [segment.block_file_name, segment.index_name, segment.name]
 
 
-def drop_rows(directory: Path, segments: list[Segment]) -> None:
-    """Delete the rows of segments that are about to change (docs/protocol.md, section 14.1).
+def delete_rows(directory: Path, segments: list[Segment]) -> None:
+    """Delete the rows files of segments that are about to change (docs/protocol.md, section 14.1).
 
     Raises:
-        FullError: the system does not let this process change the directory; nothing has changed.
+        FullError: the system refuses to change the directory now; nothing has changed.
 
     """
     delete(directory, [segment.block_file_name for segment in segments])
 
 
 def delete(directory: Path, names: list[str]) -> None:
-    """Delete those of some files that are there, for good.
+    """Delete the files of these names that exist, durably.
 
     Raises:
-        FullError: the system does not let this process change the directory; nothing has changed.
+        FullError: the system refuses to change the directory now; nothing has changed.
 
     """
     present = [path for path in (directory / name for name in names) if path.exists()]
     if not present:
         return
-    with _changing(directory) as fd:
+    with _open_for_change(directory) as fd:
         for path in present:
             path.unlink(missing_ok=True)
         os.fsync(fd)
 
 
-def connect(segments: list[Segment]) -> list[Segment]:
-    """Tell each segment what it has to know of the one before it; return them."""
+def link_segments(segments: list[Segment]) -> list[Segment]:
+    """Set each segment's values that depend on the segment before it; return the segments."""
     for before, segment in pairwise(segments):
         segment.record_before = before.last_record or before.record_before
         before.is_torn = before.is_torn or segment.base_fseq > before.last_fseq + 1
         segment.is_torn_before = before.is_torn and segment.base == before.last + 1
         has_positions = segment.last >= segment.base
-        # One that was begun behind damage may learn what was there.
+        # The end of a damaged segment is known after its repair.
         segment.base = max(segment.base, before.last + 1)
         if not has_positions:
             segment.last = segment.base - 1
@@ -244,7 +244,7 @@ def connect(segments: list[Segment]) -> list[Segment]:
 
 
 def holes(segments: list[Segment]) -> list[tuple[int, int]]:
-    """Return the first and last numbers of what is known to be missing in or between segments."""
+    """Return the known missing ranges of entry numbers, in and between segments."""
     found = [hole for segment in segments for hole in segment.holes]
     for before, segment in pairwise(segments):
         if segment.base_fseq > before.last_fseq + 1:
@@ -263,7 +263,7 @@ def open_flushed(directory: Path) -> int:
 
 
 def pack_flushed(segment: Segment, fseq: int) -> bytes:
-    """Return what the file tells: this segment is on stable storage up to entry `fseq`."""
+    """Return the file's content: this segment is on stable storage up to entry `fseq`."""
     facts = segment.salt.to_bytes(4, "little") + fseq.to_bytes(8, "little")
     return facts + crc32c(facts).to_bytes(4, "little")
 
@@ -284,7 +284,7 @@ def read_flushed(directory: Path, segment: Segment) -> int:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make new names in a directory, and removals from it, survive a crash of the machine."""
+    """Sync a directory's names: creations and removals survive a crash of the machine."""
     fd = open_directory(directory)
     try:
         os.fsync(fd)

@@ -1,8 +1,8 @@
-"""The log as it is read: from memory while it is recent, from its block in a segment file if not.
+"""Reads the log: recent entries from the cache, older ones from a block of a segment file.
 
-Positions and entries are found by bisection, over the segments, then over the blocks of one.
-Invariant: positions and numbers increase from segment to segment; what is damaged raises
-`UnreadableError`, and is never answered as absent (docs/protocol.md, section 10).
+Positions and entries are found by bisection, first over the segments, then over a segment's blocks.
+Invariant: positions and numbers increase from segment to segment; a damaged entry raises
+`UnreadableError`, and is never reported as absent (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from shard.storage.entry_cache import Recent
+from shard.storage.entry_cache import EntryCache
 from shard.storage.segment_files import holes
 from ziplog.core.entries import Expire, Place
 from ziplog.segments.entry import BusyError, UnreadableError
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from ziplog.segments.entry import Entry, WatermarkRecord
     from ziplog.segments.segment import Segment
 
-#: What an entry counts in `scan` beside its body.
+#: Bytes that `scan` counts for an entry in addition to its body.
 _SCAN_BYTES: Final = 64
-#: And each of its gsns but the first.
+#: Bytes that `scan` counts for each further gsn of an entry.
 _GSN_BYTES: Final = 9
-#: Above every position.
-NOWHERE: Final = 1 << 63
+#: A gsn above every position.
+ABOVE_EVERY_GSN: Final = 1 << 63
 
 
-class StoredLog:
+class SegmentReader:
     """The reading half of a segment store (shard/storage/segment_store.py)."""
 
     #: The last entry's stream position; 0 if there never was one.
@@ -44,15 +44,15 @@ class StoredLog:
     last_view: int
 
     def __init__(self, directory: Path, segments: list[Segment]) -> None:
-        """Read `segments`, of files in `directory`; all of them are flushed."""
+        """Read `segments` in `directory`; all of them are flushed."""
         self._directory = directory
         self._trim = 0
         #: Bytes appended so far.
         self._appended_bytes = 0
-        self._go_on(segments)
+        self._continue_with(segments)
 
-    def _go_on(self, segments: list[Segment]) -> None:
-        """Go on after `segments`, all of them flushed."""
+    def _continue_with(self, segments: list[Segment]) -> None:
+        """Continue after `segments`, all of them flushed."""
         assert segments, "there is always a segment to append to"
         self._segments = segments
         self._bases = [segment.base for segment in segments]
@@ -65,8 +65,10 @@ class StoredLog:
             self._trim = max(self._trim, segments[0].base)
         self._last = active.last
         self._last_record = active.last_record or active.record_before
-        first = NOWHERE if active.is_torn else active.last + 1
-        self._recent = Recent(first, active.last_fseq + 1, self._last_record, self._appended_bytes)
+        first = ABOVE_EVERY_GSN if active.is_torn else active.last + 1
+        self._cache = EntryCache(
+            first, active.last_fseq + 1, self._last_record, self._appended_bytes
+        )
 
     @property
     def first_fseq(self) -> int:
@@ -80,9 +82,9 @@ class StoredLog:
 
     @property
     def damage(self) -> list[tuple[int, int]]:
-        """First and last number of entries that were damaged or missing when the store was opened.
+        """First and last numbers of entries that were damaged or missing when the store was opened.
 
-        Sealed segments are not read then: what is damaged there shows when it is read.
+        The start does not read sealed segments: a later read finds their damage.
         """
         return holes(self._segments)
 
@@ -92,17 +94,17 @@ class StoredLog:
         """Return the `Place` that holds `gsn` or the `Skip` that covers it, else None.
 
         Raises:
-            UnreadableError: the bytes that would tell are damaged.
+            UnreadableError: the bytes at that position are damaged.
 
         """
-        if gsn >= self._recent.first:
-            entry = self._recent.at(self._recent.from_gsn(gsn))
+        if gsn >= self._cache.first:
+            entry = self._cache.at(self._cache.from_gsn(gsn))
         else:
             entry = self._stored(gsn)
         return entry if entry is not None and _covers(entry, gsn) else None
 
     def _stored(self, gsn: int) -> Entry | None:
-        """Return the stored entry whose positions reach over `gsn`."""
+        """Return the stored entry with `gsn` in its range of positions."""
         segment = self._segment_of(gsn)
         if segment is None:
             self._check_trimmed(gsn)
@@ -116,7 +118,7 @@ class StoredLog:
     def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
         """Return `Place` and `Skip` entries in order, from the first that ends at or after `gsn`.
 
-        About `limit_bytes` of bodies (an entry counts 64 more); at least one if there is any.
+        About `limit_bytes` of bodies (plus 64 per entry); at least one entry if there is any.
 
         Raises:
             UnreadableError: the first of them is damaged.
@@ -125,15 +127,15 @@ class StoredLog:
         result: list[Entry] = []
         left = limit_bytes
         try:
-            while gsn < self._recent.first and left > 0:
+            while gsn < self._cache.first and left > 0:
                 gsn, left = self._scan_block(gsn, left, result)
         except UnreadableError:
             if not result:
                 raise
             return result
-        index = self._recent.from_gsn(gsn)
+        index = self._cache.from_gsn(gsn)
         while left > 0 or not result:
-            entry = self._recent.at(index)
+            entry = self._cache.at(index)
             if entry is None:
                 break
             if not isinstance(entry.decision, Expire):
@@ -143,7 +145,7 @@ class StoredLog:
         return result
 
     def _scan_block(self, gsn: int, left: int, result: list[Entry]) -> tuple[int, int]:
-        """Add the entries of the block of `gsn`; return where to go on, and what is left."""
+        """Add the entries of the block of `gsn`; return the next gsn and the remaining limit."""
         segment = self._segment_of(gsn)
         if segment is None:
             self._check_trimmed(gsn)
@@ -154,19 +156,19 @@ class StoredLog:
         block = segment.block_at(gsn)
         data, entries = segment.read(self._directory, block)
         for found in entries:
-            if found.last < gsn or found.first >= self._recent.first:
+            if found.last < gsn or found.first >= self._cache.first:
                 continue
             if left <= 0 and result:
                 return found.first, left
             entry = decode(data, found, segment.name)
             result.append(entry)
             left -= _weight(entry)
-        return min(segment.block_last(block) + 1, self._recent.first), left
+        return min(segment.block_last(block) + 1, self._cache.first), left
 
     def outline(self, start: int, stop: int) -> list[Step]:
-        """Return how much is stored of positions [start, stop), in stretches of about equal size.
+        """Return the stored bytes of positions [start, stop), in stretches of about equal size.
 
-        A stretch ends where a block of a segment ends, or at `stop`. At most `MAX_STEPS`.
+        A stretch ends with a block of a segment, or at `stop`. At most `MAX_STEPS`.
         """
         index = max(bisect_right(self._bases, start) - 1, 0)
         over = [s for s in self._segments[index:] if s.base < stop and s.last >= start]
@@ -178,7 +180,7 @@ class StoredLog:
             block, until = segment.block_at(start), segment.block_at(stop - 1)
             at = ends[block - 1] if block else 0
             while block <= count:
-                # From block to block it would take long. The last one is not closed yet.
+                # Bisection, since a scan over all blocks is slow. The last block is still open.
                 block = min(bisect_left(ends, at + least - gathered, block), until)
                 end = ends[block] if block < count else segment.size
                 last = segment.block_last(block)
@@ -198,14 +200,14 @@ class StoredLog:
         return self._segment_with(fseq).view_at(fseq) if fseq >= self.first_fseq else 0
 
     def last_of(self, view: int) -> int:
-        """Return the last entry whose view is `view` or less; 0 if none is kept."""
+        """Return the last entry with a view of at most `view`; 0 if none is kept."""
         return next((last for s in reversed(self._segments) if (last := s.last_of(view))), 0)
 
     def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:
         """Return the entries after `fseq`, in order and without a gap; `Expire` too.
 
-        They begin with the first that is kept if that is later. About `limit_bytes` of bodies (an
-        entry counts 64 more); at least one if there is any.
+        They begin with the first kept entry if that is later. About `limit_bytes` of bodies (plus
+        64 per entry); at least one entry if there is any.
 
         Raises:
             UnreadableError: the first of them is damaged.
@@ -215,14 +217,14 @@ class StoredLog:
         result: list[Entry] = []
         left = max(limit_bytes, 1)
         try:
-            while fseq < self._recent.first_fseq and left > 0:
+            while fseq < self._cache.first_fseq and left > 0:
                 fseq, left = self._read_block(fseq, left, result)
         except UnreadableError:
             if not result:
                 raise
             return result
         while left > 0:
-            entry = self._recent.at(self._recent.from_fseq(fseq))
+            entry = self._cache.at(self._cache.from_fseq(fseq))
             if entry is None:
                 break
             result.append(entry)
@@ -231,7 +233,7 @@ class StoredLog:
         return result
 
     def _read_block(self, fseq: int, left: int, result: list[Entry]) -> tuple[int, int]:
-        """Add entries of one block, from `fseq` on; return where to go on, and what is left."""
+        """Add entries of one block, from `fseq` on; return the next one and the remaining limit."""
         segment = self._segment_with(fseq)
         data, entries = segment.read_from(self._directory, fseq)
         if not entries:
@@ -239,7 +241,7 @@ class StoredLog:
         for found in entries:
             if found.fseq != fseq:
                 raise UnreadableError(f"entry {fseq} is damaged in {segment.name}")
-            if left <= 0 or fseq >= self._recent.first_fseq:
+            if left <= 0 or fseq >= self._cache.first_fseq:
                 break
             entry = decode(data, found, segment.name)
             result.append(entry)
@@ -251,17 +253,17 @@ class StoredLog:
         """Return the highest gsn below `gsn` that holds a record; 0 if there is none.
 
         Raises:
-            BusyError: the system does not let this process read the file now.
+            BusyError: the system refuses to read the file now.
 
         """
         record = self._last_record if gsn > self._last_record else self._record_below(gsn)
         return record if record >= self._trim else 0
 
     def _record_below(self, gsn: int) -> int:
-        if gsn >= self._recent.first:
-            index = self._recent.from_gsn(gsn)
-            found = _record_in(self._recent.at(index), gsn)
-            return found or self._recent.record_before(index)
+        if gsn >= self._cache.first:
+            index = self._cache.from_gsn(gsn)
+            found = _record_in(self._cache.at(index), gsn)
+            return found or self._cache.record_before(index)
         segment = self._segment_of(gsn)
         if segment is None:
             return 0
@@ -271,7 +273,7 @@ class StoredLog:
         return self._record_in_block(segment, block, gsn) or segment.record_up_to(block)
 
     def _record_in_block(self, segment: Segment, block: int, gsn: int) -> int:
-        """Return the block's last record below `gsn` that can be read, 0 if there is none."""
+        """Return the block's last readable record below `gsn`; 0 if there is none."""
         try:
             data, entries = segment.read(self._directory, block)
         except BusyError:
@@ -292,13 +294,13 @@ class StoredLog:
         return self._segments[index] if index >= 0 else None
 
     def _segment_with(self, fseq: int) -> Segment:
-        """Return the segment of an entry, or the one before the hole that it is in."""
+        """Return the segment of an entry, or the segment before the entry's hole."""
         index = bisect_right(self._segments, fseq, key=lambda segment: segment.base_fseq) - 1
         return self._segments[max(index, 0)]
 
     def _next_base(self, segment: Segment) -> int:
         index = bisect_right(self._bases, segment.base)
-        return self._bases[index] if index < len(self._bases) else self._recent.first
+        return self._bases[index] if index < len(self._bases) else self._cache.first
 
     def _check_trimmed(self, gsn: int) -> None:
         if gsn >= max(self._trim, 1):
@@ -336,7 +338,7 @@ def _weight(entry: Entry) -> int:
 
 
 def _extend(steps: list[Step], stop: int, size: int) -> None:
-    """Add a stretch; what is about no position (marks, tables) belongs to the one before."""
+    """Add a stretch; bytes without a position (watermark records, tables) join the previous one."""
     if steps and steps[-1].stop == stop:
         size += steps.pop().size
     steps.append(Step(stop, size))

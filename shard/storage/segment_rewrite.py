@@ -1,8 +1,8 @@
-"""What is damaged in segment files, and good entries in its place.
+"""Finds unreadable entries in segment files, and rewrites a file with copies of them.
 
-A file is never changed in place: a new one, with all that was good and what was given, takes its
-name at once. Rule: what is given must fit between what is good, by number, position and view; what
-is good stays as it is (docs/protocol.md, section 10).
+A file is never changed in place: a new one, with all readable entries and the given copies,
+atomically replaces it. Rule: the copies must fit between the readable entries by number, position
+and view; readable entries stay unchanged (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 def missing_around(
     directory: Path, segments: Iterable[Segment], gsn: int, last_fseq: int
 ) -> tuple[int, int] | None:
-    """Return the first and last number of the entries that may hold `gsn` and cannot be read.
+    """Return the first and last number of the unreadable entries that may hold `gsn`.
 
-    None: what is at `gsn` can be read. `segments` begin at, or before, the one of the position.
+    None: the entry at `gsn` is readable. `segments` begin at or before the position's segment.
     """
     expected = 0
     hole: tuple[int, int] | None = None
     for segment in segments:
         expected = expected or segment.base_fseq
-        for _, found in good_entries(directory, segment):
+        for _, found in readable_entries(directory, segment):
             if found.fseq > expected:
                 hole = (hole[0] if hole else expected, found.fseq - 1)
             expected = found.fseq + 1
@@ -63,30 +63,30 @@ def missing_from(directory: Path, segment: Segment, fseq: int, end: int) -> tupl
 
     `end`: the number of the first entry of the next segment.
     """
-    following = (f.fseq for _, f in good_entries(directory, segment) if f.fseq >= fseq)
+    following = (f.fseq for _, f in readable_entries(directory, segment) if f.fseq >= fseq)
     last = next(following, end) - 1
     return (fseq, last) if fseq <= last else None
 
 
-def good_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, DecodedHeader]]:
-    """Give the entries of a segment that can be read, each with the bytes that it is in."""
+def readable_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes, DecodedHeader]]:
+    """Yield the readable entries of a segment, each with the bytes that contain it."""
     data = _contents(directory, segment)
     for found in walk(data, segment.salt):
         if found.is_numbered and found.is_whole:
             yield data, found
 
 
-def mended(
+def rewrite_segment(
     directory: Path, segment: Segment, entries: list[Entry], end: int, limit: int
 ) -> bytes | None:
-    """Return a segment's contents with `entries` where they are missing; None if they do not fit.
+    """Return a segment's contents with the missing `entries` added; None if they do not fit.
 
     Args:
-        directory: of the segment.
-        segment: none of it waits to be written.
+        directory: the segment's directory.
+        segment: a segment that is completely written.
         entries: `Place` with its body, `Skip` or `Expire`, numbered without a gap.
         end: the number of the first entry of the next segment.
-        limit: what is in the segment is about positions below.
+        limit: all positions of the segment are below this one.
 
     Raises:
         UnreadableError: the file cannot be read.
@@ -97,16 +97,18 @@ def mended(
     if not is_a_run or numbers[0] < segment.base_fseq or numbers[-1] >= end:
         return None
     data = _contents(directory, segment)
-    good = {
+    readable = {
         found.fseq: found
         for found in walk(data, segment.salt)
         if found.is_numbered and found.is_whole
     }
-    fresh = {entry.fseq: entry for entry in entries if entry.fseq not in good}
-    same = (decode(data, good[e.fseq], segment.name) == e for e in entries if e.fseq in good)
-    if not fresh or not all(same) or not all(map(_is_complete, fresh.values())):
+    added = {entry.fseq: entry for entry in entries if entry.fseq not in readable}
+    same = (
+        decode(data, readable[e.fseq], segment.name) == e for e in entries if e.fseq in readable
+    )
+    if not added or not all(same) or not all(map(_is_complete, added.values())):
         return None
-    contents = b"".join(_merged(data, segment, fresh))
+    contents = b"".join(_merged(data, segment, added))
     return contents if _fits(contents, segment, limit) else None
 
 
@@ -115,17 +117,17 @@ def _is_complete(entry: Entry) -> bool:
     return kind < MARK and not (isinstance(entry.decision, Place) and entry.decision.body is None)
 
 
-def _merged(data: bytes, segment: Segment, fresh: dict[int, Entry]) -> Iterator[bytes]:
-    """Give what is there, and what is not before what follows it."""
-    left = sorted(fresh)[::-1]
+def _merged(data: bytes, segment: Segment, added: dict[int, Entry]) -> Iterator[bytes]:
+    """Yield the readable entries merged with the added ones, by number."""
+    left = sorted(added)[::-1]
     for found in walk(data, segment.salt):
-        if found.kind == DAMAGED or (found.is_numbered and found.fseq in fresh):
+        if found.kind == DAMAGED or (found.is_numbered and found.fseq in added):
             continue
         while left and left[-1] <= found.fseq:
-            yield _encoded(fresh[left.pop()], segment)
+            yield _encoded(added[left.pop()], segment)
         yield data[found.start - HEADER_BYTES : found.stop]
     while left:
-        yield _encoded(fresh[left.pop()], segment)
+        yield _encoded(added[left.pop()], segment)
 
 
 def _encoded(entry: Entry, segment: Segment) -> bytes:
@@ -134,7 +136,7 @@ def _encoded(entry: Entry, segment: Segment) -> bytes:
 
 
 def _fits(contents: bytes, segment: Segment, limit: int) -> bool:
-    """Whether positions, numbers and views go upwards."""
+    """Whether positions, numbers and views increase."""
     numbered = [found for found in walk(contents, segment.salt) if found.is_numbered]
     spans = [(found.first, found.last) for found in numbered if found.kind < EXPIRE]
     spans = [(0, segment.base - 1), *spans, (limit, limit)]
@@ -147,7 +149,7 @@ def _fits(contents: bytes, segment: Segment, limit: int) -> bool:
 
 
 def _contents(directory: Path, segment: Segment) -> bytes:
-    """Return a segment's bytes; none if its file is missing."""
+    """Return a segment's bytes; empty if its file is missing."""
     try:
         return (directory / segment.name).read_bytes()
     except FileNotFoundError:

@@ -1,11 +1,10 @@
-"""The segment store: a replica's decided entries, in memory while recent and in segment files.
+"""The segment store: a replica's decided entries, in segment files and in a cache.
 
-An entry is encoded and given its place in a file on the thread that appends it; the flusher then
-only writes. Nothing leaves memory before it is on stable storage. How it is read:
-shard/storage/segment_reader.py.
+The appending thread encodes an entry and assigns its place in a file; the flusher only writes. The
+cache evicts no entry before it is on stable storage. Reads: shard/storage/segment_reader.py.
 
-Rule: a change of what is stored already (a cut, a repair) is one new file that counts as soon as it
-has its name. Invariant: numbers, positions and views increase from entry to entry
+Rule: a change of stored entries (a cut, a repair) is one new file that takes effect when it has its
+name. Invariant: numbers, positions and views increase from entry to entry
 (docs/protocol.md, section 10).
 """
 
@@ -18,18 +17,23 @@ import structlog
 
 from shard.storage.flusher import Flusher
 from shard.storage.segment_files import (
-    connect,
     create,
     delete,
-    drop_rows,
-    following,
+    delete_rows,
+    file_names,
+    link_segments,
     load,
-    names_of,
-    tidy,
+    new_segment_after,
+    remove_void,
 )
-from shard.storage.segment_reader import NOWHERE, StoredLog
-from shard.storage.segment_rewrite import good_entries, mended, missing_around, missing_from
-from shard.storage.store import FullError, mark_of_reset
+from shard.storage.segment_reader import ABOVE_EVERY_GSN, SegmentReader
+from shard.storage.segment_rewrite import (
+    missing_around,
+    missing_from,
+    readable_entries,
+    rewrite_segment,
+)
+from shard.storage.store import FullError, watermark_after_reset
 from ziplog.runtime.process_logging import halt
 from ziplog.segments.entry import (
     Entry,
@@ -50,12 +54,12 @@ if TYPE_CHECKING:
     from ziplog.segments.segment import Segment
 
 MIB: Final = 1024 * 1024
-#: Who reads in bulk has a segment sealed that has this part of what it may have.
-_LEAST_PART: Final = 8
+#: A bulk reader has a segment sealed early if it has 1/8 of the full segment size.
+_MIN_SEALED_PART: Final = 8
 
 
 class _Part(NamedTuple):
-    """Where a part of a table is."""
+    """The location of a part of a session table."""
 
     #: The index of its segment.
     segment: int
@@ -66,7 +70,7 @@ class _Part(NamedTuple):
     number: int
 
 
-class SegmentStore(StoredLog):
+class SegmentStore(SegmentReader):
     """A `Store` (shard/storage/store.py) in a directory. One thread; the flusher has its own."""
 
     def __init__(
@@ -78,11 +82,11 @@ class SegmentStore(StoredLog):
         segment_bytes: int,
         cache_bytes: int,
     ) -> None:
-        """Go on after `segments`; use `open`."""
+        """Continue after `segments`; use `open`."""
         super().__init__(directory, segments)
         self._flusher = flusher
         self._segment_bytes, self._cache_bytes = segment_bytes, cache_bytes
-        #: Gets the trim point as soon as `trim` or `reset` is called.
+        #: Receives the trim point as soon as `trim` or `reset` is called.
         self.on_trim: Callable[[int], object] = lambda _: None
 
     @classmethod
@@ -97,18 +101,18 @@ class SegmentStore(StoredLog):
         on_event: Callable[[Event], None] | None = None,
         on_halt: Callable[[str], object] = halt,
     ) -> SegmentStore:
-        """Open the store in `directory`, which is made if it does not exist.
+        """Open the store in `directory`; create it if it does not exist.
 
-        A torn end of the last segment is cut off, and logged; so is damage (see `damage`).
+        A torn end of the last segment is cut off and logged; damage is logged (see `damage`).
 
         Args:
-            directory: of this store alone.
-            flush_interval_ms: within how long an entry is flushed; 0: only `flush` does it.
-            segment_bytes: a segment that has so many is followed by a new one.
-            cache_bytes: how much is kept in memory for readers.
-            reserve_bytes: with less free space the store is full.
-            on_event: gets `Persisted` and `StorageChanged` from another thread; `start` if None.
-            on_halt: ends the process when it is not known what is on the disk.
+            directory: used by this store only.
+            flush_interval_ms: maximum delay of a flush; 0: only `flush` writes.
+            segment_bytes: size at which a segment is followed by a new one.
+            cache_bytes: memory for recent entries.
+            reserve_bytes: free space below which the store is full.
+            on_event: receives `Persisted` and `StorageChanged` on another thread, see `start`.
+            on_halt: ends the process when the content of the disk is unknown.
 
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,23 +136,23 @@ class SegmentStore(StoredLog):
         return store
 
     def start(self, on_event: Callable[[Event], None]) -> None:
-        """Flush from now on, and tell `on_event` (see `open`) about it. Once."""
-        self._flusher.tell(on_event)
+        """Start the flusher, which reports to `on_event` (see `open`). Call once."""
+        self._flusher.set_listener(on_event)
         self._flusher.start()
 
     @property
     def flusher(self) -> Flusher:
-        """Who writes; for whoever wants to tend it without its thread."""
+        """The flusher; for callers that run it without its thread."""
         return self._flusher
 
     @property
     def sealed_fseq(self) -> int:
-        """The last entry that is in a sealed segment; 0: there is no such segment."""
+        """The last entry of the newest sealed segment; 0 if there is none."""
         return self._segments[-2].last_fseq if len(self._segments) > 1 else 0
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes appended and not yet on stable storage; whoever appends keeps them bounded."""
+        """Bytes appended and not yet on stable storage; the appending replica bounds them."""
         return self._flusher.backlog_bytes
 
     @property
@@ -164,7 +168,7 @@ class SegmentStore(StoredLog):
     # --- writing -----------------------------------------------------------------------------
 
     def append(self, entry: Entry) -> None:
-        """Append an entry: it can be read at once, and is written later."""
+        """Append an entry: it can be read immediately, and is written later."""
         if self._active.size >= self._segment_bytes:
             self._rotate()
         self._put(entry)
@@ -175,35 +179,35 @@ class SegmentStore(StoredLog):
         if kind < MARK:
             assert entry.fseq == self.last_fseq + 1, "the log has a gap"
             if entry.view != self.last_view or not segment.views:
-                self._turn_view(entry)
+                self._start_view(entry)
             self.last_fseq = entry.fseq
         place = self.last_fseq
         header, body = encode(entry, segment.salt, kind, first, last, place, flusher.flushed_fseq)
         size = HEADER_BYTES + len(body)
         if kind >= MARK:
-            self._note(entry, size, first)
+            self._note_record(entry, size, first)
         elif kind != EXPIRE:
             if segment.is_torn:
-                # What is below may have been in what is damaged.
-                self._recent.first = first
+                # Positions below may have been in the damaged part.
+                self._cache.first = first
             self._last = last
             self._last_record = record or self._last_record
         segment.add(kind, first, last, record, place, size)
         flusher.put(segment, header, body, place)
         self._appended_bytes += size
         if kind < MARK:
-            recent = self._recent
-            recent.add(entry, self._last, self._last_record, self._appended_bytes)
-            if recent.bytes > self._cache_bytes:
-                recent.shrink(self._cache_bytes, flusher.flushed_bytes, 0)
+            cache = self._cache
+            cache.add(entry, self._last, self._last_record, self._appended_bytes)
+            if cache.bytes > self._cache_bytes:
+                cache.shrink(self._cache_bytes, flusher.flushed_bytes, 0)
 
-    def _turn_view(self, entry: Entry) -> None:
+    def _start_view(self, entry: Entry) -> None:
         assert entry.view >= self.last_view, "a view went backwards"
         self.last_view = entry.view
         self._active.add_view(entry.view, entry.fseq)
 
-    def _note(self, entry: Entry, size: int, part: int) -> None:
-        """Take note of a `WatermarkRecord` or table that is about to be added."""
+    def _note_record(self, entry: Entry, size: int, part: int) -> None:
+        """Index a `WatermarkRecord` or session table that is about to be added."""
         segment = self._active
         if isinstance(entry.decision, WatermarkRecord):
             segment.mark = self.mark = entry.decision
@@ -212,8 +216,8 @@ class SegmentStore(StoredLog):
 
     def _rotate(self) -> None:
         before = self._active
-        segment = following(before, before.last + 1, before.last_fseq + 1)
-        connect([before, segment])
+        segment = new_segment_after(before, before.last + 1, before.last_fseq + 1)
+        link_segments([before, segment])
         self._segments.append(segment)
         self._bases.append(segment.base)
         self._active = segment
@@ -221,43 +225,44 @@ class SegmentStore(StoredLog):
             self._put(Entry(0, 0, self.mark))
 
     def seal(self, stop: int) -> None:
-        """End the segment that grows, if it reaches below `stop` and is worth a file.
+        """Seal the active segment, if it has positions below `stop` and is large enough.
 
-        Only what is sealed gets rows (docs/protocol.md, section 14.2). Each segment that ended
-        early is followed by one of twice its size at least, up to a whole one. What is torn waits
-        for its repair, so that the next one begins where it does not end yet.
+        Only sealed segments get rows files (docs/protocol.md, section 14.2). After a segment that
+        was sealed early, the next one has at least twice its size, up to the full size. A torn
+        segment stays open until its repair, which sets the start of the next one.
         """
         active, whole = self._active, self._segment_bytes
         before = self._segments[-2].size if len(self._segments) > 1 else whole
-        least = max(whole // _LEAST_PART, 2 * before if before < whole else 0)
+        least = max(whole // _MIN_SEALED_PART, 2 * before if before < whole else 0)
         if active.base < stop and active.size >= least and not active.is_torn and self.mark:
             self._rotate()
-            self._flusher.tend_soon()
+            self._flusher.schedule()
 
     def flush(self) -> bool:
-        """Put everything on stable storage; False if there is no space for it now."""
+        """Write everything to stable storage; False if there is no space now."""
         return self._flusher.flush()
 
     def close(self) -> bool:
-        """Flush, and stop the thread; False if something could not be written."""
+        """Flush, and stop the thread; False if a write failed."""
         return self._flusher.close()
 
     def trim(self, gsn: int) -> None:
-        """Delete the segments that lie wholly below `gsn`; never the one that grows.
+        """Delete segments that end below `gsn`, except the active one.
 
-        Nor the last entry, nor the last table that no truncation can drop, and what follows it.
+        The last entry stays. So does the last session table that no truncation can drop, with all
+        entries after it.
         """
         self._trim = max(self._trim, gsn)
         self.on_trim(self._trim)
         count = min(max(bisect_right(self._bases, gsn) - 1, 0), self._needed_from())
-        self._recent.shrink(self._cache_bytes, self._flusher.flushed_bytes, gsn)
+        self._cache.shrink(self._cache_bytes, self._flusher.flushed_bytes, gsn)
         if count:
             gone, self._segments = self._segments[:count], self._segments[count:]
             del self._bases[:count]
-            self._flusher.remove([name for s in gone for name in names_of(s)])
+            self._flusher.remove([name for s in gone for name in file_names(s)])
 
     def _needed_from(self) -> int:
-        """Return the index of the first segment that is needed whatever is trimmed."""
+        """Return the index of the first segment that no trim may delete."""
         stable = self.mark.stable if self.mark else 0
         last = len(self._segments) - 1
         whole = (parts for parts in self._whole_tables() if parts[-1].fseq <= stable)
@@ -268,7 +273,7 @@ class SegmentStore(StoredLog):
     # --- cutting -----------------------------------------------------------------------------
 
     def truncate(self, fseq: int) -> None:
-        """Drop every entry after `fseq`, for good; the next one is `fseq + 1`. Slow.
+        """Drop every entry after `fseq` durably; the next one is `fseq + 1`. Slow.
 
         A crash leaves all of them, or none.
 
@@ -278,35 +283,35 @@ class SegmentStore(StoredLog):
 
         """
         assert self.first_fseq - 1 <= fseq <= self.last_fseq, "the log does not reach there"
-        assert self.mark is None or self.mark.stable <= fseq, "what was stable is dropped"
+        assert self.mark is None or self.mark.stable <= fseq, "stable entries are dropped"
         if fseq == self.last_fseq:
             return
         self._flush_all()
         segment = self._segment_with(fseq)
         is_all = fseq < self.first_fseq
         end = segment.base if is_all else segment.last_at(self._directory, fseq) + 1
-        self._begin(following(self._active, end, fseq + 1), self.mark)
+        self._start_segment(new_segment_after(self._active, end, fseq + 1), self.mark)
 
     def reset(self, fseq: int, gsn: int) -> None:
-        """Drop everything, for good: the next entry is `fseq + 1`, at `gsn` or later. Slow.
+        """Drop all entries durably; the next one is `fseq + 1`, at `gsn` or later. Slow.
 
-        What is below `gsn` counts as trimmed, and what was before as stable.
+        Positions below `gsn` count as trimmed, and the dropped entries as stable.
 
         Raises:
             FullError: there is no space for it; nothing has changed.
 
         """
         self._flush_all()
-        mark = mark_of_reset(self.mark, fseq, gsn) if self.mark else None
-        self._begin(following(self._active, gsn, fseq + 1, is_first=True), mark)
+        mark = watermark_after_reset(self.mark, fseq, gsn) if self.mark else None
+        self._start_segment(new_segment_after(self._active, gsn, fseq + 1, is_first=True), mark)
         self.on_trim(self._trim)
 
     def _flush_all(self) -> None:
         if not self._flusher.flush():
-            raise FullError(f"no room in {self._directory}: what is waiting must be written first")
+            raise FullError(f"no room in {self._directory}: queued entries must be written first")
 
-    def _begin(self, segment: Segment, mark: WatermarkRecord | None) -> None:
-        """Let the log go on in a new segment, which makes what it does not follow void."""
+    def _start_segment(self, segment: Segment, mark: WatermarkRecord | None) -> None:
+        """Continue the log in a new segment; entries that it does not follow become void."""
         contents = b""
         if mark is not None:
             place = segment.last_fseq
@@ -316,20 +321,20 @@ class SegmentStore(StoredLog):
             segment.mark, segment.flushed = mark, len(contents)
         first = 0 if segment.is_first else segment.base_fseq
         changing = [before for before in self._segments if before.last_fseq >= first]
-        drop_rows(self._directory, changing)
+        delete_rows(self._directory, changing)
         create(self._directory, segment, contents)
-        self._flusher.turn(segment)
-        self._go_on(connect(tidy(self._directory, [*self._segments, segment])))
+        self._flusher.switch_segment(segment)
+        self._continue_with(link_segments(remove_void(self._directory, [*self._segments, segment])))
 
-    # --- mending -----------------------------------------------------------------------------
+    # --- repair ------------------------------------------------------------------------------
 
     def damaged_range(self, gsn: int) -> tuple[int, int] | None:
         """Return the first and last number of the unreadable entries that may hold `gsn`. Slow.
 
-        None: it can be read, or nothing tells which entries are missing.
+        None: it can be read, or the missing entries cannot be identified.
 
         Raises:
-            UnreadableError: the file that would tell cannot be read.
+            UnreadableError: the file that would identify them cannot be read.
 
         """
         self._flusher.flush()
@@ -348,7 +353,7 @@ class SegmentStore(StoredLog):
         None: the next one can be read, or there is none.
 
         Raises:
-            UnreadableError: the file that would tell cannot be read.
+            UnreadableError: the file that would identify them cannot be read.
 
         """
         self._flusher.flush()
@@ -359,46 +364,46 @@ class SegmentStore(StoredLog):
         return missing_from(self._directory, segment, first, self._end_of(segment))
 
     def repair(self, entries: list[Entry]) -> bool:
-        """Put good entries in the place of damaged ones, for good; whether they fit. Slow.
+        """Replace unreadable entries by copies, durably; return whether they fit. Slow.
 
         Args:
-            entries: numbered without a gap, all in one range of unreadable ones that was told.
+            entries: numbered without a gap, all in one reported range of unreadable entries.
 
         Raises:
             FullError: there is no space for it; nothing has changed.
-            UnreadableError: the file that they belong to cannot be read.
+            UnreadableError: their segment file cannot be read.
 
         """
         self._flush_all()
         segment = self._segment_with(entries[0].fseq)
         end = self._end_of(segment)
-        contents = mended(self._directory, segment, entries, end, self._limit_of(segment))
+        contents = rewrite_segment(self._directory, segment, entries, end, self._limit_of(segment))
         if contents is None:
             return False
         delete(self._directory, [segment.block_file_name, segment.index_name])
         create(self._directory, segment, contents)
         segment.rebuild(contents, end - 1)
-        self._flusher.turn(self._active)
-        self._go_on(connect(self._segments))
+        self._flusher.switch_segment(self._active)
+        self._continue_with(link_segments(self._segments))
         return True
 
     def _end_of(self, segment: Segment) -> int:
-        """Return the number of the first entry behind a segment."""
+        """Return the number of the first entry after a segment."""
         index = self._segments.index(segment) + 1
         return (
             self._segments[index].base_fseq if index < len(self._segments) else self.last_fseq + 1
         )
 
     def _limit_of(self, segment: Segment) -> int:
-        """Return the first position behind a segment."""
+        """Return the first position after a segment."""
         for after in self._segments[self._segments.index(segment) + 1 :]:
-            for _, found in good_entries(self._directory, after):
+            for _, found in readable_entries(self._directory, after):
                 if found.kind < EXPIRE:
                     return found.first
-        return NOWHERE
+        return ABOVE_EVERY_GSN
 
     def _whole_tables(self) -> Iterator[list[_Part]]:
-        """Give the parts of each table that has all of them, the last table first."""
+        """Yield the parts of each complete session table, the last table first."""
         parts: list[_Part] = []
         for index in range(len(self._segments) - 1, -1, -1):
             for start, size, fseq, code in reversed(self._segments[index].tables):
@@ -414,12 +419,12 @@ class SegmentStore(StoredLog):
                     parts = []
 
     def last_table(self) -> tuple[int, list[SessionTable]]:
-        """Return the last table on stable storage, and the last entry before it; or 0, nothing.
+        """Return the last session table on stable storage, and the last entry before it; or 0, [].
 
-        If it is damaged, the one before it serves; so does the beginning of the log, if it is kept.
+        If it is damaged, the table before it is used, or the beginning of the log if that is kept.
 
         Raises:
-            UnreadableError: it is damaged, and nothing else serves.
+            UnreadableError: the tables are damaged, and the beginning of the log was trimmed.
 
         """
         self._flusher.flush()
@@ -437,12 +442,12 @@ class SegmentStore(StoredLog):
         return 0, []
 
     def _read_part(self, part: _Part) -> tuple[int, list[SessionTable]]:
-        """Return which table a part is of, and what is in it."""
+        """Return the table that a part belongs to, and the part's sessions."""
         segment = self._segments[part.segment]
         data, found = segment.read_table(self._directory, part.start, part.size)
         table = decode(data, found, segment.name).decision
         assert isinstance(table, SessionTableRecord | SessionTablePartRecord), (
-            "something else is where a table was put"
+            "the entry at a table's place is no table"
         )
         return table.begun if isinstance(
             table, SessionTablePartRecord

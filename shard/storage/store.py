@@ -1,4 +1,4 @@
-"""What keeps a replica's entries, as the replica sees it (docs/protocol.md, section 10)."""
+"""The interface of a replica's entry store (docs/protocol.md, section 10)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ziplog.wire import Step
 
 
-def mark_of_reset(mark: WatermarkRecord, fseq: int, gsn: int) -> WatermarkRecord:
-    """Return a mark as it is once the log begins anew after `fseq`, at `gsn` (`Store.reset`)."""
+def watermark_after_reset(mark: WatermarkRecord, fseq: int, gsn: int) -> WatermarkRecord:
+    """Return the watermark record after `Store.reset(fseq, gsn)`."""
     return msgspec.structs.replace(
         mark,
         stable=max(mark.stable, fseq),
@@ -23,13 +23,13 @@ def mark_of_reset(mark: WatermarkRecord, fseq: int, gsn: int) -> WatermarkRecord
 
 
 class FullError(Exception):
-    """There is no disk space for a change of the log now; nothing was changed (D53)."""
+    """No disk space for a change of the log now; nothing was changed (D53)."""
 
 
 class Store(Protocol):
-    """Keeps entries. Everything appended is found at once, flushed or not.
+    """Stores a replica's entries. An appended entry can be read immediately, flushed or not.
 
-    Entries are numbered without gaps, and their views only grow along the log.
+    Entries are numbered without gaps, and their views never decrease.
     """
 
     #: The last entry's stream position; 0 if there never was one.
@@ -59,16 +59,16 @@ class Store(Protocol):
 
     @property
     def backlog_bytes(self) -> int:
-        """What was appended and is not on stable storage yet."""
+        """Bytes appended and not yet on stable storage."""
         ...
 
     @property
     def damage(self) -> list[tuple[int, int]]:
-        """First and last number of entries that are known to be unreadable, in order."""
+        """First and last numbers of the known unreadable ranges, in order."""
         ...
 
     def append(self, entry: Entry) -> None:
-        """Take the next entry, or a `WatermarkRecord` or a part of a table."""
+        """Append the next entry, a `WatermarkRecord`, or a part of a session table."""
         ...
 
     def view_at(self, fseq: int) -> int:
@@ -76,13 +76,13 @@ class Store(Protocol):
         ...
 
     def last_of(self, view: int) -> int:
-        """Return the last entry whose view is `view` or less; 0 if none is kept."""
+        """Return the last entry with a view of at most `view`; 0 if none is kept."""
         ...
 
     def read_after(self, fseq: int, limit_bytes: int) -> list[Entry]:
         """Return the entries after `fseq`, in order and without a gap; `Expire` too.
 
-        They begin with the first that is kept if that is later. About `limit_bytes` of bodies and
+        They begin with the first kept entry if that is later. About `limit_bytes` of bodies and
         gsns; at least one entry if there is any.
 
         Raises:
@@ -92,10 +92,10 @@ class Store(Protocol):
         ...
 
     def last_table(self) -> tuple[int, list[SessionTable]]:
-        """Return the last table, and the last entry before it; 0 and nothing: there is none.
+        """Return the last session table, and the last entry before it; 0 and [] if there is none.
 
         Raises:
-            UnreadableError: it is damaged.
+            UnreadableError: the table is damaged.
 
         """
         ...
@@ -104,13 +104,13 @@ class Store(Protocol):
         """Return the `Place` that holds `gsn` or the `Skip` that covers it, else None.
 
         Raises:
-            UnreadableError: the bytes that would tell are damaged.
+            UnreadableError: the bytes at that position are damaged.
 
         """
         ...
 
     def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
-        """Return `Place` and `Skip` entries, in order, from the first that reaches `gsn` or beyond.
+        """Return `Place` and `Skip` entries in order, from the first that ends at or after `gsn`.
 
         About `limit_bytes` of bodies; at least one entry if there is any.
 
@@ -121,45 +121,45 @@ class Store(Protocol):
         ...
 
     def outline(self, start: int, stop: int) -> list[Step]:
-        """Return how much is stored of positions [start, stop), in stretches of about equal size.
+        """Return the stored bytes of positions [start, stop), in stretches of about equal size.
 
         At most `MAX_STEPS`; each ends where an entry ends, or at `stop`. Quick.
         """
         ...
 
     def seal(self, stop: int) -> None:
-        """Somebody reads up to `stop` in bulk: what is kept below may be laid out for that."""
+        """Prepare for a bulk read up to `stop`: the store may seal the entries below."""
         ...
 
     def last_record_below(self, gsn: int) -> int:
         """Return the highest gsn below `gsn` that holds a record; 0 if there is none.
 
         Raises:
-            BusyError: the system does not let this process read the file now.
+            BusyError: the system refuses to read the file now.
 
         """
         ...
 
     def trim(self, gsn: int) -> None:
-        """Give back the space of what lies wholly below `gsn`."""
+        """Release the space of entries that end below `gsn`."""
         ...
 
     def truncate(self, fseq: int) -> None:
-        """Drop every entry after `fseq`, for good; the next one is `fseq + 1`. Slow.
+        """Drop every entry after `fseq` durably; the next one is `fseq + 1`. Slow.
 
-        No crash brings them back, before or after it returns it is all of them or none.
+        Atomic: a crash leaves all of them or none, and after the return none.
 
         Raises:
             FullError: there is no space for it; nothing was changed.
-            UnreadableError: the file that holds it cannot be read; nothing was changed.
+            UnreadableError: the entry's file cannot be read; nothing was changed.
 
         """
         ...
 
     def reset(self, fseq: int, gsn: int) -> None:
-        """Drop everything, for good: the next entry is `fseq + 1`, at `gsn` or later. Slow.
+        """Drop all entries durably; the next one is `fseq + 1`, at `gsn` or later. Slow.
 
-        What is below `gsn` counts as trimmed, and what was before as stable.
+        Positions below `gsn` count as trimmed, and the dropped entries as stable.
 
         Raises:
             FullError: there is no space for it; nothing was changed.
@@ -170,10 +170,10 @@ class Store(Protocol):
     def damaged_range(self, gsn: int) -> tuple[int, int] | None:
         """Return the first and last number of the unreadable entries that may hold `gsn`. Slow.
 
-        None: it can be read, or nothing tells which entries are missing.
+        None: it can be read, or the missing entries cannot be identified.
 
         Raises:
-            UnreadableError: the file that would tell cannot be read.
+            UnreadableError: the file that would identify them cannot be read.
 
         """
         ...
@@ -184,20 +184,20 @@ class Store(Protocol):
         None: the next one can be read, or there is none.
 
         Raises:
-            UnreadableError: the file that would tell cannot be read.
+            UnreadableError: the file that would identify them cannot be read.
 
         """
         ...
 
     def repair(self, entries: list[Entry]) -> bool:
-        """Put good entries in the place of damaged ones, for good; whether they fit. Slow.
+        """Replace unreadable entries by copies, durably; return whether they fit. Slow.
 
         Args:
-            entries: numbered without a gap, all in one range of unreadable ones that was told.
+            entries: numbered without a gap, all in one reported range of unreadable entries.
 
         Raises:
             FullError: there is no space for it; nothing was changed.
-            UnreadableError: the file that they belong to cannot be read.
+            UnreadableError: their segment file cannot be read.
 
         """
         ...

@@ -158,7 +158,11 @@ def server(stopped: Stopped, path: Path) -> Server:
         log = (entries, store.first_fseq, store.last_fseq, store.mark, store.damage, store.last_end)
         assert store.close()
         return Server(
-            directory.identity, directory.was_used, directory.take_checkpoint(), log, rows or None
+            directory.identity,
+            directory.was_used,
+            directory.consume_checkpoint(),
+            log,
+            rows or None,
         )
     finally:
         directory.close()

@@ -1,7 +1,7 @@
 """Explore the shard model: `python -m tests.model [--off RULE ...] [bounds]`.
 
-The exit code is 0 if all invariants hold, 1 if one does not, 2 if the search was given up, and for
-bad usage.
+The exit code is 0 if all invariants hold, 1 if one does not, 2 if the search is incomplete or the
+usage is bad.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a search and print what it found."""
+    """Run a search and print its result."""
     parser = _parser()
     options = parser.parse_args(arguments)
     bounds = Bounds(
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{result.violation.invariant} is violated, by these states:\n")
         print(violation_text(model, result.violation))
         return 1
-    print("all invariants hold" if result.is_complete else "given up: there are more states")
+    print("all invariants hold" if result.is_complete else "incomplete: there are more states")
     return 0 if result.is_complete else 2
 
 
@@ -67,23 +67,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epoch", type=at_least(1), default=default.epoch, help="those of epoch 1")
     parser.add_argument("--servers", type=int, default=default.servers, choices=(2, 3))
     parser.add_argument(
-        "--views", type=at_least(1), default=default.views, help="one more than attempts to recover"
+        "--views",
+        type=at_least(1),
+        default=default.views,
+        help="number of recovery attempts plus one",
     )
     parser.add_argument("--crashes", type=at_least(0), default=default.crashes, help="of servers")
     parser.add_argument("--merge", action="store_true", help="with another shard")
     parser.add_argument(
         "--off", action="append", default=[], choices=list(RULES), metavar="RULE",
-        help=f"a rule that does not hold, once for each: {', '.join(RULES)}",
+        help=f"a rule to switch off, repeatable: {', '.join(RULES)}",
     )  # fmt: skip
     parser.add_argument(
         "--invariant",
         action="append",
         choices=list(INVARIANTS),
-        help="check only this; once for each",
+        help="check only this one, repeatable",
     )
-    parser.add_argument("--max-states", type=at_least(1), default=5_000_000, help="give up beyond")
     parser.add_argument(
-        "--no-symmetry", action="store_true", help="keep states apart that differ in names only"
+        "--max-states",
+        type=at_least(1),
+        default=5_000_000,
+        help="stop, incomplete, at this number of states",
+    )
+    parser.add_argument(
+        "--no-symmetry", action="store_true", help="distinguish states that differ only in names"
     )
     return parser
 

@@ -1,9 +1,9 @@
-"""A breadth-first search of all states of a model, and the shortest way to a bad one.
+"""Breadth-first search of all states of a model, with a shortest trace to a violation.
 
-A model gives states (hashable values), their successors, and what is wrong with a state. With
-`canonical`, states that differ in names only are one; that is sound if the initial state, the steps
-and the invariants treat all names alike. Invariant: states are visited in the order of their depth,
-so the first violation found has a shortest trace.
+A model defines states (hashable values), their successors, and violated invariants. `canonical`
+merges states that differ only in names; that is sound if the initial state, the steps and the
+invariants treat all names alike. Invariant: states are visited in the order of their depth, so the
+first violation has a shortest trace.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """What can be explored."""
+    """A state space."""
 
     def initial(self) -> Hashable:
-        """Return the state to begin with."""
+        """Return the initial state."""
 
     def successors(self, state: Any) -> Iterable[tuple[Any, Any]]:
         """Return (step, next state) pairs."""
 
     def canonical(self, state: Any) -> Hashable:
-        """Return the one state that stands for all that differ from `state` in names only."""
+        """Return the representative of all states that differ from `state` only in names."""
 
     def violated(self, state: Any) -> str | None:
         """Return the name of an invariant that does not hold in `state`."""
 
 
 class Violation(NamedTuple):
-    """A broken invariant, and the shortest way there: (step, state) pairs from the initial state.
+    """A violated invariant, and a shortest trace: (step, state) pairs from the initial state.
 
     The step of the first pair is None.
     """
@@ -45,14 +45,14 @@ class Violation(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a search found."""
+    """The result of a search."""
 
     states: int
     steps: int
-    #: The number of states on the longest of the shortest ways; the initial state counts.
+    #: The number of states of the longest shortest trace, including the initial state.
     depth: int
     cpu_s: float
-    #: Every reachable state was seen.
+    #: Every reachable state was visited.
     is_complete: bool
     violation: Violation | None
 
@@ -63,8 +63,8 @@ def explore(
     """Visit all states, level by level, until one violates an invariant.
 
     Args:
-        model: what to explore.
-        max_states: give up, incomplete, at the end of the level in which so many are found.
+        model: the model.
+        max_states: stop, incomplete, after the level that reaches this number of states.
         progress: called after each level.
 
     """
@@ -104,7 +104,7 @@ def explore(
 
 
 def _trace(model: Model, came_from: dict[Any, Any], bad: Any) -> list[tuple[Any, Any]]:
-    """Walk again from the initial state, with the names that it began with."""
+    """Replay the trace from the initial state, with its names."""
     names = [bad]
     while (previous := came_from[names[-1]]) is not None:
         names.append(previous)

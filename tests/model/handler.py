@@ -1,8 +1,8 @@
-"""The steps of the shard model that the failure handler takes, or has taken.
+"""Steps of the failure handler in the shard model.
 
-Begin, Acquire, Decide, Enter by each server, Confirm, Finish; then leases again (Grant). What is
-committed is in `Control`, and stays; `Control.answer` is the leader's memory, and goes when another
-node leads. The names are those of docs/spec/Shard.tla.
+Begin, Acquire, Decide, Enter by each server, Confirm, Finish; then leases again (Grant). `Control`
+holds the committed state; `Control.answer` is the leader's memory, which a change of the leader
+drops. The names are those of docs/spec/Shard.tla.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Handler:
-    """What the failure handler does."""
+    """The failure handler's steps."""
 
     def __init__(self, frame: Frame, local: Local) -> None:
         self._frame = frame
@@ -30,11 +30,11 @@ class Handler:
         self, state: State, servers: list[Server], control: Control
     ) -> Iterator[tuple[Step, State]]:
         """Yield all (step, next state)."""
-        for who, server in enumerate(servers):
+        for index, server in enumerate(servers):
             if server.is_alive:
-                yield from self._choose(state, server, control, who)
+                yield from self._choose(state, server, control, index)
             if control.decision is not None and server.view < control.view:
-                yield from self._enter(state, servers, control, who)
+                yield from self._enter(state, servers, control, index)
         if control.is_under_way:
             if control.answer is not None:
                 yield self._decide(state, control)
@@ -43,39 +43,39 @@ class Handler:
         yield from self._forget(state, control)
 
     def _choose(
-        self, state: State, server: Server, control: Control, who: int
+        self, state: State, server: Server, control: Control, index: int
     ) -> Iterator[tuple[Step, State]]:
-        """Make a server the candidate, or have the candidate promise."""
+        """Select a candidate, or let the candidate promise."""
         with_control = self._frame.with_control
         if (
             control.attempt < self._frame.bounds.views
-            and who != control.candidate
+            and index != control.candidate
             and (server.view >= control.confirmed or not self._on["no-way-back"])
         ):
             attempt = control.attempt + 1
-            begun = control._replace(attempt=attempt, candidate=who, answer=None)
-            yield ("Begin", attempt, who), tuple(with_control(state, begun))
-        if control.is_under_way and who == control.candidate and control.answer is None:
-            number, slots = self._local.freeze(state[who], control.attempt, control.grant)
+            begun = control._replace(attempt=attempt, candidate=index, answer=None)
+            yield ("Begin", attempt, index), tuple(with_control(state, begun))
+        if control.is_under_way and index == control.candidate and control.answer is None:
+            number, slots = self._local.freeze(state[index], control.attempt, control.grant)
             new = with_control(state, control._replace(answer=slots))
-            yield ("Acquire", who), self._promised(new, who, number)
-        # A second handler, which knows nothing of the first, decides the same view.
+            yield ("Acquire", index), self._promised(new, index, number)
+        # A second handler, which does not know the first, decides the same view.
         if not self._on["one-decision"] and not control.is_under_way and server.view < control.view:
-            number, slots = self._local.freeze(state[who], control.view, control.grant)
-            new = with_control(state, control._replace(decision=(slots, who)))
-            yield ("DecideAgain", control.view, who), self._promised(new, who, number)
+            number, slots = self._local.freeze(state[index], control.view, control.grant)
+            new = with_control(state, control._replace(decision=(slots, index)))
+            yield ("DecideAgain", control.view, index), self._promised(new, index, number)
 
-    def _promised(self, new: list[int], who: int, number: int) -> State:
-        new[who] = number
+    def _promised(self, new: list[int], index: int, number: int) -> State:
+        new[index] = number
         if self._on["freeze"]:
-            self._frame.disconnect(new, who)
+            self._frame.disconnect(new, index)
         return tuple(new)
 
     def _decide(self, state: State, control: Control) -> tuple[Step, State]:
-        """Commit what the next view begins with."""
+        """Commit the start of the next view."""
         attempt, candidate = control.attempt, control.candidate
         assert control.answer is not None
-        assert candidate is not None, "an answer of nobody"
+        assert candidate is not None, "an answer without a server"
         is_only_copy = self._frame.n <= 2
         decided = control._replace(
             view=attempt,
@@ -89,37 +89,37 @@ class Handler:
         return step, tuple(self._frame.with_control(state, decided))
 
     def _enter(
-        self, state: State, servers: list[Server], control: Control, who: int
+        self, state: State, servers: list[Server], control: Control, index: int
     ) -> Iterator[tuple[Step, State]]:
-        """Have a server enter the view, if it may.
+        """Let a server enter the view, if it may.
 
-        The survivor does so as the process that promised; the others take it over from there.
-        Nobody goes behind a promise to a later recovery.
+        The survivor enters as the process that promised; the others copy its state. No server
+        violates a promise to a later recovery.
         """
         assert control.decision is not None
         slots, survivor = control.decision
         frame, view = self._frame, control.view
-        promised, is_separate = servers[who].frozen, self._on["separate-recoveries"]
-        if who == survivor:
+        promised, is_separate = servers[index].frozen, self._on["separate-recoveries"]
+        if index == survivor:
             is_ready = promised == view or not self._on["freeze"] or not is_separate
         else:
             is_ready = servers[survivor].view == view
         if not is_ready or not servers[survivor].is_alive or (promised > view and is_separate):
             return
-        is_told = control.confirmed == view or not self._on["confirm"]
-        stable = frame.settled(control.grant) if is_told else servers[who].stable
-        is_last = all(server.view == view for other, server in enumerate(servers) if other != who)
+        is_confirmed = control.confirmed == view or not self._on["confirm"]
+        stable = frame.settled(control.grant) if is_confirmed else servers[index].stable
+        is_last = all(server.view == view for other, server in enumerate(servers) if other != index)
         new = frame.with_control(state, control._replace(decision=None)) if is_last else [*state]
-        new[who] = self._local.entered(slots, view, stable, control.grant)
+        new[index] = self._local.entered(slots, view, stable, control.grant)
         if self._on["views"]:
-            frame.disconnect(new, who)
-        new[frame.told] = self._local.tell(state[frame.told], new[who], stable)
-        yield ("Enter", view, who), tuple(new)
+            frame.disconnect(new, index)
+        new[frame.delivered] = self._local.deliver(state[frame.delivered], new[index], stable)
+        yield ("Enter", view, index), tuple(new)
 
     def _conclude(
         self, state: State, servers: list[Server], control: Control
     ) -> Iterator[tuple[Step, State]]:
-        """Confirm the view, have the shard taken back, have it granted epoch 2."""
+        """Confirm the view, return the shard to service, and grant it epoch 2."""
         frame, view = self._frame, control.view
         joined = sum(server.view == view for server in servers)
         if control.confirmed < view and joined >= frame.n - 1:
@@ -134,7 +134,7 @@ class Handler:
             yield ("Grant", view), tuple(frame.with_control(state, granted))
 
     def _forget(self, state: State, control: Control) -> Iterator[tuple[Step, State]]:
-        """Let another node lead: it knows what is committed, and nothing else."""
+        """Change the leader: the new one knows only the committed state."""
         if control.answer is not None:
             forgot = control._replace(answer=None)
             yield ("HandlerCrash",), tuple(self._frame.with_control(state, forgot))

@@ -1,4 +1,4 @@
-"""What holds in every state of the shard model. The names are those of docs/spec/Shard.tla."""
+"""Invariants of the shard model. The names are those of docs/spec/Shard.tla."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _current(frame: Frame, state: State) -> list[Server]:
 
 
 def _acked_stays(frame: Frame, state: State) -> bool:
-    """What all servers of a view acked is in every later view, at its position."""
+    """A record acked by all servers of a view is in every later view, at its position."""
     done = frame.completed(state[frame.acks])
     if not done:
         return True
@@ -28,8 +28,8 @@ def _acked_stays(frame: Frame, state: State) -> bool:
 
 
 def _deliv_agree(frame: Frame, state: State) -> bool:
-    """What a subscriber was told at a position is what everybody is told, and was acked there."""
-    known = frame.told_of(state)
+    """All subscribers receive the same at a position, and it was acked there."""
+    known = frame.delivered_in(state)
     if not known:
         return True
     for value, gsn in frame.completed(state[frame.acks]):
@@ -37,16 +37,16 @@ def _deliv_agree(frame: Frame, state: State) -> bool:
             return False
     view, may_guess = frame.control_of(state).view, not frame.on["stable-reads"]
     return not any(
-        held != told
+        held != delivered
         and (gsn <= server.stable or server.view == view > 1 or (may_guess and held != NONE))
         for server in frame.servers_of(state)
         if server.is_alive and server.slots[: len(known)] != known
-        for gsn, (held, told) in enumerate(zip(server.slots, known, strict=False), 1)
+        for gsn, (held, delivered) in enumerate(zip(server.slots, known, strict=False), 1)
     )
 
 
 def _stable_agree(frame: Frame, state: State) -> bool:
-    """What is stable is the same on all servers of a view."""
+    """All servers of a view have the same stable entries."""
     servers = [server for server in frame.servers_of(state) if server.is_alive]
     return all(
         one.slots[: one.stable] == other.slots[: one.stable]
@@ -58,7 +58,7 @@ def _stable_agree(frame: Frame, state: State) -> bool:
 
 
 def _view_agree(frame: Frame, state: State) -> bool:
-    """A view has one beginning."""
+    """A view has one start state."""
     control = frame.control_of(state)
     if control.view == 1:
         return True
@@ -89,7 +89,7 @@ def _no_hole(frame: Frame, state: State) -> bool:
 
 
 def _decided_stays(frame: Frame, state: State) -> bool:
-    """Within a view, what the primary decided for a position never changes."""
+    """Within a view, the primary's decision for a position never changes."""
     primary, *backups = frame.servers_of(state)
     return not primary.is_alive or all(
         mine == its
@@ -101,7 +101,7 @@ def _decided_stays(frame: Frame, state: State) -> bool:
 
 
 def _no_gap(frame: Frame, state: State) -> bool:
-    """A subscriber hands out no position before all that precede it are decided."""
+    """A subscriber delivers no position before all earlier ones are decided."""
     given, other = divmod(state[frame.merge], 2)
     return given < 2 or other == 1
 

@@ -1,7 +1,8 @@
-"""The steps of the shard model as far as they concern one server.
+"""Steps of a single server in the shard model.
 
-What a step does to a server depends on that server and few numbers, so it is worked out once and
-remembered: a search is mostly dictionary look-ups. The names are those of docs/spec/Shard.tla.
+The effect of a step on a server depends only on that server and few numbers, so it is computed once
+and cached: a search mostly consists of dictionary lookups. The names are those of
+docs/spec/Shard.tla.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Arrival(NamedTuple):
-    """What a server does about a record or a time-out."""
+    """A server's reaction to a record or a timeout."""
 
     step: Step
     server: int
@@ -27,7 +28,7 @@ class Arrival(NamedTuple):
 
 
 class Local:
-    """What servers do, each by itself."""
+    """The servers' local steps."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -40,7 +41,7 @@ class Local:
         self.entered = cache(self._entered)
         self.crashed = cache(self._crashed)
         self.with_stable = cache(self._with_stable)
-        self.tell = cache(self._tell)
+        self.deliver = cache(self._deliver)
 
     # --- positions ---
 
@@ -48,67 +49,67 @@ class Local:
         return 1 if view == 1 else self._bounds.epoch + 1
 
     def _last(self, view: int, grant: int) -> int:
-        """Return the last position that a view may use; before its first one if it has none."""
+        """Return the last position of a view; the one before its first if it has none."""
         return self._bounds.positions if grant == view else self._bounds.epoch
 
     def _next(self, server: Server, grant: int) -> int:
-        """Return the position after all that the server filled in its view."""
+        """Return the position after the server's last filled one in its view."""
         first, last = self._first(server.view), self._last(server.view, grant)
         filled = [g for g in range(first, last + 1) if server.slots[g - 1] != NONE]
         return filled[-1] + 1 if filled else first
 
-    def _choices(self, who: int, server: Server, grant: int) -> Iterator[int]:
-        """Yield the slots that a new record may get."""
+    def _choices(self, index: int, server: Server, grant: int) -> Iterator[int]:
+        """Yield the possible slots of a new record."""
         epoch, last = self._bounds.epoch, self._last(server.view, grant)
         gsn = self._next(server, grant)
         if gsn <= last:
             yield gsn
         # A backup enters epoch 2 by its own clock; the primary decides the rest of epoch 1 first.
-        if gsn <= epoch < last and (who != PRIMARY or not self._on["token"]):
+        if gsn <= epoch < last and (index != PRIMARY or not self._on["token"]):
             yield epoch + 1
-        if who == PRIMARY and not self._on["closed-epoch"] and server.view == 1 and gsn > epoch:
+        if index == PRIMARY and not self._on["closed-epoch"] and server.view == 1 and gsn > epoch:
             yield from (g for g in range(1, epoch + 1) if server.slots[g - 1] == NOOP)
 
     # --- replication ---
 
-    def _arrivals(self, who: int, number: int, grant: int) -> list[Arrival]:
-        """Insert each record that did not come yet, or skip."""
+    def _arrivals(self, index: int, number: int, grant: int) -> list[Arrival]:
+        """Insert each record that has not arrived yet, or skip."""
         server = self._frame.servers.values[number]
         found = []
         for record in range(self._bounds.records):
             if not server.seen >> record & 1:
-                found += self._insert(who, server, record, grant)
-        if who == PRIMARY or not self._on["primary-noops"]:
-            found += self._skips(who, server, grant)
+                found += self._insert(index, server, record, grant)
+        if index == PRIMARY or not self._on["primary-noops"]:
+            found += self._skips(index, server, grant)
         return found
 
-    def _insert(self, who: int, server: Server, record: int, grant: int) -> Iterator[Arrival]:
-        """Ack a record where it is, or put it into a slot."""
+    def _insert(self, index: int, server: Server, record: int, grant: int) -> Iterator[Arrival]:
+        """Ack a record at its slot, or place it."""
         value, number, ack = record + 2, self._frame.servers.number, self._frame.ack
         server = server._replace(seen=server.seen | 1 << record)
         if self._on["recognise"] and value in server.slots:
             gsn = server.slots.index(value) + 1
-            step = ("InsertAgain", who, value, gsn)
-            yield Arrival(step, number(server), ack(record, who, gsn, server.view))
+            step = ("InsertAgain", index, value, gsn)
+            yield Arrival(step, number(server), ack(record, index, gsn, server.view))
             return
-        for gsn in self._choices(who, server, grant):
-            new = _put(who, server, value, gsn, gsn)
-            message = Message(value, gsn, gsn, server.view) if who == PRIMARY else None
-            step = ("Insert", who, value, gsn)
-            yield Arrival(step, number(new), ack(record, who, gsn, server.view), message)
+        for gsn in self._choices(index, server, grant):
+            new = _put(index, server, value, gsn, gsn)
+            message = Message(value, gsn, gsn, server.view) if index == PRIMARY else None
+            step = ("Insert", index, value, gsn)
+            yield Arrival(step, number(new), ack(record, index, gsn, server.view), message)
 
-    def _skips(self, who: int, server: Server, grant: int) -> Iterator[Arrival]:
-        """Decide that all up to some position, or to the end of an epoch, are no-ops."""
+    def _skips(self, index: int, server: Server, grant: int) -> Iterator[Arrival]:
+        """Decide no-ops up to a position, or to the end of an epoch."""
         first = self._next(server, grant)
         for last in range(first, self._last(server.view, grant) + 1):
-            new = self._frame.servers.number(_put(who, server, NOOP, first, last))
-            message = Message(NOOP, first, last, server.view) if who == PRIMARY else None
-            yield Arrival(("Skip", who, first, last), new, 0, message)
+            new = self._frame.servers.number(_put(index, server, NOOP, first, last))
+            message = Message(NOOP, first, last, server.view) if index == PRIMARY else None
+            yield Arrival(("Skip", index, first, last), new, 0, message)
 
     def _forwards(
-        self, who: int, number: int, queue: int, grant: int
+        self, index: int, number: int, queue: int, grant: int
     ) -> list[tuple[Step, int, int, int]]:
-        """Take the next forward: (step, server, queue, ack)."""
+        """Apply the next forward: (step, server, queue, ack)."""
         frame = self._frame
         server, messages = frame.servers.values[number], frame.queues.values[queue]
         found = []
@@ -118,9 +119,9 @@ class Local:
             if not self._on["views"] or message.view == server.view:
                 new = self._apply(server, message, grant)
                 if message.value != NOOP:
-                    ack = frame.ack(message.value - 2, who, message.first, server.view)
+                    ack = frame.ack(message.value - 2, index, message.first, server.view)
             rest = frame.queues.number(messages[length:])
-            found.append((("Forward", who, *message[:3]), frame.servers.number(new), rest, ack))
+            found.append((("Forward", index, *message[:3]), frame.servers.number(new), rest, ack))
             if self._on["gapless-stream"]:
                 break
         return found
@@ -133,7 +134,7 @@ class Local:
         slots[first - 1 : last] = [value] * (last - first + 1)
         end = self._last(server.view, grant)
         if not self._on["no-reslot"] and old > NOOP and old != value and last + 1 <= end:
-            # What was displaced takes the next slot, and pushes what is there one further.
+            # A displaced record takes the next slot, and moves the record there by one.
             if last + 2 <= end and slots[last] > NOOP:
                 slots[last + 1] = slots[last]
             slots[last] = old
@@ -143,7 +144,7 @@ class Local:
         return self._frame.queues.number((*self._frame.queues.values[queue], message))
 
     def held(self, server: Server) -> int:
-        """Return up to where the server says that it holds the primary's decisions."""
+        """Return the last position up to which the server reports the primary's decisions."""
         if self._on["decided-only"]:
             return server.decided.bit_length() - 1 if server.decided else 0
         return max((g for g, held in enumerate(server.slots, 1) if held != NONE), default=0)
@@ -152,16 +153,16 @@ class Local:
         servers = self._frame.servers
         return servers.number(servers.values[number]._replace(stable=stable))
 
-    def _tell(self, told: int, number: int, frontier: int) -> int:
-        """Tell subscribers what a server holds up to a frontier."""
-        known = self._frame.tolds.values[told]
+    def _deliver(self, delivered: int, number: int, frontier: int) -> int:
+        """Deliver a server's records up to a frontier to subscribers."""
+        known = self._frame.deliveries.values[delivered]
         slots = self._frame.servers.values[number].slots
-        return self._frame.tolds.number(known + slots[len(known) : frontier])
+        return self._frame.deliveries.number(known + slots[len(known) : frontier])
 
     # --- failures ---
 
     def _freeze(self, number: int, recovery: int, grant: int) -> tuple[int, Slots]:
-        """Return the server after its promise, and what it holds, rolled forward."""
+        """Return the server after its promise, and its state, rolled forward."""
         server, limit = self._frame.servers.values[number], self._frame.settled(grant)
         keeps_guesses = self._on["roll-forward-guesses"]
         slots = [
@@ -174,12 +175,12 @@ class Local:
         return self._frame.servers.number(server), (*slots, *rest)
 
     def _entered(self, slots: Slots, view: int, stable: int, grant: int) -> int:
-        """Return a server that has taken over what a view begins with."""
+        """Return a server with the start state of a view."""
         decided = bits(1, self._frame.settled(grant))
         return self._frame.servers.number(Server(slots, decided, view=view, stable=stable))
 
     def _crashed(self, number: int) -> int:
-        """Return a server that lost its memory: what was stable is on its disk."""
+        """Return a server without its memory: stable entries are on its disk."""
         server = self._frame.servers.values[number]
         kept = server.stable
         slots = server.slots[:kept] + (NONE,) * (self._bounds.positions - kept)
@@ -188,10 +189,10 @@ class Local:
         return self._frame.servers.number(lost)
 
 
-def _put(who: int, server: Server, value: int, first: int, last: int) -> Server:
-    """Put a value into slots; decided, if the primary does it or a backup makes no-ops."""
+def _put(index: int, server: Server, value: int, first: int, last: int) -> Server:
+    """Put a value into slots; decided if by the primary, or if a backup makes no-ops."""
     slots = list(server.slots)
     slots[first - 1 : last] = [value] * (last - first + 1)
-    is_decided = who == PRIMARY or value == NOOP
+    is_decided = index == PRIMARY or value == NOOP
     decided = server.decided | bits(first, last) if is_decided else server.decided
     return server._replace(slots=tuple(slots), decided=decided)

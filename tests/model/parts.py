@@ -1,8 +1,8 @@
-"""The parts of a state of the shard model, and where each stands in it.
+"""Parts of a state of the shard model, and their layout.
 
 A state is a flat tuple of small integers: the servers, the queues of forwards to each backup, the
-acks (a bit for each), the control state, what subscribers were told, and the merge. Each part but
-the acks and the merge is kept once in a table and named by its number there.
+acks (a bit for each), the control state, the deliveries to subscribers, and the merge. Each part
+except the acks and the merge is stored once in a table and referenced by its number.
 """
 
 from __future__ import annotations
@@ -14,58 +14,58 @@ from tests.model.rules import RULES
 
 T = TypeVar("T")
 State = tuple[int, ...]
-#: What happens: its name, and details.
+#: A step: its name and details.
 Step = tuple[Any, ...]
 Slots = tuple[int, ...]
 
-#: What is in a slot: nothing, a no-op, or record number r as r + 2.
+#: Content of a slot: nothing, a no-op, or record number r as r + 2.
 NONE: Final = 0
 NOOP: Final = 1
 PRIMARY: Final = 0
 
 
 class Bounds(NamedTuple):
-    """How large the model is."""
+    """The size of the model."""
 
     records: int = 2
-    #: Of this shard, in both epochs; epoch 1 is the first `epoch` of them.
+    #: Positions of this shard in both epochs; epoch 1 has the first `epoch` of them.
     positions: int = 3
     epoch: int = 2
     servers: int = 2
-    #: The highest number of a view; one less than this many attempts to recover.
+    #: The highest view number; the number of recovery attempts is one less.
     views: int = 2
     crashes: int = 1
-    #: Whether a subscriber merges with another shard, which owns one position before our second.
+    #: Whether a subscriber merges another shard, which owns one position before our second.
     merge: bool = False
 
 
 class Server(NamedTuple):
-    """What one server holds."""
+    """The state of one server."""
 
     slots: Slots
-    #: Bit g: what is in slot g was decided, not guessed.
+    #: Bit g: the content of slot g is decided, not guessed.
     decided: int = 0
     is_alive: bool = True
-    #: The recovery that it promised to store nothing more to; 0: none.
+    #: The recovery that it is frozen for; 0: none.
     frozen: int = 0
     view: int = 1
-    #: Bit r: record r came from its client, in this view.
+    #: Bit r: record r arrived from its client, in this view.
     seen: int = 0
     stable: int = 0
 
 
 class Control(NamedTuple):
-    """What consensus holds, what the handler's leader remembers, and what was granted."""
+    """The state of consensus, the handler leader's memory, and the grants."""
 
     view: int = 1
-    #: The newest recovery; under way while it is above `view`.
+    #: The newest recovery; open while it is above `view`.
     attempt: int = 1
     candidate: int | None = None
     confirmed: int = 1
     finished: int = 1
-    #: What `view` begins with, and the survivor; None once everybody is in it.
+    #: The start state of `view`, and the survivor; None once all servers are in it.
     decision: tuple[Slots, int] | None = None
-    #: The view to which epoch 2 was granted; 0: to none yet.
+    #: The view that epoch 2 was granted to; 0: none yet.
     grant: int = 0
     crashes: int = 0
     #: The leader's memory: the state of the candidate.
@@ -89,7 +89,7 @@ class Message(NamedTuple):
 
 
 class Table(Generic[T]):
-    """Values, and a small number for each."""
+    """Values with a small number for each."""
 
     def __init__(self) -> None:
         self.values: list[T] = []
@@ -104,7 +104,7 @@ class Table(Generic[T]):
 
 
 class Frame:
-    """The bounds, the rules that hold, the tables, and the layout of a state."""
+    """The bounds, the active rules, the tables, and the layout of a state."""
 
     def __init__(self, bounds: Bounds, off: frozenset[str]) -> None:
         assert off <= set(RULES), f"no such rule: {off - set(RULES)}"
@@ -114,18 +114,18 @@ class Frame:
         self.servers: Final[Table[Server]] = Table()
         self.queues: Final[Table[tuple[Message, ...]]] = Table()
         self.controls: Final[Table[Control]] = Table()
-        self.tolds: Final[Table[Slots]] = Table()
+        self.deliveries: Final[Table[Slots]] = Table()
         self.n: Final = bounds.servers
-        #: Where the parts after servers and queues stand.
-        self.acks, self.control, self.told, self.merge = range(2 * self.n - 1, 2 * self.n + 3)
+        #: The indices of the parts after servers and queues.
+        self.acks, self.control, self.delivered, self.merge = range(2 * self.n - 1, 2 * self.n + 3)
         self.completed = cache(self._completed)
 
     def initial(self) -> State:
-        """Return the state before anything happened."""
+        """Return the initial state."""
         server = self.servers.number(Server((NONE,) * self.bounds.positions))
         queue, control = self.queues.number(()), self.controls.number(Control())
-        told = self.tolds.number(())
-        return (server,) * self.n + (queue,) * (self.n - 1) + (0, control, told, 0)
+        delivered = self.deliveries.number(())
+        return (server,) * self.n + (queue,) * (self.n - 1) + (0, control, delivered, 0)
 
     def servers_of(self, state: State) -> list[Server]:
         """Return all servers."""
@@ -135,20 +135,20 @@ class Frame:
         """Return the control state."""
         return self.controls.values[state[self.control]]
 
-    def told_of(self, state: State) -> Slots:
-        """Return what subscribers were told of the shard, from its first position on."""
-        return self.tolds.values[state[self.told]]
+    def delivered_in(self, state: State) -> Slots:
+        """Return the shard's deliveries to subscribers, from its first position on."""
+        return self.deliveries.values[state[self.delivered]]
 
     def with_control(self, state: State, control: Control) -> list[int]:
-        """Return a state, yet to be changed, with another control state."""
+        """Return a mutable state with another control state."""
         new = list(state)
         new[self.control] = self.controls.number(control)
         return new
 
-    def disconnect(self, new: list[int], who: int) -> None:
-        """Forget the forwards to a server, which it will never take."""
-        if who != PRIMARY:
-            new[self.n + who - 1] = self.queues.number(())
+    def disconnect(self, new: list[int], index: int) -> None:
+        """Drop the forwards to a server that it will never apply."""
+        if index != PRIMARY:
+            new[self.n + index - 1] = self.queues.number(())
 
     def settled(self, grant: int) -> int:
         """Return the last position that a recovery settles."""
@@ -167,7 +167,7 @@ class Frame:
         return 1 << (((index * self.n + server) * b.positions + gsn - 1) * b.records + record)
 
     def _completed(self, acks: int) -> tuple[tuple[int, int], ...]:
-        """Return (value, position) of what all servers of one view acked."""
+        """Return (value, position) of everything that all servers of one view acked."""
         b = self.bounds
         found = {
             (record + 2, gsn)

@@ -1,4 +1,4 @@
-"""States of the shard model under other names for the records."""
+"""Permutations of the records' names in states of the shard model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Renaming:
         self._queue = cache(self._rename_queue)
         self._acks = cache(self._rename_acks)
         self._control = cache(self._rename_control)
-        self._told = cache(self._rename_told)
+        self._delivered = cache(self._rename_delivered)
 
     def of(self, state: State) -> State:
         """Return a state under the other names."""
@@ -31,7 +31,7 @@ class Renaming:
             *map(self._queue, state[frame.n : frame.acks]),
             self._acks(state[frame.acks]),
             self._control(state[frame.control]),
-            self._told(state[frame.told]),
+            self._delivered(state[frame.delivered]),
             state[frame.merge],
         )
 
@@ -67,5 +67,5 @@ class Renaming:
             control = control._replace(decision=(self._slots(slots), survivor))
         return self._frame.controls.number(control)
 
-    def _rename_told(self, number: int) -> int:
-        return self._frame.tolds.number(self._slots(self._frame.tolds.values[number]))
+    def _rename_delivered(self, number: int) -> int:
+        return self._frame.deliveries.number(self._slots(self._frame.deliveries.values[number]))

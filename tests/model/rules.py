@@ -1,4 +1,4 @@
-"""The rules of the protocol that the model can switch off, and what each one buys."""
+"""Rules of the protocol that the model can switch off, with the invariant that needs each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 
 
 class Rule(NamedTuple):
-    """One rule: who needs it, and where the project keeps it."""
+    """One rule, with its invariant, decisions and module."""
 
     text: str
-    #: The invariant that does not hold without it.
+    #: The invariant that fails without it.
     invariant: str
     decisions: str
     module: str
@@ -21,7 +21,7 @@ RULES: Final[dict[str, Rule]] = {
         "AckedStays", "D3, D4", "shard/state/guesses.py",
     ),
     "restart-is-failure": Rule(
-        "a server that crashed does not go on in its view",
+        "a crashed server does not continue in its view",
         "AckedStays", "D2", "shard/recovery/checkpoint.py",
     ),
     "roll-forward-guesses": Rule(
@@ -37,15 +37,15 @@ RULES: Final[dict[str, Rule]] = {
         "AckedStays", "D1", "shard/replica.py",
     ),
     "stable-reads": Rule(
-        "a subscriber is told only what is stable",
+        "a subscriber receives only stable records",
         "DelivAgree", "D43", "shard/serving/readers.py",
     ),
     "decided-only": Rule(
-        "what is reported as held counts decided slots, not guesses",
+        "a backup's report counts decided slots, not guesses",
         "StableAgree", "D7", "shard/state/decision_log.py",
     ),
     "two-copies": Rule(
-        "a backup takes what it holds for stable, unasked, only if it is the only backup",
+        "a backup treats its applied entries as stable only if it is the only backup",
         "DelivAgree", "D7, D43", "shard/ordering/backup.py",
     ),
     "one-decision": Rule(
@@ -57,19 +57,19 @@ RULES: Final[dict[str, Rule]] = {
         "NoDup", "D9, D22", "shard/state/guesses.py",
     ),
     "recognise": Rule(
-        "a server acks a record that it holds again, at the same slot",
+        "a server acks a copy of a record at the record's slot",
         "NoDup", "D9", "shard/state/sessions.py",
     ),
     "gapless-stream": Rule(
-        "a backup takes the primary's decisions without a gap",
+        "a backup applies the primary's decisions without a gap",
         "NoHole", "D7, D44", "shard/ordering/backup.py",
     ),
     "token": Rule(
-        "the primary goes on to the next epoch by deciding all that is left of this one",
+        "the primary decides the rest of an epoch before it enters the next one",
         "NoHole", "D33, D44", "shard/ordering/primary.py",
     ),
     "closed-epoch": Rule(
-        "a late record gets no position of a closed epoch",
+        "a late record receives no position of a closed epoch",
         "DelivAgree", "D33", "shard/ordering/primary.py",
     ),
     "primary-noops": Rule(
@@ -77,7 +77,7 @@ RULES: Final[dict[str, Rule]] = {
         "StableAgree", "D6", "shard/ordering/primary.py",
     ),
     "announced-epochs": Rule(
-        "recovery settles every epoch that was announced",
+        "recovery decides every announced epoch",
         "AckedStays", "D22, D32", "mms/recoveries.py",
     ),
     "noop-after-freeze": Rule(
@@ -85,24 +85,24 @@ RULES: Final[dict[str, Rule]] = {
         "DelivAgree", "D29", "failure_handler/recovery.py",
     ),
     "durable-decision": Rule(
-        "a decision is in consensus before anybody hears of it",
+        "a decision is committed before it is sent",
         "ViewAgree", "D21, D28", "failure_handler/recovery.py",
     ),
     "no-way-back": Rule(
-        "no recovery goes back behind a confirmed view",
+        "no recovery starts before a confirmed view",
         "DelivAgree", "D21", "failure_handler/state.py",
     ),
     "separate-recoveries": Rule(
-        "who joined waits for its view to begin, a promise binds against lower numbers, and only"
-        " who promised is the survivor",
+        "a joined server waits for the start of its view, a promise excludes lower numbers, and"
+        " only a server that promised is the survivor",
         "DelivAgree", "D21, D28", "shard/recovery/participant.py",
     ),
     "confirm": Rule(
-        "what is new in a view is told once f replicas hold it, and nobody goes back behind that",
+        "new entries of a view are served once f replicas hold them, and no recovery drops them",
         "DelivAgree", "D21, D43", "failure_handler/state.py",
     ),
     "least-frontier": Rule(
-        "a subscriber hands out only what lies below every shard's frontier",
+        "a subscriber delivers only records below every shard's frontier",
         "NoGap", "D44", "ziplog/client/reads/subscribe.py",
     ),
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """One shard, its failure handler and its readers, as states and steps: docs/spec/Shard.tla.
 
-The steps, rules and invariants are those of the specification, under the same names; the README
-beside it says what they stand for. Invariant: a part of a state that can play no role any more (a
-dead server's memory, a letter to nobody) has one fixed value, so that it tells no states apart.
+The steps, rules and invariants have the specification's names; its README explains them.
+Invariant: an irrelevant part of a state (a dead server's memory, an undeliverable forward) has one
+fixed value, so that it does not distinguish states.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class ShardModel:
         *,
         symmetry: bool = True,
     ) -> None:
-        """Make a model.
+        """Create a model.
 
         Args:
-            bounds: how large it is.
-            off: names of the rules that do not hold.
-            invariants: names of those to check.
-            symmetry: take states that differ in the records' names only for one.
+            bounds: its size.
+            off: names of the rules to switch off.
+            invariants: names of the invariants to check.
+            symmetry: merge states that differ only in the records' names.
 
         """
         self.frame: Final = Frame(bounds, frozenset(off))
@@ -51,17 +51,17 @@ class ShardModel:
         self._renamings: Final = [Renaming(self.frame, names) for names in others if symmetry]
 
     def initial(self) -> State:
-        """Return the state before anything happened."""
+        """Return the initial state."""
         return self.frame.initial()
 
     def canonical(self, state: State) -> State:
-        """Return the least of the states that differ in the records' names only."""
+        """Return the least of the states that differ only in the records' names."""
         if not self._renamings:
             return state
         return min(state, *[renaming.of(state) for renaming in self._renamings])
 
     def violated(self, state: State) -> str | None:
-        """Return the first invariant that does not hold."""
+        """Return the first violated invariant."""
         frame = self.frame
         for name, holds in self._checks:
             if not holds(frame, state):
@@ -71,7 +71,7 @@ class ShardModel:
     def successors(self, state: State) -> list[tuple[Step, State]]:
         """Return all (step, next state)."""
         control, servers = self.frame.control_of(state), self.frame.servers_of(state)
-        # A server that joined a view works in it when it has begun for all.
+        # A joined server works in its view once the view has started for all.
         may_begin = not self._on["separate-recoveries"]
         working = [
             server.is_alive and not server.frozen and (server.view == control.finished or may_begin)
@@ -90,14 +90,14 @@ class ShardModel:
     def _replicate(
         self, state: State, servers: list[Server], working: list[bool], grant: int
     ) -> Iterator[tuple[Step, State]]:
-        """Let records, time-outs and forwards come."""
+        """Deliver records, timeouts and forwards."""
         frame, local = self.frame, self._local
-        for who, works in enumerate(working):
+        for index, works in enumerate(working):
             if not works:
                 continue
-            for step, server, ack, message in local.arrivals(who, state[who], grant):
+            for step, server, ack, message in local.arrivals(index, state[index], grant):
                 new = list(state)
-                new[who] = server
+                new[index] = server
                 new[frame.acks] |= ack
                 if message is not None:
                     for backup in range(1, frame.n):
@@ -105,49 +105,51 @@ class ShardModel:
                             at = frame.n + backup - 1
                             new[at] = local.appended(state[at], message)
                 yield step, tuple(new)
-            if who != PRIMARY:
-                at = frame.n + who - 1
-                for step, server, queue, ack in local.forwards(who, state[who], state[at], grant):
+            if index != PRIMARY:
+                at = frame.n + index - 1
+                for step, server, queue, ack in local.forwards(
+                    index, state[index], state[at], grant
+                ):
                     new = list(state)
-                    new[who], new[at] = server, queue
+                    new[index], new[at] = server, queue
                     new[frame.acks] |= ack
                     yield step, tuple(new)
 
     def _is_reachable(self, server: Server, view: int) -> bool:
-        """Whether it can ever take a forward that is sent now, in `view`."""
+        """Whether a server can ever apply a forward that is sent now, in `view`."""
         is_of_view = server.view == view or not self._on["views"]
         return server.is_alive and not server.frozen and is_of_view
 
     def _stabilise(
         self, state: State, servers: list[Server], working: list[bool]
     ) -> Iterator[tuple[Step, State]]:
-        """Let the primary hear what all hold, and the backups hear of it, or know by themselves."""
+        """Raise stable positions: the primary by reports, the backups by messages or themselves."""
         primary = servers[PRIMARY]
         if all(working) and len({server.view for server in servers}) == 1:
             stable = min(self._local.held(server) for server in servers)
             if stable > primary.stable:
                 yield ("Report", stable), self._raise(state, PRIMARY, stable)
-        for who in range(1, self.frame.n):
-            server = servers[who]
+        for index in range(1, self.frame.n):
+            server = servers[index]
             if (
-                working[who]
+                working[index]
                 and primary.is_alive
                 and server.view == primary.view
                 and primary.stable > server.stable
             ):
-                step = ("Learn", who, primary.stable)
-                yield step, self._raise(state, who, primary.stable)
-            # What the only backup took from the primary is on both.
-            if working[who] and (self.frame.n == 2 or not self._on["two-copies"]):
+                step = ("Learn", index, primary.stable)
+                yield step, self._raise(state, index, primary.stable)
+            # Entries that the only backup applied are on both servers.
+            if working[index] and (self.frame.n == 2 or not self._on["two-copies"]):
                 held = self._local.held(server)
                 if held > server.stable:
-                    yield ("Hold", who, held), self._raise(state, who, held)
+                    yield ("Hold", index, held), self._raise(state, index, held)
 
-    def _raise(self, state: State, who: int, stable: int) -> State:
-        """Raise what a server knows to be stable, and have it told."""
-        new, told = list(state), self.frame.told
-        new[who] = self._local.with_stable(state[who], stable)
-        new[told] = self._local.tell(state[told], state[who], stable)
+    def _raise(self, state: State, index: int, stable: int) -> State:
+        """Raise a server's stable position, and deliver the records below."""
+        new, delivered = list(state), self.frame.delivered
+        new[index] = self._local.with_stable(state[index], stable)
+        new[delivered] = self._local.deliver(state[delivered], state[index], stable)
         return tuple(new)
 
     # --- failures ---
@@ -155,57 +157,59 @@ class ShardModel:
     def _fail(
         self, state: State, servers: list[Server], control: Control
     ) -> Iterator[tuple[Step, State]]:
-        """Crash a server; without the rule, let it go on."""
+        """Crash a server; without the rule, it continues."""
         frame = self.frame
         if control.crashes < frame.bounds.crashes and sum(s.is_alive for s in servers) > 1:
             crashed = control._replace(crashes=control.crashes + 1)
-            for who, server in enumerate(servers):
+            for index, server in enumerate(servers):
                 if server.is_alive:
                     new = frame.with_control(state, crashed)
-                    new[who] = self._local.crashed(state[who])
-                    frame.disconnect(new, who)
-                    yield ("Crash", who), tuple(new)
+                    new[index] = self._local.crashed(state[index])
+                    frame.disconnect(new, index)
+                    yield ("Crash", index), tuple(new)
         if not self._on["restart-is-failure"]:
-            for who, server in enumerate(servers):
+            for index, server in enumerate(servers):
                 if not server.is_alive and server.view == control.view:
                     new = list(state)
-                    new[who] = frame.servers.number(server._replace(is_alive=True))
-                    yield ("Restart", who), tuple(new)
+                    new[index] = frame.servers.number(server._replace(is_alive=True))
+                    yield ("Restart", index), tuple(new)
 
     # --- readers ---
 
     def _read(
         self, state: State, servers: list[Server], control: Control
     ) -> Iterator[tuple[Step, State]]:
-        """Tell what a confirmed view began with; without the rules, what nobody should tell."""
+        """Deliver the start state of a confirmed view; without the rules, also other records."""
         frame = self.frame
-        told = frame.told_of(state)
+        delivered = frame.delivered_in(state)
         if frame.n > 2 and control.confirmed == control.view > 1:
             limit = frame.begins_with(control)
-            for who, server in enumerate(servers):
+            for index, server in enumerate(servers):
                 if server.is_alive and server.view == control.view and server.stable < limit:
-                    yield ("Settle", who, limit), self._raise(state, who, limit)
+                    yield ("Settle", index, limit), self._raise(state, index, limit)
         if not self._on["stable-reads"]:
-            for who, server in enumerate(servers):
-                rest = server.slots[len(told) :]
+            for index, server in enumerate(servers):
+                rest = server.slots[len(delivered) :]
                 if server.is_alive and rest and rest[0] != NONE:
-                    yield ("Subscribe", who), self._and_told(state, rest[0])
+                    yield ("Subscribe", index), self._and_delivered(state, rest[0])
         may_declare = not self._on["noop-after-freeze"] and control.is_under_way
-        if may_declare and len(told) < frame.settled(control.grant):
-            yield ("DeclareNoop", len(told) + 1), self._and_told(state, NOOP)
+        if may_declare and len(delivered) < frame.settled(control.grant):
+            yield ("DeclareNoop", len(delivered) + 1), self._and_delivered(state, NOOP)
         if frame.bounds.merge:
-            yield from self._merge(state, len(told))
+            yield from self._merge(state, len(delivered))
 
-    def _and_told(self, state: State, value: int) -> State:
-        """Tell subscribers one more position."""
+    def _and_delivered(self, state: State, value: int) -> State:
+        """Deliver one more position to subscribers."""
         new = list(state)
-        new[self.frame.told] = self.frame.tolds.number((*self.frame.told_of(state), value))
+        new[self.frame.delivered] = self.frame.deliveries.number(
+            (*self.frame.delivered_in(state), value)
+        )
         return tuple(new)
 
-    def _merge(self, state: State, told: int) -> Iterator[tuple[Step, State]]:
-        """Move the other shard's frontier, or hand out our next position."""
+    def _merge(self, state: State, delivered: int) -> Iterator[tuple[Step, State]]:
+        """Move the other shard's frontier, or deliver our next position."""
         given, other = divmod(state[self.frame.merge], 2)
         if not other:
             yield ("OtherMoves",), (*state[:-1], state[-1] + 1)
-        if given < told and (given + 1 < 2 or other or not self._on["least-frontier"]):
+        if given < delivered and (given + 1 < 2 or other or not self._on["least-frontier"]):
             yield ("HandOut", given + 1), (*state[:-1], state[-1] + 2)

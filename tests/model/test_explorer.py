@@ -1,4 +1,4 @@
-"""The search itself, on models that fit in a head."""
+"""The search itself, on tiny models."""
 
 from __future__ import annotations
 

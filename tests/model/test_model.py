@@ -1,4 +1,4 @@
-"""The shard model: what holds with all rules, and what does not without each of them."""
+"""The shard model: all invariants hold with all rules, and one fails without each rule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MERGE = Bounds(records=1, positions=2, epoch=2, merge=True)
 
 
 class Search(NamedTuple):
-    """A complete search: docs/spec/README.md tells the same figures."""
+    """A complete search: docs/spec/README.md has the same figures."""
 
     bounds: Bounds
     states: int
@@ -55,7 +55,7 @@ LONGER = [
     Search(Bounds(records=1, positions=2, epoch=2, servers=3), 111_412, 24),
     Search(THREE_SMALL, 185_881, 28),
 ]
-#: Without the rule: where to search, and how many states the shortest way has.
+#: By switched-off rule: the bounds, and the number of states of the shortest trace.
 TRACES = {
     "no-reslot": (USUAL, 6),
     "restart-is-failure": (USUAL, 5),
@@ -117,7 +117,7 @@ def test_without_a_rule_its_invariant_is_violated(rule: str) -> None:
     assert len(result.violation.trace) == length
 
 
-def test_what_is_decided_changes_if_a_closed_epoch_gets_a_late_record() -> None:
+def test_a_decision_changes_if_a_closed_epoch_accepts_a_late_record() -> None:
     result = explore(ShardModel(USUAL, ["closed-epoch"], ["DecidedStays"]))
     assert result.violation is not None
     steps = sorted(step[0] for step, _ in result.violation.trace[1:])
@@ -129,7 +129,7 @@ def test_every_invariant_can_be_violated() -> None:
 
 
 def states_of(model: ShardModel) -> tuple[set[State], set[str]]:
-    """Return all states, none taken for another one, and the names of all steps."""
+    """Return all states, without symmetry, and the names of all steps."""
     level = [model.initial()]
     found, names = set(level), set()
     while level:
@@ -161,13 +161,13 @@ def test_states_that_differ_in_names_only_are_one() -> None:
 
 
 def test_the_model_reaches_what_it_is_about() -> None:
-    """A record acked in epoch 2 of each view, all of it told, after a recovery."""
+    """A record acked in epoch 2 of each view, all of it delivered, after a recovery."""
     model = ShardModel(SMALL)
     frame = model.frame
     seen = set()
     for state in states_of(model)[0]:
         control = frame.control_of(state)
-        if (2, 3) in frame.completed(state[frame.acks]) and len(frame.told_of(state)) == 3:
+        if (2, 3) in frame.completed(state[frame.acks]) and len(frame.delivered_in(state)) == 3:
             seen.add((control.view, control.grant))
     assert seen == {(1, 1), (2, 1), (2, 2)}
 
@@ -188,8 +188,8 @@ def test_a_trace_begins_at_the_beginning_and_keeps_its_names() -> None:
 
 def test_the_readme_has_the_rules() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \|.*\| ([A-Z]\w+) \| (\d+) \|", README, re.MULTILINE)
-    told = [(rule, invariant, int(length)) for rule, invariant, length in rows]
-    assert told == [(name, rule.invariant, TRACES[name][1]) for name, rule in RULES.items()]
+    delivered = [(rule, invariant, int(length)) for rule, invariant, length in rows]
+    assert delivered == [(name, rule.invariant, TRACES[name][1]) for name, rule in RULES.items()]
 
 
 def test_the_readme_names_decisions_and_modules() -> None:
@@ -232,9 +232,9 @@ def test_the_command_says_that_all_holds(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_command_shows_how_a_violation_comes_about(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--off", "freeze", "--invariant", "AckedStays"]) == 1
     printed = capsys.readouterr().out
-    assert "promises to store nothing more" in printed
+    assert "freezes" in printed
     assert "  7. " in printed
-    assert "Now AckedStays does not hold." in printed
+    assert "AckedStays is violated now." in printed
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -261,7 +261,7 @@ def test_every_trace_can_be_read(rule: str, capsys: pytest.CaptureFixture[str]) 
         (["--off", "gravity"], "--off: invalid choice: 'gravity'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_options_are_refused(
     capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
     assert reason in refusal(capsys, main, arguments)
@@ -269,4 +269,4 @@ def test_what_makes_no_sense_is_refused(
 
 def test_the_command_gives_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--max-states", "100"]) == 2
-    assert "given up" in capsys.readouterr().out
+    assert "incomplete" in capsys.readouterr().out

@@ -1,8 +1,8 @@
-"""A disk that stops at any operation, and what may then be on it.
+"""Fault injection: a disk that stops at any operation, and its possible contents afterwards.
 
-Operations on one directory are counted, and the one after the last allowed raises `Crash` (a write
-does half of its work first). After it there are two extremes: everything that was done is on the
-disk, or only what was synced is (a file's bytes as of its last fsync, names as of the directory's).
+Operations on one directory are counted, and the first one over the limit raises `Crash` (a write
+does half of its work first). There are two extreme contents after it: all completed operations, or
+only synced ones (a file's bytes as of its last fsync, names as of the directory's).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Crash(BaseException):
 
 
 class Disk:
-    """Watches a directory, from when it is made to `restore`."""
+    """Watches a directory, from its creation until `restore`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, allowed: int) -> None:
         self._directory, self._left = directory, allowed
-        #: Bytes by inode, and inodes by name, that are certainly on the disk.
+        #: Synced bytes by inode, and synced inodes by name.
         self._contents = {path.stat().st_ino: path.read_bytes() for path in directory.iterdir()}
         self._names = {path.name: path.stat().st_ino for path in directory.iterdir()}
-        #: The operations that were done, in words.
+        #: The completed operations as text.
         self.done: list[str] = []
         self._patch = monkeypatch
         for name in NAMES:
@@ -69,22 +69,22 @@ class Disk:
                 self._contents[status.st_ino] = path.read_bytes()
 
     def forget(self) -> None:
-        """Take no bytes for granted that were written before."""
+        """Treat all former writes as unsynced."""
         self._contents.clear()
 
     def restore(self) -> None:
-        """Operate as usual again."""
+        """Restore the normal operations."""
         self._patch.undo()
 
     def everything(self, directory: Path) -> Path:
-        """Make a directory as the disk is if all that was done is on it."""
+        """Create a directory with all completed operations."""
         directory.mkdir()
         for path in self._directory.iterdir():
             (directory / path.name).write_bytes(path.read_bytes())
         return directory
 
     def only_synced(self, directory: Path) -> Path:
-        """Make a directory as the disk is if only what was synced is on it."""
+        """Create a directory with synced operations only."""
         directory.mkdir()
         for name, inode in self._names.items():
             (directory / name).write_bytes(self._contents.get(inode, b""))

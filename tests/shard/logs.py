@@ -1,4 +1,4 @@
-"""Entries of a log, and a list that says what a store of them has to answer."""
+"""Entries of a log, and an oracle of a store's answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shard.storage.segment_store import SegmentStore
-from shard.storage.store import mark_of_reset
+from shard.storage.store import watermark_after_reset
 from ziplog.core.entries import Expire, Place, SessionTable, SettledUnit, Skip
 from ziplog.core.view import NO_DIGEST
 from ziplog.segments.entry import Entry, SessionTablePartRecord, SessionTableRecord, WatermarkRecord
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-#: Of a table: its parts, each with the last entry before it.
+#: The parts of a session table, each with the last entry before it.
 _Parts = list[tuple[int, list[SessionTable]]]
 
 CLIENT = b"c" * 16
@@ -57,13 +57,13 @@ def span(entry: Entry) -> tuple[int, int] | None:
 
 
 class Oracle:
-    """A list of entries, marks and tables, in the order in which they came."""
+    """A list of entries, watermark records and session tables, in order."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        #: Of the entries to come.
+        #: The view of the next entries.
         self.view = 1
-        #: Before the first one.
+        #: The values before the first entry.
         self.base_fseq, self.base = 0, 0
 
     def append(self, entry: Entry) -> None:
@@ -118,7 +118,7 @@ class Oracle:
         return len(self._tables()[1])
 
     def _tables(self) -> tuple[_Parts, _Parts]:
-        """Return the parts of the last whole table, and those of one that has begun since."""
+        """Return the parts of the last complete table, and of an incomplete one after it."""
         whole: _Parts = []
         begun: _Parts = []
         fseq = self.base_fseq
@@ -141,7 +141,7 @@ class Oracle:
 
     def reset(self, fseq: int, gsn: int) -> None:
         known = self.mark
-        self.entries = [Entry(0, 1, mark_of_reset(known, fseq, gsn))] if known else []
+        self.entries = [Entry(0, 1, watermark_after_reset(known, fseq, gsn))] if known else []
         self.base_fseq, self.base = fseq, gsn - 1
 
 
@@ -185,7 +185,7 @@ def cut(store: SegmentStore, oracle: Oracle, step: Any) -> None:
 
 
 def compare(store: SegmentStore, oracle: Oracle, gsns: Iterable[int] | None = None) -> None:
-    """Compare all that a store answers with what it should."""
+    """Compare all answers of a store with the oracle's."""
     assert store.mark == oracle.mark
     for gsn in gsns or range(oracle.last_gsn + 5):
         assert store.find(gsn) == oracle.find(gsn), gsn
@@ -224,6 +224,6 @@ def walk(store: SegmentStore, limit: int) -> list[Entry]:
 
 
 def reopen(directory: Path, **options: Any) -> SegmentStore:
-    """Open the store of a directory; nothing is flushed but by `flush` and `close`."""
+    """Open a directory's store; only `flush` and `close` flush it."""
     options = {"flush_interval_ms": 0, "reserve_bytes": 0} | options
     return SegmentStore.open(directory, **options)

@@ -31,10 +31,10 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., DataDirectory]]:
         directory.close()
 
 
-def test_a_first_start_is_no_restart(opened: Callable[..., DataDirectory]) -> None:
+def test_a_first_start_is_not_a_restart(opened: Callable[..., DataDirectory]) -> None:
     directory = opened()
     assert not directory.was_used
-    assert directory.take_checkpoint() is None
+    assert directory.consume_checkpoint() is None
     assert directory.path.stat().st_mode & 0o777 == 0o700
     assert {p.stat().st_mode & 0o777 for p in directory.path.iterdir()} == {0o600}
 
@@ -46,44 +46,44 @@ def test_a_start_that_failed_early_does_not_count(opened: Callable[..., DataDire
 
 def test_a_start_after_a_crash_knows_it(opened: Callable[..., DataDirectory]) -> None:
     first = opened()
-    first.take_checkpoint()
+    first.consume_checkpoint()
     first.close()
     second = opened()
     assert second.was_used
-    assert second.take_checkpoint() is None
+    assert second.consume_checkpoint() is None
 
 
 def test_a_checkpoint_serves_one_start(opened: Callable[..., DataDirectory]) -> None:
     first = opened()
-    first.take_checkpoint()
+    first.consume_checkpoint()
     first.write_checkpoint(b"state")
     first.close()
     second = opened()
     assert second.was_used
-    assert second.take_checkpoint() == b"state"
+    assert second.consume_checkpoint() == b"state"
     second.close()
     third = opened()
     assert third.was_used
-    assert third.take_checkpoint() is None
+    assert third.consume_checkpoint() is None
 
 
 @pytest.mark.parametrize("length", range(9))
-def test_a_damaged_checkpoint_is_none(opened: Callable[..., DataDirectory], length: int) -> None:
+def test_a_damaged_checkpoint_is_ignored(opened: Callable[..., DataDirectory], length: int) -> None:
     directory = opened()
     directory.write_checkpoint(b"state")
     path = directory.path / "checkpoint"
     whole = path.read_bytes()
     path.write_bytes(whole[:length])
-    assert directory.take_checkpoint() is None
+    assert directory.consume_checkpoint() is None
     assert not path.exists()
     path.write_bytes(whole[:length] + b"\xff" + whole[length + 1 :])
-    assert directory.take_checkpoint() is None
+    assert directory.consume_checkpoint() is None
 
 
-def test_an_empty_checkpoint_is_one(opened: Callable[..., DataDirectory]) -> None:
+def test_an_empty_checkpoint_is_valid(opened: Callable[..., DataDirectory]) -> None:
     directory = opened()
     directory.write_checkpoint(b"")
-    assert directory.take_checkpoint() == b""
+    assert directory.consume_checkpoint() == b""
 
 
 def test_a_checkpoint_is_written_as_a_whole_or_not(
@@ -98,7 +98,7 @@ def test_a_checkpoint_is_written_as_a_whole_or_not(
         patched.setattr(os, "fsync", fail)
         with pytest.raises(OSError, match="No space"):
             directory.write_checkpoint(b"state")
-    assert directory.take_checkpoint() is None
+    assert directory.consume_checkpoint() is None
     assert not list(directory.path.glob("*.tmp"))
 
 
@@ -132,13 +132,13 @@ def test_an_identity_stays(opened: Callable[..., DataDirectory]) -> None:
 
 
 @pytest.mark.parametrize(("cluster", "node"), [("other", "shard-0-0"), ("demo", "shard-0-1")])
-def test_somebody_else_s_directory_is_refused(
+def test_another_nodes_directory_is_refused(
     opened: Callable[..., DataDirectory], cluster: str, node: str
 ) -> None:
     opened().close()
     with pytest.raises(ConfigError, match="choose another data_dir"):
         opened(cluster, node)
-    opened()  # and the refused one holds no lock
+    opened()  # the refused directory holds no lock
 
 
 def test_any_flipped_bit_of_an_identity_is_refused(opened: Callable[..., DataDirectory]) -> None:
@@ -192,5 +192,5 @@ def test_a_full_disk_keeps_no_server_from_its_directory(
 
     monkeypatch.setattr(os, "pwrite", full)
     directory = DataDirectory(tmp_path / "d", "c", "n")
-    assert directory.take_checkpoint() is None
+    assert directory.consume_checkpoint() is None
     directory.close()

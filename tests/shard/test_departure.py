@@ -285,7 +285,7 @@ def test_server_with_an_unflushed_watermark_record_is_not_sealed(name: str) -> N
 def test_server_without_a_complete_watermark_record_is_not_sealed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shard.recovery.watermark_records.MARK_NS", 2 * S)
+    monkeypatch.setattr("shard.recovery.watermark_records.WATERMARK_INTERVAL_NS", 2 * S)
     world = start()
     send(world, insert(1), run=3 * S)
     assert world.stores[PRIMARY].mark is not None, "an earlier record is not enough"

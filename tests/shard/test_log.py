@@ -1,4 +1,4 @@
-"""The digest of a log, and what a server that cannot read all of it promises and joins with."""
+"""The digest of a log, and promises and joins of a server with a partly unreadable log."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.world import MS, S, insert
 UNKNOWN = bytes(16)
 
 
-def test_a_promise_does_not_wait_for_what_cannot_be_read() -> None:
-    """The digest only checks what is known: without it the shard would stay away for good."""
+def test_a_promise_does_not_wait_for_unreadable_entries() -> None:
+    """The digest is only a check: a wait for it would keep the shard unavailable for ever."""
     world = start()
     for seq in range(1, 6):
         send(world, insert(seq), PRIMARY, BACKUP)
     world.run(300 * MS)
     crash(world, BACKUP)
     last = world.stores[PRIMARY].last_fseq + 1
-    world.stores[PRIMARY].damaged = {last}  # what the promise adds
+    world.stores[PRIMARY].damaged = {last}  # the entries added by the promise
     frozen = promise(world, PRIMARY)
     assert (frozen.last, frozen.digest) == (last, UNKNOWN)
     world.stores[PRIMARY].damaged = set()

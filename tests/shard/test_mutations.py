@@ -1,7 +1,7 @@
 """Break each rule once: the storm's checkers must notice.
 
-Each mutant takes one rule out of the code. What is tested here are the checkers: a rule that can be
-broken unseen is not tested at all.
+Each mutant removes one rule from the code. These tests test the checkers: a rule that can be broken
+unnoticed has no test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-#: Seeds that are tried until one notices.
+#: The tried seeds.
 SEEDS = range(25)
 BAD = Weather(shards=1, steps=50, loss=0.15, delay_us=3000, epoch_size=200)
 
@@ -78,7 +78,7 @@ def test_promise_moves_to_the_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit that is known is never placed twice (section 4, rule 8)."""
+    """A known unit is never placed twice (section 4, rule 8)."""
 
     def mutant(self: Primary, unit: HeldUnit, _since: int) -> None:
         entry = self._state.store.find(unit.gsns[0]) if unit.gsns is not None else None
@@ -94,7 +94,7 @@ def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stable_counts_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backup reports what it guessed as if it were decided."""
+    """A backup reports its guesses as decided."""
     report = Backup._report
 
     def mutant(self: Backup, now: int) -> None:
@@ -108,7 +108,7 @@ def test_stable_counts_promises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gap_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backup applies what comes, whatever is missing before it."""
+    """A backup applies entries in spite of a gap before them."""
     forwarded = Backup.on_forward
 
     def mutant(self: Backup, forward: wire.Forward, now: int) -> Any:
@@ -124,15 +124,15 @@ def test_gap_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_noticed()
 
 
-def test_nothing_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No NACK. A body that only the primary was sent never comes."""
+def test_missing_entries_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No NACK: a body that only the primary received never arrives at the backup."""
     monkeypatch.setattr(Backup, "tick", lambda _self, _now: None)
     monkeypatch.setattr(Backup, "next_wakeup", lambda _self, _now: None)
     assert_noticed(Weather(shards=1, steps=40, loss=0.2, abandoned=0.3, restarts=False))
 
 
 def test_promise_survives_a_no_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The primary's no-op names the slot too."""
+    """The primary's no-op covers the slot."""
     decide = Guesses.decide
 
     def mutant(self: Guesses, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
@@ -143,7 +143,7 @@ def test_promise_survives_a_no_op(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_older_promise_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The primary names a slot with another unit, and the backup keeps its own."""
+    """The primary places another unit at a slot, and the backup keeps its own."""
 
     def mutant(self: Guesses, _end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
         if unit is not None and unit.gsns is not None and gsns is not None:
@@ -168,8 +168,10 @@ def test_promise_is_forgotten_when_its_client_settles(monkeypatch: pytest.Monkey
     assert_noticed(Weather(shards=1, steps=80, loss=0.05, abandoned=0, epoch_size=200))
 
 
-def test_client_copy_after_the_primarys_word_is_not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backup stays silent about a unit that it already has."""
+def test_client_copy_after_the_primarys_decision_is_not_acked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The backup does not ack a copy of a unit that it already has."""
     monkeypatch.setattr(Backup, "on_copy", lambda _self, _unit, _since: None)
     assert_noticed()
 
@@ -181,7 +183,7 @@ def test_follower_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_after_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thesis 4.2.1: a record goes after the rid that it names."""
+    """Thesis 4.2.1: a record is placed after the rid in `after`."""
     arrived = Primary.accept
 
     def mutant(self: Primary, session: Session, unit: HeldUnit, now: int) -> None:
@@ -193,14 +195,14 @@ def test_after_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unstable_records_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one server holds may still change its position."""
+    """A record on one server only may still change its position."""
     stabilise = DecisionLog.stabilise
     monkeypatch.setattr(DecisionLog, "stabilise", lambda self, _fseq: stabilise(self, self.last))
     assert_noticed()
 
 
 def test_news_do_not_reach_the_readers_of_a_backup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frontier moved, and its records were left out."""
+    """A frontier moves without its records."""
     stabilised = Readers.on_stable
 
     def mutant(self: Readers, news: list[Any]) -> None:

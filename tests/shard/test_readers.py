@@ -150,7 +150,7 @@ def test_refused_read_is_retried_and_not_repaired(
     def busy(*_args: Any) -> None:
         raise BusyError("too many open files")
 
-    monkeypatch.setattr(Repair, "needed", lambda _self, gsn, *_: repaired.append(gsn))
+    monkeypatch.setattr(Repair, "request", lambda _self, gsn, *_: repaired.append(gsn))
     with monkeypatch.context() as patched:
         for name in ("find", "scan", "last_record_below"):
             patched.setattr(world.stores[PRIMARY], name, busy)

@@ -1,4 +1,4 @@
-"""One shard through a recovery, step by step, with a probe in the place of the failure handler."""
+"""One shard through a recovery, step by step, with a probe instead of the failure handler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEASE = first_lease(1)
 
 
 def start(f: int = 1, **config: Any) -> World:
-    """Return a shard that is up, whose servers watch each other, with a handler that only hears."""
+    """Return a shard that is up, with failure detection and a handler that only listens."""
     world = World()
     world.add("fh-0", Probe())
     add_shard(world, 0, f, handlers=(address("fh-0"),), **config)
@@ -73,7 +73,7 @@ def send(world: World, message: Message, *names: str) -> None:
 
 
 def order(world: World, message: Message, *names: str) -> None:
-    """Send something as the handler does: over the server's own connection."""
+    """Send a message as the handler does: over the server's own connection."""
     for name in names:
         world.send("fh-0", name, message, reply=True)
     world.run(2 * MS)
@@ -91,7 +91,7 @@ def decision(frozen: wire.Frozen, *, is_confirmed: bool = True) -> wire.ViewDeci
 
 
 def promise(world: World, name: str, recovery: int = 2, view: int = 1) -> wire.Frozen:
-    """Let a server freeze, and return what it promised."""
+    """Let a server freeze, and return its promise."""
     order(world, freeze(recovery, view), name)
     assert world.run_until(
         lambda: any(m.recovery == recovery for m in heard(world, wire.Frozen)), 1 * S
@@ -106,7 +106,7 @@ def joined(world: World, *names: str) -> bool:
 
 
 def begin(world: World, view: int, f: int = 1) -> None:
-    """Announce what the membership service commits once all have joined."""
+    """Announce the commit of the membership service after all servers have joined."""
     placed = replace(placements(1, f)[0], view=view)
     lease = LEASE.following((replace(LEASE.members[0], view=view),))
     message = wire.LeaseAnnounced(CLUSTER, [run_of(lease)], 0, [placed], 0)
@@ -124,7 +124,7 @@ def recover(world: World, survivor: str, *others: str, view: int = 2, f: int = 1
 
 
 def crash(world: World, name: str, f: int = 1) -> None:
-    """Restart a server without a checkpoint; the membership service tells it where it is."""
+    """Restart a server without a checkpoint; the membership service sends it the leases."""
     world.restart(name, clean=False)
     message = wire.LeaseAnnounced(CLUSTER, [run_of(LEASE)], 0, placements(1, f), 0)
     world.send("mms-0", name, message, reply=True)
@@ -132,7 +132,7 @@ def crash(world: World, name: str, f: int = 1) -> None:
 
 
 def log(world: World, name: str) -> list[Entry]:
-    """Return a server's log as it is, not as it once was."""
+    """Return a server's current log."""
     store = world.stores[name]
     return store.read_after(0, 1 << 40) if store.last_fseq else []
 
@@ -140,22 +140,24 @@ def log(world: World, name: str) -> list[Entry]:
 # --- suspicion ---
 
 
-def test_nobody_is_suspected_while_all_are_there() -> None:
+def test_no_peer_is_suspected_while_all_are_up() -> None:
     world = start()
     world.run(10 * S)
     assert not heard(world, wire.Suspect)
     assert heard(world, wire.Heartbeat, "mms-0")
 
 
-def test_silent_peer_is_suspected_after_the_suspicion_time_and_until_it_speaks() -> None:
+def test_silent_peer_is_suspected_after_the_timeout_until_its_next_heartbeat() -> None:
     world = start()
     world.run(6 * S)
     world.paused.add(PRIMARY)
     world.run(900 * MS)
     assert not heard(world, wire.Suspect)
     world.run(400 * MS)
-    told = heard(world, wire.Suspect)
-    assert {(m.node, m.state, m.view, tuple(m.suspects)) for m in told} == {(BACKUP, "up", 1, (0,))}
+    reports = heard(world, wire.Suspect)
+    assert {(m.node, m.state, m.view, tuple(m.suspects)) for m in reports} == {
+        (BACKUP, "up", 1, (0,))
+    }
     world.paused.clear()
     world.run(500 * MS)
     count = len(heard(world, wire.Suspect))
@@ -169,7 +171,7 @@ def test_server_with_unread_input_suspects_late() -> None:
     replica(world, BACKUP).step(Pressed(unread=True), world.now)
     world.paused.add(PRIMARY)
     world.run(4 * S)
-    assert not heard(world, wire.Suspect), "a sign of life may be in what is unread"
+    assert not heard(world, wire.Suspect), "a heartbeat may be in unread input"
     world.run(1500 * MS)
     assert heard(world, wire.Suspect), "a flood does not hide a dead server for ever"
 
@@ -187,7 +189,7 @@ def test_silence_counts_from_when_all_input_was_read() -> None:
     assert heard(world, wire.Suspect)
 
 
-def test_server_that_stood_still_accuses_nobody() -> None:
+def test_paused_server_suspects_no_peer() -> None:
     world = start()
     world.run(6 * S)
     world.paused |= {PRIMARY, BACKUP}
@@ -202,13 +204,13 @@ def test_peer_in_limbo_is_suspected_at_once() -> None:
     world.run(100 * MS)
     crash(world, BACKUP)
     world.run(400 * MS)
-    told = {(m.node, m.state, tuple(m.suspects)) for m in heard(world, wire.Suspect)}
-    assert (PRIMARY, "up", (1,)) in told
-    assert (BACKUP, "limbo", ()) in told
+    reports = {(m.node, m.state, tuple(m.suspects)) for m in heard(world, wire.Suspect)}
+    assert (PRIMARY, "up", (1,)) in reports
+    assert (BACKUP, "limbo", ()) in reports
 
 
-def test_server_that_feels_well_is_heard_while_its_shard_is_being_recovered() -> None:
-    """The handler may have begun for a reason that is gone: without a word it would wait."""
+def test_healthy_server_reports_while_its_shard_is_being_recovered() -> None:
+    """The reason of the recovery may be gone: without a report the handler would wait."""
     world = start()
     placed = replace(placements(1, 1)[0], state="recovering")
     message = wire.LeaseAnnounced(CLUSTER, [], 0, [placed], 0)
@@ -226,8 +228,8 @@ def test_server_that_feels_well_is_heard_while_its_shard_is_being_recovered() ->
 
 
 @pytest.mark.parametrize("state", ["up", "frozen", "joined", "limbo"])
-def test_who_said_that_it_knows_the_trim_point_does_so_after_a_crash(state: str) -> None:
-    """The client was told that all refuse what is below."""
+def test_acknowledged_trim_point_survives_a_crash(state: str) -> None:
+    """The client was informed that all replicas refuse reads below."""
     world = start()
     for seq in range(1, 5):
         send(world, insert(seq), PRIMARY, BACKUP)
@@ -240,8 +242,8 @@ def test_who_said_that_it_knows_the_trim_point_does_so_after_a_crash(state: str)
     assert replica(world, BACKUP)._state.state == state
     world.send("mms-0", BACKUP, wire.LeaseAnnounced(CLUSTER, [], 0, [], 3), reply=True)
     world.run(100 * MS)
-    told = [m for m in heard(world, wire.Heartbeat, "mms-0") if m.node == BACKUP]
-    assert told[-1].trim == 3
+    reports = [m for m in heard(world, wire.Heartbeat, "mms-0") if m.node == BACKUP]
+    assert reports[-1].trim == 3
     world.restart(BACKUP, clean=False)
     for gsn in (1, 3):
         send(world, wire.Read(CLUSTER, 0, 1, gsn, gsn), BACKUP)
@@ -294,7 +296,7 @@ def test_frozen_server_takes_nothing_and_reports_nothing() -> None:
     assert replica(world, PRIMARY)._state.stream.stable < replica(world, PRIMARY)._state.stream.last
 
 
-def test_promise_is_told_only_once_it_is_on_disk() -> None:
+def test_promise_is_sent_only_once_it_is_on_disk() -> None:
     world = start()
     world.flush_ns = 40 * MS
     order(world, freeze(), BACKUP)
@@ -312,9 +314,9 @@ def test_promise_is_kept_for_the_newest_recovery_only() -> None:
     again = promise(world, BACKUP, 5)
     assert (again.last, again.digest) == (first.last, first.digest)
     newer = promise(world, BACKUP, 7)
-    assert (newer.last, newer.digest) == (first.last, first.digest), "it had settled all"
+    assert (newer.last, newer.digest) == (first.last, first.digest), "it had decided all"
     order(world, decision(first), BACKUP)
-    assert replica(world, BACKUP)._state.state == "frozen", "an older recovery counts no more"
+    assert replica(world, BACKUP)._state.state == "frozen", "an older recovery does not count"
     order(world, decision(newer), BACKUP)
     assert replica(world, BACKUP)._state.view == 7
 
@@ -328,13 +330,13 @@ def test_promise_is_kept_for_the_newest_recovery_only() -> None:
         replace(freeze(), incarnation=999),
     ],
 )
-def test_promise_is_given_to_nobody_else(message: wire.Freeze) -> None:
+def test_promise_is_given_to_no_other_recovery(message: wire.Freeze) -> None:
     world = start()
     order(world, message, BACKUP)
     assert replica(world, BACKUP)._state.state == "up"
 
 
-def test_stranger_cannot_freeze_a_server() -> None:
+def test_unknown_peer_cannot_freeze_a_server() -> None:
     world = start()
     effects = replica(world, BACKUP).step(Received(b"<c", freeze()), world.now)
     assert any(isinstance(effect, ReportBadMessage) for effect in effects)
@@ -342,14 +344,14 @@ def test_stranger_cannot_freeze_a_server() -> None:
 
 
 def test_clean_stop_of_a_frozen_server_ends_in_limbo() -> None:
-    """D20: the promise survives, as no checkpoint of a frozen server counts."""
+    """D20: the promise survives, because a frozen server's checkpoint does not count."""
     world = start()
     promise(world, BACKUP)
     world.restart(BACKUP, clean=True)
     assert replica(world, BACKUP)._state.state == "limbo"
 
 
-# --- the decision, and joining ---
+# --- the decision, and state transfer ---
 
 
 def test_shard_goes_on_in_the_next_view_with_everything_it_had() -> None:
@@ -388,7 +390,7 @@ def test_retry_in_the_new_view_returns_the_position_that_the_record_has() -> Non
     assert all(was[seq] == gsns for seq, _, gsns in again)
 
 
-def test_what_only_the_dead_server_held_is_placed_anew() -> None:
+def test_entry_of_the_dead_server_alone_is_placed_again() -> None:
     world = start()
     world.paused.add(BACKUP)
     send(world, insert(1), PRIMARY)
@@ -410,7 +412,7 @@ def test_what_only_the_dead_server_held_is_placed_anew() -> None:
 
 
 def test_log_that_was_not_chosen_is_cut_off() -> None:
-    """The primary decided more than the survivor has: none of it can have been acked by both."""
+    """The primary decided more than the survivor has: both cannot have acked any of it."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     world.run(50 * MS)
@@ -456,18 +458,18 @@ def test_lost_data_directory_is_filled_from_the_trim_point_on() -> None:
     assert answers == [(1, "trimmed"), (2, "record")]
 
 
-def test_server_that_would_have_to_drop_what_was_stable_stops() -> None:
-    """Stable is for ever: two decided histories are worse than a server that is gone."""
+def test_server_that_would_have_to_drop_stable_entries_stops() -> None:
+    """Stable entries stay: two decided histories are worse than a stopped server."""
     world = start()
     for seq in range(1, 5):
         send(world, insert(seq), PRIMARY, BACKUP)
     world.run(300 * MS)
     forged = wire.ViewDecided(CLUSTER, 0, 2, 0, 1, 1, b"x" * 16)
     order(world, forged, BACKUP)
-    joining = replica(world, BACKUP)._recovery.joining
-    assert joining is not None
-    last = joining._after
-    answer = wire.Fetched(CLUSTER, 0, 2, 0, last, 0, 1, 1, [], [], 0, 0, 0, joining._after_view)
+    transfer = replica(world, BACKUP)._recovery.transfer
+    assert transfer is not None
+    last = transfer._after
+    answer = wire.Fetched(CLUSTER, 0, 2, 0, last, 0, 1, 1, [], [], 0, 0, 0, transfer._after_view)
     world.inject(BACKUP, Received(PRIMARY.encode(), answer))
     assert [name for name, _ in world.halts] == [BACKUP]
     assert world.stores[BACKUP].last_fseq == last
@@ -519,7 +521,7 @@ def test_attempt_that_was_not_decided_is_cut_off_by_the_one_that_was() -> None:
 
 
 def test_all_in_limbo_the_longest_log_is_taken_up() -> None:
-    """D17: sessions and all come from the disk."""
+    """D17: the state, with its sessions, is read from the disk."""
     world = start(durability="disk")
     for seq in range(1, 8):
         send(world, insert(seq), PRIMARY, BACKUP)

@@ -1,4 +1,4 @@
-"""A shard whose servers all crashed, and whose logs cannot all be read: what each of them does."""
+"""Recovery of a shard after a crash of all servers, with partly unreadable logs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 def dark(damaged: Collection[int] = (), others: Collection[int] = ()) -> World:
-    """Return a shard that lost its power, with entries that the two servers cannot read.
+    """Return a shard after a power loss, with entries that the two servers cannot read.
 
-    It was up for so short a time that neither knows any of them to be stable.
+    It was up for a short time only, so neither server knows any of them to be stable.
     """
     world = start(durability="disk")
     for seq in range(1, 8):
@@ -59,8 +59,8 @@ def dark(damaged: Collection[int] = (), others: Collection[int] = ()) -> World:
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what servers tell the operator, each with its name."""
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the servers' warnings, each with the server's name."""
     texts: list[str] = []
     carry_out = World._carry_out
 
@@ -78,7 +78,7 @@ def store(world: World, name: str) -> MemoryStore:
 
 
 def insist(world: World, name: str, duration: int, recovery: int = 2, view: int = 1) -> None:
-    """Ask a server to freeze ten times a second, as the handler does."""
+    """Send a server `Freeze` ten times a second, as the handler does."""
     end = world.now + duration
     while world.now < end:
         order(world, freeze(recovery, view), name)
@@ -86,13 +86,13 @@ def insist(world: World, name: str, duration: int, recovery: int = 2, view: int 
 
 
 def claims(world: World, name: str) -> list[tuple[int, int, bool]]:
-    """Return what a server told last, and before, of what it holds, without repetitions."""
-    told = [m for m in heard(world, wire.Suspect) if m.node == name and m.state == "limbo"]
-    found = [(m.last, m.last_view, m.is_damaged) for m in told]
+    """Return a server's claims in order, without repetitions."""
+    reports = [m for m in heard(world, wire.Suspect) if m.node == name and m.state == "limbo"]
+    found = [(m.last, m.last_view, m.is_damaged) for m in reports]
     return [one for i, one in enumerate(found) if i == 0 or found[i - 1] != one]
 
 
-def test_who_is_to_lead_is_helped_by_who_is_in_limbo_too(told: list[str]) -> None:
+def test_recovery_candidate_can_repair_from_a_limbo_peer(warnings: list[str]) -> None:
     world = dark({3, 4}, {6})
     insist(world, PRIMARY, 500 * MS)
     assert store(world, PRIMARY).damaged == set()
@@ -101,15 +101,15 @@ def test_who_is_to_lead_is_helped_by_who_is_in_limbo_too(told: list[str]) -> Non
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
     begin(world, 2)
     world.run(2 * S)
-    assert [text.split(":")[0] for text in told] == [PRIMARY, BACKUP]
-    assert all("it can again" in text for text in told)
+    assert [text.split(":")[0] for text in warnings] == [PRIMARY, BACKUP]
+    assert all("repaired it with a copy" in text for text in warnings)
     assert log(world, PRIMARY) == log(world, BACKUP)
 
 
-def test_what_shows_that_they_fit_may_come_long_after_the_first_of_them(
+def test_proof_of_repaired_entries_may_arrive_long_after_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All that is damaged is of a view before that of what follows, and more than one answer."""
+    """The damaged entries are of an older view than the next one, and exceed one answer."""
     monkeypatch.setattr(peer_repair, "_STORE_BYTES", 1)
     monkeypatch.setattr(state_transfer, "_ANSWER_BYTES", 1)
     world = start(durability="disk")
@@ -128,8 +128,8 @@ def test_what_shows_that_they_fit_may_come_long_after_the_first_of_them(
     assert heard(world, wire.Frozen)[-1].recovery == 3
 
 
-def test_what_was_trimmed_is_known_to_be_stable_once_what_follows_can_be_read() -> None:
-    """The mark that told so is gone, and the first entry that is kept is damaged."""
+def test_trimmed_entries_are_stable_once_the_following_ones_can_be_read() -> None:
+    """The watermark record is gone, and the first kept entry is damaged."""
     world = dark()
     for name in (PRIMARY, BACKUP):
         world.kill(name)
@@ -144,8 +144,8 @@ def test_what_was_trimmed_is_known_to_be_stable_once_what_follows_can_be_read() 
     assert heard(world, wire.Frozen)[-1].stable == 3
 
 
-def test_a_view_that_it_remembers_does_not_matter_in_limbo() -> None:
-    """One of them was started again, the other one has left its view."""
+def test_a_remembered_view_does_not_matter_in_limbo() -> None:
+    """One server was restarted, the other one has left its view."""
     world = dark({3})
     replica(world, BACKUP)._state.view = 1
     insist(world, PRIMARY, 300 * MS)
@@ -153,7 +153,7 @@ def test_a_view_that_it_remembers_does_not_matter_in_limbo() -> None:
 
 
 @pytest.mark.parametrize("state", ["starting", "up", "frozen", "joined"])
-def test_who_is_not_in_limbo_does_not_answer_who_is(state: str) -> None:
+def test_peer_in_service_does_not_answer_a_limbo_server(state: str) -> None:
     world = dark()
     node = replica(world, BACKUP)
     node._state.state = state  # type: ignore[assignment]
@@ -162,7 +162,7 @@ def test_who_is_not_in_limbo_does_not_answer_who_is(state: str) -> None:
     assert not node.step(Received(PRIMARY.encode(), question), world.now)
 
 
-def test_who_is_in_limbo_answers_nobody_else() -> None:
+def test_limbo_server_answers_only_limbo_servers() -> None:
     world = dark()
     node = replica(world, BACKUP)
     node._state.view = 1
@@ -173,21 +173,21 @@ def test_who_is_in_limbo_answers_nobody_else() -> None:
         assert not step(Received(PRIMARY.encode(), question), world.now)
 
 
-def test_who_cannot_be_helped_leaves_it_to_the_other_one(told: list[str]) -> None:
-    """It holds what the damaged one can read, and more; then it helps that one to join."""
+def test_unrepairable_candidate_gives_way_to_the_other_server(warnings: list[str]) -> None:
+    """The other server has the readable entries and more; it then repairs the damaged one."""
     world = dark({3})
     world.paused.add(BACKUP)
     insist(world, PRIMARY, 5 * S)
     last = store(world, PRIMARY).last_fseq
     assert claims(world, PRIMARY) == [(last, 1, False), (2, 1, True)]
-    (text,) = told
+    (text,) = warnings
     assert "cannot lead a recovery" in text
     assert not heard(world, wire.Frozen)
     world.paused.clear()
     frozen = promise(world, BACKUP, 3)
-    # Nothing is known to be stable yet: what is damaged is needed to join.
+    # No entry is known to be stable yet: the damaged ones are needed to join.
     order(world, decision(frozen, is_confirmed=False), PRIMARY)
-    assert replica(world, PRIMARY)._recovery.missing is None, "it is not to lead any more"
+    assert replica(world, PRIMARY)._recovery.missing is None, "it must not lead"
     order(world, decision(frozen, is_confirmed=False), BACKUP, PRIMARY)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 5 * S)
     assert store(world, PRIMARY).damaged == set()
@@ -197,8 +197,8 @@ def test_who_cannot_be_helped_leaves_it_to_the_other_one(told: list[str]) -> Non
 
 
 @pytest.mark.parametrize("knew_stable", [False, True])
-def test_a_log_of_which_nothing_can_be_read_is_taken_anew(*, knew_stable: bool) -> None:
-    """Nobody can say whether its entries are the survivor's, also if they were stable."""
+def test_an_unreadable_log_is_copied_as_a_whole(*, knew_stable: bool) -> None:
+    """Its entries cannot be compared with the survivor's, even if they were stable."""
     world = dark()
     held = store(world, PRIMARY)
     world.kill(PRIMARY)
@@ -230,25 +230,25 @@ def test_a_log_that_cannot_be_read_is_cut_where_the_survivors_ends() -> None:
     assert log(world, PRIMARY) == log(world, BACKUP)
 
 
-def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(told: list[str]) -> None:
-    """What lies behind is not dropped: it may have been acknowledged."""
+def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(warnings: list[str]) -> None:
+    """Entries after the damage are not dropped: they may have been acknowledged."""
     world = dark({3}, {3})
     insist(world, PRIMARY, 5 * S)
     insist(world, BACKUP, 5 * S, recovery=3)
     insist(world, PRIMARY, 100 * S, recovery=4)
     assert not heard(world, wire.Frozen)
     assert claims(world, PRIMARY)[-1] == claims(world, BACKUP)[-1] == (2, 1, True)
-    assert [text.split(":")[0] for text in told] == [PRIMARY, BACKUP]
-    assert all("cannot lead a recovery" in text for text in told)
-    assert all("Put back what is missing" in text for text in told)
+    assert [text.split(":")[0] for text in warnings] == [PRIMARY, BACKUP]
+    assert all("cannot lead a recovery" in text for text in warnings)
+    assert all("Restore the missing file" in text for text in warnings)
     store(world, BACKUP).damaged.clear()  # the operator found the file
     insist(world, PRIMARY, 61 * S, recovery=4)
     assert heard(world, wire.Frozen)
     assert claims(world, PRIMARY)[-1][2] is False
 
 
-def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(told: list[str]) -> None:
-    """It leads the recovery as soon as it can read, and claims no damage before."""
+def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(warnings: list[str]) -> None:
+    """The server leads the recovery as soon as it can read, and claims no damage before."""
     world = dark()
 
     def busy(*_: object) -> None:
@@ -258,14 +258,14 @@ def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(told: list[str
         insist(world, PRIMARY, 2 * S)
         assert replica(world, PRIMARY)._recovery.missing is None
     assert not heard(world, wire.Frozen)
-    assert [text.split(":")[0] for text in told] == [PRIMARY]
+    assert [text.split(":")[0] for text in warnings] == [PRIMARY]
     assert not any(is_damaged for _, _, is_damaged in claims(world, PRIMARY))
     insist(world, PRIMARY, 1 * S)
     assert heard(world, wire.Frozen)
 
 
-def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) -> None:
-    """It needs no further message for that, and has all sessions of the survivor."""
+def test_a_server_joins_once_the_system_lets_it_read_its_log(warnings: list[str]) -> None:
+    """No further message is needed, and it has all sessions of the survivor."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     crash(world, PRIMARY)
@@ -278,8 +278,8 @@ def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) ->
         order(world, decision(frozen), BACKUP, PRIMARY)
         world.run(1 * S)
         assert not joined(world, PRIMARY)
-    assert told
-    assert all("cannot join view" in text for text in told)
+    assert warnings
+    assert all("cannot join view" in text for text in warnings)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
     here, there = (replica(world, name)._state.sessions for name in (PRIMARY, BACKUP))
     assert here.tables() == there.tables() != []
@@ -288,9 +288,9 @@ def test_a_server_joins_once_the_system_lets_it_read_its_log(told: list[str]) ->
 @pytest.mark.parametrize("fault", [FullError("no space"), UnreadableError("the file is gone")])
 @pytest.mark.parametrize("is_witness", [True, False])
 def test_a_log_that_cannot_be_cut_now_is_cut_later(
-    told: list[str], fault: Exception, *, is_witness: bool
+    warnings: list[str], fault: Exception, *, is_witness: bool
 ) -> None:
-    """At the pace of questions, not of answers; the operator is told once what is unreadable."""
+    """Retries follow the request interval; the operator is warned once."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
@@ -310,15 +310,15 @@ def test_a_log_that_cannot_be_cut_now_is_cut_later(
         order(world, decision(frozen), BACKUP, PRIMARY)
         world.run(1 * S)
     assert 5 < len(tried) < 15
-    assert len(told) == (type(fault) is UnreadableError)
-    assert all("cannot cut its log: the file is gone" in text for text in told)
+    assert len(warnings) == (type(fault) is UnreadableError)
+    assert all("cannot cut its log: the file is gone" in text for text in warnings)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
     assert log(world, PRIMARY) == log(world, BACKUP)
     assert not world.halts
 
 
-def test_a_log_that_was_begun_anew_and_is_empty_takes_one_that_is_whole() -> None:
-    """It crashed before it held anything of the survivor that had trimmed more than this one."""
+def test_an_empty_log_after_a_reset_accepts_a_complete_log() -> None:
+    """It crashed before it stored entries of the survivor, which had trimmed more."""
     world = start()
     for seq in range(1, 5):
         send(world, insert(seq), PRIMARY, BACKUP)
@@ -332,11 +332,11 @@ def test_a_log_that_was_begun_anew_and_is_empty_takes_one_that_is_whole() -> Non
     assert log(world, BACKUP) == log(world, PRIMARY)
 
 
-def test_a_store_that_ends_too_early_is_said_once(told: list[str]) -> None:
+def test_a_store_that_ends_too_early_is_reported_once(warnings: list[str]) -> None:
     world = dark()
     state = replica(world, PRIMARY)._state
     mark = state.stream.stable_mark._replace(fseq=99, end=LEASE.stop)
     state.stream.restore(mark, mark, [])
     insist(world, PRIMARY, 5 * S)
-    (text,) = told
+    (text,) = warnings
     assert "but 99 was stable" in text

@@ -1,4 +1,4 @@
-"""Who may say what while a shard is recovered (docs/protocol.md, section 11; D26)."""
+"""Answers of servers during a recovery of their shard (docs/protocol.md, section 11; D26)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -> None:
-    """D26: paused, replaced, and back: it knows nothing of the new view."""
+    """D26: the primary was paused and replaced; it does not know the new view."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     world.run(100 * MS)
@@ -54,14 +54,16 @@ def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -
     frozen = promise(world, BACKUP)
     order(world, decision(frozen), BACKUP)
     assert joined(world, BACKUP)
-    world._queue.clear()  # it hears of nothing
+    world._queue.clear()  # it receives nothing
     world.paused.clear()
     stable = replica(world, PRIMARY)._state.stream.stable
     send(world, insert(2), PRIMARY, BACKUP)
     assert {server for seq, server, _ in acks(world) if seq == 2} <= {0}
     assert replica(world, PRIMARY)._state.stream.stable == stable
     world.run(300 * MS)
-    assert replica(world, PRIMARY)._state.state == "frozen", "a beat of the new view was heard"
+    assert replica(world, PRIMARY)._state.state == "frozen", (
+        "a heartbeat of the new view was received"
+    )
     send(world, insert(3), PRIMARY)
     assert not [1 for seq, _, _ in acks(world) if seq == 3]
     send(world, wire.Read(CLUSTER, 0, 1, 1, acks(world)[0][2][0]), PRIMARY)
@@ -69,7 +71,7 @@ def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -
 
 
 def test_other_views_are_refused_after_a_recovery() -> None:
-    """D1: a copy of the old view that comes late is not placed."""
+    """D1: a late copy of the old view is not placed."""
     world = start()
     crash(world, PRIMARY)
     recover(world, BACKUP, PRIMARY)
@@ -78,7 +80,7 @@ def test_other_views_are_refused_after_a_recovery() -> None:
     assert not places(world, PRIMARY)
 
 
-def test_server_that_stood_still_for_long_tells_nothing_before_it_heard_somebody() -> None:
+def test_server_after_a_long_pause_answers_nothing_before_a_fresh_message() -> None:
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     world.run(1 * S)
@@ -96,8 +98,8 @@ def test_server_that_stood_still_for_long_tells_nothing_before_it_heard_somebody
     assert [m.request for m in heard(world, wire.ReadReply, "c")] == [2]
 
 
-def test_what_waited_for_a_server_that_stood_still_does_not_speak_for_it() -> None:
-    """Somebody said that before its shard went on without it."""
+def test_messages_queued_during_a_pause_prove_nothing() -> None:
+    """The messages were sent before the shard continued without the server."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     world.run(1 * S)
@@ -115,7 +117,7 @@ def test_what_waited_for_a_server_that_stood_still_does_not_speak_for_it() -> No
     assert node.step(read, world.now + 250 * MS)
 
 
-def test_survivor_alone_tells_what_it_holds_once_it_is_decided() -> None:
+def test_lone_survivor_serves_its_log_once_it_is_decided() -> None:
     world = start()
     world.paused.add(PRIMARY)
     send(world, insert(1), BACKUP)
@@ -128,8 +130,8 @@ def test_survivor_alone_tells_what_it_holds_once_it_is_decided() -> None:
     assert answers == [(1, "unknown", False), (2, "record", True)]
 
 
-def test_survivor_tells_nothing_new_before_its_view_is_confirmed() -> None:
-    """With f = 2, what one of two survivors alone holds may be lost with the second failure."""
+def test_survivor_serves_nothing_new_before_its_view_is_confirmed() -> None:
+    """With f = 2, the second failure may lose entries that one of two survivors holds alone."""
     world = start(f=2)
     world.paused.add(PRIMARY)
     send(world, insert(1), BACKUP)
@@ -148,7 +150,7 @@ def test_survivor_tells_nothing_new_before_its_view_is_confirmed() -> None:
 
 
 def test_witness_remembers_its_view_until_it_has_all_of_the_next_one() -> None:
-    """Of three, the survivor dies before anybody could join: what the third one acked counts."""
+    """The survivor of three dies before a server has joined: the third server's acks count."""
     world = start(f=2)
     world.paused.add(PRIMARY)
     send(world, insert(1), BACKUP, THIRD)
@@ -192,7 +194,7 @@ def test_witness_takes_over_the_survivors_log_in_the_place_of_its_own() -> None:
 
 
 def test_answer_that_comes_again_is_not_taken_for_one_about_another_view() -> None:
-    """The survivor's last entry has the number of the witness's own, which goes."""
+    """The survivor's last entry has the number of the witness's own, which is dropped."""
     world = start(f=2)
     send(world, insert(1), PRIMARY, BACKUP, THIRD)
     world.run(50 * MS)
@@ -207,16 +209,16 @@ def test_answer_that_comes_again_is_not_taken_for_one_about_another_view() -> No
     world.links[BACKUP, THIRD] = Link(lambda: 20 * MS)
     order(world, decision(frozen), BACKUP, THIRD)
     recovery = replica(world, THIRD)._recovery
-    assert world.run_until(lambda: recovery.joining and recovery.joining._staged, 1 * S)
+    assert world.run_until(lambda: recovery.transfer and recovery.transfer._staged, 1 * S)
     answers = [m for _, to, m in world.sent if to == THIRD and isinstance(m, wire.Fetched)]
-    assert answers[0].keep < answers[0].after == frozen.last  # where the logs part
+    assert answers[0].keep < answers[0].after == frozen.last  # the point where the logs part
     world.inject(THIRD, Received(BACKUP.encode(), answers[0]))
     assert world.run_until(lambda: joined(world, BACKUP, THIRD), 1 * S)
     assert log(world, THIRD) == log(world, BACKUP)
 
 
 def test_witness_that_is_far_behind_gives_way() -> None:
-    """What follows its last entry was trimmed meanwhile, so it was stable."""
+    """The entries after its last one were trimmed meanwhile, so they were stable."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     world.run(200 * MS)
@@ -234,8 +236,8 @@ def test_witness_that_is_far_behind_gives_way() -> None:
     assert joined(world, PRIMARY, BACKUP)
 
 
-def test_clients_learn_what_became_of_their_inserts() -> None:
-    """D13: absent is said in a later view only."""
+def test_clients_learn_the_outcome_of_their_inserts() -> None:
+    """D13: only a later view reports a record as absent."""
     world = start()
     world.paused.add(PRIMARY)
     send(world, insert(1), BACKUP)
@@ -246,7 +248,7 @@ def test_clients_learn_what_became_of_their_inserts() -> None:
     assert {m.verdict for m in heard(world, wire.Located, "c")} == {"pending"}
     frozen = promise(world, BACKUP)
     send(world, one, BACKUP)
-    assert len(heard(world, wire.Located, "c")) == 2, "a frozen server knows nothing for good"
+    assert len(heard(world, wire.Located, "c")) == 2, "a frozen server gives no final answer"
     order(world, decision(frozen), BACKUP)
     send(world, one, BACKUP)
     send(world, two, BACKUP)
@@ -256,7 +258,7 @@ def test_clients_learn_what_became_of_their_inserts() -> None:
         (2, 2, "absent", []),
     ]
     send(world, replace(two, view=2), BACKUP)
-    assert heard(world, wire.Located, "c")[-1].verdict == "pending", "a copy may be on its way"
+    assert heard(world, wire.Located, "c")[-1].verdict == "pending", "a copy may be in flight"
 
 
 def test_sync_is_answered_when_all_replicas_have_it_on_disk() -> None:
@@ -275,7 +277,7 @@ def test_sync_is_answered_when_all_replicas_have_it_on_disk() -> None:
 
 
 def test_sync_is_not_confirmed_while_the_record_cannot_be_read() -> None:
-    """The system refuses to open the file: whether the record was lost is not known now."""
+    """The system refuses to open the file: it is unknown whether the record was lost."""
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)
     gsn = acks(world)[0][2][0]
@@ -293,7 +295,7 @@ def test_sync_is_not_confirmed_while_the_record_cannot_be_read() -> None:
 
 
 def test_both_copies_of_everything_are_harmless() -> None:
-    """Every message of a recovery twice, and late ones again when all is over."""
+    """Every message of a recovery arrives twice, and late ones again at the end."""
     world = start()
     world.link.repeat = lambda: True
     send(world, insert(1), PRIMARY, BACKUP)
@@ -308,10 +310,10 @@ def test_both_copies_of_everything_are_harmless() -> None:
     assert decided(world, PRIMARY)
 
 
-def test_what_was_flushed_before_a_cut_says_nothing_of_what_came_after(
+def test_flush_report_from_before_a_cut_does_not_cover_later_entries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The flusher told it before the cut; it is heard afterwards."""
+    """The flusher reported it before the cut; the event arrives afterwards."""
     world = start()
     monkeypatch.setattr(MemoryStore, "flushed_fseq", property(lambda _: 3))
     world.inject(BACKUP, Persisted(100))

@@ -1,6 +1,6 @@
-"""Break each rule of a recovery once: the test that holds it must fail.
+"""Break each rule of a recovery once: the rule's test must fail.
 
-The first ones are those of which model checking showed that leaving one out loses records.
+Model checking showed for the first ones that their omission loses records.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from shard import replica as module
 from shard.ordering.admission import Admission
 from shard.recovery import checkpoint, participant, state_transfer
-from shard.recovery.failure_detector import Health
-from shard.recovery.participant import Recovery
-from shard.recovery.state_transfer import Joining
+from shard.recovery.failure_detector import FailureDetector
+from shard.recovery.participant import RecoveryParticipant
+from shard.recovery.state_transfer import StateTransfer
 from shard.replica import Replica
 from shard.serving.readers import Readers
 from shard.state.sessions import Sessions
@@ -28,26 +28,28 @@ Mutant = Callable[[Patch], None]
 
 
 def without_the_promise(patch: Patch) -> None:
-    """D20: the survivor's state is taken, and it goes on as before."""
-    freeze = Recovery.freeze
+    """D20: the survivor's state is taken, and the survivor continues as before."""
+    freeze = RecoveryParticipant.freeze
 
-    def mutant(self: Recovery, *args: Any) -> bool:
+    def mutant(self: RecoveryParticipant, *args: Any) -> bool:
         done = freeze(self, *args)
         if done:
             self._state.state = "up"
         return done
 
-    patch.setattr(Recovery, "freeze", mutant)
+    patch.setattr(RecoveryParticipant, "freeze", mutant)
 
 
 def only_what_the_primary_confirmed(patch: Patch) -> None:
     """D22: promises are not rolled forward."""
-    roll = Recovery._roll_forward
-    patch.setattr(Recovery, "_roll_forward", lambda s, m, _promised, now: roll(s, m, [], now))
+    roll = RecoveryParticipant._roll_forward
+    patch.setattr(
+        RecoveryParticipant, "_roll_forward", lambda s, m, _promised, now: roll(s, m, [], now)
+    )
 
 
 def restart_in_the_same_view(patch: Patch) -> None:
-    """D2: a server that was frozen goes on from its checkpoint."""
+    """D2: a frozen server resumes from its checkpoint."""
     save = checkpoint.save
 
     def mutant(state: Any) -> bytes:
@@ -60,65 +62,65 @@ def restart_in_the_same_view(patch: Patch) -> None:
 
 
 def views_do_not_matter(patch: Patch) -> None:
-    """D1: an insert of an older view is taken."""
+    """D1: an insert of an older view is accepted."""
     admit = Admission.admit
 
     def mutant(self: Admission, route: bytes, message: Any, *rest: Any) -> Any:
         return admit(self, route, replace(message, view=self._state.view), *rest)
 
     patch.setattr(Admission, "admit", mutant)
-    patch.setattr(Health, "beaten", lambda *_: None)
+    patch.setattr(FailureDetector, "on_beat", lambda *_: None)
     patch.setattr(Replica, "_beat", lambda *_: None)
 
 
 def an_older_recovery_counts(patch: Patch) -> None:
     """D21: of two recoveries of one view, both may be decided."""
 
-    def mutant(self: Recovery, decision: Any) -> bool:
+    def mutant(self: RecoveryParticipant, decision: Any) -> bool:
         self._state.view, self._state.state = decision.view, "joined"
         self.entered = decision
         return True
 
-    patch.setattr(Recovery, "_enter", mutant)
+    patch.setattr(RecoveryParticipant, "_enter", mutant)
 
 
 def sessions_are_forgotten(patch: Patch) -> None:
-    """D9: a copy that comes after the recovery is placed once more."""
+    """D9: a copy that arrives after the recovery is placed again."""
     patch.setattr(Sessions, "add_tables", lambda _self, *_: None)
 
 
 def an_undecided_log_is_kept(patch: Patch) -> None:
-    """D25: a server keeps what the survivor does not have."""
+    """D25: a server keeps entries that the survivor does not have."""
     patch.setattr(state_transfer, "_common", lambda _state, after, _view: after)
 
 
 def stable_entries_are_dropped(patch: Patch) -> None:
-    """D43: what was stable is cut off with the rest."""
+    """D43: stable entries are cut off with the rest."""
 
-    def mutant(self: Joining, keep: int) -> None:
+    def mutant(self: StateTransfer, keep: int) -> None:
         self._state.store.mark = None
         self._state.store.truncate(keep)
         self._after, self._after_view = keep, self._state.store.view_at(keep)
 
-    patch.setattr(Joining, "_cut", mutant)
+    patch.setattr(StateTransfer, "_cut", mutant)
 
 
 def any_log_will_do(patch: Patch) -> None:
-    patch.setattr(state_transfer, "is_same", lambda *_: True)
+    patch.setattr(state_transfer, "may_be_same", lambda *_: True)
 
 
-def told_before_it_is_on_disk(patch: Patch) -> None:
-    persisted = Recovery.persisted
+def sent_before_it_is_on_disk(patch: Patch) -> None:
+    on_persisted = RecoveryParticipant.on_persisted
 
-    def mutant(self: Recovery) -> None:
+    def mutant(self: RecoveryParticipant) -> None:
         self._state.persisted = self._state.stream.last
         patch.setattr(participant, "digest_of", lambda _store: bytes(16))
-        persisted(self)
+        on_persisted(self)
 
-    patch.setattr(Recovery, "persisted", mutant)
+    patch.setattr(RecoveryParticipant, "on_persisted", mutant)
 
 
-def survivor_waits_for_nobody(patch: Patch) -> None:
+def survivor_does_not_wait(patch: Patch) -> None:
     decided = Replica._view_decided
     patch.setattr(
         Replica,
@@ -128,7 +130,7 @@ def survivor_waits_for_nobody(patch: Patch) -> None:
 
 
 def a_witness_forgets_at_once(patch: Patch) -> None:
-    patch.setattr(Recovery, "stand_by", Recovery.leave)
+    patch.setattr(RecoveryParticipant, "freeze_for", RecoveryParticipant.leave)
 
 
 def absent_within_the_view(patch: Patch) -> None:
@@ -139,15 +141,15 @@ def absent_within_the_view(patch: Patch) -> None:
     )
 
 
-def silence_of_ones_own_counts(patch: Patch) -> None:
-    patch.setattr(Health, "missed", lambda *_: None)
-    woke = Health.woke
+def own_pause_counts_as_silence(patch: Patch) -> None:
+    patch.setattr(FailureDetector, "on_pause", lambda *_: None)
+    tick = FailureDetector.tick
 
-    def mutant(self: Health, now: int, number: int) -> None:
-        self._looked = now
-        woke(self, now, number)
+    def mutant(self: FailureDetector, now: int, number: int) -> None:
+        self._ticked_at = now
+        tick(self, now, number)
 
-    patch.setattr(Health, "woke", mutant)
+    patch.setattr(FailureDetector, "tick", mutant)
 
 
 MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
@@ -173,19 +175,19 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
         an_undecided_log_is_kept,
         held.test_attempt_that_was_not_decided_is_cut_off_by_the_one_that_was,
     ),
-    (stable_entries_are_dropped, held.test_server_that_would_have_to_drop_what_was_stable_stops),
+    (stable_entries_are_dropped, held.test_server_that_would_have_to_drop_stable_entries_stops),
     (any_log_will_do, held.test_other_log_than_the_decided_one_stops_the_server),
-    (told_before_it_is_on_disk, held.test_promise_is_told_only_once_it_is_on_disk),
+    (sent_before_it_is_on_disk, held.test_promise_is_sent_only_once_it_is_on_disk),
     (
-        survivor_waits_for_nobody,
-        meanwhile.test_survivor_tells_nothing_new_before_its_view_is_confirmed,
+        survivor_does_not_wait,
+        meanwhile.test_survivor_serves_nothing_new_before_its_view_is_confirmed,
     ),
     (
         a_witness_forgets_at_once,
         meanwhile.test_witness_remembers_its_view_until_it_has_all_of_the_next_one,
     ),
-    (absent_within_the_view, meanwhile.test_clients_learn_what_became_of_their_inserts),
-    (silence_of_ones_own_counts, held.test_server_that_stood_still_accuses_nobody),
+    (absent_within_the_view, meanwhile.test_clients_learn_the_outcome_of_their_inserts),
+    (own_pause_counts_as_silence, held.test_paused_server_suspects_no_peer),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Every call that the store makes of the system is refused once: nothing acknowledged is lost."""
+"""Refuses each system call of the store once: no acknowledged entry is lost."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     Opened = Callable[..., SegmentStore]
 
 SMALL = 600
-#: What a system without descriptors, without memory, or with a full disk says.
+#: Error numbers of a system without descriptors, without memory, or with a full disk.
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Halt(BaseException):
-    """The process has ended itself."""
+    """The process halted."""
 
 
 def halt(reason: str) -> None:
@@ -42,18 +42,18 @@ def halt(reason: str) -> None:
 
 
 class Run:
-    """Inserts, a trim, a cut and further inserts; what was flushed counts as acknowledged."""
+    """Inserts, a trim, a cut and further inserts; flushed entries count as acknowledged."""
 
     def __init__(self, directory: Path, system: System) -> None:
         self._directory, self._system = directory, system
         self.oracle = Oracle()
-        #: The entries that were on stable storage when the store said so.
+        #: The entries that the store reported as flushed.
         self.acknowledged: list[Any] = []
-        self.outcome = "goes on"
+        self.outcome = "continues"
         self.store: SegmentStore | None = None
 
     def all(self) -> None:
-        """Do everything; a store that refuses is asked again once the system refuses no more."""
+        """Run all steps; retry a refused step after the system's refusals have ended."""
         try:
             self._open()
             for _ in range(12):
@@ -66,7 +66,7 @@ class Run:
             assert self.store is not None
             if not self.store.close():
                 self._system.end()
-                self.outcome = "full, then goes on"
+                self.outcome = "full, then continues"
                 assert self.store.close()
         except Halt:
             self.outcome = "halts"
@@ -76,7 +76,7 @@ class Run:
             self._close_files()
 
     def _close_files(self) -> None:
-        """Close what a store that halted left open, as the end of its process does."""
+        """Close the files of a halted store, as the end of its process does."""
         directory = os.path.realpath(self._directory)
         for link in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -87,11 +87,11 @@ class Run:
         self.store = SegmentStore.open(
             self._directory, flush_interval_ms=0, segment_bytes=SMALL, cache_bytes=0, on_halt=halt
         )
-        self.store.flusher.tell(self._changed)
+        self.store.flusher.set_listener(self._changed)
 
     def _changed(self, event: Event) -> None:
         if isinstance(event, StorageChanged) and event.full:
-            self.outcome = "full, then goes on"
+            self.outcome = "full, then continues"
 
     def _place(self) -> None:
         assert self.store is not None
@@ -117,20 +117,20 @@ class Run:
         self._flush()
 
     def _cut(self) -> None:
-        """Drop the last two entries, as a recovery does; they count as acknowledged until then."""
+        """Drop the last two entries, as a recovery does; before, they count as acknowledged."""
         assert self.store is not None
         fseq = self.oracle.last_fseq - 2
         self.acknowledged = [entry for entry in self.acknowledged if entry.fseq <= fseq]
         try:
             self.store.truncate(fseq)
         except (FullError, UnreadableError):
-            self.outcome = "full, then goes on"
+            self.outcome = "full, then continues"
             self._system.end()
             self.store.truncate(fseq)
         self.oracle.truncate(fseq)
 
     def _read(self) -> None:
-        """Read everything; what cannot be read now can be read later, and is no damage."""
+        """Read everything; a refused read succeeds later, and is not damage."""
         assert self.store is not None
         for entry in self.acknowledged:
             gsn = entry.decision.gsns[0]
@@ -139,14 +139,14 @@ class Run:
             try:
                 assert self.store.find(gsn) == entry
             except UnreadableError:
-                self.outcome = "unreadable, then goes on"
+                self.outcome = "unreadable, then continues"
                 self._system.end()
                 assert self.store.find(gsn) == entry
         assert self.store.damage == []
 
 
 def check(directory: Path, run: Run) -> None:
-    """Start again, with a system that refuses nothing: all that was acknowledged is there."""
+    """Restart without refusals, and check that all acknowledged entries are present."""
     again = SegmentStore.open(directory, segment_bytes=SMALL, cache_bytes=0)
     try:
         assert again.damage == []
@@ -163,7 +163,7 @@ def check(directory: Path, run: Run) -> None:
 def enumerate_refusals(
     tmp_path: Path, names: tuple[str, ...], error: int, *, lasts: bool
 ) -> Counter[tuple[str, str]]:
-    """Refuse each call in turn, until a run makes no more; count what came of it."""
+    """Refuse each call in turn, until a run makes no more calls; count the results."""
     outcomes: Counter[tuple[str, str]] = Counter()
     for number in range(1, 1000):
         directory = tmp_path / f"{'-'.join(names)}-{error}-{number}-{lasts}"
@@ -173,7 +173,7 @@ def enumerate_refusals(
             run.all()
         check(directory, run)
         if not system.refused:
-            assert run.outcome == "goes on"
+            assert run.outcome == "continues"
             return outcomes
         outcomes[system.refused, run.outcome] += 1
     raise AssertionError("it never ends")
@@ -186,12 +186,12 @@ def test_a_refused_open_halts_nothing_once_the_store_is_open(
 ) -> None:
     outcomes = enumerate_refusals(tmp_path, refusing.OPENS, error, lasts=lasts)
     assert sum(outcomes.values()) > 20
-    # Without its files a store does not open, and has acknowledged nothing since.
+    # Without its files a store does not open, and acknowledges nothing.
     assert {outcome for _, outcome in outcomes} <= {
-        "goes on", "full, then goes on", "unreadable, then goes on", "does not start", "ends",
+        "continues", "full, then continues", "unreadable, then continues", "does not start", "ends",
     }  # fmt: skip
-    assert outcomes["open", "full, then goes on"] > 5
-    # Only where the void end of a cut log is taken away: the cut itself is made by then.
+    assert outcomes["open", "full, then continues"] > 5
+    # Only at the deletion of the void end: the cut itself is complete by then.
     assert outcomes["open", "ends"] <= 1 + lasts
 
 
@@ -199,7 +199,7 @@ def test_a_refused_open_halts_nothing_once_the_store_is_open(
 @pytest.mark.parametrize("error", [*SCARCE, *FULL], ids=errno.errorcode.get)
 def test_a_refused_write_halts_nothing(tmp_path: Path, error: int, lasts: bool) -> None:
     outcomes = enumerate_refusals(tmp_path, refusing.WRITES, error, lasts=lasts)
-    assert outcomes["pwritev", "full, then goes on"] > 10
+    assert outcomes["pwritev", "full, then continues"] > 10
     assert not {outcome for _, outcome in outcomes} & {"halts"}
 
 
@@ -220,7 +220,7 @@ def test_a_rotation_without_descriptors_is_full_and_goes_on(
 ) -> None:
     events: list[Event] = []
     store, oracle = opened(segment_bytes=SMALL, flush_interval_ms=0, on_halt=halt), Oracle()
-    store.flusher.tell(events.append)
+    store.flusher.set_listener(events.append)
     apply(store, oracle, ("place", 0, [1], 100))
     assert store.flush()
     real = os.open
@@ -255,7 +255,7 @@ def test_a_read_without_descriptors_is_no_damage(
     for fseq in range(1, 20):
         store.append(place(fseq, [fseq], bytes(100)))
     assert store.flush()
-    store.append(place(20, [20], bytes(100)))  # what is flushed leaves the memory
+    store.append(place(20, [20], bytes(100)))  # flushed entries leave the cache
     for error, kind in ((errno.EMFILE, BusyError), (errno.EIO, UnreadableError)):
 
         def refuse(*_: Any, number: int = error) -> int:
@@ -299,7 +299,7 @@ def test_a_removal_that_is_refused_is_repeated(
     assert len(list(store._directory.glob("*.seg"))) < files
 
 
-def test_a_note_that_cannot_be_read_now_lets_no_damage_pass_for_a_torn_end(
+def test_damage_is_not_taken_for_a_torn_end_while_the_note_is_unreadable(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened()
@@ -338,10 +338,10 @@ def test_a_start_that_is_refused_leaves_the_checkpoint_or_takes_it(
         system = System(number, error)
         taken = None
         with system.installed(refusing.OPENS), contextlib.suppress(OSError):
-            taken = second.take_checkpoint()
+            taken = second.consume_checkpoint()
         second.close()
         third = DataDirectory(path, "demo", "shard-0-0")
-        assert {taken, third.take_checkpoint()} == {b"state", None}
+        assert {taken, third.consume_checkpoint()} == {b"state", None}
         third.close()
         outcomes.append(taken)
         if not system.refused:

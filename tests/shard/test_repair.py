@@ -1,4 +1,4 @@
-"""A replica's repair with the help of its peers: of what, whom it asks, and when it gives up."""
+"""Repair of a replica from its peers: requested entries, selected peers, abandoned attempts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shard.recovery import peer_repair
-from shard.recovery.participant import Claim, Missing, Recovery
+from shard.recovery.participant import LogClaim, MissingEntries, RecoveryParticipant
 from shard.recovery.peer_repair import Repair
 from shard.recovery.state_transfer import serve
 from shard.state.decision_log import Watermark
@@ -47,7 +47,7 @@ def state_of(server: int, log: list[Entry], stable: int = 20, f: int = 2) -> Rep
 
 
 class Shard:
-    """One replica that repairs itself, and its peers."""
+    """One replica with a repair, and its peers."""
 
     def __init__(self, damaged: set[int], *, f: int = 2, stable: int = 20) -> None:
         self.now = 1 * S
@@ -56,18 +56,18 @@ class Shard:
         assert isinstance(self.store, MemoryStore)
         self.store.damaged = set(damaged)
         self.peers = {NAMES[i].encode(): state_of(i, LOG, 20, f) for i in range(1, f + 1)}
-        self.repair = Repair(self.state, Recovery(self.state))
+        self.repair = Repair(self.state, RecoveryParticipant(self.state))
         self.asked: list[tuple[bytes, Fetch]] = []
         self.warnings: list[str] = []
-        #: What a peer's answer turns into on its way; None: it is lost.
+        #: Changes a peer's answer in flight; None: the answer is lost.
         self.way: Callable[[bytes, Fetched], Fetched | None] = lambda _, answer: answer
 
     def need(self, gsn: int) -> None:
-        self.repair.needed(gsn, UnreadableError(f"file is damaged at {gsn}"), self.now)
+        self.repair.request(gsn, UnreadableError(f"file is damaged at {gsn}"), self.now)
         self.deliver()
 
     def deliver(self) -> None:
-        """Carry questions and answers until there are none."""
+        """Deliver requests and answers until there are none."""
         while self.state.effects:
             out, self.state.effects = self.state.effects, []
             for effect in out:
@@ -88,15 +88,15 @@ class Shard:
                 assert isinstance(reply.message, Fetched)
                 answer = self.way(name, reply.message)
                 if answer is not None:
-                    assert self.repair.fetched(name, answer, self.now)
+                    assert self.repair.on_fetched(name, answer, self.now)
         peer.effects = []
 
     def run(self, duration: int) -> None:
-        """Wake it when it wants to be woken."""
+        """Call `tick` at the requested times."""
         end = self.now + duration
         while (due := self.repair.next_wakeup()) is not None and due <= end:
             self.now = max(self.now, due)
-            self.repair.woke(self.now)
+            self.repair.tick(self.now)
             self.deliver()
         self.now = end
 
@@ -106,7 +106,7 @@ class Shard:
         return self.store.damaged
 
     @property
-    def whom(self) -> list[bytes]:
+    def requested_peers(self) -> list[bytes]:
         return [name for name, _ in self.asked]
 
 
@@ -114,7 +114,7 @@ ONE, TWO = NAMES[1].encode(), NAMES[2].encode()
 
 
 @pytest.mark.parametrize("damaged", [{1}, {8}, {20}, {4, 5, 6, 7}, set(range(1, 21))])
-def test_what_a_reader_came_upon_is_repaired(damaged: set[int]) -> None:
+def test_damage_found_by_a_reader_is_repaired(damaged: set[int]) -> None:
     shard = Shard(set())
     shard.damaged.update(damaged)
     first = min(damaged)
@@ -135,14 +135,14 @@ def test_what_a_reader_came_upon_is_repaired(damaged: set[int]) -> None:
 def test_the_last_record_is_known_again_once_it_is_repaired() -> None:
     shard = Shard({20})
     stream = shard.state.stream
-    known = Watermark(20, 201, 190)  # as a start counts that cannot read entry 20
+    known = Watermark(20, 201, 190)  # the value after a start that cannot read entry 20
     stream.restore(known, known, [])
     shard.need(200)
     assert (stream.last_record, stream.stable_record, stream.durable_record) == (200, 200, 200)
 
 
-def test_what_was_known_from_the_start_is_repaired_unasked() -> None:
-    """An `Expire` holds no position: no reader ever comes upon it."""
+def test_damage_known_at_the_start_is_repaired_without_a_read() -> None:
+    """An `Expire` has no position: no reader ever finds it."""
     shard = Shard({3, 9, 10})
     shard.run(3 * S)
     assert shard.damaged == set()
@@ -150,10 +150,10 @@ def test_what_was_known_from_the_start_is_repaired_unasked() -> None:
     assert shard.repair.next_wakeup() is None
 
 
-def test_what_a_peer_asked_for_is_repaired() -> None:
+def test_damage_found_by_a_peers_request_is_repaired() -> None:
     shard = Shard(set())
     shard.damaged.update({9, 10})
-    shard.repair.needed_after(8, UnreadableError("file is damaged"), shard.now)
+    shard.repair.request_after(8, UnreadableError("file is damaged"), shard.now)
     shard.deliver()
     assert shard.damaged == set()
     (warning,) = shard.warnings
@@ -164,19 +164,19 @@ def test_a_peer_that_is_silent_or_cannot_help_is_followed_by_the_next() -> None:
     shard = Shard({8})
     shard.way = lambda name, answer: answer if name == TWO else None
     shard.run(5 * S)
-    assert shard.whom == [ONE, TWO]
+    assert shard.requested_peers == [ONE, TWO]
     assert shard.damaged == set()
 
     other = Shard({8})
     other.peers[ONE] = state_of(1, [])
-    other.peers[ONE].store.reset(30, 500)  # it trimmed all of that
+    other.peers[ONE].store.reset(30, 500)  # the peer trimmed all of them
     other.run(5 * S)
-    assert other.whom == [ONE, TWO]
+    assert other.requested_peers == [ONE, TWO]
     assert other.damaged == set()
 
 
 @pytest.mark.parametrize("case", ["silent", "other log", "short", "gap", "misfit"])
-def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> None:
+def test_unrepairable_damage_is_reported_once_and_retried_rarely(case: str) -> None:
     shard = Shard({8, 9})
     if case == "other log":
         for name in shard.peers:
@@ -194,7 +194,7 @@ def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> Non
     }
     shard.way = lambda _, answer: changes[case](answer)
     shard.run(30 * S)
-    assert shard.whom == [ONE, TWO] * 3
+    assert shard.requested_peers == [ONE, TWO] * 3
     (warning,) = shard.warnings
     assert NAMES[0] in warning
     assert "entries 8 to 9" in warning
@@ -215,13 +215,13 @@ def test_when_nobody_can_help_it_says_so_once_and_tries_rarely(case: str) -> Non
     assert shard.damaged == set()
 
 
-def test_what_is_remembered_of_hopeless_damage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_repair, "_MAX_HOPELESS", 4)
+def test_remembered_unrepairable_damage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_repair, "_MAX_UNREPAIRABLE", 4)
     shard = Shard(set())
     for gsn in range(20):
         shard.need(gsn)
         shard.now += 60 * S
-    assert len(shard.repair._hopeless) <= 4
+    assert len(shard.repair._unrepairable) <= 4
     assert len(shard.warnings) == 20
 
 
@@ -230,7 +230,7 @@ def changed(answer: Fetched, entries: list[object]) -> Fetched:
     return Fetched(**{**fields, "entries": entries})
 
 
-def test_a_server_alone_says_so() -> None:
+def test_repair_without_peers_is_reported() -> None:
     shard = Shard({8}, f=0)
     shard.run(5 * S)
     assert shard.asked == []
@@ -238,15 +238,15 @@ def test_a_server_alone_says_so() -> None:
     assert "there is no other replica" in warning
 
 
-def test_what_nobody_can_tell_the_numbers_of_is_hopeless() -> None:
+def test_damage_with_unknown_entry_numbers_is_unrepairable() -> None:
     shard = Shard(set())
     shard.need(80)
     (warning,) = shard.warnings
-    assert "nothing tells which entries are missing" in warning
+    assert "the missing entries cannot be identified" in warning
     assert "gsn 80" in warning
 
 
-def test_only_what_is_stable_is_asked_for() -> None:
+def test_only_stable_entries_are_requested() -> None:
     shard = Shard({7, 8, 9}, stable=8)
     shard.run(500 * MS)
     assert shard.damaged == {9}
@@ -258,7 +258,7 @@ def test_only_what_is_stable_is_asked_for() -> None:
     assert shard.damaged == set()
 
 
-def test_a_server_that_is_not_up_asks_nobody() -> None:
+def test_a_server_that_is_not_up_sends_no_request() -> None:
     shard = Shard({8})
     shard.state.state = "limbo"
     shard.need(80)
@@ -272,17 +272,17 @@ def test_a_server_that_is_not_up_asks_nobody() -> None:
 def test_a_server_that_leaves_its_view_drops_the_question() -> None:
     shard = Shard({8})
     shard.way = lambda *_: None
-    shard.repair.woke(shard.now)
+    shard.repair.tick(shard.now)
     shard.deliver()
     assert len(shard.asked) == 1
     shard.state.state = "frozen"
     shard.run(5 * S)
     assert len(shard.asked) == 1
     answer = Fetched(77, 0, 1, 1, 7, 0, 7, 20, [], [], 0, 0, 20)
-    assert not shard.repair.fetched(ONE, answer, shard.now)
+    assert not shard.repair.on_fetched(ONE, answer, shard.now)
 
 
-def test_an_answer_to_something_else_is_left_to_others() -> None:
+def test_an_answer_to_another_request_is_not_handled() -> None:
     shard = Shard({8})
     seen: list[Fetched] = []
 
@@ -291,10 +291,10 @@ def test_an_answer_to_something_else_is_left_to_others() -> None:
         return None
 
     shard.way = way
-    shard.repair.woke(shard.now)
+    shard.repair.tick(shard.now)
     shard.deliver()
     (answer,) = seen
-    take = shard.repair.fetched
+    take = shard.repair.on_fetched
     fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
     assert not take(TWO, answer, shard.now)
     for field in ("view", "after", "session"):
@@ -322,7 +322,7 @@ def test_a_large_hole_is_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shard.damaged == set()
     assert sum(parts) == 15
     assert 2 < len(parts) < 8
-    assert set(shard.whom) == {ONE}
+    assert set(shard.requested_peers) == {ONE}
 
 
 def test_without_space_it_waits_for_the_next_reader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,7 @@ def test_without_space_it_waits_for_the_next_reader(monkeypatch: pytest.MonkeyPa
     assert shard.damaged == set()
 
 
-def test_a_file_that_cannot_be_read_at_all_is_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_unrepairable(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = Shard(set())
     shard.damaged.add(8)
 
@@ -363,12 +363,12 @@ def test_a_file_that_cannot_be_read_at_all_is_hopeless(monkeypatch: pytest.Monke
 
 
 def views(view: int, first: int) -> list[Entry]:
-    """Return a log whose entries are of another view from number `first` on."""
+    """Return a log with another view from entry `first` on."""
     return [Entry(e.fseq, view if e.fseq >= first else 1, e.decision) for e in LOG]
 
 
 class Limbo(Shard):
-    """One server in limbo that is to lead a recovery, and its peers, in limbo too."""
+    """One server in limbo that should lead a recovery, and its peers, also in limbo."""
 
     def __init__(
         self,
@@ -384,14 +384,14 @@ class Limbo(Shard):
         self.store = self.state.store
         assert isinstance(self.store, MemoryStore)
         self.store.damaged = set(damaged)
-        #: What was stored.
+        #: The stored entries.
         self.parts: list[list[Entry]] = []
         self.store.repair = self._stored  # type: ignore[method-assign]
         held = log if others is None else others
         self.peers = {NAMES[i].encode(): state_of(i, held, stable, f) for i in range(1, f + 1)}
         for state in (self.state, *self.peers.values()):
             state.state, state.view = "limbo", 0
-        self.recovery = Recovery(self.state)
+        self.recovery = RecoveryParticipant(self.state)
         self.repair = Repair(self.state, self.recovery)
 
     def _stored(self, entries: list[Entry]) -> bool:
@@ -399,32 +399,32 @@ class Limbo(Shard):
         return MemoryStore.repair(self.store, entries)  # type: ignore[arg-type]
 
     def lead(self, after: int, view: int = 0) -> None:
-        """Miss what follows an entry."""
+        """Record the entry after `after` as missing."""
         error = UnreadableError(f"entry {after + 1} is damaged")
-        self.recovery._miss(Missing(after, error, view))
-        self.repair.needed_in_limbo(self.now)
+        self.recovery._record_missing(MissingEntries(after, error, view))
+        self.repair.request_in_limbo(self.now)
         self.deliver()
 
     def run(self, duration: int) -> None:
-        """Wake it ten times a second, as it tells the handler of itself."""
+        """Call `tick` ten times a second, the interval of reports to the handler."""
         end = self.now + duration
         while self.now < end:
             self.now += 100 * MS
-            self.repair.needed_in_limbo(self.now)
-            self.repair.woke(self.now)
+            self.repair.request_in_limbo(self.now)
+            self.repair.tick(self.now)
             self.deliver()
 
 
 def test_a_server_that_is_to_lead_gets_what_it_cannot_read() -> None:
-    """Also what is not known to be stable: the same view after it shows that it is the same."""
+    """Also unstable entries: an equal view of the following entry proves that they are equal."""
     shard = Limbo({8, 9}, stable=3)
     shard.lead(7)
     assert shard.damaged == set()
     assert [(name, q.view, q.after, q.after_view) for name, q in shard.asked] == [(ONE, 0, 7, 1)]
-    assert [e.fseq for e in shard.parts[0]] == [8, 9], "what can be read is left alone"
+    assert [e.fseq for e in shard.parts[0]] == [8, 9], "readable entries stay unchanged"
     assert shard.recovery.missing is None
     (warning,) = shard.warnings
-    assert "it can again, with the help of shard-0-1" in warning
+    assert "repaired it with a copy from shard-0-1" in warning
     assert not shard.recovery.claim.is_damaged
 
 
@@ -432,16 +432,16 @@ def test_a_server_that_is_to_lead_gets_what_it_cannot_read() -> None:
     ("mine", "others", "is_taken"),
     [
         (views(2, 8), views(2, 8), True),
-        (views(2, 10), views(2, 10), True),  # the next entry has to come along to show it
+        (views(2, 10), views(2, 10), True),  # the next entry is needed as the proof
         (views(2, 9), views(2, 9), True),
         (views(2, 8), LOG, False),  # the same number, of another view
         (views(2, 10), LOG, False),
         (views(2, 10), views(3, 10), False),
         (views(2, 9), views(3, 9), False),
-        (views(2, 7), LOG, False),  # they part before
+        (views(2, 7), LOG, False),  # the logs part before
     ],
 )
-def test_what_may_be_of_another_history_is_not_taken(
+def test_entries_of_a_possibly_different_history_are_not_stored(
     mine: list[Entry], others: list[Entry], *, is_taken: bool
 ) -> None:
     shard = Limbo({8, 9}, mine, others, stable=9)
@@ -461,24 +461,26 @@ def test_two_that_are_damaged_side_by_side_help_each_other() -> None:
 
 
 def test_the_end_of_a_log_is_not_made_up() -> None:
-    """Nothing follows that would tell of which view it was."""
+    """There is no following entry that would identify its view."""
     shard = Limbo({19, 20})
     shard.lead(18)
     assert shard.asked == []
     assert shard.damaged == {19, 20}
-    assert shard.recovery.claim == Claim(18, 1, 1, is_damaged=True)
+    assert shard.recovery.claim == LogClaim(18, 1, 1, is_damaged=True)
     (warning,) = shard.warnings
     assert "cannot lead a recovery: entry 19 is damaged" in warning
 
 
-def test_who_cannot_lead_says_so_once_and_tells_what_it_could_lead_with() -> None:
+def test_blocked_candidate_warns_once_and_claims_its_readable_log() -> None:
     log = views(5, 15)
     shard = Limbo({8}, log, [], stable=3)
-    assert shard.recovery.claim == Claim(20, 5, 0, is_damaged=False)
+    assert shard.recovery.claim == LogClaim(20, 5, 0, is_damaged=False)
     shard.lead(7)
-    assert shard.recovery.claim == Claim(7, 1, 5, is_damaged=True), "no attempt is numbered 5 again"
+    assert shard.recovery.claim == LogClaim(7, 1, 5, is_damaged=True), (
+        "no attempt is numbered 5 again"
+    )
     shard.run(100 * S)
-    shard.way = lambda *_: None  # the next attempts fail for another reason
+    shard.way = lambda *_: None  # later attempts fail for another reason
     shard.run(100 * S)
     assert len(shard.asked) == 4 * 3, "a minute between two attempts"
     (warning,) = shard.warnings
@@ -489,13 +491,13 @@ def test_who_cannot_lead_says_so_once_and_tells_what_it_could_lead_with() -> Non
     shard.peers[ONE] = state_of(1, log)
     shard.run(61 * S)
     assert shard.damaged == set()
-    assert shard.recovery.claim == Claim(20, 5, 0, is_damaged=False)
+    assert shard.recovery.claim == LogClaim(20, 5, 0, is_damaged=False)
 
 
-def test_nobody_may_lead_with_less_than_what_was_stable() -> None:
+def test_claim_is_never_below_the_stable_entries() -> None:
     shard = Limbo({8}, LOG, [], stable=12)
     shard.lead(7)
-    assert shard.recovery.claim == Claim(12, 1, 1, is_damaged=True)
+    assert shard.recovery.claim == LogClaim(12, 1, 1, is_damaged=True)
 
 
 def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None:
@@ -510,19 +512,19 @@ def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None
     shard.lead(7)
     answer = seen[0]
     fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
-    take = shard.repair.fetched
+    take = shard.repair.on_fetched
     assert not take(TWO, answer, shard.now)
     for field in ("view", "after", "session", "after_view"):
         assert not take(ONE, Fetched(**{**fields, field: 5}), shard.now)
     missing = shard.recovery.missing
-    shard.recovery.mended()  # another one leads
+    shard.recovery.on_repaired()  # another one leads
     assert not take(ONE, answer, shard.now)
     shard.recovery.missing = missing
     shard.state.state = "frozen"
     assert not take(ONE, answer, shard.now)
     shard.state.state, shard.state.view = "joined", 2
     assert not take(ONE, answer, shard.now)
-    assert not take(ONE, Fetched(**{**fields, "view": 2}), shard.now), "nobody was asked in it"
+    assert not take(ONE, Fetched(**{**fields, "view": 2}), shard.now), "no peer was asked in it"
     assert shard.parts == []
     shard.state.state = "limbo"
     assert take(ONE, answer, shard.now)
@@ -530,8 +532,8 @@ def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None
     assert shard.damaged == set()
 
 
-def test_who_joins_gets_the_end_of_its_log_too() -> None:
-    """It is the survivor's log, as its last entry showed."""
+def test_joining_server_repairs_the_end_of_its_log_too() -> None:
+    """The log is the survivor's, as its last entry proved."""
     shard = Limbo({19, 20}, f=2)
     for peer in shard.peers.values():
         peer.state, peer.view = "joined", 3
@@ -540,12 +542,12 @@ def test_who_joins_gets_the_end_of_its_log_too() -> None:
     assert shard.damaged == set()
 
 
-def test_what_was_asked_for_in_another_view_is_dropped() -> None:
+def test_a_request_of_another_view_is_dropped() -> None:
     shard = Limbo({8})
     shard.way = lambda *_: None
     shard.lead(7)
     assert len(shard.asked) == 1
-    shard.recovery.mended()
+    shard.recovery.on_repaired()
     shard.run(10 * S)
     assert len(shard.asked) == 1
     assert shard.repair.next_wakeup() is None

@@ -134,15 +134,15 @@ def test_memory_is_bounded_by_what_is_flushed(opened: Opened) -> None:
     store = opened(cache_bytes=100_000)
     for fseq in range(1, 1_001):
         store.append(place(fseq, [fseq], bytes(1_000)))
-    assert store._recent.bytes > 1_000_000  # nothing is flushed, so nothing may go
+    assert store._cache.bytes > 1_000_000  # nothing is flushed, so nothing may be evicted
     assert store.backlog_bytes > 1_000_000
     store.flush()
     for fseq in range(1_001, 5_001):
         store.append(place(fseq, [fseq], bytes(1_000)))
         if fseq % 20 == 0:
             store.flush()
-    assert store._recent.bytes <= 100_000
-    assert len(store._recent._entries) < 2_500
+    assert store._cache.bytes <= 100_000
+    assert len(store._cache._entries) < 2_500
     assert store.find(1) is not None
     assert store.find(5_000) is not None
 
@@ -210,17 +210,17 @@ def test_a_mark_outlives_the_segment_that_it_was_written_to(
     assert opened(segment_bytes=500).mark == mark(7, trim=3).decision
 
 
-def test_what_no_mark_can_follow_is_not_sealed(opened: Opened) -> None:
+def test_a_segment_without_a_watermark_record_is_not_sealed(opened: Opened) -> None:
     store = opened(segment_bytes=8_000)
     store.append(place(1, [1], bytes(5_000)))
     store.seal(2**62)
-    assert store.sealed_fseq == 0, "nothing would be written behind it"
+    assert store.sealed_fseq == 0, "nothing would be written after it"
     store.append(mark(1))
     store.seal(2**62)
     assert store.sealed_fseq == 1
 
 
-def test_who_reads_in_bulk_has_sealed_what_is_worth_it(
+def test_a_bulk_reader_seals_segments_that_are_large_enough(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(segment_bytes=8_000)
@@ -228,26 +228,26 @@ def test_who_reads_in_bulk_has_sealed_what_is_worth_it(
         store.append(place(fseq, [fseq], bytes(100)))
     store.append(mark(5))
     store.seal(2**62)
-    assert store.sealed_fseq == 0, "so little is not worth it"
+    assert store.sealed_fseq == 0, "the segment is too small"
     for fseq in range(6, 11):
         store.append(place(fseq, [fseq], bytes(100)))
     store.seal(1)
-    assert store.sealed_fseq == 0, "it is not about what is asked for"
+    assert store.sealed_fseq == 0, "the segment is after the requested range"
     woken: list[bool] = []
-    monkeypatch.setattr(store.flusher, "tend_soon", lambda: woken.append(True))
+    monkeypatch.setattr(store.flusher, "schedule", lambda: woken.append(True))
     store.seal(2)
     assert store.sealed_fseq == 10
-    assert woken == [True], "the thread, which also runs where nothing is flushed by time"
+    assert woken == [True], "the thread, which also runs without an interval"
     sealed: list[int] = []
     store.flusher.on_seal = sealed.append
     assert store.flush()
-    assert sealed == [10], "its file is, though nothing comes"
+    assert sealed == [10], "its file is written, although no entry arrives"
     fseq = 10
     while len(store._segments) == 2:
         fseq += 1
         store.append(place(fseq, [fseq], bytes(100)))
         store.seal(2**62)
-    assert store._segments[1].size >= 2 * store._segments[0].size, "few files are small"
+    assert store._segments[1].size >= 2 * store._segments[0].size, "only few files are small"
     assert [entry.fseq for entry in store.scan(1, 1 << 20)] == list(range(1, fseq + 1))
 
 

@@ -1,4 +1,4 @@
-"""The segment store cut short and begun anew: for good, whatever stops it, and without space."""
+"""The segment store: cuts and resets, durable and atomic, with crashes and without space."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SMALL = 700
 
 
 def grown(directory: Path) -> tuple[SegmentStore, Oracle]:
-    """Return a store of several segments, of which the last part is not flushed."""
+    """Return a store of several segments with an unflushed end."""
     store, oracle = reopen(directory, segment_bytes=SMALL, cache_bytes=500), Oracle()
     for round_ in range(6):
         for step in (
@@ -101,7 +101,7 @@ def change(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], None]]:
 def test_a_cut_is_all_or_nothing_and_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]
 ) -> None:
-    """Stop at every operation, keep all or only what is synced: it is the one log or the other."""
+    """A crash at every operation leaves the one log or the other, with any kept unsynced data."""
     outcomes = set()
     for allowed in range(200):
         directory = tmp_path / f"{allowed}"
@@ -129,7 +129,7 @@ def test_a_cut_is_all_or_nothing_and_for_good(
 
 
 def check_image(image: Path, before: Oracle, changed: Oracle, *, is_done: bool) -> bool:
-    """Check that a directory has the one log or the other, and can go on; whether it is cut."""
+    """Check that a directory has one of the two logs and accepts entries; return if it is cut."""
     store = reopen(image, segment_bytes=SMALL)
     is_cut = is_done or (store.last_fseq == changed.last_fseq and store.mark == changed.mark)
     expected = after(changed if is_cut else before, lambda _: None)
@@ -156,7 +156,7 @@ def test_a_start_that_tidies_up_may_be_stopped_too(
         raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr("shard.storage.segment_store.tidy", stop)
+        patched.setattr("shard.storage.segment_store.remove_void", stop)
         with pytest.raises(Crash):
             store.truncate(8)
     for allowed in range(200):
@@ -181,7 +181,7 @@ def test_a_start_that_tidies_up_may_be_stopped_too(
     pytest.fail("it never ends")
 
 
-def test_what_is_not_written_yet_is_cut_too(tmp_path: Path) -> None:
+def test_unwritten_entries_are_cut_too(tmp_path: Path) -> None:
     events: list[Any] = []
     store, oracle = grown(tmp_path)
     store.start(events.append)
@@ -200,10 +200,10 @@ def test_what_is_not_written_yet_is_cut_too(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_another_process_wrote_is_stored_once_the_store_is_open(
+def test_entries_of_a_former_process_are_stored_once_the_store_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been killed between its write and its flush."""
+    """The former process may have been killed between its write and its flush."""
     store, oracle = grown(tmp_path / "log")
     assert store.close()
     disk = Disk(monkeypatch, tmp_path / "log", 1000)
@@ -216,18 +216,18 @@ def test_what_another_process_wrote_is_stored_once_the_store_is_open(
     again.close()
 
 
-def test_persisted_is_said_again_of_numbers_that_are_used_again(opened: Opened) -> None:
+def test_persisted_is_reported_again_for_reused_numbers(opened: Opened) -> None:
     events: list[Any] = []
     store = opened(flush_interval_ms=0)
     store.start(events.append)
     for fseq in range(1, 9):
         store.append(place(fseq, [fseq]))
-    store.flusher.tend()
+    store.flusher.flush_and_report()
     store.truncate(3)
-    store.flusher.tend()
+    store.flusher.flush_and_report()
     assert events == [Persisted(8)]
     store.append(place(4, [4]))
-    store.flusher.tend()
+    store.flusher.flush_and_report()
     assert events == [Persisted(8), Persisted(4)]
 
 
@@ -248,7 +248,7 @@ def test_positions_are_free_again_after_a_cut(opened: Opened) -> None:
         assert (again.view_at(1), again.view_at(2), again.last_of(1)) == (1, 2, 1)
 
 
-def test_what_was_stable_is_never_cut(opened: Opened) -> None:
+def test_stable_entries_are_never_cut(opened: Opened) -> None:
     store = opened()
     for fseq in range(1, 5):
         store.append(place(fseq, [fseq]))
@@ -354,7 +354,7 @@ def test_a_table_is_found_without_reading_older_segments(
 def test_an_unknown_directory_after_a_cut_is_no_full_disk(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new file may be there or not: to go on as if it were not would lose what comes next."""
+    """It is unknown if the new file is present: continuing without it would lose entries."""
     store = opened()
     for fseq in range(1, 9):
         store.append(place(fseq, [fseq]))
@@ -391,13 +391,13 @@ def test_a_damaged_table_is_replaced_by_the_one_before(opened: Opened) -> None:
 
 
 def seqs(store: SegmentStore) -> tuple[int, list[int]]:
-    """Return the last entry before the last table, and the units that it holds."""
+    """Return the last entry before the last table, and the table's units."""
     fseq, tables = store.last_table()
     return fseq, [unit.seq for table in tables for unit in table.units]
 
 
 def test_a_table_lasts_from_its_first_part_on(opened: Opened) -> None:
-    """What lies between its parts outlives a trim, and a table that is cut off counts as none."""
+    """Entries between its parts survive a trim, and an incomplete table is ignored."""
     store = opened(segment_bytes=300)
     for fseq in range(1, 60):
         store.append(place(fseq, [fseq], bytes(100)))
@@ -416,7 +416,7 @@ def test_a_table_lasts_from_its_first_part_on(opened: Opened) -> None:
 
 
 def test_parts_of_two_tables_are_no_table(opened: Opened) -> None:
-    """So it looks if the end of one and the beginning of the next cannot be read."""
+    """The state if the end of one table and the beginning of the next cannot be read."""
     store = opened()
     store.append(place(1, [1]))
     store.append(table(701))
@@ -441,13 +441,13 @@ def test_a_table_of_which_a_part_is_damaged_counts_as_none(opened: Opened) -> No
     assert again.last_table() == (1, table(701).decision.sessions)  # type: ignore[union-attr]
 
 
-# --- files of before -------------------------------------------------------------------------
+# --- files of earlier releases ---------------------------------------------------------------
 
 
 def test_segments_from_before_entries_were_counted_are_taken_over(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their names tell no number, and their headers nothing of what was flushed."""
+    """Their names have no number, and their headers no flushed position."""
     real = Segment.__init__
 
     def init(segment: Segment, *arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The segment store with damage: what is torn, what was flipped, and what says so."""
+"""The segment store with damage: torn ends, flipped bits, missing files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_five(opened: Opened) -> tuple[Path, list[Entry]]:
 
 
 def copy_with(path: Path, name: str, contents: bytes, *, flushed: bool = True) -> Path:
-    """Copy a segment with other contents; `flushed`: and the note that all of it was flushed."""
+    """Copy a segment with other contents; `flushed`: also the note that all of it was flushed."""
     directory = path.parent.parent / name
     directory.mkdir()
     (directory / path.name).write_bytes(contents)
@@ -79,7 +79,7 @@ def test_a_torn_end_is_cut_off_wherever_it_is_torn(opened: Opened) -> None:
 
 
 def test_any_flipped_bit_is_noticed(opened: Opened) -> None:
-    """No position ever gets another answer: the right one, or unknown."""
+    """Every position has the right answer, or unknown."""
     path, entries = write_five(opened)
     data = path.read_bytes()
     oracle = Oracle()
@@ -115,7 +115,7 @@ def test_scan_goes_up_to_the_damage_and_on_behind_it(opened: Opened) -> None:
     with pytest.raises(UnreadableError):
         store.scan(21, HUGE)
     assert store.scan(24, HUGE) == [entries[4]]
-    assert store.last_record_below(25) == 23  # its header is whole
+    assert store.last_record_below(25) == 23  # its header is complete
     store.close()
 
 
@@ -159,7 +159,7 @@ def test_a_zeroed_file_hole_is_unknown_and_the_rest_readable(
     assert answers[first:last] == [False] * (last - first)
     assert 10 < last - first < 25
     assert again.last_record_below(HUGE) == 4_000
-    # Every scan either gives entries or says that it cannot: none jumps over the damage.
+    # Every scan returns entries or raises: none skips the damage.
     with pytest.raises(UnreadableError):
         walk(again, 10_000)
 
@@ -209,7 +209,7 @@ def test_a_segment_that_vanishes_under_us_is_unknown(opened: Opened) -> None:
 
 def test_a_payload_cannot_pass_for_an_entry(opened: Opened) -> None:
     path, _ = write_five(opened)
-    inner = path.read_bytes()  # entries of another segment, hence of another salt
+    inner = path.read_bytes()  # entries of another segment, and so of another salt
     store = opened("outer")
     store.append(place(1, [1], inner))
     store.append(place(2, [30], b"end"))

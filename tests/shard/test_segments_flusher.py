@@ -1,4 +1,4 @@
-"""The segment store in time: what is flushed when, and without space."""
+"""The flusher of the segment store: flush intervals, and a full disk."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_appended_is_flushed_by_itself(opened: Opened) -> None:
     assert fseqs == sorted(set(fseqs))
 
 
-def test_persisted_is_said_after_fdatasync_only(
+def test_persisted_is_reported_after_fdatasync_only(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Events()
@@ -93,7 +93,7 @@ def test_the_thread_sleeps_while_nothing_comes(opened: Opened) -> None:
                 break
             inner._closing.wait(0.01)
         assert not inner._is_awake
-        assert not inner._called.is_set()
+        assert not inner._woken.is_set()
 
 
 def test_an_entry_that_comes_when_the_thread_turns_in_is_flushed(
@@ -103,7 +103,7 @@ def test_an_entry_that_comes_when_the_thread_turns_in_is_flushed(
     store = opened(flush_interval_ms=1, on_event=events)
 
     class Racing(deque[Any]):
-        """Gets an entry just after the thread saw that there is none."""
+        """A queue that receives an entry just after the thread saw it empty."""
 
         is_armed = True
 
@@ -158,7 +158,7 @@ def test_a_failed_fdatasync_in_the_thread_halts(
 
 
 class SmallDisk:
-    """Lets writes fail, after half of the bytes, once `room` bytes are written."""
+    """Fails writes, after half of the bytes, once `room` bytes are written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room
@@ -174,7 +174,7 @@ class SmallDisk:
         return self._real(fd, buffers, offset)
 
 
-def test_what_finds_no_space_waits_and_is_written_later(
+def test_entries_without_space_wait_and_are_written_later(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SmallDisk(monkeypatch, 5_000)

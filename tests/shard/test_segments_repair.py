@@ -1,4 +1,4 @@
-"""The segment store repaired: all damage is noticed, and good entries go back into their places."""
+"""Repair of the segment store: all damage is noticed, and copies replace damaged entries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = 900
 
 
 def grown(directory: Path, rounds: int = 6) -> Oracle:
-    """Leave a store of several segments, all of it flushed."""
+    """Create a store of several segments, all flushed."""
     store, oracle = reopen(directory, segment_bytes=SMALL), Oracle()
     for round_ in range(rounds):
         apply(store, oracle, ("place", 1, [1, 2], 60))
@@ -46,7 +46,7 @@ def grown(directory: Path, rounds: int = 6) -> Oracle:
 
 
 def unknown(store: SegmentStore, oracle: Oracle) -> list[int]:
-    """Return the positions that cannot be read; the others are answered as they should be."""
+    """Return the unreadable positions; check the answers for all others."""
     result = []
     for gsn in range(1, oracle.last_gsn + 3):
         try:
@@ -64,7 +64,7 @@ def unknown(store: SegmentStore, oracle: Oracle) -> list[int]:
 
 
 def check_numbers(store: SegmentStore, oracle: Oracle) -> set[int]:
-    """Return the entries that cannot be read; the others are as they should be."""
+    """Return the unreadable entries; check all others."""
     lost = set()
     for entry in oracle.numbered:
         try:
@@ -78,7 +78,7 @@ def check_numbers(store: SegmentStore, oracle: Oracle) -> set[int]:
 
 
 def mend(store: SegmentStore, oracle: Oracle, most: int = 1000) -> int:
-    """Repair all that is known to be damaged or hides a position; return how often it took."""
+    """Repair all known damage and all unreadable positions; return the number of repairs."""
     for count in range(500):
         hidden = unknown(store, oracle)
         hole = store.damaged_range(hidden[0]) if hidden else None
@@ -149,12 +149,12 @@ def test_any_damage_is_noticed_and_repaired(
     has_indexes: bool,
     most: int,
 ) -> None:
-    """Whatever happens to files after a clean stop: no wrong answer, and peers can put it right."""
+    """Any damage to files after a clean stop: no wrong answer, and copies repair it."""
     origin, oracle = whole
     directory = tmp_path_factory.mktemp("hurt") / "segments"
     shutil.copytree(origin, directory)
     for which, kind, at, length in history:
-        # Without its first file nobody knows where a log begins. The last one a checkpoint misses.
+        # Without the first file, a log's beginning is unknown. The checkpoint needs the last one.
         paths = sorted(directory.glob("*.seg"))
         path = paths[which % len(paths)]
         if kind != "unlink":
@@ -188,11 +188,11 @@ def copy_of(oracle: Oracle) -> Oracle:
     return other
 
 
-# --- what is torn, what is damaged -----------------------------------------------------------
+# --- torn and damaged ends -------------------------------------------------------------------
 
 
 def two_batches(opened: Opened) -> tuple[SegmentStore, Path, list[Entry]]:
-    """Return a store of two batches, which was not closed."""
+    """Return a store of two batches that was not closed."""
     store = opened()
     entries = [place(fseq, [2 * fseq], b"number %d" % fseq) for fseq in range(1, 7)]
     for entry in entries[:3]:
@@ -210,7 +210,7 @@ def two_batches(opened: Opened) -> tuple[SegmentStore, Path, list[Entry]]:
 def test_the_next_batch_proves_the_one_before(
     opened: Opened, tmp_path: Path, hit: int, is_noted: bool
 ) -> None:
-    """After a crash of the machine the note may be lost: then the last batch proves nothing."""
+    """A crash of the machine may lose the note: then the last batch proves nothing."""
     _, path, entries = two_batches(opened)
     data = path.read_bytes().replace(b"number %d" % hit, b"nUmber %d" % hit)
     directory = tmp_path / "copy"
@@ -234,7 +234,7 @@ def test_the_next_batch_proves_the_one_before(
 
 
 def without_end(opened: Opened, left: int) -> list[Entry]:
-    """Leave a store that lost its last entry, but for so many bytes of its header."""
+    """Create a store that lost its last entry, except `kept` bytes of its header."""
     store, path, entries = two_batches(opened)
     store.close()
     data = path.read_bytes()
@@ -244,7 +244,7 @@ def without_end(opened: Opened, left: int) -> list[Entry]:
 
 @pytest.mark.parametrize("left", [0, 3, 30])
 def test_a_missing_end_that_was_flushed_is_damage(opened: Opened, left: int) -> None:
-    """What comes later is read, and what was there is unknown, before and after it is flushed."""
+    """Later entries are readable, and the lost one is unknown, before and after a flush."""
     entries = without_end(opened, left)
     store = opened()
     assert (store.damage, store.last_fseq) == ([(6, 6)], 6)
@@ -263,7 +263,7 @@ def test_a_missing_end_that_was_flushed_is_damage(opened: Opened, left: int) -> 
             assert store.find(10) == entries[4]
             if entry == new[1]:
                 assert store.find(20) == entry
-                assert store._recent.first == 20, "answered from memory"
+                assert store._cache.first == 20, "answered from memory"
             assert store.flush()
     assert store.read_after(6, HUGE) == new
     assert store.find(20) == new[1]
@@ -276,8 +276,8 @@ def test_a_missing_end_that_was_flushed_is_damage(opened: Opened, left: int) -> 
     assert [again.find(gsn) for gsn in (11, 12, 13, 20)] == [None, entries[5], None, new[1]]
 
 
-def test_an_entry_whose_end_is_missing_hides_nothing_else(opened: Opened) -> None:
-    """Its header tells where it was; what is written behind it is not taken for its body."""
+def test_an_entry_without_its_end_hides_no_other(opened: Opened) -> None:
+    """Its header contains its position; bytes written after it are not taken for its body."""
     store, path, entries = two_batches(opened)
     store.close()
     os.truncate(path, path.stat().st_size - 30)
@@ -322,7 +322,7 @@ def test_a_missing_end_stays_unknown_over_a_rotation_and_a_cut(opened: Opened, l
     assert again.read_after(0, HUGE) == [*entries, new[0], place(8, [30], b"other")]
 
 
-def test_a_missing_segment_is_told_when_the_store_opens(opened: Opened, tmp_path: Path) -> None:
+def test_a_missing_segment_is_reported_when_the_store_opens(opened: Opened, tmp_path: Path) -> None:
     oracle = grown(tmp_path / "segments")
     paths = sorted((tmp_path / "segments").glob("*.seg"))
     gone = paths[2]
@@ -344,11 +344,11 @@ def test_damage_before_all_that_is_kept_cannot_be_repaired(opened: Opened, tmp_p
     assert store.damaged_range(3) is None
 
 
-# --- what is put back ------------------------------------------------------------------------
+# --- copies ----------------------------------------------------------------------------------
 
 
 def damaged_at(opened: Opened, *hits: int) -> tuple[SegmentStore, list[Entry]]:
-    """Return a store of six entries, some of which are damaged."""
+    """Return a store of six entries with some damaged ones."""
     first, path, entries = two_batches(opened)
     first.close()
     data = path.read_bytes()
@@ -363,7 +363,7 @@ def test_only_what_fits_is_put_back(opened: Opened) -> None:
     good = entries[2]
     unfit = {
         "position of another": place(3, [4]),
-        "behind the next": place(3, [6, 9]),
+        "after the next": place(3, [6, 9]),
         "newer view than the next": place(3, [6], view=2),
         "older view than the one before": place(3, [6], view=0),
         "no body": Entry(3, 1, good.decision.__class__(b"c" * 16, 3, 1, 0, [6], 7, None)),  # type: ignore[union-attr,call-arg]
@@ -372,11 +372,11 @@ def test_only_what_fits_is_put_back(opened: Opened) -> None:
     }
     for why, entry in unfit.items():
         assert not store.repair([entry]), why
-    assert not store.repair([entries[3]]), "nothing is wrong with it"
+    assert not store.repair([entries[3]]), "it is not damaged"
     assert not store.repair([good, entries[4]]), "a gap"
-    assert not store.repair([place(2, [4], b"other"), good]), "the one before is another one"
-    assert not store.repair([good, place(4, [8], b"other")]), "the one behind is another one"
-    assert not store.repair([place(7, [14])]), "there is none yet"
+    assert not store.repair([place(2, [4], b"other"), good]), "the entry before differs"
+    assert not store.repair([good, place(4, [8], b"other")]), "the entry after differs"
+    assert not store.repair([place(7, [14])]), "there is no such entry yet"
     with pytest.raises(UnreadableError):
         store.find(6)
     assert store.repair([entries[1], good, entries[3]])
@@ -430,7 +430,7 @@ def test_one_hole_can_be_filled_bit_by_bit_and_another_one_stays(opened: Opened)
 
 
 def test_an_index_of_before_the_repair_does_not_count(opened: Opened) -> None:
-    """It has the right size by chance: other entries, of other lengths, end where they did."""
+    """It has the right size by chance: other entries of other lengths end at the same offset."""
     store = opened(segment_bytes=200)
     entries = [place(fseq, [fseq], bytes(10 * fseq)) for fseq in range(1, 9)]
     for entry in entries:

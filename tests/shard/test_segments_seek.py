@@ -1,4 +1,4 @@
-"""Single positions of a stored block: what is found without a look at the rest of it."""
+"""Lookup of single positions in a stored block, without reading the rest of the block."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 SALT = 0x5A17C0DE
 
-#: An entry's kind, the distance to what was before, and its length (in positions, or of its body).
+#: An entry's kind, its distance to the one before, and its length (positions, or body bytes).
 kinds = st.tuples(
     st.sampled_from(["place", "unit", "skip", "expire", "mark"]),
     st.integers(1, 3),
     st.integers(0, 40),
 )
-#: What is done to the bytes, where (in thousandths), and how many they are.
+#: A kind of damage, its offset (in thousandths), and its size.
 harms = st.tuples(
     st.sampled_from(["flip", "zero", "cut", "copy"]),
     st.integers(0, 999),
@@ -61,7 +61,7 @@ def entries_of(wanted: list[tuple[str, int, int]]) -> list[Entry]:
 
 
 def written(entries: list[Entry]) -> bytes:
-    """Return entries as a file has them."""
+    """Return the file contents of entries."""
     pieces: list[bytes] = []
     fseq = 0
     for entry in entries:
@@ -82,13 +82,13 @@ def harmed(data: bytes, harm: tuple[str, int, int]) -> bytes:
             return data[:at] + hole + data[at + size :]
         case "cut":
             return data[:at] + data[at + size :]
-        case _:  # a piece of the same file in a wrong place
+        case _:  # a piece of the same file at a wrong offset
             piece = data[:size][: len(data) - at]
             return data[:at] + piece + data[at + len(piece) :]
 
 
 def by_all(data: bytes, gsn: int) -> Entry | None:
-    """Return the whole entry that reaches over a position, by a look at every one."""
+    """Return the complete entry with a position, by a scan of all entries."""
     for found in entry_codec.walk(data, SALT):
         if found.is_whole and found.kind < EXPIRE and found.first <= gsn <= found.last:
             return decode(data, found, "")
@@ -128,7 +128,7 @@ def answer(ask: Callable[[int], Entry | None], gsn: int) -> Entry | str | None:
 
 
 def in_full(store: SegmentStore, gsn: int) -> Entry | None:
-    """Do what `find` does, by a look at all that is in the block."""
+    """Do the same as `find`, by a scan of the whole block."""
     segment: Segment = store._segments[0]
     if gsn > segment.last:
         store._check_torn(segment, gsn)
@@ -147,12 +147,12 @@ def in_full(store: SegmentStore, gsn: int) -> Entry | None:
     wanted=st.lists(kinds, min_size=1, max_size=25),
     harm=st.lists(harms.filter(lambda one: one[0] != "copy"), max_size=2),
 )
-def test_damage_and_absence_are_told_apart_by_the_whole_block(
+def test_damage_and_absence_are_distinguished_by_the_whole_block(
     tmp_path_factory: pytest.TempPathFactory,
     wanted: list[tuple[str, int, int]],
     harm: list[tuple[str, int, int]],
 ) -> None:
-    """Where nothing is found at once, the answer is that of the whole block."""
+    """If the lookup finds nothing, the answer is that of the whole block."""
     directory: Path = tmp_path_factory.mktemp("seek") / "segments"
     store = reopen(directory)
     entries = entries_of(wanted)
@@ -168,7 +168,7 @@ def test_damage_and_absence_are_told_apart_by_the_whole_block(
     store = reopen(directory)
     for gsn, entry in right.items():
         full = answer(lambda gsn: in_full(store, gsn), gsn)
-        # What stands behind damage may be found at once where the block as a whole is a riddle.
+        # The lookup may find an entry after damage that a scan of the block cannot reach.
         assert answer(store.find, gsn) in ([full] if full != "unreadable" else [full, entry]), gsn
         assert full in (["unreadable", entry] if harm else [entry]), gsn
     store.close()
@@ -177,7 +177,7 @@ def test_damage_and_absence_are_told_apart_by_the_whole_block(
 def test_a_read_checks_what_it_wants_and_no_more(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two sums each, however many entries are in the block."""
+    """Two checksums each, regardless of the number of entries in the block."""
     store = opened()
     for fseq in range(1, 401):
         store.append(place(fseq, [fseq * 2]) if fseq % 2 else skip(fseq, fseq * 2, fseq * 2 + 1))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard.recovery import state_transfer
-from shard.recovery.state_transfer import Joining, serve
+from shard.recovery.state_transfer import StateTransfer, serve
 from shard.replica import ReplicaConfig
 from shard.state.replica_state import ReplicaState
 from shard.state.session_tables import SessionTableWriter
@@ -86,9 +86,9 @@ def join(state: ReplicaState) -> ReplicaState:
     other = state_of(1)
     other.state = "limbo"
     decision = ViewDecided(1, 0, 2, 0, 7, 0, bytes(16), True)
-    member = Joining(other, decision, 0, is_witness=False)
+    member = StateTransfer(other, decision, 0, is_witness=False)
     for _ in range(10_000):
-        member.woke(1 << 50)
+        member.tick(1 << 50)
         (effect,) = [e for e in other.effects if isinstance(e, Send)][-1:]
         assert isinstance(effect.message, Fetch)
         state.effects.clear()
@@ -97,8 +97,8 @@ def join(state: ReplicaState) -> ReplicaState:
         assert isinstance(sent, Send)
         answer = decode(encode(sent.message))
         assert isinstance(answer, Fetched)
-        member.fetched(b"shard-0-0", answer, 0)
-        if member.joined(5):
+        member.on_fetched(b"shard-0-0", answer, 0)
+        if member.try_finish(5):
             return other
     raise AssertionError("it never joins")
 

@@ -1,6 +1,6 @@
-"""Runs seeds: `python -m tests.sim --seed N` one of them, `--hours H` as many as there is time for.
+"""Runs seeds: `python -m tests.sim --seed N` runs one, `--hours H` as many as possible in a time.
 
-Exit codes: 0 no promise was broken; 1 one was, and the last line reproduces it; 2 bad usage.
+Exit codes: 0 no violation; 1 a violation, and the last line reproduces it; 2 bad usage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.command_line import OneLineParser, at_least
 from tests.sim.database import draws as database_draws
-from tests.sim.fault_text import parse_faults, strangers
+from tests.sim.fault_text import parse_faults, unknown_targets
 from tests.sim.plan import draw
 from tests.sim.run import run
 from tests.sim.seeds import attempt_all, command, fails
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from tests.sim.stages import Counts
 
 _REPORT_S: Final = 10.0
-#: Seeds that a worker takes at once.
+#: Seeds per task of a worker.
 _CHUNK: Final = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says; return the exit code."""
+    """Run the command; return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.count and options.hours:
-        parser.error("--count and --hours: give one of them")
+        parser.error("--count and --hours are exclusive: use one of them")
     if options.count or options.hours:
         if options.history:
             parser.error("--history is for one seed, not for --count or --hours")
         return _run_many(options)
     plan = plan_of(options, options.seed)
     for fault in plan.faults:
-        if unknown := strangers(fault, plan):
+        if unknown := unknown_targets(fault, plan):
             known = ", ".join(plan.nodes)
             parser.error(f'"{fault}": seed {plan.seed} has no {unknown[0]}, only {known}')
     return _run_one(options, plan)
@@ -58,13 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seed", type=at_least(0), default=1, help="the (first) seed")
-    parser.add_argument("--hours", type=_hours, default=0.0, help="run seeds for so long")
-    parser.add_argument("--count", type=at_least(0), default=0, help="run so many seeds")
+    parser.add_argument("--hours", type=_hours, default=0.0, help="run seeds for this time")
+    parser.add_argument("--count", type=at_least(0), default=0, help="run this number of seeds")
     parser.add_argument(
         "--workers", type=at_least(1), default=os.cpu_count() or 1,
-        help="processes, if there is more than one seed",
+        help="processes, for more than one seed",
     )  # fmt: skip
-    parser.add_argument("--steps", type=at_least(0), help="calls that each writer makes")
+    parser.add_argument("--steps", type=at_least(0), help="calls of each writer")
     parser.add_argument(
         "--writers", type=at_least(0), help="clients that insert, or do transactions"
     )
@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults",
         type=_faults,
-        help='the faults, "TIME_MS KIND TARGET... [DURATIONms] [*AMOUNT]; ..."; none: ""; of many'
-        " seeds, each has those of them whose targets are in its cluster",
+        help='the faults, "TIME_MS KIND TARGET... [DURATIONms] [*AMOUNT]; ..."; none: "";'
+        " each seed has the faults with targets in its cluster",
     )
     parser.add_argument(
         "--raft", action=argparse.BooleanOptionalAction, help="consensus is the real library"
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _hours(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of hours")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of hours")
     return float(text)
 
 
@@ -102,7 +102,7 @@ def _faults(text: str) -> tuple[Fault, ...]:
 
 
 def plan_of(options: argparse.Namespace, seed: int) -> Plan:
-    """Return a seed's plan, with what the command line says instead."""
+    """Return a seed's plan, with the overrides of the command line."""
     drawn = database_draws.draw if options.logdb else draw
     plan = drawn(seed, is_raft_real=options.raft)
     given = {
@@ -132,7 +132,7 @@ def _run_one(options: argparse.Namespace, plan: Plan) -> int:
 
 
 def _run_many(options: argparse.Namespace) -> int:
-    """Run seeds until the time is over or the count is reached; shrink the first that fails."""
+    """Run seeds until the time is over or the count is reached; shrink the first failure."""
     began = time.monotonic()
     results: list[Result] = []
     failed: list[Result] = []
@@ -155,13 +155,13 @@ def _run_many(options: argparse.Namespace) -> int:
 
 
 def _fitting(options: argparse.Namespace, seed: int) -> Plan:
-    """Return a seed's plan without faults of processes that its cluster does not have."""
+    """Return a seed's plan without faults of processes outside its cluster."""
     plan = plan_of(options, seed)
-    return plan._replace(faults=tuple(f for f in plan.faults if not strangers(f, plan)))
+    return plan._replace(faults=tuple(f for f in plan.faults if not unknown_targets(f, plan)))
 
 
 def _results(options: argparse.Namespace, end: float) -> Iterator[Result]:
-    """Yield the results of seed after seed, as they come."""
+    """Yield the results of seeds as they complete."""
     seeds: Iterator[int] = itertools.count(options.seed)
     if options.count:
         seeds = iter(range(options.seed, options.seed + options.count))
@@ -199,7 +199,7 @@ def _of_databases(counts: list[Counts]) -> str:
         sum, zip(*map(dataclasses.astuple, counts), strict=True)
     )
     return (
-        f"; {commits} commits, {aborts} aborts, {in_doubt} in doubt, {checkpoints} checkpoints,"
+        f"; {commits} commits, {aborts} aborts, {in_doubt} unknown, {checkpoints} checkpoints,"
         f" {trims} trims"
     )
 

@@ -1,10 +1,9 @@
-"""What must hold of the servers' state, of deliveries and of calls, told over plain data.
+"""Checks of the servers' state, of deliveries and of calls, over plain data.
 
-Nothing here calls what it judges; who owns a position is computed once more (tests/sim/ownership).
-Rule: whoever watches hands over what is new, or the same again, and only what is handed over costs
-anything. Invariant: what was once seen to be stable, or was handed out to a reader, is never
-otherwise (docs/protocol.md, sections 2-5, 7 and 11). Everything raises AssertionError with a text
-that says what differs from what, and where.
+The checks do not call production code; tests/sim/ownership computes a position's owner again.
+Rule: the monitor passes new entries, or repeats old ones. Invariant: an entry that was seen as
+stable, or a record that a reader received, never changes (docs/protocol.md, sections 2-5, 7 and
+11). Every check raises AssertionError with the difference and its place.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An entry of a shard's log: a unit is at these positions."""
+    """An entry of a shard's log: a unit at these positions."""
 
     fseq: int
     view: int
@@ -33,9 +32,9 @@ class Placed:
     client: bytes
     seq: int
     gsns: tuple[int, ...]
-    #: What the replica holds of it, byte for byte.
+    #: The replica's bytes of the unit.
     body: bytes
-    #: The payloads that are in the body, one for each gsn.
+    #: The payloads in the body, one for each gsn.
     payloads: tuple[bytes, ...]
 
     @property
@@ -61,7 +60,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """An entry of a shard's log: a client's session is forgotten. It decides no position."""
+    """An entry of a shard's log: a client's session expires. It decides no position."""
 
     fseq: int
     view: int
@@ -74,7 +73,7 @@ Entry = Placed | Skipped | Expired
 
 
 class Row(NamedTuple):
-    """A record as a reader gets it."""
+    """A record as received by a reader."""
 
     gsn: int
     shard: int
@@ -85,10 +84,10 @@ class Row(NamedTuple):
 
 
 class StableLogs:
-    """All that was ever stable, of all shards, and at which positions.
+    """All entries that were ever stable, of all shards, and their positions.
 
     Args:
-        ownership: of the positions; told of a lease before any entry in it is.
+        ownership: of the positions; it learns a lease before any entry of the lease.
 
     """
 
@@ -99,14 +98,14 @@ class StableLogs:
         self._shards: Final[dict[int, StableLog]] = {}
 
     def shard(self, shard: int) -> StableLog:
-        """Return what is known of a shard."""
+        """Return the stable log of a shard."""
         if shard not in self._shards:
             self._shards[shard] = StableLog(shard, self.ownership, self.records)
         return self._shards[shard]
 
 
 class StableLog:
-    """What was ever stable at a server of a shard: one log, for ever."""
+    """All entries that were ever stable at a server of a shard: one log."""
 
     def __init__(self, shard: int, ownership: Ownership, records: dict[int, Row]) -> None:
         self.shard: Final = shard
@@ -116,34 +115,34 @@ class StableLog:
         self.entries: Final[dict[int, Entry]] = {}
         #: By client and seq: the fseq of its place.
         self._places: Final[dict[tuple[bytes, int], int]] = {}
-        #: How far each server's log is known to be stable, in this life of the server.
+        #: Per server: the last stable entry of its log, in this incarnation.
         self._stable: Final[dict[str, int]] = {}
-        #: All that the shard owns below is decided and stable, as some server said.
+        #: The highest frontier: all positions of the shard below are decided and stable.
         self.closed = 0
         #: The last entry of a shard that is finalized; None: it is not.
         self.sealed: int | None = None
 
     def observed(self, server: str) -> int:
-        """Return up to which fseq a server's stable log was handed over since it started."""
+        """Return the last fseq of a server's stable log that was passed since its start."""
         return self._stable.get(server, 0)
 
     def observe(
         self, server: str, stable_fseq: int, entries: Iterable[Entry], frontier: int = 0
     ) -> None:
-        """Take what a server says.
+        """Check a server's state against all earlier ones.
 
         Args:
             server: its name.
-            stable_fseq: up to here (inclusive), it knows its log to be stable.
+            stable_fseq: the last entry that it knows to be stable.
             entries: of its log, in order and up to `stable_fseq`; those after `observed(server)`
-                are enough. What is above is passed over.
-            frontier: the shard's, as this server has it; 0 if it said nothing.
+                are enough. Later entries are ignored.
+            frontier: its frontier of the shard; 0 if unknown.
 
         """
         before = self.observed(server)
         assert stable_fseq >= before, (
-            f"{server} of shard {self.shard} took back that its log is stable up to {before}:"
-            f" now up to {stable_fseq}"
+            f"{server} of shard {self.shard}: the end of its stable log went back from {before}"
+            f" to {stable_fseq}"
         )
         known = [entry for entry in entries if entry.fseq <= stable_fseq]
         for entry, following in pairwise(known):
@@ -152,19 +151,19 @@ class StableLog:
             )
         self._stable[server] = stable_fseq
         for entry in known:
-            self._take(server, entry)
+            self._add(server, entry)
         assert not stable_fseq or stable_fseq in self.entries, (
-            f"{server} says that entry {stable_fseq} of shard {self.shard} is stable,"
-            " and nobody handed it over"
+            f"{server} reports entry {stable_fseq} of shard {self.shard} as stable,"
+            " but the entry was not passed"
         )
         if frontier:
             self._close(server, stable_fseq, frontier)
 
     def restarted(self, server: str) -> None:
-        """A server starts again: it may know less than before, but nothing else."""
+        """Record a server's restart: it may know less than before, but nothing different."""
         self._stable.pop(server, None)
 
-    def _take(self, server: str, entry: Entry) -> None:
+    def _add(self, server: str, entry: Entry) -> None:
         known = self.entries.get(entry.fseq)
         if known is not None:
             assert known == entry, (
@@ -185,14 +184,14 @@ class StableLog:
         self.entries[entry.fseq] = entry
 
     def _check_place_in_log(self, where: str, entry: Entry) -> None:
-        """Each entry begins where the one before it ended: upwards, and without a hole."""
+        """Check that each entry begins at the end of the one before it, without a hole."""
         if isinstance(entry, Expired):
             return
         assert entry.start < entry.stop, f"{where} {entry} decides nothing"
         first = self._ownership.next_owned(self.shard, entry.start)
-        # Nobody handed over what was trimmed before somebody looked; one that still has it may.
+        # Entries trimmed before the first check are unknown here; a replica may keep them.
         assert first >= self.closed or entry.fseq < max(self.entries, default=0), (
-            f"{where} {entry} is stable now, and all below {self.closed} had been decided"
+            f"{where} {entry} is stable now, but all positions below {self.closed} were decided"
         )
         after = self.entries.get(entry.fseq + 1)
         assert after is None or isinstance(after, Expired) or entry.stop <= after.start, (
@@ -201,12 +200,12 @@ class StableLog:
         end = self._end_of(entry.fseq - 1)
         if end is None:
             return
-        assert entry.start >= end, f"{where} {entry} goes back behind {end}"
+        assert entry.start >= end, f"{where} {entry} begins before {end}"
         open_gsn = self._ownership.next_owned(self.shard, end)
         assert open_gsn >= entry.start, f"{where} {entry} leaves position {open_gsn} undecided"
 
     def _end_of(self, fseq: int) -> int | None:
-        """Return where the log up to an entry ends; None if nobody handed over what says that."""
+        """Return the end of the log up to an entry; None if it is unknown."""
         while fseq and (entry := self.entries.get(fseq)) is not None:
             if not isinstance(entry, Expired):
                 return entry.stop
@@ -214,7 +213,7 @@ class StableLog:
         return None if fseq else 0
 
     def _check_unit(self, where: str, entry: Placed) -> None:
-        """Its positions are the shard's, nobody else's, next to each other, and only these."""
+        """Check that a unit has consecutive positions of its shard, and no other ones."""
         ownership = self._ownership
         for gsn in entry.gsns:
             owner = ownership.owner(gsn)
@@ -228,12 +227,12 @@ class StableLog:
         assert follows == list(entry.gsns[1:]), f"{where} {entry.gsns} are not next to each other"
         twin = self._places.get((entry.client, entry.seq))
         assert twin is None, (
-            f"{where} seq {entry.seq} of client {entry.client.hex()[:8]} is there twice:"
+            f"{where} seq {entry.seq} of client {entry.client.hex()[:8]} is placed twice:"
             f" {entry}, and {self.entries[twin or 0]}"
         )
 
     def _close(self, server: str, stable_fseq: int, frontier: int) -> None:
-        """Take a frontier: it passes nothing that is not decided and stable."""
+        """Check that all positions below a frontier are decided and stable."""
         end = self._end_of(stable_fseq)
         if end is not None:
             open_gsn = self._ownership.next_owned(self.shard, end)
@@ -250,21 +249,21 @@ class StableLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the shard owns, by all leases so far, is decided and stable."""
+        """Whether all positions of the shard, by all leases so far, are decided and stable."""
         return self.closed >= self._ownership.limit(self.shard)
 
     def seal(self) -> None:
-        """The shard is finalized, and all that it has was handed over: nothing is ever added."""
+        """Record that the shard is finalized: no entry may be added afterwards."""
         if self.sealed is None:
             self.sealed = max(self.entries, default=0)
 
-    def forgive(self, start: int, stop: int) -> None:
-        """Forget the positions [start, stop): reported as lost, with the memory of all servers."""
+    def allow_loss(self, start: int, stop: int) -> None:
+        """Allow the loss of positions [start, stop), which the service reported as lost."""
         assert self.sealed is None, (
             f"[{start}, {stop}) of shard {self.shard} may be lost, and the shard was finalized"
         )
         lost = [e for e in self.entries.values() if start <= e.start < stop]
-        # Nothing is in such a log behind what it lost.
+        # Such a log has no entry after its loss.
         first = min((entry.fseq for entry in lost), default=max(self.entries, default=0) + 1)
         for fseq in [fseq for fseq in self.entries if fseq >= first]:
             entry = self.entries.pop(fseq)
@@ -277,11 +276,11 @@ class StableLog:
 
 
 def check_replicas_agree(shard: int, logs: Mapping[str, tuple[int, Sequence[Entry]]]) -> None:
-    """Check that what is stable is the same on all replicas of a shard.
+    """Check that all replicas of a shard have the same stable entries.
 
     Args:
-        shard: whose.
-        logs: of each server: up to which fseq its log is stable, and the entries that it keeps.
+        shard: its number.
+        logs: per server: the last stable fseq, and the kept entries.
 
     """
     truth: dict[int, tuple[str, Entry]] = {}
@@ -296,7 +295,7 @@ def check_replicas_agree(shard: int, logs: Mapping[str, tuple[int, Sequence[Entr
 
 
 def check_exactly_once(shard: int, entries: Iterable[Entry]) -> None:
-    """Check that no unit is at two places of a shard's log."""
+    """Check that no unit is placed twice in a shard's log."""
     places: dict[tuple[bytes, int], Placed] = {}
     for entry in entries:
         if isinstance(entry, Placed):
@@ -304,29 +303,29 @@ def check_exactly_once(shard: int, entries: Iterable[Entry]) -> None:
             assert first is entry, f"a unit is twice in shard {shard}: as {first}, and as {entry}"
 
 
-# --- what readers and writers got ----------------------------------------------------------------
+# --- readers and writers -------------------------------------------------------------------------
 
 
 class Deliveries:
-    """What was handed out to anybody: parts of one sequence."""
+    """All records that readers received: parts of one sequence."""
 
     def __init__(self) -> None:
-        #: From a gsn to what was handed out, and to whom first.
+        #: By gsn: the received record, and the first reader that received it.
         self.rows: Final[dict[int, tuple[Row, str]]] = {}
         self._gsns: Final[list[int]] = []
-        #: Ranges [start, stop) that somebody was handed out as a whole, in order and apart.
+        #: Disjoint ranges [start, stop) that a reader passed completely, in order.
         self._passed: Final[list[tuple[int, int]]] = []
         self._positions: Final[dict[str, int]] = {}
-        #: (shard, start, stop): nobody is blamed for what he got, or did not get, of these.
+        #: (shard, start, stop): positions that may be lost; they are not checked.
         self._lost: Final[list[tuple[int, int, int]]] = []
 
-    def take(self, reader: str, start: int | None, rows: Sequence[Row]) -> None:
-        """Take what a reader was handed out, after what it had been handed out before.
+    def add(self, reader: str, start: int | None, rows: Sequence[Row]) -> None:
+        """Add the next records of a reader.
 
         Args:
-            reader: the subscription's name. One that begins elsewhere has another name.
-            start: where it began; None: with its first record (RID_RECENT).
-            rows: the records, in the order in which it got them.
+            reader: the subscription's name. A new start position needs a new name.
+            start: its start position; None: its first record (RID_RECENT).
+            rows: the records, in the order of delivery.
 
         """
         if not rows:
@@ -334,33 +333,33 @@ class Deliveries:
         begin = self._positions.get(reader, rows[0].gsn if start is None else start)
         position = begin
         for row in rows:
-            assert row.gsn >= position, f"{reader} is at {position}, and got {row}"
+            assert row.gsn >= position, f"{reader} is at {position}, and received {row}"
             position = row.gsn + 1
         known = self._gsns[bisect_left(self._gsns, begin) : bisect_left(self._gsns, position)]
         missing = set(known).difference(row.gsn for row in rows)
         if missing:
             row, other = self.rows[min(missing)]
-            raise AssertionError(f"{reader} passed {row}, which {other} was handed out")
+            raise AssertionError(f"{reader} passed {row}, which {other} received")
         for row in rows:
             if not self._is_lost(row):
-                self._take(reader, row)
+                self._add(reader, row)
         self._positions[reader] = position
         self._pass(begin, position)
 
-    def _take(self, reader: str, row: Row) -> None:
+    def _add(self, reader: str, row: Row) -> None:
         if row.gsn in self.rows:
             known, other = self.rows[row.gsn]
-            assert known == row, f"{other} was handed out {known}, and {reader} {row}"
+            assert known == row, f"{other} received {known}, and {reader} {row}"
             return
         index = bisect_right(self._passed, row.gsn, key=lambda span: span[0]) - 1
         assert index < 0 or row.gsn >= self._passed[index][1], (
-            f"{reader} was handed out {row}, which somebody passed before without getting it"
+            f"{reader} received {row}, which another reader passed before without it"
         )
         self.rows[row.gsn] = (row, reader)
         insort(self._gsns, row.gsn)
 
     def _pass(self, start: int, stop: int) -> None:
-        """Note that [start, stop) was handed out as a whole."""
+        """Record that a reader passed [start, stop) completely."""
         spans = self._passed
         low = bisect_left(spans, start, key=lambda span: span[1])
         high = bisect_right(spans, stop, key=lambda span: span[0])
@@ -368,10 +367,10 @@ class Deliveries:
         starts, stops = [start, *(a for a, _ in touched)], [stop, *(b for _, b in touched)]
         spans[low:high] = [(min(starts), max(stops))]
 
-    def forgive(self, shard: int, start: int, stop: int) -> None:
-        """Forget what was and will be handed out of a shard's [start, stop), which may be lost.
+    def allow_loss(self, shard: int, start: int, stop: int) -> None:
+        """Ignore a shard's positions [start, stop), which may be lost.
 
-        Whether it comes back once it was missing is for the rules of `scripts/history`.
+        The rules of `scripts/history` check whether a missing record reappears.
         """
         self._lost.append((shard, start, stop))
         first, last = bisect_left(self._gsns, start), bisect_left(self._gsns, stop)
@@ -384,20 +383,20 @@ class Deliveries:
         return any(shard == row.shard and a <= row.gsn < b for shard, a, b in self._lost)
 
     def check_against(self, records: Mapping[int, Row]) -> None:
-        """Check that readers got what is stable (`StableLogs.records`), and all of it."""
+        """Check that readers received all stable records (`StableLogs.records`), and no others."""
         for row, reader in self.rows.values():
             held = records.get(row.gsn)
-            assert held == row, f"{reader} was handed out {row}, and the log holds {held}"
+            assert held == row, f"{reader} received {row}, and the log holds {held}"
         gsns = sorted(records)
         for start, stop in self._passed:
             for gsn in gsns[bisect_left(gsns, start) : bisect_left(gsns, stop)]:
                 assert gsn in self.rows or self._is_lost(records[gsn]), (
-                    f"{records[gsn]} was passed, and handed out to nobody"
+                    f"{records[gsn]} was passed, but no reader received it"
                 )
 
 
 def check_insert_order(operations: Iterable[Operation], rows: Iterable[Row]) -> None:
-    """Check where inserts put what: after what they name, in order, at one shard.
+    """Check the positions of inserts: after the named record, in order, at one shard.
 
     Args:
         operations: of a history.
@@ -429,18 +428,18 @@ def unfinished(
     healed: int = 0,
     dead: Collection[str] = (),
 ) -> list[Operation]:
-    """Return the operations that took longer than they may once nothing is in their way.
+    """Return the operations that exceeded their time after the last fault.
 
     Args:
         history: of all clients.
         now: virtual time, nanoseconds.
-        bound: how long an operation may take, nanoseconds.
-        healed: when the last fault was over: before that, nothing has to end.
-        dead: clients that were killed: what they had under way never ends.
+        bound: maximum duration of an operation, nanoseconds.
+        healed: the end of the last fault; earlier, operations need not end.
+        dead: killed clients; their open operations never end.
 
     Returns:
-        Those that ended too late, and those that have not ended and should have. A fetch without a
-        deadline waits for a record, and may do so for ever.
+        Operations that ended too late or should have ended. A fetch without a deadline may wait
+        for a record without limit.
 
     """
     late = []

@@ -1,7 +1,7 @@
-"""A whole cluster in virtual time: servers, services, a supervisor, and whoever joins as a client.
+"""A complete cluster in virtual time: servers, services, a supervisor, and clients.
 
-Every storage server has a machine and a disk of its own. Nodes that die are started again by the
-supervisor, as in production; what became of the cluster can be asked here.
+Every storage server has its own machine and disk. As in production, the supervisor restarts dead
+nodes. The cluster's state can be queried here.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from ziplog.raft.state_machine import Machine
 
 _MIB: Final = 1024 * 1024
-#: How soon servers forget silent clients in a run where clients are silent for long.
+#: Session expiry in runs with clients that are silent for long.
 SHORT_SESSION_S: Final = 10
-#: A cluster that nothing disturbs is whole within so long.
+#: Time within which an undisturbed cluster is whole.
 _BEGIN_NS: Final = 60 * S
 
 
 class SimCluster:
-    """The processes of a cluster and what they run on.
+    """The processes, machines and network of a cluster.
 
     Args:
         kernel: virtual time.
-        plan: how large the cluster is, and what its network is like.
-        config: the cluster file; None: what the plan says (`config_of`), the rest as it is usual.
+        plan: the cluster's size and network.
+        config: the cluster file; None: the plan's (`config_of`), with defaults.
 
     """
 
@@ -52,17 +52,17 @@ class SimCluster:
         self.kernel: Final = kernel
         self.plan: Final = plan
         self.network: Final = Network(kernel)
-        #: The cluster file. Who runs knows what it said when he was started.
+        #: The cluster file. A process knows its content of the time when it was started.
         self.config = config or config_of(plan)
         self.disks: Final = {name: Disk(kernel.random) for name in plan.servers}
-        #: The disks of the services' nodes; with the stand-in of consensus nothing is on them.
+        #: The disks of the services' nodes; empty with simulated consensus.
         self.service_disks: Final = {
             node.name: Disk(kernel.random)
             for node in (*self.config.mms, *self.config.failure_handlers)
         }
         self.mms: Final = self._group(self.config.mms, ClusterState)
         self.handlers: Final = self._group(self.config.failure_handlers, HandlerState)
-        #: Everything that a supervisor keeps alive.
+        #: All processes that the supervisor keeps alive.
         self.nodes: Final[dict[str, Process]] = {}
         for node in self.config.mms:
             disk = self.service_disks[node.name]
@@ -108,10 +108,10 @@ class SimCluster:
         self.network.conditions = self.plan.conditions
 
     def add_servers(self, shard: int) -> tuple[NodeConfig, ...]:
-        """Write a further shard into the cluster file and start its servers, unless it is there.
+        """Add a shard to the cluster file and start its servers, unless it exists.
 
         Returns:
-            Its servers, the primary first. The membership service knows nothing of a new one.
+            Its servers, the primary first. The membership service does not know a new shard yet.
 
         """
         known = next((one for one in self.config.shards if one.id == shard), None)
@@ -131,14 +131,14 @@ class SimCluster:
         return servers
 
     def lose_disk(self, name: str) -> None:
-        """Let a storage server die with its machine; the supervisor starts it on an empty one."""
+        """Kill a storage server with its machine; the supervisor starts it on an empty disk."""
         self.nodes[name].kill()
         self.disks[name] = Disk(self.kernel.random)
 
     # --- clients ---
 
     def client(self, name: str) -> Process:
-        """Return a client's process, which chooses shards at random; it is not started yet."""
+        """Return a client's process, which selects shards at random; it is not started yet."""
         return Process(self.network, name, None, self._start_client)
 
     def _start_client(self, process: Process) -> programs.ClientProgram:
@@ -146,10 +146,10 @@ class SimCluster:
         return programs.log_client(process, endpoints, self.choose)
 
     def choose(self, _payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
-        """Choose a live shard at random."""
+        """Select a live shard at random."""
         return self.kernel.random.choice(sorted(live))
 
-    # --- questions ---
+    # --- queries ---
 
     def server(self, name: str) -> programs.StorageServer | None:
         """Return a storage server, if it runs."""
@@ -162,7 +162,7 @@ class SimCluster:
         return server.replica if server is not None else None
 
     def state_of(self, name: str) -> ReplicaState | None:
-        """Return what a storage server knows, if it runs; only to be looked at."""
+        """Return a storage server's state, if it runs; read-only."""
         replica = self.replica(name)
         return replica._state if replica is not None else None
 
@@ -172,7 +172,7 @@ class SimCluster:
         return [node.name for node in shard.replicas if node.name != name]
 
     def is_in_service(self, name: str) -> bool:
-        """Whether a server takes part in its shard's newest view that is known anywhere."""
+        """Whether a server is in service in the newest known view of its shard."""
         own = self.state_of(name)
         if own is None or own.state != "up" or self.nodes[name].is_paused:
             return False
@@ -183,15 +183,15 @@ class SimCluster:
 
     @property
     def state(self) -> ClusterState:
-        """What the membership service has committed."""
+        """The committed state of the membership service."""
         machine = self.mms.machine
         assert isinstance(machine, ClusterState)
         return machine
 
     def is_whole(self) -> bool:
-        """Whether every server is up, in the view that the membership service has committed.
+        """Whether every server is up, in the view that the membership service committed.
 
-        And every shard takes records, or never will again: none is on its way in or out.
+        Also, no shard is joining or leaving.
         """
         placements = self.state.placements
         for name, process in self.nodes.items():
@@ -211,7 +211,7 @@ class SimCluster:
         return bool(self.mms.leader) and bool(self.handlers.leader)
 
     def states(self) -> str:
-        """Return how everything is, for whoever wants to know why it is not whole."""
+        """Return a description of all states, for messages about a cluster that is not whole."""
         rows = []
         for name, process in self.nodes.items():
             own = self.state_of(name)

@@ -1,4 +1,4 @@
-"""A simulated disk, and a module that uses it in place of the real one."""
+"""Fixtures: a simulated disk, and a module that uses it instead of the real one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def module() -> Iterator[Any]:
-    """Return a module that has what production modules have, all of it simulated."""
+    """Return a module with simulated versions of the names that production modules use."""
     module = fresh_module()
     with installed([module], Random(5)):
         yield module

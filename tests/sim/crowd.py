@@ -1,9 +1,8 @@
-"""Many clients of slow servers: what is left of a shard's rate when all ask at once.
+"""Overload: a shard's goodput with many clients at slow servers.
 
-In a simulation a step takes no time. Here a storage server takes so long for every insert that it
-is sent, a copy or not, so that a queue forms in front of it, as it does on real machines. Each
-client has one insert under way at a time, or many. No server fails and no frame is lost: every
-further view, and every copy, is the load's doing.
+In a simulation a step takes no time. Here a storage server takes a fixed time for every received
+insert, copies too, so a queue forms, as on real machines. Each client has one or several open
+inserts. No server fails and no frame is lost: the load alone causes every copy and every new view.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _LINKS: Final = Conditions(delay_ns=(40 * US, 60 * US))
 
 
 class SlowNode:
-    """A node that takes a while for every insert that it is sent."""
+    """A node that takes a fixed time for every received insert."""
 
     def __init__(self, node: Node, process: Process, insert_ns: int) -> None:
         self._node, self._process, self._insert_ns = node, process, insert_ns
@@ -42,27 +41,27 @@ class SlowNode:
         return self._node.step(event, now)
 
     def check(self) -> None:
-        """Nothing: that would cost more than all steps together."""
+        """Do nothing: a check would cost more than all steps together."""
 
 
 class Load(NamedTuple):
-    """What came of a load."""
+    """The result of a load."""
 
-    #: Inserts a second, in the load's second half.
+    #: Inserts per second in the load's second half.
     per_s: float
     inserts: int
     copies: int
-    #: The views that began meanwhile.
+    #: The number of new views.
     new_views: int
 
 
 class Crowd:
-    """Clients, each with `depth` inserts under way."""
+    """Clients, each with `depth` open inserts."""
 
     def __init__(self, cluster: SimCluster, clients: int, depth: int) -> None:
         self._kernel: Final = cluster.kernel
         self._depth: Final = depth
-        #: When each insert was done.
+        #: Completion time of each insert.
         self.done: list[int] = []
         self.clients: Final = [cluster.client(f"client-{number}") for number in range(clients)]
         for client in self.clients:
@@ -90,7 +89,7 @@ class Crowd:
 
 
 def load(clients: int, *, insert_us: int, seconds: int, depth: int = 1, shards: int = 1) -> Load:
-    """Let so many clients insert for so long, at servers that take so long for an insert."""
+    """Run a number of inserting clients for a duration, at servers with a time per insert."""
     plan = draw(1)._replace(
         shards=shards, f=1, durability="memory", mms=1, handlers=1, faults=(),
         naps=False, is_raft_real=False, conditions=_LINKS,
@@ -119,5 +118,5 @@ def _views(cluster: SimCluster) -> int:
 
 
 def ramp(steps: Sequence[int], **options: int) -> list[Load]:
-    """Return what comes of more and more clients."""
+    """Return the results of growing numbers of clients."""
     return [load(clients, **options) for clients in steps]

@@ -1,4 +1,4 @@
-"""Simulated disks for tests: what is put on them, and what power cuts leave of it."""
+"""Helpers for tests of simulated disks: writes, syncs, results of power cuts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SEEDS = range(300)
 
 
 def fresh_module() -> ModuleType:
-    """Return a module that has what production modules have."""
+    """Return a module with the names that production modules use."""
     module = ModuleType("module")
     vars(module).update(os=os, fcntl=fcntl, uuid=uuid, secrets=secrets, Path=Path)
     return module
 
 
 def put(path: DiskPath, *contents: bytes) -> Descriptor:
-    """Write to the end of a file, which is made if need be, in so many steps."""
+    """Append to a file in several steps; create the file if needed."""
     fd = path.disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for content in contents:
         path.disk.write(fd, content)
@@ -46,7 +46,7 @@ def sync(path: DiskPath) -> None:
 def outcomes(
     prepare: Callable[[Disk], DiskPath], seeds: Iterable[int] = SEEDS
 ) -> list[bytes | None]:
-    """Return what a file is after power cuts, once for each seed; None: it is not there."""
+    """Return a file's content after power cuts, one per seed; None: it is missing."""
     results = []
     for seed in seeds:
         disk = Disk(Random(seed))

@@ -1,9 +1,9 @@
-"""The text of faults and changes, as `python -m tests.sim --faults` takes it.
+"""Text form of faults and changes, for `python -m tests.sim --faults`.
 
 `2150 kill shard-0-1; 2200 add-shard shard-3; ...`
 
-Rule: `str` of a fault is a text that means the same fault, and what does not mean one is refused
-with what is wrong about it. Whether a fault fits at its time is for `tests.sim.faults`.
+Rule: `str` of a fault is a text of the same fault; an invalid text is refused with the reason.
+`tests.sim.faults` decides whether a fault fits at its time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class _Kind(NamedTuple):
-    """What the text of a fault of one kind has."""
+    """The text format of one kind of fault."""
 
-    #: What its targets are called, and the pattern of all of them, with spaces between.
+    #: Description of its targets, and the pattern of all targets, separated by spaces.
     targets: str
     pattern: str
     #: It has a duration.
     lasts: bool = False
-    #: What its amount is; "": it has none.
+    #: Description of its amount; "": no amount.
     amount: str = ""
 
 
@@ -34,8 +34,8 @@ _COORDINATOR: Final = r"coordinator-\d+"
 _NODE: Final = rf"(?:{_SERVER}|mms-\d+|fh-\d+|{_COORDINATOR})"
 _MEMBER: Final = rf"{_SERVER}|mms-\d+|fh-\d+"
 _CLIENT: Final = r"(?:writer|reader)-\d+"
-_ANYBODY: Final = rf"(?:{_NODE}|{_CLIENT}|host)"
-_LINKS: Final = rf"{_ANYBODY} {_ANYBODY}(?: {_ANYBODY} {_ANYBODY})*"
+_ANY_PROCESS: Final = rf"(?:{_NODE}|{_CLIENT}|host)"
+_LINKS: Final = rf"{_ANY_PROCESS} {_ANY_PROCESS}(?: {_ANY_PROCESS} {_ANY_PROCESS})*"
 
 _ONE_SERVER: Final = _Kind("one storage server (as shard-0-1)", _SERVER)
 _ONE_SERVER_LASTS: Final = _ONE_SERVER._replace(lasts=True)
@@ -49,7 +49,7 @@ _PROCESS_OR_CLIENT: Final = _Kind(
 )
 _ONE_DISK: Final = _ONE_SERVER_LASTS._replace(amount="which call fails (as *3: the third)")
 _SOME_LINKS: Final = _Kind("links: from, to, from, to (as shard-0-1 fh-0)", _LINKS, lasts=True)
-_NOBODY_LASTS: Final = _Kind("nobody", "", lasts=True)
+_NO_TARGET_LASTS: Final = _Kind("no target", "", lasts=True)
 _ONE_SHARD: Final = _Kind("one shard (as shard-2)", r"shard-\d+")
 _ONE_NODE: Final = _Kind("one server or node (as shard-0-1, fh-0)", _NODE, lasts=True)
 
@@ -78,11 +78,11 @@ KINDS: Final = {
     "kill-fh": _Kind("one node of the failure handler (as fh-0)", r"fh-\d+"),
     "rot-mms": _Kind("one node of the membership service (as mms-0)", r"mms-\d+"),
     "rot-fh": _Kind("one node of the failure handler (as fh-0)", r"fh-\d+"),
-    "lead-mms": _NOBODY_LASTS,
-    "lead-fh": _NOBODY_LASTS,
-    "age": _Kind("nobody", "", amount="how many runs of leases were granted (as *3000)"),
+    "lead-mms": _NO_TARGET_LASTS,
+    "lead-fh": _NO_TARGET_LASTS,
+    "age": _Kind("no target", "", amount="how many runs of leases were granted (as *3000)"),
     "kill-client": _Kind("one client (as writer-0)", _CLIENT),
-    "power-all": _Kind("nobody", ""),
+    "power-all": _Kind("no target", ""),
     "add-shard": _ONE_SHARD,
     "remove-shard": _ONE_SHARD,
     "finalize-shard": _ONE_SHARD,
@@ -92,20 +92,20 @@ _LEAST_SKEW: Final = -999
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Return the faults that a text names, with semicolons between them.
+    """Parse faults, separated by semicolons.
 
     Raises:
-        ValueError: a part of it names none.
+        ValueError: a part is no fault.
 
     """
     return tuple(parse_fault(part) for part in text.split(";") if part.strip())
 
 
 def parse_fault(text: str) -> Fault:
-    """Return the fault that a text names.
+    """Parse a fault.
 
     Raises:
-        ValueError: it names none.
+        ValueError: the text is no fault.
 
     """
     when, name, *words = text.split() if len(text.split()) > 1 else (text, "")
@@ -126,7 +126,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def _unmet(name: str, targets: list[str], durations: list[str], amounts: list[str]) -> str:
-    """Return what a kind of fault has that these words are not; "" if they are."""
+    """Return the violated part of a kind's format; "" if the words match."""
     kind = KINDS[name]
     if not re.fullmatch(kind.pattern, " ".join(targets)):
         return f"names {kind.targets}"
@@ -139,10 +139,10 @@ def _unmet(name: str, targets: list[str], durations: list[str], amounts: list[st
     return ""
 
 
-def strangers(fault: Fault, plan: Plan) -> list[str]:
-    """Return the servers and nodes that a fault names and a plan's cluster does not have.
+def unknown_targets(fault: Fault, plan: Plan) -> list[str]:
+    """Return the servers and nodes of a fault that a plan's cluster does not have.
 
-    Clients are none of them: one that is not there is like one that has ended. Nor are shards of
-    changes: of one that is not there, the membership service says so.
+    Clients are not checked: an unknown client is like one that has ended. Neither are shards of
+    changes: the membership service refuses unknown ones.
     """
     return [name for name in fault.targets if re.fullmatch(_NODE, name) and name not in plan.nodes]

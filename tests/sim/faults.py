@@ -1,9 +1,9 @@
-"""Carries faults out, and ends them. What nobody promised to survive is not done.
+"""Injects faults and ends them, within the failures that the system promises to survive.
 
-A shard survives the failure of f of its servers. So at level `memory` a fault of a server needs
-another one of its shard in service and undisturbed; at level `disk` a process may die at any time,
-but a disk that is damaged needs an undamaged one. A fault that does not fit now does nothing, and
-the trace says so. What an operator asks for comes at its time, too, and always fits.
+A shard survives the failure of f of its servers. At level `memory` a fault of a server therefore
+needs another server of its shard in service and undisturbed. At level `disk` a process may die at
+any time, but damage to a disk needs an undamaged one. A fault that does not fit does nothing, and
+the trace records it. An operator's change is scheduled in the same way, and always fits.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
     from tests.simulator.process import Process
     from ziplog.core.view import Lease
 
-#: Positions in an epoch of the leases that nobody saw.
+#: Positions in an epoch of the leases that were granted unseen.
 _AGED_EPOCH: Final = 2**10
-#: A slow disk takes so long for a sync.
+#: Duration of a sync of a slow disk.
 _SLOW_NS: Final = 200 * MS
 
 
 class Faults:
-    """The faults of a run, and those under way."""
+    """The faults of a run, and the active ones."""
 
     def __init__(self, cluster: SimCluster, clients: Iterable[Client], operator: Operator) -> None:
         self._cluster: Final = cluster
         self._operator: Final = operator
         self._clients: Final = {client.process.name: client for client in clients}
-        #: What ends a fault that is under way, by its number.
+        #: The end actions of active faults, by number.
         self._endings: Final[dict[int, Callable[[], None]]] = {}
         self._number = 0
-        #: How many faults under way meet each server.
+        #: Number of active faults per server.
         self._afflicted: Final[dict[str, int]] = {}
-        #: Machines that are suspended or offline: nothing else that ends connects them again.
+        #: Suspended and offline machines: the end of another fault does not reconnect them.
         self._away: Final[set[str]] = set()
-        #: Servers whose disk is damaged for good.
+        #: Servers with a permanently damaged disk.
         self._rotten: Final[set[str]] = set()
-        #: So many faults were carried out.
+        #: Number of injected faults.
         self.done = 0
-        #: Servers whose disk failed, and so may have stopped; and whether all power was cut.
+        #: Servers with a failed disk, which may have stopped; and whether all power was cut.
         self.excused: Final[set[str]] = set()
-        #: Servers and nodes that had no descriptors for a while, and so may not have started.
+        #: Processes that had no descriptors for a while, and may have failed to start.
         self.unopened: Final[set[str]] = set()
         self.has_cut_power = False
 
     def schedule(self, faults: Iterable[Fault]) -> None:
-        """Carry faults out, each when it is due from now on."""
+        """Schedule faults, relative to now."""
         for fault in faults:
             self._cluster.kernel.after(fault.at_ms * MS, partial(self._begin, fault))
 
@@ -70,22 +70,22 @@ class Faults:
         kernel = self._cluster.kernel
         is_done = self._is_there(fault) and KINDS[fault.kind](self, fault)
         kernel.record(b"fault %b %d" % (str(fault).encode(), is_done))
-        kernel.tell(f"fault: {fault}{'' if is_done else ' (does not fit)'}")
+        kernel.trace(f"fault: {fault}{'' if is_done else ' (does not fit)'}")
         self.done += is_done
 
     def _is_there(self, fault: Fault) -> bool:
-        """Whether the servers that a fault meets were ever started."""
+        """Whether the target servers of a fault were ever started."""
         return fault.kind in CHANGES or all(
             name in self._cluster.nodes for name in fault.targets if name.startswith("shard-")
         )
 
     def _change(self, fault: Fault) -> bool:
-        """Have the operator ask for something."""
-        self._operator.ask(fault)
+        """Request a change from the operator."""
+        self._operator.request(fault)
         return True
 
     def heal(self) -> None:
-        """End every fault that is under way."""
+        """End all active faults."""
         for number in list(self._endings):
             self._end(number)
         self._cluster.network.heal_all()
@@ -93,7 +93,7 @@ class Faults:
     def _lasting(
         self, fault: Fault, ending: Callable[[], object], afflicted: Iterable[str] = ()
     ) -> bool:
-        """Note a fault that lasts, and whom it meets; `ending` ends it."""
+        """Record a lasting fault and its targets; `ending` ends it."""
         self._number += 1
         met = [name for name in afflicted if name in self._cluster.disks]
         for name in met:
@@ -113,10 +113,10 @@ class Faults:
         if ending is not None:
             ending()
 
-    # --- what is promised ---
+    # --- the promised tolerance ---
 
     def _may_fail(self, name: str) -> bool:
-        """Whether another server of the shard has all that was acknowledged, undisturbed."""
+        """Whether another, undisturbed server of the shard has all acknowledged records."""
         keeps_nothing = name not in self._cluster.disks
         if keeps_nothing or self._cluster.plan.durability == "disk":
             return True
@@ -131,7 +131,7 @@ class Faults:
         )
 
     def _has_copy(self, name: str) -> bool:
-        """Whether another server has on disk all that this one has."""
+        """Whether another server has all of this server's entries on disk."""
         own = self._cluster.state_of(name)
         peers = (self._cluster.state_of(peer) for peer in self._cluster.peers(name))
         return own is not None and any(
@@ -148,7 +148,7 @@ class Faults:
         return True
 
     def _power(self, fault: Fault) -> bool:
-        """Kill a server, and lose what its machine had not written."""
+        """Kill a server, and lose its machine's unsynced data."""
         if not self._kill(fault):
             return False
         self._cluster.disks[fault.targets[0]].power_cut()
@@ -176,7 +176,7 @@ class Faults:
         return True
 
     def _pause(self, fault: Fault) -> bool:
-        """Stop a process (SIGSTOP): what it is sent waits for it."""
+        """Pause a process (SIGSTOP): frames to it wait."""
         (name,) = fault.targets
         process = self._process(name)
         if process is None or not process.is_up or process.is_paused or not self._may_fail(name):
@@ -185,12 +185,12 @@ class Faults:
         return self._lasting(fault, process.resume, [name])
 
     def _suspend(self, fault: Fault) -> bool:
-        """Suspend a machine: its process stands still, and what it is sent is lost."""
+        """Suspend a machine: its process is paused, and frames to it are lost."""
         is_away = fault.targets[0] in self._away
         return not is_away and self._pause(fault) and self._take_offline(fault)
 
     def _offline(self, fault: Fault) -> bool:
-        """Lose what a client sends and is sent, while it goes on."""
+        """Lose all frames to and from a client, which continues to run."""
         (name,) = fault.targets
         return name in self._clients and name not in self._away and self._take_offline(fault)
 
@@ -231,7 +231,7 @@ class Faults:
         return True
 
     def _age(self, fault: Fault) -> bool:
-        """Kill all nodes of the membership service; many leases were granted when they are back.
+        """Kill all nodes of the membership service, and grant many leases meanwhile.
 
         Each lease differs from the one before it, so the history has as many runs.
         """
@@ -265,13 +265,13 @@ class Faults:
 
     def _disturb_links(self, fault: Fault, disturb: Callable[[str, str], None]) -> bool:
         links = list(zip(fault.targets[::2], fault.targets[1::2], strict=True))
-        # Who is not seen by another server, or by the handler, may be replaced.
+        # A server that another server or the handler does not see may be replaced.
         judges = {*self._cluster.disks, *self._cluster.handlers.names}
         met = {name for link in links if judges.issuperset(link) for name in link}
         return self._disturb(fault, links, disturb, met)
 
     def _isolate(self, fault: Fault) -> bool:
-        """Cut a server or node from all others; clients and the supervisor reach it still."""
+        """Cut a server or node from all others, except clients and the supervisor."""
         (name,) = fault.targets
         links = _links_around(name, self._cluster.nodes)
         return self._disturb(fault, links, self._cluster.network.cut, {name})
@@ -297,7 +297,7 @@ class Faults:
         return self._lasting(fault, heal, servers)
 
     def _lead(self, fault: Fault) -> bool:
-        """Cut the leader of a service from the other nodes of it."""
+        """Cut a service's leader from its other nodes."""
         group = self._cluster.mms if fault.kind == "lead-mms" else self._cluster.handlers
         leader = group.leader
         if not leader:
@@ -328,9 +328,9 @@ class Faults:
         return self._lasting(fault, lambda: setattr(disk, "capacity_bytes", CAPACITY_BYTES), [name])
 
     def _no_descriptors(self, fault: Fault) -> bool:
-        """Refuse to open files, to all replicas of a shard at once or to one process.
+        """Refuse opens of all replicas of a shard, or of one process.
 
-        It costs nothing but time: no server may stop, and no other one need be undisturbed.
+        This fault only delays: no server may stop, and no other server need be undisturbed.
         """
         cluster = self._cluster
         disks = [cluster.disks.get(name) or cluster.service_disks[name] for name in fault.targets]
@@ -345,11 +345,11 @@ class Faults:
         return self._lasting(fault, end, fault.targets)
 
     def _fail_disk(self, fault: Fault) -> bool:
-        """Let a call of a server's disk fail, soon."""
+        """Make one of the next calls of a server's disk fail."""
         return self._disturb_disk(fault, errno.EIO, lambda _process: None)
 
     def _crash(self, fault: Fault) -> bool:
-        """Stop a server's machine in the middle of what it does with its disk, soon."""
+        """Stop a server's machine during one of its next disk calls."""
         disk = self._cluster.disks[fault.targets[0]]
         return self._disturb_disk(
             fault, Halted("its machine stops"), lambda _process: disk.power_cut()
@@ -367,13 +367,13 @@ class Faults:
         process.on_halt = then
 
         def end() -> None:
-            disk.spare()
+            disk.clear_failures()
             process.on_halt = lambda _process: None
 
         return self._lasting(fault, end, [name])
 
     def _rot(self, fault: Fault) -> bool:
-        """Flip a bit of what a server has on its disk."""
+        """Flip a bit on a server's disk."""
         (name,) = fault.targets
         is_alone = any(peer in self._rotten for peer in self._cluster.peers(name))
         if is_alone or not self._has_good_peer(name) or not self._has_copy(name):
@@ -387,8 +387,8 @@ class Faults:
     def _rot_node(self, fault: Fault) -> bool:
         """Kill a service's node, flip a bit in its files, and start it again.
 
-        If it refuses to start, it gets an empty directory; one without others gets a copy. That
-        needs all of them to be there, and to vote.
+        If it refuses to start, it gets an empty directory; a single node gets a copy instead. An
+        empty directory needs all other nodes up and voting.
         """
         (name,) = fault.targets
         process, disk = self._cluster.nodes[name], self._cluster.service_disks[name]
@@ -406,7 +406,7 @@ class Faults:
         flip_in(directory, self._cluster.kernel.random)
         process.start()
         if not process.is_up:
-            assert "damaged" in process.halts.pop(), "it stopped for something else"
+            assert "damaged" in process.halts.pop(), "it stopped for another reason"
             for path in before:
                 path.unlink()
             if len(group.names) == 1:
@@ -418,7 +418,7 @@ class Faults:
 
 
 def _leases_after(last: Lease, count: int) -> Iterator[bytes]:
-    """Give the commands that grant so many leases, none of which repeats the one before it."""
+    """Yield the commands that grant `count` leases, each different from the one before it."""
     for _ in range(count):
         epoch_ms = 7 if last.epoch_ms != 7 else 8
         last = last.following(epochs=16, epoch_size=_AGED_EPOCH, epoch_ms=epoch_ms)
@@ -426,12 +426,12 @@ def _leases_after(last: Lease, count: int) -> Iterator[bytes]:
 
 
 def _links_around(name: str, nodes: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the links between one of some nodes and the others, both ways."""
+    """Return the links between one node and the others, both ways."""
     others = [node for node in nodes if node != name]
     return [pair for other in others for pair in ((name, other), (other, name))]
 
 
-#: How each kind of fault is carried out; returns whether it fitted.
+#: The method of each kind of fault; it returns whether the fault fitted.
 KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "kill": Faults._kill,
     "stop": Faults._stop,

@@ -1,4 +1,4 @@
-"""Does a program print the same, whatever the hashes of strings are?"""
+"""Check that a program's output does not depend on the hash seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def printed_under_any_hashes(program: str) -> str:
-    """Run a program with several hash seeds; return what it prints, which must be the same."""
+    """Run a program with several hash seeds; return its output, which must be equal."""
     printed = {
         seed: subprocess.run(
             [sys.executable, "-c", program],

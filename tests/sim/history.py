@@ -1,12 +1,12 @@
-"""What the clients of a simulation did and saw, recorded in virtual time.
+"""History of a simulation's clients: their calls and results, recorded in virtual time.
 
-Calls and results come in the order in which they happen, and each gets a time of its own: what
-happens in the same nanosecond is moved on by as many nanoseconds as it takes. So "this result was
-there before that call" is never lost, and the rules of `scripts/history` judge every such pair.
+Calls and results are recorded in their order, each with a unique time: events of the same
+nanosecond are moved on by as many nanoseconds as needed. So the rules of `scripts/history` see
+every pair of a result and a later call.
 
-A payload's number is given by the history, whatever bytes it has; a record whose payload, key and
-timestamp are not those of one insert is a foreign one. Invariant: what is judged here is, byte for
-byte, what `write` writes and `scripts/check_history.py` reads (docs/history.md).
+The history numbers payloads, whatever bytes they have. A record with the payload, key and timestamp
+of no insert is a foreign one. Invariant: the judged data is, byte for byte, the data that `write`
+writes and `scripts/check_history.py` reads (docs/history.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import NoSuchRecordError, OutcomeUnknownError, TrimmedError
 
 _SCRIPTS: Final = str(Path(__file__).resolve().parents[2] / "scripts")
-if _SCRIPTS not in sys.path:  # the scripts are no package: their folder is where they are found
+if _SCRIPTS not in sys.path:  # the scripts are no package: they are imported from their folder
     sys.path.insert(0, _SCRIPTS)
 
 import check_history  # noqa: E402
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
         | ResolveRequest
     )
 
-#: What is said of the cluster, not of a client, stands in this process's file.
+#: The process of events of the cluster itself.
 CLUSTER: Final = "cluster"
-#: Violations that a failure's text names; the others are counted.
+#: Number of violations in a failure's text; further ones are counted.
 _NAMED: Final = 10
 _TEXT: Final = 300
 
@@ -83,17 +83,17 @@ PENDING: Final = _Pending()
 class Operation:
     """One call of a client."""
 
-    #: Its number in the history, from 0.
+    #: Its index in the history.
     number: int
     client: str
     request: Request
-    #: Virtual time, nanoseconds; no two events of a history have the same.
+    #: Virtual time, nanoseconds; unique in a history.
     called: int
-    #: Of a `FetchRequest`: the subscription's operation; of a `ResolveRequest`: the insert's.
+    #: The subscription's operation of a `FetchRequest`, the insert's of a `ResolveRequest`.
     of: int | None = None
-    #: None while it is under way.
+    #: None while it is open.
     returned: int | None = None
-    #: What it returned, or the exception that it raised.
+    #: Its result, or the raised exception.
     result: Any = PENDING
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Operation:
 
 
 def _details(operation: Operation) -> str:
-    """Return what matters of a request."""
+    """Return the important parts of a request."""
     match operation.request:
         case InsertRequest(payloads=payloads, after=after):
             return f"({', '.join(map(repr, payloads))}, after {after})"
@@ -117,7 +117,7 @@ def _details(operation: Operation) -> str:
 
 
 def _brief(result: object) -> str:
-    """Return a result in few words."""
+    """Return a short form of a result."""
     if isinstance(result, BaseException):
         return f"{type(result).__name__}: {str(result)[:80]}"
     records = getattr(result, "records", None)
@@ -132,18 +132,18 @@ def _brief(result: object) -> str:
 
 
 class _File:
-    """One process's history, as much of a path as its readers need."""
+    """One process's history, with the parts of a path that its readers need."""
 
     def __init__(self, process: str, number: int) -> None:
         self.process: Final = process
-        #: Stands in front of the numbers of its payloads.
+        #: Prefix of its payloads' numbers.
         self.number: Final = number
         self.lines: Final[list[bytes]] = []
         self.ops = 0
         self.payloads = number * PER_CLIENT
-        #: From an operation's number to its op here; fetches have that of their subscription.
+        #: From an operation's number to its op in this file; a fetch has its subscription's.
         self.op_of: Final[dict[int, int]] = {}
-        #: From what the client calls a subscription to the operation that began it.
+        #: From a client's subscription number to the operation that started it.
         self.subscriptions: Final[dict[int, int]] = {}
 
     @property
@@ -155,10 +155,10 @@ class _File:
 
 
 class History:
-    """Everything that clients did.
+    """All calls of all clients.
 
     Args:
-        note: what a reader may want to know of the run, such as its seed. JSON.
+        note: information about the run for readers, such as its seed. JSON.
 
     """
 
@@ -174,20 +174,20 @@ class History:
         self._clock = 0
         #: From an inserted payload to its number, key and timestamp.
         self._payloads: Final[dict[bytes, tuple[int, bytes | None, int]]] = {}
-        #: From the identity of a doubt to its insert; the operation's result keeps it alive.
+        #: From the id of an unknown outcome to its insert; the operation's result keeps it alive.
         self._doubts: Final[dict[int, int]] = {}
 
     # --- recording ---
 
     def call(self, client: str, at: int, request: Request, *, resumes: int | None = None) -> int:
-        """Record that a client makes a call, before it is made; return the operation's number.
+        """Record a client's call, before it is made; return the operation's number.
 
         Args:
-            client: its name. One that is started again has another name: it knows nothing more.
-            at: virtual time in nanoseconds, not before anything that was recorded.
-            request: what it asks for. Every payload is inserted once in a history.
-            resumes: of a subscription that starts at the `position` of another one of this client:
-                that one's operation. The two count as one.
+            client: its name. A restarted client has a new name.
+            at: virtual time in nanoseconds, not before any recorded event.
+            request: the request. A payload is inserted once in a history.
+            resumes: for a subscription that starts at the `position` of another one of this client:
+                the other one's operation. The two count as one.
 
         """
         file, number = self._file(client), len(self.operations)
@@ -205,12 +205,12 @@ class History:
         return number
 
     def returned(self, operation: int, at: int, result: Any) -> None:
-        """Record what a call returned, once it did.
+        """Record the result of a call.
 
         Args:
             operation: its number.
-            at: virtual time in nanoseconds, not before anything that was recorded.
-            result: what it returned, or the exception object.
+            at: virtual time in nanoseconds, not before any recorded event.
+            result: the result, or the exception object.
 
         """
         done = self.open.pop(operation)
@@ -230,13 +230,13 @@ class History:
             self._line(file, event)
 
     def invoked(self, client: str, at: int, process: int, steps: Sequence[events.Step]) -> int:
-        """Record that a client begins a transaction; return its number in the client's file.
+        """Record the start of a transaction; return its number in the client's file.
 
         Args:
             client: its name.
-            at: virtual time in nanoseconds, not before anything that was recorded.
-            process: which of the client's lanes, each of which does one thing at a time.
-            steps: what it means to do.
+            at: virtual time in nanoseconds, not before any recorded event.
+            process: the client's sequential worker that runs it.
+            steps: its planned steps.
 
         """
         file = self._file(client)
@@ -247,33 +247,33 @@ class History:
     def committed(
         self, client: str, op: int, at: int, steps: Sequence[events.Step], gsn: int = 0
     ) -> None:
-        """Record that a transaction was committed, and where, if it wrote and was told that."""
+        """Record a commit, and its position, if the transaction wrote and received one."""
         self._line(self._file(client), events.Ok(op, self._moment(at), list(steps), gsn))
 
     def not_committed(
         self, client: str, op: int, at: int, steps: Sequence[events.Step], error: BaseException,
         *, is_known: bool,
     ) -> None:  # fmt: skip
-        """Record what a transaction raised: it took no effect, or (not `is_known`) it may have."""
+        """Record a failed transaction: without effect, or (not `is_known`) perhaps with one."""
         kind = events.Fail if is_known else events.Info
         text, name = str(error)[:_TEXT], type(error).__name__
         line = kind(op, self._moment(at), name, list(steps), text)
         self._line(self._file(client), line)
 
     def losses(self, at: int, ranges: Iterable[tuple[int, int, int]]) -> None:
-        """Record what the status document says may be lost: (shard, start, stop), gsns."""
+        """Record the losses of the status document: (shard, start, stop), gsns."""
         self._line(self._file(CLUSTER), events.Losses(self._moment(at), sorted(ranges)))
 
     def left(self, at: int, shard: int) -> None:
-        """Record that an operator was told that a shard has left the log."""
+        """Record the reply to an operator that a shard has left the log."""
         self._line(self._file(CLUSTER), events.Left(self._moment(at), shard))
 
     def fault(self, at: int, text: str) -> None:
-        """Record what was done to the cluster, for those who read along."""
+        """Record a fault, for readers of the history."""
         self._line(self._file(CLUSTER), events.Fault(self._moment(at), text))
 
     def _moment(self, at: int) -> int:
-        """Return a time for what happens now, later than all before."""
+        """Return a time for the current event, later than all before."""
         assert at >= self._clock, f"time runs back: from {self._clock} to {at}"
         self._clock = at
         self._digest.update(b"%d " % at)
@@ -292,7 +292,7 @@ class History:
         file.lines.append(line)
         self._digest.update(b"%b %b" % (file.process.encode(), line))
 
-    # --- what a line says ---
+    # --- lines ---
 
     def _called(self, file: _File, operation: Operation, resumes: int | None) -> events.Event:
         """Return the event of a call."""
@@ -319,8 +319,8 @@ class History:
     def _new_payloads(self, file: _File, request: InsertRequest) -> list[int]:
         """Number the payloads of an insert."""
         assert request.many or len(request.payloads) == 1, (
-            "an insert of several payloads has many=True: else its error does not say which of"
-            " them are in the log"
+            "an insert of several payloads has many=True: else its error does not contain which"
+            " of them are in the log"
         )
         numbers = []
         for index, payload in enumerate(request.payloads):
@@ -333,19 +333,19 @@ class History:
         return numbers
 
     def _number(self, record: Record) -> int:
-        """Return the number of what a record holds; `FOREIGN`: nobody inserted that."""
+        """Return the number of a record's payload; `FOREIGN`: no client inserted it."""
         number, *rest = self._payloads.get(record.payload, (FOREIGN, None, 0))
         return number if rest == [record.key, record.timestamp_us] else FOREIGN
 
     def _results(self, op: int, at: int, request: Request, result: Any) -> Sequence[events.Event]:
-        """Return the events of what a call returned."""
+        """Return the events of a call's result."""
         match request:
             case InsertRequest():
                 return [events.Inserted(op, at, *_columns(result))]
             case ResolveRequest():
                 return [events.Resolved(op, at, *_columns(result))]
             case ReadRequest(rid=rid):
-                # The record of another position than was asked for is none of ours.
+                # A record of a position that was not requested is foreign.
                 return [
                     events.Found(op, at, self._number(result) if result.rid == rid else FOREIGN)
                 ]
@@ -366,28 +366,28 @@ class History:
             found.append(events.Ended(op, at))
         return found
 
-    # --- what it says as a whole ---
+    # --- the whole history ---
 
     def digest(self) -> str:
-        """Return a hash of all that was recorded so far, in its order."""
+        """Return a hash of all recorded events, in their order."""
         return self._digest.hexdigest()
 
     def lines(self) -> dict[str, list[bytes]]:
-        """Return the lines of each process's history file (docs/history.md), with their ends."""
+        """Return the lines of each process's history file (docs/history.md), with line ends."""
         return {process: list(file.lines) for process, file in self._files.items()}
 
     def write(self, directory: Path) -> None:
-        """Write the files that `scripts/check_history.py` reads; the directory is made."""
+        """Write the files for `scripts/check_history.py`; create the directory."""
         directory.mkdir(parents=True, exist_ok=True)
         for file in self._files.values():
             (directory / file.name).write_bytes(b"".join(file.lines))
 
     def observed(self) -> Observed:
-        """Return what the rules judge."""
+        """Return the data that the rules judge."""
         return gather(self._files.values())  # type: ignore[arg-type]  # `open` and `name` will do
 
     def judge(self, *, allow_loss: bool = False) -> Judgement:
-        """Hold the history against the rules of `scripts/history`.
+        """Check the history against the rules of `scripts/history`.
 
         Args:
             allow_loss: positions that were reported as lost may be missing.
@@ -396,19 +396,19 @@ class History:
         return check(self.observed(), allow_loss=allow_loss)
 
     def check(self, *, allow_loss: bool = False) -> Judgement:
-        """Judge; raises AssertionError with the first violations and what else speaks of them."""
+        """Judge; raise AssertionError with the first violations and related operations."""
         judgement = self.judge(allow_loss=allow_loss)
         violations, observed = judgement.violations, judgement.observed
         rows = [f"{v.rule}: {v.text} [{observed.where(v.source)}]" for v in violations[:_NAMED]]
         if len(violations) > _NAMED:
             rows.append(f"... and {len(violations) - _NAMED} more")
         rows += check_history.traces(observed, violations)
-        assert not violations, "the history breaks rules:\n" + "\n".join(rows)
+        assert not violations, "the history violates rules:\n" + "\n".join(rows)
         return judgement
 
 
 def certainly_did_not_happen(error: BaseException) -> bool:
-    """Whether an insert that raised this is not in the log, but for what `results` names."""
+    """Whether an insert with this error is not in the log, except the rids in `results`."""
     return type(error).__name__ in DID_NOT_HAPPEN
 
 
@@ -418,7 +418,7 @@ def _columns(rids: Sequence[RecordId | None]) -> tuple[list[int], list[int]]:
 
 
 def _failed(op: int, at: int, error: BaseException) -> events.Failed:
-    """Return the event of a call that raised."""
+    """Return the event of a failed call."""
     gsns, shards = _columns(getattr(error, "results", None) or [])
     return events.Failed(
         op,
@@ -433,7 +433,7 @@ def _failed(op: int, at: int, error: BaseException) -> events.Failed:
 
 
 def _named(error: BaseException) -> int:
-    """Return the gsn that an error names; 0 if it names none."""
+    """Return the gsn in an error; 0 if it has none."""
     if isinstance(error, TrimmedError):
         return error.first.gsn
     return error.rid.gsn if isinstance(error, NoSuchRecordError) else 0

@@ -1,8 +1,8 @@
-"""How many message delays an insert takes, and its way to a reader: `python -m tests.sim.latency`.
+"""Message delays of inserts and deliveries: `python -m tests.sim.latency`.
 
-One client inserts, one record after the other at shards by chance, and another one follows the log.
-Every hop takes 40 to 60 µs and nothing else takes any time, so what is left are the delays of the
-protocol: on real machines each hop costs processor time as well (scripts/bench.py sequential).
+One client inserts record after record at random shards, and another one follows the log. Every hop
+takes 40 to 60 µs, and nothing else takes time, so only the protocol's delays remain. On real
+machines each hop also costs processor time (scripts/bench.py sequential).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pair:
     def __init__(self, cluster: SimCluster, count: int, think_us: int) -> None:
         self.cluster, self.left, self.think_us = cluster, count, think_us
         self.writer, self.reader = cluster.client("writer-0"), cluster.client("reader-0")
-        #: By gsn, in ns: when an insert was called, how long it took, and when it was delivered.
+        #: By gsn, in ns: time of an insert's call, its duration, time of its delivery.
         self.called: dict[int, int] = {}
         self.inserted: dict[int, int] = {}
         self.delivered: dict[int, int] = {}

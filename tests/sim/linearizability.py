@@ -1,36 +1,35 @@
-"""Is there an order of a history's operations in which the log could have done what clients saw?
+"""Linearizability check: searches an order of a history's operations that explains all results.
 
-The log that clients see (docs/protocol.md, sections 1 and 4-8), as a sequential object:
+The log as a sequential object for its clients (docs/protocol.md, sections 1 and 4-8):
 
-* *held*: from a gsn to the record there. *closed*: nothing will ever appear below it. *never*:
-  single positions of which a read said that they stay empty. *trim*: the trim point. *position*: of
-  each subscription, where it goes on.
-* `insert` places each of its records, one by one, at a free position that is not closed, above
-  `after`, at one shard and in the order of the call. The order of gsns says nothing of real time.
-  Who got `OutcomeUnknownError` or nothing at all may be placed at any time after the call, or
-  never; whoever got an error that says that nothing was done, and whose `resolve` said None, never.
-  What `resolve` or an error's `results` name was placed by then.
-* `read` that found a record: it is held. `NoSuchRecordError`: nothing of that shard is held there;
-  if the reason is that it is a no-op, or not a position of that shard, it never will be.
-* A fetch hands out all that is held from the subscription's position to the last record that it
-  hands out, nothing else, and closes everything up to there, also what is below the subscription's
-  start: every frontier is beyond it (section 5). If it says that it ended, it passed every insert
-  that was complete when the subscription began (none, if it starts beyond them). `RID_RECENT`
-  starts where its first record is.
-* `trim` takes effect once, before it returns (or, if it timed out, at some time or never), and
-  closes everything below: it is committed when all frontiers are there. From then on readers may be
-  told `TrimmedError`, but each replica learns of it by itself: only a read or subscription that
-  began after `trim` had returned is promised not to be given a record below it.
-* The *tail* is no more than section 7 says: at or above every insert that was complete before it
-  was asked for. It is not linearizable: shards are asked one after the other, so it may be the last
-  of two records of which the higher one is missing; and it may name one that a recovery then drops.
-* `sync` is about disks: it is not looked at. No more is any call that says that nothing was done.
+* *held*: the record at each gsn. *closed*: no record will ever appear below it. *never*: single
+  positions that a read reported as empty for ever. *trim*: the trim point. *position*: of each
+  subscription.
+* `insert` places each record at a free position that is not closed, above `after`, at one shard and
+  in the order of the call. The order of gsns implies nothing about real time. After
+  `OutcomeUnknownError`, or without a result, a record may be placed at any time after the call, or
+  never. After an error that excludes an effect, or if `resolve` returned None: never. A rid from
+  `resolve` or from an error's `results` was placed by then.
+* `read` with a record: it is held. `NoSuchRecordError`: no record of that shard is held there; if
+  the reason is a no-op or another shard's position, none ever will be.
+* A fetch returns all held records from the subscription's position to its last returned record, and
+  no others. It closes everything up to there, also below the subscription's start: every frontier
+  is beyond it (section 5). At its end, a subscription has passed every insert that was complete at
+  its start (none, if it starts beyond them). `RID_RECENT` starts at its first record.
+* `trim` takes effect once, before it returns (after a timeout: at some time or never), and closes
+  everything below: it is committed when all frontiers are there. Afterwards readers may receive
+  `TrimmedError`, but each replica learns the trim point separately. Only reads and subscriptions
+  that began after `trim` returned must not receive a record below it.
+* The *tail* has the guarantee of section 7 only: it is at or above every insert that was complete
+  before the query. It is not linearizable: the client queries the shards one after the other, so
+  the tail may be the second of two records while the first is missing; and a recovery may drop it.
+* `sync` concerns disks and is ignored. So are calls without an effect.
 
-The search is Wing and Gong's, with Lowe's memory of what was tried: an operation may come next if
-no other one that is not placed yet had returned before it was called. What has been placed fixes
-the state, whatever its order was, so the set alone is remembered. What cannot harm any other
-operation is placed at once. Positions that no fetch and no trim reaches are objects of their own,
-and searched one by one: linearizability is local (Herlihy and Wing).
+The search is Wing and Gong's, with Lowe's memory of visited sets. An operation may come next if no
+unplaced operation had returned before its call. The set of placed operations determines the state,
+so only the set is remembered. A step that conflicts with no other one is placed at once. Positions
+that no fetch and no trim reaches are independent objects, searched one by one: linearizability is
+local (Herlihy and Wing).
 """
 
 from __future__ import annotations
@@ -55,21 +54,21 @@ from tests.sim.steps import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: How many states are looked at before a history is given up as not decided.
+#: Number of searched states after which a history counts as not decided.
 BUDGET_STATES: Final = 20_000
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a history is not linearizable, or that this is not known."""
+    """The reason why a history is not linearizable, or that the search did not decide."""
 
-    #: False: the budget was used up before any order was found.
+    #: False: the budget ended before an order was found.
     is_decided: bool
-    #: The operation whose result cannot be explained any more; all before it can.
+    #: The first operation with an unexplainable result.
     culprit: Operation
-    #: A longest order of what could be placed.
+    #: A longest possible order.
     placed: list[Operation]
-    #: What could come next, and why it cannot.
+    #: The candidates for the next step, and the reasons against them.
     stuck: list[tuple[Operation, str]]
     states: int
 
@@ -102,16 +101,16 @@ def explain(
     budget_states: int = BUDGET_STATES,
     lost: Iterable[tuple[int, int, int]] = (),
 ) -> Explanation | None:
-    """Look for an order of the operations in which the log could have done what clients saw.
+    """Search an order of the operations that explains all results.
 
     Args:
-        operations: of a history (`History.operations`), up to about 40 of them.
-        budget_states: when to give up.
-        lost: (shard, start, stop): what happened at these positions is not looked at.
+        operations: of a history (`History.operations`), up to about 40.
+        budget_states: maximum number of searched states.
+        lost: (shard, start, stop): operations at these positions are ignored.
 
     Returns:
-        None: there is one. Else: why there is none (of the shortest beginning of the history that
-        has none), or that the budget was used up.
+        None: there is one. Else the reason why there is none (for the shortest prefix of the
+        history without one), or that the budget was used up.
 
     """
     rows = list(lost)
@@ -144,7 +143,7 @@ def explain(
 
 
 def _until(operations: Sequence[Operation], at: int) -> list[Operation]:
-    """Return what was known at a time."""
+    """Return the results known at a time."""
     return [
         o if o.returned is None or o.returned <= at else replace(o, returned=None, result=PENDING)
         for o in operations
@@ -153,7 +152,7 @@ def _until(operations: Sequence[Operation], at: int) -> list[Operation]:
 
 
 def _search_all(steps: Sequence[Step], budget_states: int) -> _Outcome:
-    """Search each part that is an object of its own."""
+    """Search each independent part."""
     states = 0
     for part in _parts(steps):
         outcome = _search(part, budget_states - states)
@@ -164,7 +163,7 @@ def _search_all(steps: Sequence[Step], budget_states: int) -> _Outcome:
 
 
 def _parts(steps: Sequence[Step]) -> list[list[Step]]:
-    """Return the parts that have nothing to do with each other."""
+    """Return the independent parts."""
     reached = max(map(_reach, steps), default=0)
     parts: dict[object, list[Step]] = {}
     for step in steps:
@@ -178,7 +177,7 @@ def _parts(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _reach(step: Step) -> int:
-    """Return below which position a step looks at all of them."""
+    """Return the position below which a step depends on all positions."""
     match step:
         case Passed(stop=stop) | Trimming(stop=stop):
             return stop
@@ -188,7 +187,7 @@ def _reach(step: Step) -> int:
 
 
 def _search(steps: Sequence[Step], budget_states: int) -> _Outcome:
-    """Search for an order, depth first; what is to return first is tried first."""
+    """Search for an order, depth first, in the order of return times."""
     steps = sorted(steps, key=lambda step: (step.returned, step.called))
     _mark_harmful(steps)
     needed = sum(1 << i for i, step in enumerate(steps) if step.returned != END)
@@ -211,7 +210,7 @@ def _search(steps: Sequence[Step], budget_states: int) -> _Outcome:
             if step.refusal(state):
                 continue
             branch = (depth + 1, mask | 1 << index, step.applied(state), (step, path))
-            if _harms_nobody(step, steps, mask, state):
+            if _is_harmless(step, steps, mask, state):
                 branches = [branch]
                 break
             branches.append(branch)
@@ -222,17 +221,17 @@ def _search(steps: Sequence[Step], budget_states: int) -> _Outcome:
 
 
 def _enabled(steps: Sequence[Step], mask: int) -> list[int]:
-    """Return what may come next: nothing that is not placed had returned before it was called."""
+    """Return the possible next steps: no unplaced step had returned before their calls."""
     left = [i for i in range(len(steps)) if not mask >> i & 1]
     limit = steps[left[0]].returned if left else END
     return [i for i in left if steps[i].called <= limit]
 
 
 def _mark_harmful(steps: Sequence[Step]) -> None:
-    """Note the records of which it matters when they appear: those that a read missed.
+    """Mark the records with an important time of appearance: those that a read missed.
 
-    What a fetch passed without handing it out is none of them: it can appear neither before the
-    fetch nor after it. Nor is one of two at a position: no order has both.
+    A record that a fetch passed without returning it is not marked: it can appear neither before
+    nor after the fetch. Neither is one of two records at a position: no order has both.
     """
     missed = {step.gsn for step in steps if isinstance(step, Missing)}
     for step in steps:
@@ -240,8 +239,8 @@ def _mark_harmful(steps: Sequence[Step]) -> None:
             step.is_harmless = step.gsn not in missed
 
 
-def _harms_nobody(step: Step, steps: Sequence[Step], mask: int, state: State) -> bool:
-    """Whether nothing that is not placed could be in the way of this step, or it in theirs."""
+def _is_harmless(step: Step, steps: Sequence[Step], mask: int, state: State) -> bool:
+    """Whether this step conflicts with no unplaced step."""
     if step.is_harmless or not isinstance(step, Passed | Trimming):
         return step.is_harmless
     others = [other for i, other in enumerate(steps) if not mask >> i & 1 and other is not step]

@@ -1,8 +1,7 @@
-"""The mutants: rules of one view, of readers and of disks; the others are imported.
+"""Mutants of one view, of readers and of disks; importing this module registers all mutants.
 
-Those of recoveries and leases: tests/sim/mutants_of_views; of shards that come and go:
-tests/sim/mutants_of_shards; of a long history of leases: tests/sim/mutants_of_leases. What a mutant
-is: tests/sim/mutation.
+Recoveries and leases: tests/sim/mutants_of_views; changes of shards: tests/sim/mutants_of_shards;
+long lease histories: tests/sim/mutants_of_leases. See tests/sim/mutation.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tests.sim.mutation import (
     MUTANTS,
     busy,
     kill_and_lose,
-    kill_anybody,
+    kill_any_server,
     kill_the_primary,
     lossy,
     mutant,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from shard.state.sessions import HeldUnit
     from ziplog import wire
 
-# What is imported registers its own.
+# Imported modules register their mutants.
 __all__ = [
     "MUTANTS", "mutants_of_leases", "mutants_of_logdb", "mutants_of_sessions", "mutants_of_shards",
     "mutants_of_time", "mutants_of_views",
@@ -70,7 +69,7 @@ _replace: Final = msgspec.structs.replace
 
 
 def _kill_and_stall(seed: int) -> Plan:
-    """Twelve clients compete for slots, and servers get their records in other orders."""
+    """Twelve clients compete for slots, and servers receive their records in different orders."""
     stalls = Conditions(delay_ns=(20 * US, 10 * MS), stalls=0.2, stall_ns=500 * MS)
     at_ms = Random(f"kill {seed}").randrange(50, 200)
     return busy(
@@ -84,7 +83,7 @@ def _kill_and_stall(seed: int) -> Plan:
     "the primary is killed under the load of twelve; a frame in five is up to 0.5 s late",
 )
 def displaced_unit_is_guessed_again() -> Iterator[None]:
-    """A backup gives a displaced unit, and those behind it, the next slots (D3, D4)."""
+    """A backup gives a displaced unit, and the units after it, the next slots (D3, D4)."""
     displace, apply = Backup._displace, Backup._apply
     losers: dict[Backup, list[HeldUnit]] = {}
 
@@ -118,7 +117,7 @@ def displaced_unit_is_guessed_again() -> Iterator[None]:
 
 @mutant(kill_and_lose, "the primary is killed under load; a frame in five is lost")
 def promise_moves_to_the_next_epoch() -> Iterator[None]:
-    """A backup moves what it promised when an epoch is over (D3)."""
+    """A backup moves its promises when an epoch is over (D3)."""
     arrived = Backup.accept
 
     def moved(self: Backup, session: Any, unit: HeldUnit, now: int) -> None:
@@ -137,14 +136,14 @@ def promise_moves_to_the_next_epoch() -> Iterator[None]:
 
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def stable_counts_promises() -> Iterator[None]:
-    """A backup reports what it guessed as if it were decided (D7)."""
-    told = Backup._report
+    """A backup reports its guesses as decided (D7)."""
+    original = Backup._report
 
     def report(self: Backup, now: int) -> None:
         stream, guessed = self._state.stream, len(self.guesses.promised)
         stream.last += guessed
         try:
-            told(self, now)
+            original(self, now)
         finally:
             stream.last -= guessed
 
@@ -154,7 +153,7 @@ def stable_counts_promises() -> Iterator[None]:
 
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def other_copies_stay() -> Iterator[None]:
-    """A unit that the primary placed elsewhere stays where it was promised, too (D9, D22)."""
+    """A unit that the primary placed elsewhere also stays at its promised slot (D9, D22)."""
     decide = Guesses.decide
 
     def kept(self: Guesses, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
@@ -174,7 +173,7 @@ def other_copies_stay() -> Iterator[None]:
 
 @mutant(lossy, "no faults; the network loses a frame in twenty")
 def no_duplicate_is_recognised() -> Iterator[None]:
-    """A copy of a unit that a server has placed is another unit for it (D9)."""
+    """A server treats a copy of a placed unit as another unit (D9)."""
     insert = Replica._insert
 
     def inserted(self: Replica, route: bytes, message: wire.Insert) -> None:
@@ -190,7 +189,7 @@ def no_duplicate_is_recognised() -> Iterator[None]:
 
 @mutant(lossy, "no faults; the network loses a frame in twenty")
 def gap_is_passed() -> Iterator[None]:
-    """A backup applies what comes, whatever is missing before it (D7)."""
+    """A backup applies entries in spite of a gap before them (D7)."""
     forwarded = Backup.on_forward
 
     def passed(self: Backup, forward: wire.Forward, now: int) -> Any:
@@ -205,7 +204,7 @@ def gap_is_passed() -> Iterator[None]:
 
 @mutant(two_shards, "no faults; two shards, fast network")
 def after_is_ignored() -> Iterator[None]:
-    """The primary places a record where it likes, whatever it is to come after (T 4.2.1)."""
+    """The primary places a record without regard to `after` (T 4.2.1)."""
     arrived = Primary.accept
 
     def anywhere(self: Primary, session: Any, unit: HeldUnit, now: int) -> None:
@@ -218,7 +217,7 @@ def after_is_ignored() -> Iterator[None]:
 
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def restart_in_the_same_view() -> Iterator[None]:
-    """A server that crashed goes on, in its view, with what was on its disk (D2)."""
+    """A crashed server continues in its view with the content of its disk (D2)."""
     start = shard.replica.start
 
     def go_on(state: ReplicaState, saved: bytes | None, now: int, *, limbo: bool) -> bool:
@@ -242,7 +241,7 @@ def restart_in_the_same_view() -> Iterator[None]:
 
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def client_completes_on_the_primarys_word() -> Iterator[None]:
-    """A client takes the primary's ack for all (T 4.2.1, D8)."""
+    """A client completes an insert on the primary's ack alone (T 4.2.1, D8)."""
     on_ack = Inserts.on_ack
 
     def completed(self: Inserts, ack: wire.InsertAck) -> None:
@@ -266,7 +265,7 @@ def _kill_two(seed: int) -> Plan:
 
 @mutant(_kill_two, "f = 2; two servers are killed under load; the network loses frames")
 def client_completes_on_a_majority() -> Iterator[None]:
-    """A client takes the acks of a majority for all (T 4.2.1, D8)."""
+    """A client completes an insert on the acks of a majority (T 4.2.1, D8)."""
     on_ack = Inserts.on_ack
 
     def completed(self: Inserts, ack: wire.InsertAck) -> None:
@@ -287,13 +286,13 @@ def client_completes_on_a_majority() -> Iterator[None]:
 
 
 def _three_servers(seed: int) -> Plan:
-    """Of two, the backup serves the readers, and knows by itself what is stable."""
+    """A shard of three; in a shard of two, the serving backup knows itself what is stable."""
     return kill_the_primary(seed)._replace(f=2)
 
 
 @mutant(_three_servers, "the primary of three servers is killed under load; slow network")
 def unstable_records_are_delivered() -> Iterator[None]:
-    """A subscriber is given what one server holds (T 4.2.2 read literally; D43)."""
+    """A subscriber receives records that only one server holds (T 4.2.2 literally; D43)."""
     drained, catch_up = Replica._on_batch_end, Readers._catch_up
 
     def caught_up(self: Readers, *args: Any, **how: bool) -> None:
@@ -319,7 +318,7 @@ def unstable_records_are_delivered() -> Iterator[None]:
 
 @mutant(undisturbed, "no faults; slow network")
 def frontier_passes_a_hole() -> Iterator[None]:
-    """A shard's frontier lies behind a position that it has not decided (D44)."""
+    """A shard's frontier lies after a position that it has not decided (D44)."""
     frontier = ReplicaState.frontier.fget  # type: ignore[attr-defined]
 
     def behind(self: ReplicaState) -> int:
@@ -331,9 +330,9 @@ def frontier_passes_a_hole() -> Iterator[None]:
         yield
 
 
-@mutant(kill_anybody, "two shards; a server of the first is killed; slow network")
+@mutant(kill_any_server, "two shards; a server of the first is killed; slow network")
 def silent_shard_is_skipped() -> Iterator[None]:
-    """A client takes a shard's positions for no-ops while it is recovered (D29)."""
+    """A client takes a shard's positions for no-ops during its recovery (D29)."""
     frontier = Subscription._frontier
 
     def skipped(self: Subscription, shard: int) -> int:
@@ -350,7 +349,7 @@ def silent_shard_is_skipped() -> Iterator[None]:
 
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def one_replica_answers_a_read() -> Iterator[None]:
-    """A read takes any replica's word on a record that is not stable (D42)."""
+    """A read accepts any single replica's answer on a record that is not stable (D42)."""
     on_reply, start = Reads.on_reply, Reads.start
 
     def asked(self: Reads, call: int, request: Any) -> None:
@@ -380,7 +379,7 @@ def _blackout(seed: int) -> Plan:
 
 @mutant(_blackout, "level `disk`; the power of all machines fails under load")
 def acks_before_the_disk() -> Iterator[None]:
-    """A server at level `disk` says what it has before that is on its disk (D14)."""
+    """A server at level `disk` acks entries before they are on its disk (D14)."""
     init = Driver.__init__
 
     def begun(self: Driver, *args: Any, **how: Any) -> None:

@@ -1,7 +1,4 @@
-"""The mutants of a long history of leases: what a server is sent of it.
-
-What a mutant is: tests/sim/mutation.
-"""
+"""Mutants of the announcement of a long lease history. See tests/sim/mutation."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _AGED: Final = "two shards; the history of leases gets long, and a backup is kil
 
 @mutant(_aged, _AGED)
 def whole_history_is_sent() -> Iterator[None]:
-    """A server is sent all leases that it does not hold, in one message (section 3)."""
+    """One message sends a server all leases that it lacks (section 3)."""
 
     def all_of_them(_state: ClusterState, _number: int, _gsn: int) -> None:
         return None

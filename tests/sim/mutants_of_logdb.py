@@ -1,8 +1,7 @@
-"""The mutants of LogDB: rules of its decisions, its reads, its rounds and its client.
+"""Mutants of LogDB: rules of its decisions, reads, cleaning rounds and client.
 
-Nobody compares their decisions with the model's (`Database.has_model`): they are found by what
-clients saw, by what is left of the log, or as coordinators differ. What a mutant is:
-tests/sim/mutation.
+They run without the model (`Database.has_model`). The clients' results, the rest of the log, or
+differences between coordinators reveal them. See tests/sim/mutation.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _LATEST: Final = 2**63 - 1
 
 
 def _busy(seed: int, *faults: Fault, **changes: Any) -> Plan:
-    """Return a run of four clients with four lanes each, on two coordinators, with these faults."""
+    """Return a run of four clients with four workers each, two coordinators and these faults."""
     database = Database(
         coordinators=2, checkpoint_every=60, decisions=1_000, segment_bytes=500, inline_bytes=100,
         cache_bytes=200, has_model=False,
@@ -65,7 +64,7 @@ def _undisturbed(seed: int) -> Plan:
 
 
 def _deaf(seed: int) -> Plan:
-    """A client inserts, and hears neither the log nor a coordinator for a while, again and again.
+    """A client repeatedly inserts and then receives neither the log nor a coordinator for a while.
 
     Its first copy of a commit record is in the log, and it inserts another one.
     """
@@ -86,7 +85,7 @@ def _deaf_and_remembered(seed: int) -> Plan:
 
 
 def _behind(seed: int) -> Plan:
-    """A coordinator does not hear the log for a while, again and again."""
+    """A coordinator repeatedly loses the log for a while."""
     faults = [
         Fault(400 * i, "clog", _pairs(_SERVERS, _COORDINATORS[i % 2]), 300) for i in range(10)
     ]
@@ -94,7 +93,7 @@ def _behind(seed: int) -> Plan:
 
 
 def _held_up(seed: int) -> Plan:
-    """Clients hear late that their values are in the log, so their commits come late."""
+    """Clients learn late that their values are in the log, so their commits arrive late."""
     random = Random(f"held up {seed}")
     faults = [
         Fault(700 * i + random.randrange(400), "clog", _pairs(_SERVERS, f"writer-{writer}"), 600)
@@ -110,14 +109,14 @@ def _held_up(seed: int) -> Plan:
 
 @mutant(_undisturbed, "no faults; slow network")
 def reads_are_not_compared() -> Iterator[None]:
-    """A transaction commits whatever became of what it read (docs/logdb.md, section 4, rule 3)."""
+    """A transaction commits although its reads have changed (docs/logdb.md, section 4, rule 3)."""
     with replaced(logdb.validation, "conflicts", lambda *_: []):
         yield
 
 
 @mutant(_held_up, "clients' commits come late, while the log is cleaned and trimmed")
 def values_before_the_horizon() -> Iterator[None]:
-    """A commit may refer to any value, wherever cut and version are (section 4, rules 2 and 4)."""
+    """A commit may refer to any value, regardless of cut and version (section 4, rules 2, 4)."""
     decide = logdb.validation.decide
 
     def careless(
@@ -129,12 +128,12 @@ def values_before_the_horizon() -> Iterator[None]:
         yield
 
 
-_DEAF: Final = "a client is deaf for two seconds, again and again; 16 decisions are remembered"
+_DEAF: Final = "a client repeatedly receives nothing for two seconds; 16 decisions are remembered"
 
 
 @mutant(_deaf, _DEAF)
 def nothing_expires() -> Iterator[None]:
-    """A copy of a decision that was forgotten is decided again (section 4, rule 2)."""
+    """A copy of a forgotten decision is decided again (section 4, rule 2)."""
     decide = logdb.validation.decide
 
     def patient(
@@ -147,9 +146,9 @@ def nothing_expires() -> Iterator[None]:
         yield
 
 
-@mutant(_deaf_and_remembered, "a client is deaf for two seconds, again and again")
+@mutant(_deaf_and_remembered, "a client repeatedly receives nothing for two seconds")
 def copies_are_decided() -> Iterator[None]:
-    """A copy of a commit record that was decided is decided again (section 4, rule 1)."""
+    """A copy of a decided commit record is decided again (section 4, rule 1)."""
     add = Decisions.add
 
     def added(self: Decisions, id_: TransactionId, position: RecordId, committed: bool) -> None:
@@ -166,9 +165,9 @@ def copies_are_decided() -> Iterator[None]:
 # --- reads ---------------------------------------------------------------------------------------
 
 
-@mutant(_behind, "coordinators do not hear the log for 300 ms, in turn")
+@mutant(_behind, "coordinators lose the log for 300 ms, in turn")
 def reads_are_not_fresh() -> Iterator[None]:
-    """A coordinator answers from what it has, without asking the log (section 6)."""
+    """A coordinator answers from its own state, without a query to the log (section 6)."""
     with replaced(LogTailer, "wait_for_tail", _at_once):
         yield
 
@@ -182,7 +181,7 @@ def _at_once(_self: LogTailer, waiter: PendingRequest) -> None:
 
 @mutant(_undisturbed, "no faults; slow network")
 def trimmed_before_the_checkpoint() -> Iterator[None]:
-    """The log is trimmed as soon as all is moved, before the checkpoint is in it (section 8)."""
+    """The log is trimmed as soon as all values are moved, before the checkpoint (section 8)."""
     save = CleaningRound._save
 
     def saved(self: CleaningRound, cut: int) -> Any:
@@ -197,9 +196,9 @@ def trimmed_before_the_checkpoint() -> Iterator[None]:
 # --- the client ----------------------------------------------------------------------------------
 
 
-@mutant(_deaf_and_remembered, "a client is deaf for two seconds, again and again")
+@mutant(_deaf_and_remembered, "a client repeatedly receives nothing for two seconds")
 def another_number_for_a_copy() -> Iterator[None]:
-    """A client that does not know what became of a record inserts it as another transaction."""
+    """A client inserts a record with an unknown outcome as another transaction."""
     insert = Commits._insert
 
     def inserted(self: Commits, commit: PendingCommit) -> None:
@@ -221,6 +220,6 @@ def another_number_for_a_copy() -> Iterator[None]:
 
 @mutant(_deaf, _DEAF)
 def any_copy_expires_for_all() -> Iterator[None]:
-    """A client takes "expired" for an abort, whatever other copies there may be (section 7)."""
+    """A client takes "expired" for an abort, although other copies may exist (section 7)."""
     with replaced(logdb.client.commits, "_is_final", lambda _attempts, _decided: True):
         yield

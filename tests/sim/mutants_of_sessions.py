@@ -1,7 +1,4 @@
-"""The mutants of sessions: which clients a server knows, and what it knows of them.
-
-What a mutant is: tests/sim/mutation.
-"""
+"""Mutants of sessions: a server's knowledge of its clients. See tests/sim/mutation."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ _replace: Final = msgspec.structs.replace
 
 
 def _kill_with_small_parts(seed: int) -> Plan:
-    """The primary is killed, and takes over the sessions unit by unit."""
+    """The primary is killed, and receives the sessions unit by unit afterwards."""
     return kill_the_primary(seed)._replace(part_bytes=1, lanes=16, bulk=60)
 
 
 @mutant(_kill_with_small_parts, "the primary is killed under load; sessions are cut into units")
 def rest_of_a_session_is_not_asked_for() -> Iterator[None]:
-    """A part of a session is taken for all of it by a server that joins (section 11)."""
+    """A joining server takes a part of a session for the whole session (section 11)."""
     table = Session.table
 
     def cut(self: Session, after: int, limit_bytes: int) -> SessionTable:

@@ -1,7 +1,4 @@
-"""The mutants of shards that come, go and are parked: what a lease without them means.
-
-What a mutant is: tests/sim/mutation.
-"""
+"""Mutants of joining, leaving and parked shards. See tests/sim/mutation."""
 
 from __future__ import annotations
 
@@ -33,11 +30,11 @@ if TYPE_CHECKING:
 _WRITERS: Final = range(4)
 
 
-# --- what a server refuses for good --------------------------------------------------------------
+# --- permanent refusals --------------------------------------------------------------------------
 
 
 def _parked(seed: int) -> Plan:
-    """A shard whose backup hears late is parked and comes back; some inserts come later still."""
+    """A shard with a slow backup is parked and returns; some inserts arrive even later."""
     at_ms = Random(f"park {seed}").randrange(50, 500)
     servers = ("shard-0-0", "shard-0-1")
     late = [Fault(at_ms + 601 * i, "clog", servers, 600) for i in range(6)]
@@ -50,9 +47,9 @@ def _parked(seed: int) -> Plan:
     )  # fmt: skip
 
 
-@mutant(_parked, "two shards; one is parked and comes back; a frame in seven is seconds late")
+@mutant(_parked, "two shards; one is parked and returns; a frame in seven is seconds late")
 def redirect_without_a_tombstone() -> Iterator[None]:
-    """A server forgets what it refused for good (docs/protocol.md, section 13)."""
+    """A server forgets its permanent refusals (docs/protocol.md, section 13)."""
     bury = shard.ordering.admission.refuse_permanently
 
     def forgotten(
@@ -70,7 +67,7 @@ def redirect_without_a_tombstone() -> Iterator[None]:
 
 
 def _half_refused(seed: int) -> Plan:
-    """The primary gets inserts when its shard is out; it dies before the backup hears that."""
+    """The primary receives inserts after its last lease, and dies before its last no-ops arrive."""
     at_ms = Random(f"leave {seed}").randrange(20, 150)
     links = tuple(name for i in _WRITERS for name in (f"writer-{i}", "shard-0-0"))
     faults = (
@@ -83,13 +80,13 @@ def _half_refused(seed: int) -> Plan:
 
 
 _HALF_REFUSED: Final = (
-    "two shards; one leaves, its primary gets inserts too late, and dies with its last no-ops"
+    "two shards; one leaves; its primary receives inserts too late, and dies with its last no-ops"
 )
 
 
 @mutant(_half_refused, _HALF_REFUSED)
 def refusal_beside_a_promise() -> Iterator[None]:
-    """A backup refuses a unit for good, and keeps the slot that it promised it (D3)."""
+    """A backup permanently refuses a unit, and keeps the slot that it promised it (D3)."""
     copied = Backup.on_copy
 
     def refused(self: Backup, unit: HeldUnit, since: int) -> None:
@@ -105,7 +102,7 @@ def refusal_beside_a_promise() -> Iterator[None]:
 
 @mutant(_half_refused, _HALF_REFUSED)
 def one_redirect_is_enough() -> Iterator[None]:
-    """A client takes one replica's refusal for good for all (docs/protocol.md, section 13)."""
+    """A client takes one permanent refusal for all replicas' (docs/protocol.md, section 13)."""
     is_absent = InflightUnit.is_absent.fget  # type: ignore[attr-defined]
 
     def absent(self: InflightUnit) -> bool:
@@ -118,11 +115,11 @@ def one_redirect_is_enough() -> Iterator[None]:
         yield
 
 
-# --- what a server has no room for ---------------------------------------------------------------
+# --- refusals for lack of room -------------------------------------------------------------------
 
 
 def _no_room(seed: int) -> Plan:
-    """A shard's disk is full again and again."""
+    """A shard's disk is repeatedly full."""
     random = Random(f"full {seed}")
     faults = (
         Fault(60 * i + random.randrange(20), "full-disk", ("shard-0-0",), random.randrange(10, 40))
@@ -135,7 +132,7 @@ def _no_room(seed: int) -> Plan:
 
 
 def _rarely_there(seed: int) -> Plan:
-    """While clients are silent, their shards' views change."""
+    """Views change while clients are idle."""
     random = Random(f"kill {seed}")
     servers = ("shard-0-0", "shard-1-0")
     faults = (
@@ -149,9 +146,11 @@ def _rarely_there(seed: int) -> Plan:
 _TWICE: Final = Conditions(delay_ns=(20 * US, 5 * MS), repeats=0.3, stalls=0.1)
 
 
-@mutant(_rarely_there, "two shards; views change while clients rest; a frame in three comes twice")
+@mutant(
+    _rarely_there, "two shards; views change while clients are idle; a frame in three arrives twice"
+)
 def refusals_are_counted() -> Iterator[None]:
-    """A client takes any refusal for that of one more copy (docs/protocol.md, section 4)."""
+    """A client counts any refusal as that of one more copy (docs/protocol.md, section 4)."""
 
     def counted(self: InflightUnit, refused: Refused) -> None:
         server = refused.server
@@ -161,9 +160,9 @@ def refusals_are_counted() -> Iterator[None]:
         yield
 
 
-@mutant(_no_room, "two shards; one's disk is full often; a frame in three comes twice")
+@mutant(_no_room, "two shards; the disk of one is often full; a frame in three arrives twice")
 def lack_of_room_without_a_tombstone() -> Iterator[None]:
-    """A server forgets which copies it promised never to take (docs/protocol.md, section 4)."""
+    """A server forgets which copies it promised never to accept (docs/protocol.md, section 4)."""
     put_off = shard.ordering.admission.refuse_for_now
 
     def forgotten(
@@ -176,7 +175,7 @@ def lack_of_room_without_a_tombstone() -> Iterator[None]:
         yield
 
 
-# --- what the membership service commits ---------------------------------------------------------
+# --- commits of the membership service -----------------------------------------------------------
 
 
 def _leave_and_die(seed: int) -> Plan:
@@ -190,7 +189,7 @@ def _leave_and_die(seed: int) -> Plan:
 
 @mutant(_leave_and_die, "two shards; one leaves while one of its servers is recovered")
 def retired_shard_comes_back_live() -> Iterator[None]:
-    """A shard that was told to leave is a member again after a recovery."""
+    """A leaving shard is a member again after a recovery."""
     with replaced(ClusterState, "returns_as", lambda _self, _shard: "live"):
         yield
 
@@ -213,7 +212,7 @@ def finalized_before_all_are_sealed() -> Iterator[None]:
 
 @mutant(_leave, "two shards, one of which leaves; slow network")
 def lease_without_a_limit() -> Iterator[None]:
-    """A lease does without a shard that leaves, and nothing says where that ends."""
+    """A lease excludes a leaving shard, and no message gives the end of its positions."""
     grant = ClusterState._grant
 
     def granted(self: ClusterState, command: GrantLease) -> Any:
@@ -226,11 +225,11 @@ def lease_without_a_limit() -> Iterator[None]:
         yield
 
 
-# --- what the machine refuses ---------------------------------------------------------------------
+# --- refusals of the machine ----------------------------------------------------------------------
 
 
 def _no_descriptors(seed: int) -> Plan:
-    """All replicas of a shard lack descriptors at once, again and again."""
+    """All replicas of a shard repeatedly lack descriptors at the same moment."""
     random = Random(f"descriptors {seed}")
     servers = ("shard-0-0", "shard-0-1")
     faults = (
@@ -240,18 +239,18 @@ def _no_descriptors(seed: int) -> Plan:
     return busy(seed, *faults, shards=1, lanes=8, calls=300, think_us=10_000)
 
 
-@mutant(_no_descriptors, "one shard, whose replicas lack descriptors at the same moments")
+@mutant(_no_descriptors, "one shard; its replicas lack descriptors at the same moments")
 def refused_file_ends_the_server() -> Iterator[None]:
     """A server halts where the system does not open its next segment (section 10)."""
     with replaced(shard.storage.flusher, "REFUSED", NO_SPACE):
         yield
 
 
-# --- who knows what is stable --------------------------------------------------------------------
+# --- stable entries ------------------------------------------------------------------------------
 
 
 def _lose_the_first_two(seed: int) -> Plan:
-    """The primary and the backup that heard most die; the third one goes on."""
+    """The primary and the most advanced backup die; the third server continues."""
     random = Random(f"kill {seed}")
     at_ms = random.randrange(50, 300)
     third = random.choice((1, 2))
@@ -266,7 +265,7 @@ def _lose_the_first_two(seed: int) -> Plan:
 
 @mutant(_lose_the_first_two, "f = 2; two servers are killed while the third does not hear one")
 def backup_of_three_knows_what_is_stable() -> Iterator[None]:
-    """A backup of three takes what it has applied for stable, as it may in a shard of two."""
+    """A backup of three treats applied entries as stable, which is correct only in a pair."""
     init = Backup.__init__
 
     def begun(self: Backup, state: ReplicaState) -> None:

@@ -1,4 +1,4 @@
-"""The mutants of what servers forget, and of clocks (docs/protocol.md, 4, rules 8 and 13)."""
+"""Mutants of session expiry and of clocks (docs/protocol.md, 4, rules 8 and 13)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _away(seed: int, kind: str) -> Plan:
-    """Two writers are away for longer than servers remember them, with inserts under way."""
+    """Two writers are away for longer than the session expiry, with open inserts."""
     random = Random(f"{kind} {seed}")
     faults = [
         Fault(random.randrange(10, 200), kind, (name,), random.choice((12_000, 16_000)))
@@ -34,14 +34,14 @@ def _suspended(seed: int) -> Plan:
 
 @mutant(_offline, "two of four writers are offline for longer than servers remember them")
 def forgotten_units_are_taken() -> Iterator[None]:
-    """A server takes a unit although it may have placed it in a session that it forgot (D9)."""
+    """A server accepts a unit that it may have placed in an expired session (D9)."""
     with replaced(Sessions, "raise_horizon", lambda *_: None):
         yield
 
 
 @mutant(_suspended, "the machines of two of four writers are suspended for longer than that")
 def clock_stands_still_while_suspended() -> Iterator[None]:
-    """A node does not count the time in which its machine was suspended (D39)."""
+    """A node does not count the time during which its machine was suspended (D39)."""
     pause, resume = Process.pause, Process.resume
     since: dict[Process, int] = {}
 

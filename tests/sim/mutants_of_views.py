@@ -1,7 +1,4 @@
-"""The mutants of recoveries and leases: rules that hold from one view to the next.
-
-What a mutant is: tests/sim/mutation.
-"""
+"""Mutants of recoveries and leases: rules between views. See tests/sim/mutation."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from failure_handler.state import Begin, HandlerState
 from mms.leases import LeasePlan
 from mms.state import ClusterState
 from shard.ordering.admission import Admission
-from shard.recovery.participant import Recovery
+from shard.recovery.participant import RecoveryParticipant
 from shard.replica import Replica
 from shard.state.epoch_clock import EpochClock
 from shard.state.sessions import HeldUnit, Sessions
@@ -24,7 +21,7 @@ from tests.sim.mutation import (
     LAN,
     busy,
     kill_and_lose,
-    kill_anybody,
+    kill_any_server,
     kill_the_primary,
     mutant,
     part_the_servers,
@@ -50,7 +47,7 @@ _replace: Final = msgspec.structs.replace
 
 
 def _kill_early_and_hold_up(seed: int) -> Plan:
-    """The primary is killed when most calls have just begun, and servers got parts of them."""
+    """The primary is killed when most calls have begun, and servers received parts of them."""
     stalls = Conditions(delay_ns=(20 * US, 10 * MS), loss=0.1, stalls=0.1, stall_ns=300 * MS)
     at_ms = Random(f"kill {seed}").randrange(10, 40)
     return busy(
@@ -61,34 +58,34 @@ def _kill_early_and_hold_up(seed: int) -> Plan:
 
 @mutant(
     _kill_early_and_hold_up,
-    "the primary is killed when calls begin; of ten frames one is lost, and one up to 0.3 s late",
+    "the primary is killed when calls begin; one frame in ten is lost, and one in ten is late",
 )
 def unit_gets_behind_its_followers() -> Iterator[None]:
-    """A client sends a later view what is open, whatever may be there of its call (D13)."""
+    """A client sends open units to a later view despite placed later units of the call (D13)."""
     with replaced(InsertCall, "has_later_unit", lambda _batch, _units: False):
         yield
 
 
 @mutant(kill_and_lose, "the primary is killed under load; a frame in five is lost")
 def only_confirmed_is_rolled_forward() -> Iterator[None]:
-    """A recovery goes on from what the primary confirmed; promises are dropped (D22)."""
-    roll = Recovery._roll_forward
+    """A recovery continues from the confirmed entries, and drops promises (D22)."""
+    roll = RecoveryParticipant._roll_forward
 
-    def rolled(self: Recovery, message: wire.Freeze, _promised: Any, now: int) -> None:
+    def rolled(self: RecoveryParticipant, message: wire.Freeze, _promised: Any, now: int) -> None:
         roll(self, message, [], now)
 
-    with replaced(Recovery, "_roll_forward", rolled):
+    with replaced(RecoveryParticipant, "_roll_forward", rolled):
         yield
 
 
 @mutant(part_the_servers, "primary and backup do not hear each other for two seconds; slow network")
 def survivor_acks_after_its_promise() -> Iterator[None]:
-    """A server whose state was taken for the next view still acks in this one (D20)."""
-    roll, insert = Recovery._roll_forward, Replica._insert
+    """A server still acks in this view after its state was taken for the next one (D20)."""
+    roll, insert = RecoveryParticipant._roll_forward, Replica._insert
     ends: dict[ReplicaState, int] = {}
     taken: dict[tuple[ReplicaState, bytes, int], list[int]] = {}
 
-    def rolled(self: Recovery, message: wire.Freeze, promised: Any, now: int) -> None:
+    def rolled(self: RecoveryParticipant, message: wire.Freeze, promised: Any, now: int) -> None:
         units = list(promised)
         slots = [unit.gsns[-1] + 1 for unit in units]
         ends[self._state] = max([self._state.stream.end, *slots])
@@ -111,21 +108,26 @@ def survivor_acks_after_its_promise() -> Iterator[None]:
             unit.gsns, unit.confirmed = taken[key], state.server == 0
             state.ack(unit)
 
-    with replaced(Recovery, "_roll_forward", rolled), replaced(Replica, "_insert", inserted):
+    with (
+        replaced(RecoveryParticipant, "_roll_forward", rolled),
+        replaced(Replica, "_insert", inserted),
+    ):
         yield
 
 
 def _held_up(seed: int) -> Plan:
-    """What clients sent the primary arrives when the shard has gone on to another view."""
+    """Clients' messages to the primary arrive after the shard entered another view."""
     at_ms = Random(f"hold {seed}").randrange(20, 150)
     links = tuple(name for i in range(4) for name in (f"writer-{i}", "shard-0-0"))
     faults = Fault(at_ms, "clog", links, 3_000), Fault(at_ms + 5, "kill", ("shard-0-1",))
     return busy(seed, *faults, shards=2, lanes=4, conditions=LAN)
 
 
-@mutant(_held_up, "two shards; a backup is killed while what clients sent the primary is held up")
+@mutant(
+    _held_up, "two shards; a backup is killed while clients' messages to the primary are delayed"
+)
 def views_do_not_matter() -> Iterator[None]:
-    """Inserts, acks, forwards and reports of older views are taken (D1)."""
+    """A server accepts inserts, acks, forwards and reports of older views (D1)."""
     admit, on_ack = Admission.admit, Inserts.on_ack
 
     def admitted(self: Admission, route: bytes, message: wire.Insert, *rest: Any) -> Any:
@@ -149,7 +151,7 @@ def views_do_not_matter() -> Iterator[None]:
 
 
 def _two_attempts(seed: int) -> Plan:
-    """The servers part; the handler's words come late, so that it tries one and the other."""
+    """The servers lose contact; the handler's messages are late, so it tries both servers."""
     at_ms = Random(f"cut {seed}").randrange(10, 200)
     apart = ("shard-0-0", "shard-0-1", "shard-0-1", "shard-0-0")
     from_handler = ("fh-0", "shard-0-0", "fh-0", "shard-0-1")
@@ -159,7 +161,9 @@ def _two_attempts(seed: int) -> Plan:
     )  # fmt: skip
 
 
-@mutant(_two_attempts, "the servers part, and the handler's words to both come 4 s late")
+@mutant(
+    _two_attempts, "the servers lose contact, and the handler's messages to both arrive 4 s late"
+)
 def two_recoveries_of_one_view() -> Iterator[None]:
     """All attempts from a view have one number, and any promise to it counts (D21)."""
     conductor = failure_handler.recovery.Recovery
@@ -197,21 +201,21 @@ def _part_busy_servers(seed: int) -> Plan:
 
 @mutant(_part_busy_servers, "primary and backup do not hear each other for two seconds")
 def two_states_begin_one_view() -> Iterator[None]:
-    """Whoever has promised begins the next view with what it holds itself (D21)."""
-    enter = Recovery._enter
+    """Every server that has promised starts the next view with its own state (D21)."""
+    enter = RecoveryParticipant._enter
 
-    def entered(self: Recovery, decision: wire.ViewDecided) -> bool:
+    def entered(self: RecoveryParticipant, decision: wire.ViewDecided) -> bool:
         state = self._state
         if enter(self, decision):
             return True
         if state.state != "frozen" or decision.view != self.number:
             return False
         state.view, state.view_base = decision.view, state.stream.last
-        state.state, self.joining = "joined", None
+        state.state, self.transfer = "joined", None
         self.entered = decision
         return True
 
-    with replaced(Recovery, "_enter", entered):
+    with replaced(RecoveryParticipant, "_enter", entered):
         yield
 
 
@@ -238,14 +242,14 @@ def sessions_do_not_survive_the_view() -> Iterator[None]:
 
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def undecided_log_is_kept() -> Iterator[None]:
-    """A server that joins keeps what the survivor does not have (D25)."""
+    """A joining server keeps entries that the survivor does not have (D25)."""
     with replaced(shard.recovery.state_transfer, "_common", lambda _state, after, _view: after):
         yield
 
 
-@mutant(kill_anybody, "two shards; a server is killed under load; slow network")
+@mutant(kill_any_server, "two shards; a server is killed under load; slow network")
 def limbo_answers_absent() -> Iterator[None]:
-    """A server that forgot what it had says that a record is nowhere (D13, D2)."""
+    """A server that forgot its state reports a record as absent (D13, D2)."""
     locate = Replica._locate
 
     def located(self: Replica, route: bytes, message: wire.Locate) -> None:
@@ -268,9 +272,9 @@ def limbo_answers_absent() -> Iterator[None]:
 # --- leases --------------------------------------------------------------------------------------
 
 
-@mutant(kill_anybody, "two shards; a server of the first is killed; slow network")
+@mutant(kill_any_server, "two shards; a server of the first is killed; slow network")
 def stale_schedule() -> Iterator[None]:
-    """A server of shard 1 divides positions among those who shared the lease before (D30)."""
+    """A server of shard 1 divides positions among the previous members of the lease (D30)."""
     lease_of = EpochClock.lease_of
 
     def stale(self: EpochClock, lease: Any) -> Any:
@@ -293,9 +297,9 @@ def stale_schedule() -> Iterator[None]:
         yield
 
 
-@mutant(kill_anybody, "two shards; a server of the first is killed; slow network")
+@mutant(kill_any_server, "two shards; a server of the first is killed; slow network")
 def second_descriptor_for_an_epoch() -> Iterator[None]:
-    """The membership service grants the lease in force anew when its members change (D30)."""
+    """The membership service grants the lease in force again when its members change (D30)."""
     propose, grant = LeasePlan.propose, ClusterState._grant
 
     def proposed(self: LeasePlan, members: Any, now: int, **how: bool) -> Any:

@@ -1,11 +1,11 @@
-"""Deliberate bugs of the protocol, each a rule taken out of production code while a run lasts.
+"""Mutants: deliberate bugs, each of which breaks one rule of production code during a run.
 
-A simulator that finds none of them would be no witness for the code without them. Rule: a mutant is
-a context manager that replaces methods or constants and puts them back; production code knows
-nothing of it. Each has a draw of its own (`Mutant.draw`): what a rule is for may be rare, and a
-draw that brings it about more often (its `focus`) makes the search short. Invariant: it counts as
-found only by an AssertionError, of a checker, of a replica's own invariants, or because the
-cluster does not become whole; whatever else is raised is a mistake of the mutant, and passes on.
+They show that the simulator can find such bugs. Rule: a mutant is a context manager that replaces
+methods or constants and restores them; production code does not know it. Each has a draw of its
+own (`Mutant.draw`, described by its `focus`), which makes the rule's situation frequent and the
+search short. Invariant: only an AssertionError counts as found: from a checker, from a replica's
+own invariants, or because the cluster does not become whole. Any other exception is a bug of the
+mutant, and propagates.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Mutant(NamedTuple):
-    """A rule that is not kept."""
+    """A broken rule."""
 
     name: str
-    #: Which one, in a sentence, with its decision.
+    #: The rule in a sentence, with its decision.
     rule: str
-    #: How its runs differ from those of `python -m tests.sim`: they are short, and besides that.
+    #: The difference of its runs from those of `python -m tests.sim`; they are also short.
     focus: str
     draw: Callable[[int], Plan]
     broken: Callable[[], AbstractContextManager[None]]
@@ -40,7 +40,7 @@ class Mutant(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A mutant that was found: by which seed, and what the run said."""
+    """A found mutant: the seed and the failure."""
 
     seed: int
     failure: str
@@ -53,15 +53,15 @@ replaced: Final = patch.object
 
 
 def search(mutant: Mutant, budget_seeds: int, first: int = 1) -> Found | None:
-    """Run seed after seed of a mutant's draw until one fails; None: none did.
+    """Run seeds of a mutant's draw until one fails; None: none failed.
 
     Args:
-        mutant: what is broken.
-        budget_seeds: how many seeds to run at most.
-        first: the seed to begin with.
+        mutant: the mutant.
+        budget_seeds: maximum number of seeds.
+        first: the first seed.
 
     Raises:
-        Exception: what is no AssertionError: the mutant itself is wrong.
+        Exception: not an AssertionError: the mutant itself is wrong.
 
     """
     for seed in range(first, first + budget_seeds):
@@ -74,7 +74,7 @@ def search(mutant: Mutant, budget_seeds: int, first: int = 1) -> Found | None:
 
 
 def is_clean(mutant: Mutant, seed: int) -> bool:
-    """Make the same run with nothing broken; raises what it raises."""
+    """Run the same plan without the mutant; its errors propagate."""
     return run(mutant.draw(seed)).operations > 0
 
 
@@ -87,7 +87,7 @@ LOSSY: Final = Conditions(delay_ns=(50 * US, 10 * MS), loss=0.05, repeats=0.05)
 
 
 def busy(seed: int, *faults: Fault, **changes: Any) -> Plan:
-    """Return a small cluster under load, all of it at the beginning, with these faults."""
+    """Return a small cluster with all load at the beginning, and these faults."""
     plan = draw(seed, faults=0)._replace(
         shards=1, f=1, durability="memory", mms=1, handlers=1, writers=4, readers=1, calls=60,
         lanes=1, think_us=2_000, conditions=SLOW, naps=False, span_ms=500, is_raft_real=False,
@@ -111,7 +111,7 @@ def lossy(seed: int) -> Plan:
 
 
 def kill_the_primary(seed: int) -> Plan:
-    """Return a run in which the primary is killed while much is under way."""
+    """Return a run in which the primary is killed under load."""
     at_ms = Random(f"kill {seed}").randrange(10, 200)
     return busy(seed, Fault(at_ms, "kill", ("shard-0-0",)), lanes=8)
 
@@ -122,15 +122,15 @@ def kill_and_lose(seed: int) -> Plan:
     return kill_the_primary(seed)._replace(conditions=lossy_links, lanes=4, think_us=0)
 
 
-def kill_anybody(seed: int) -> Plan:
-    """Return a run of two shards in which a server is killed while much is under way."""
+def kill_any_server(seed: int) -> Plan:
+    """Return a run of two shards in which a server is killed under load."""
     random = Random(f"kill {seed}")
     name = random.choice(("shard-0-0", "shard-0-1"))
     return busy(seed, Fault(random.randrange(10, 200), "kill", (name,)), shards=2)
 
 
 def part_the_servers(seed: int) -> Plan:
-    """Return a run in which primary and backup lose sight of each other, but of nobody else."""
+    """Return a run in which only primary and backup lose contact with each other."""
     pairs = ("shard-0-0", "shard-0-1", "shard-0-1", "shard-0-0")
     at_ms = Random(f"cut {seed}").randrange(10, 200)
     return busy(
@@ -140,7 +140,7 @@ def part_the_servers(seed: int) -> Plan:
 
 
 def mutant(focus: Callable[[int], Plan], text: str) -> Callable[..., Callable[..., Any]]:
-    """Register a mutant with its draw, and what the draw's text is; its docstring is the rule."""
+    """Register a mutant with its draw and the draw's text; its docstring is the rule."""
 
     def register(broken: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
         name, rule = broken.__name__, " ".join((broken.__doc__ or "").split())

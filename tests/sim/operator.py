@@ -1,7 +1,7 @@
-"""Who lets shards join, leave and be finalized in a run: an operator with a client of his own.
+"""Operator of a run: adds, removes and finalizes shards with a client of its own.
 
-Rule: a change is asked for until it is answered, as `ziplog shard` does; the answer is that it is
-done, or a `ConfigError` that says why it cannot be. What was asked, and what came of it, is kept.
+Rule: as in `ziplog shard`, a change is requested until it is answered: it is done, or a
+`ConfigError` contains the reason of the refusal. All changes and their results are kept.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Change:
-    """Something that was asked for."""
+    """A requested change."""
 
     kind: requests.Change
     shard: int
     #: Virtual time, nanoseconds.
     asked: int
-    #: 0: it is under way.
+    #: 0: the change is open.
     ended: int = 0
-    #: Why it cannot be done; None: it is, or it is under way.
+    #: The reason of its refusal; None: it is done or open.
     refused: ConfigError | None = None
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Change:
 
 
 class Operator:
-    """The operator of a cluster, and what he asked for."""
+    """The operator of a cluster, and its changes."""
 
     def __init__(self, cluster: SimCluster, history: History) -> None:
         self._cluster: Final = cluster
@@ -51,16 +51,16 @@ class Operator:
 
     @property
     def open(self) -> list[Change]:
-        """What is not answered."""
+        """The open changes."""
         return [change for change in self.changes if not change.ended]
 
-    def ask(self, fault: Fault) -> Change:
-        """Begin what a plan says, at once and beside what is under way."""
+    def request(self, fault: Fault) -> Change:
+        """Start a plan's change immediately, concurrently with open ones."""
         kind = cast("requests.Change", fault.kind.removesuffix("-shard"))
         return self.change(kind, shard_of(fault))
 
     def change(self, kind: requests.Change, shard: int) -> Change:
-        """Begin a change; servers of a shard that joins are started first."""
+        """Start a change; the servers of a joining shard are started first."""
         change = Change(kind, shard, self._cluster.kernel.now)
         self.changes.append(change)
         servers = self._cluster.add_servers(shard) if kind == "add" else ()
@@ -73,12 +73,12 @@ class Operator:
         kernel = self._cluster.kernel
         assert result is None or isinstance(result, ConfigError), f"{change}: {result!r}"
         change.ended, change.refused = kernel.now, result
-        kernel.tell(f"operator: {change}")
+        kernel.trace(f"operator: {change}")
         if result is None and change.kind != "add":
             self._history.left(kernel.now, change.shard)
 
     def check_end(self) -> None:
-        """Check that every shard is what was asked for, and that what was refused had a reason."""
+        """Check every shard's final state, and that every refusal had a reason."""
         assert not self.open, f"not answered: {'; '.join(map(str, self.open))}"
         for change in self.changes:
             if change.refused is not None:
@@ -89,7 +89,7 @@ class Operator:
         assert states == wanted, f"{states} after {'; '.join(map(str, self.changes))}"
 
     def _reasons(self, change: Change) -> set[str]:
-        """Return why a change may have been refused, by what else was asked for before."""
+        """Return the possible reasons of a change's refusal, given earlier changes."""
         of_shard = [one for one in self.changes if one.shard == change.shard]
         before = [one for one in of_shard if one.asked <= change.ended]
         has_left = any(one.kind != "add" and one.refused is None for one in before)
@@ -100,7 +100,7 @@ class Operator:
         return {"last-shard"} if was_there or is_there else {"last-shard", "no-such-shard"}
 
     def _program(self) -> ClientProgram:
-        """Return what the operator's process runs; it is started when it is needed first."""
+        """Return the operator's program; the first use starts the process."""
         if not self._process.is_up:
             self._process.start()
             program = cast("ClientProgram", self._process.program)
@@ -109,7 +109,7 @@ class Operator:
 
 
 def _reason(change: Change) -> str:
-    """Return the service's word for why a change was refused, by what its error allows."""
+    """Return the service's reason of a refusal, from the error."""
     allowed = str(change.refused)
     words = {"never comes back": "retired", "the last shard": "last-shard", "one of [": ""}
     found = [reason for text, reason in words.items() if text in allowed]

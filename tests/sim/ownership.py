@@ -1,8 +1,8 @@
-"""Who owns which position, computed once more: naively, and with exact fractions.
+"""Owners of positions, computed independently with exact fractions: the schedule's oracle.
 
-The oracle of the schedule (docs/protocol.md, sections 2 and 3; thesis 4.2.3, Fig. 4.2; D31): it
-shares nothing with `ziplog.core.gsn` and `ziplog.core.view`. Invariant: no position has two owners,
-and none was skipped, in all that was ever learned.
+It shares no code with `ziplog.core.gsn` and `ziplog.core.view` (docs/protocol.md, sections 2 and 3;
+thesis 4.2.3, Fig. 4.2; D31). Invariant: in all learned leases, no position has two owners, and none
+is skipped.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Positions [base, stop) and who shares them; equal leases in a row may be told as one."""
+    """Positions [base, stop) and their owners; equal consecutive leases may be one."""
 
     base: int
     stop: int
     first_epoch: int
-    #: gsns in an epoch.
+    #: Number of gsns in an epoch.
     epoch_size: int
     #: (shard, weight), each shard once.
     weights: tuple[tuple[int, int], ...]
@@ -40,18 +40,18 @@ def round_of(weights: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
 
 
 class Ownership:
-    """Who owns which position, by all leases that anybody told."""
+    """The owners of positions by all learned leases."""
 
     def __init__(self) -> None:
         self._spans: Final[list[Lease]] = []
 
     @property
     def stop(self) -> int:
-        """Where the leases end; 0 if none is known."""
+        """The end of the leases; 0 if none is known."""
         return self._spans[-1].stop if self._spans else 0
 
     def learn(self, leases: Iterable[Lease]) -> None:
-        """Take leases, in order; what is known already must be the same."""
+        """Add leases, in order; known positions must have the same owners."""
         for lease in leases:
             assert lease.base < lease.stop, f"an empty lease: {lease}"
             assert not self._spans or lease.base <= self.stop, (
@@ -67,7 +67,7 @@ class Ownership:
                 self._append(lease)
 
     def _append(self, lease: Lease) -> None:
-        """Add what goes beyond the known end."""
+        """Add the part after the known end."""
         last = self._spans[-1] if self._spans else None
         base = max(lease.base, self.stop)
         if last is not None and _continues(last, lease, base):
@@ -89,7 +89,7 @@ class Ownership:
         """Return the lease of a position."""
         lease = self._spans[self._index(gsn)] if self._spans else None
         assert lease is not None, "no lease is known"
-        assert lease.base <= gsn < lease.stop, f"nobody was given position {gsn}"
+        assert lease.base <= gsn < lease.stop, f"no lease has position {gsn}"
         return lease
 
     def owner(self, gsn: int) -> int:
@@ -101,7 +101,7 @@ class Ownership:
         return _epoch(self.lease_at(gsn), gsn)
 
     def limit(self, shard: int) -> int:
-        """Return where the last lease that a shard shares ends; 0 if it shares none."""
+        """Return the end of a shard's last lease; 0 if it has none."""
         spans = (one.stop for one in reversed(self._spans) if shard in dict(one.weights))
         return next(spans, 0)
 
@@ -111,7 +111,7 @@ class Ownership:
             at = max(gsn, lease.base)
             if all(shard != member for member, _ in lease.weights):
                 continue
-            # What is left of this epoch, or of its next round; and a first round of the next one.
+            # The rest of this epoch, or of its next round, and a first round of the next epoch.
             length = len(round_of(lease.weights))
             ahead = min(length, lease.epoch_size - (at - lease.base) % lease.epoch_size)
             tries = chain(range(at, at + ahead), range(at + ahead, at + ahead + length))
@@ -131,7 +131,7 @@ def _epoch(lease: Lease, gsn: int) -> int:
 
 
 def _is_same_at(known: Lease, lease: Lease, gsn: int) -> bool:
-    """Whether two leases say the same from a position on."""
+    """Whether two leases are equal from a position on."""
     return (
         (known.weights, known.epoch_size) == (lease.weights, lease.epoch_size)
         and (known.base - lease.base) % known.epoch_size == 0
@@ -140,6 +140,6 @@ def _is_same_at(known: Lease, lease: Lease, gsn: int) -> bool:
 
 
 def _continues(last: Lease, lease: Lease, base: int) -> bool:
-    """Whether a lease from `base` on is `last` once more."""
+    """Whether a lease from `base` on repeats `last`."""
     is_whole = (base - last.base) % last.epoch_size == 0
     return is_whole and last.stop == base and _is_same_at(last, lease, base)

@@ -1,8 +1,8 @@
-"""What happens in a run: a cluster, a workload, faults and changes of shards, drawn from a seed.
+"""Plan of a run, drawn from a seed: cluster, workload, faults, changes of shards.
 
-A plan is data: the same plan gives the same run, and a plan with fewer faults is another one. What
-an operator asks for (`CHANGES`) stands among the faults; it is drawn from a stream of its own. The
-text of both is what `python -m tests.sim --faults` takes (tests/sim/fault_text).
+A plan is data: equal plans give equal runs, and a plan with fewer faults is another plan. An
+operator's changes (`CHANGES`) are listed among the faults; they have a random stream of their own.
+`python -m tests.sim --faults` accepts the text form of both (tests/sim/fault_text).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ziplog.types import Durability
 
-#: How often each kind of fault is drawn.
+#: Weight of each kind of fault.
 WEIGHTS: Final = {
     "kill": 10,
     "stop": 3,
@@ -41,44 +41,44 @@ WEIGHTS: Final = {
     "power-all": 1,
 }
 
-#: Faults that last longer than servers remember a silent client, and how often each is drawn. A
-#: plan with one of them has servers with a short memory.
+#: Faults that outlast a silent client's session, with weights. A plan with one of them has a short
+#: session expiry.
 SLEEPS: Final = {"offline": 3, "suspend": 3, "pause": 2}
-#: Kinds that no other stream draws.
+#: Kinds of this stream only.
 _ONLY_SLEEPS: Final = frozenset({"offline", "suspend"})
-#: What a machine refuses its processes for a while, and how often it is drawn.
+#: Temporary refusals of a machine, with weights.
 REFUSALS: Final = {"no-descriptors": 1}
-#: So many runs of leases are granted while no server hears of them: more than a server keeps, and
-#: than a frame holds, which is a small one in these runs.
+#: Number of runs of leases that are granted while no server is notified: more than a server keeps,
+#: and more than a frame holds, which is small in these runs.
 AGED_RUNS: Final = 3_000
-#: One plan of so many has a history of that length.
+#: One plan of this number has a history of that length.
 _AGED_ONE_IN: Final = 20
 
-#: What an operator asks for, and how often each is drawn.
+#: An operator's changes, with weights.
 CHANGES: Final = {"add-shard": 5, "remove-shard": 4, "finalize-shard": 2}
-#: Bits that flip in the files of a service's node; drawn from a stream of their own, where
-#: consensus is the library.
+#: Bit flips in the files of a service's node, in runs with real consensus; they have a random
+#: stream of their own.
 ROT: Final = ("rot-mms", "rot-fh")
-#: What is drawn along with a change, of the shard that it is about or of whom it needs.
+#: Faults drawn along with a change, of its shard or of a process that it needs.
 _BESIDE_CHANGES: Final = (
     "kill", "kill", "power", "pause", "isolate", "stop", "kill-mms", "lead-mms", "kill-fh",
 )  # fmt: skip
 
 
 class Fault(NamedTuple):
-    """Something bad, or a change. What does not fit (a dead server cannot be killed) does nothing.
+    """A fault or a change. A fault that does not fit (a kill of a dead server) does nothing.
 
     A change names its shard: `shard-2`. It always fits; the membership service may refuse it.
     """
 
-    #: When, in milliseconds since the cluster was whole.
+    #: Start, in milliseconds since the cluster was whole.
     at_ms: int
     kind: str
-    #: Whom it meets: names of processes.
+    #: The target processes.
     targets: tuple[str, ...] = ()
-    #: How long it lasts, in milliseconds.
+    #: Duration in milliseconds.
     for_ms: int = 0
-    #: Of a skew: parts per thousand by which the clock is fast; of a disk that fails: which call.
+    #: For a skew: parts per thousand by which the clock is fast; for a failing disk: the call.
     amount: int = 0
 
     def __str__(self) -> str:
@@ -88,61 +88,61 @@ class Fault(NamedTuple):
 
 
 class Database(NamedTuple):
-    """A database in the log, and how small all of it is: what is rare elsewhere is often here."""
+    """A database in the log, with small limits, so that rare events are frequent."""
 
     coordinators: int
-    #: Records from one checkpoint to the next.
+    #: Records between checkpoints.
     checkpoint_every: int
-    #: Decisions that are remembered.
+    #: Number of remembered decisions.
     decisions: int
-    #: Bytes of a segment of the cleaner's, and how many must be dead.
+    #: Bytes of the cleaner's segments, and of the dead values that make a round due.
     segment_bytes: int
-    #: Bytes of values that stand in a commit record, and that a coordinator has at hand.
+    #: Maximum bytes of an inline value, and of a coordinator's cache.
     inline_bytes: int
     cache_bytes: int
-    #: Each decision is compared with that of a model; else only what clients see is judged.
+    #: Compare each decision with a model's; otherwise only the clients' results are judged.
     has_model: bool = True
 
 
 class Plan(NamedTuple):
-    """One run."""
+    """The plan of one run."""
 
     seed: int
     shards: int
     f: int
     durability: Durability
-    #: Nodes of the membership service and of the failure handler.
+    #: Numbers of nodes of the membership service and of the failure handler.
     mms: int
     handlers: int
     writers: int
     readers: int
-    #: Calls that each writer makes, if there is time.
+    #: Calls of each writer, if there is time.
     calls: int
-    #: So many of them at a time, with pauses of so many microseconds at most.
+    #: Concurrent calls, and maximum pause between calls in microseconds.
     lanes: int
     think_us: int
     conditions: Conditions
-    #: Faults begin within so long after the cluster is whole, and clients are silent for longer
-    #: than servers remember them, or never.
+    #: Period for the start of faults, and whether clients are silent for longer than the session
+    #: expiry.
     span_ms: int
     naps: bool
     faults: tuple[Fault, ...]
-    #: Consensus is the library in virtual time, instead of its stand-in.
+    #: Use the real consensus library in virtual time instead of the model.
     is_raft_real: bool = False
-    #: Clients use this database, instead of the log.
+    #: Clients use this database instead of the log.
     database: Database | None = None
-    #: A server has room for so many sessions; 0: for as many as ever.
+    #: Maximum number of sessions of a server; 0: the default.
     sessions: int = 0
-    #: Tables of sessions are stored after so many bytes of the log, and cut into parts of so many,
-    #: as are answers to servers that join; 0: they are as large as ever.
+    #: Bytes of log between session tables, and of a table's part (also of answers in a state
+    #: transfer); 0: the defaults.
     table_bytes: int = 0
     part_bytes: int = 0
-    #: Some calls insert so many records; 0: none does.
+    #: Number of records of large calls; 0: no large calls.
     bulk: int = 0
 
     @property
     def forgets_soon(self) -> bool:
-        """Whether servers forget a client that is silent for a few seconds."""
+        """Whether sessions of clients that are silent for a few seconds expire."""
         return self.naps or any(fault.kind in _ONLY_SLEEPS for fault in self.faults)
 
     @property
@@ -158,7 +158,7 @@ class Plan(NamedTuple):
 
     @property
     def added(self) -> list[str]:
-        """The names of the storage servers that somebody adds."""
+        """The names of the storage servers of added shards."""
         added = {shard_of(fault) for fault in self.faults if fault.kind == "add-shard"}
         shards = sorted(added.difference(range(self.shards)))
         return [server_name(s, i) for s in shards for i in range(self.f + 1)]
@@ -177,7 +177,7 @@ def server_name(shard: int, index: int) -> str:
 
 
 def shard_of(change: Fault) -> int:
-    """Return the number of the shard that a change is about."""
+    """Return the number of a change's shard."""
     return int(change.targets[0].removeprefix("shard-"))
 
 
@@ -186,8 +186,8 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
 
     Args:
         seed: any number.
-        faults: how many there are, and no changes; as chance wills if None.
-        is_raft_real: let consensus be the library, or its stand-in; as chance wills if None.
+        faults: number of faults, and no changes; None: random.
+        is_raft_real: use the real consensus library, or the model; None: random.
 
     """
     random = Random(f"plan {seed}")
@@ -226,7 +226,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
 
 
 def _aged(plan: Plan) -> Plan:
-    """Return one plan of three with sessions at their limits."""
+    """Return the plan with session limits, for one plan of three."""
     random = Random(f"aged {plan.seed}")
     if random.random() > 1 / 3:
         return plan
@@ -239,7 +239,7 @@ def _aged(plan: Plan) -> Plan:
 
 
 def draw_changes(plan: Plan) -> list[Fault]:
-    """Return changes, in one plan of three, and what goes wrong beside them."""
+    """Return changes, in one plan of three, with faults at the same time."""
     random = Random(f"changes {plan.seed}")
     if random.random() > 1 / 3:
         return []
@@ -247,7 +247,7 @@ def draw_changes(plan: Plan) -> list[Fault]:
     drawn: list[Fault] = []
     at_ms = 0
     for _ in range(random.choice((1, 2, 3, 4))):
-        # At any time, at the same time as the one before, or soon after.
+        # At a random time, together with the previous one, or soon after it.
         later = (0, random.randrange(60), random.randrange(1_500))
         at_ms = random.choice((_when(random, plan), *(at_ms + after for after in later)))
         (kind,) = random.choices(list(CHANGES), list(CHANGES.values()))
@@ -262,7 +262,7 @@ def draw_changes(plan: Plan) -> list[Fault]:
 
 
 def draw_sleeps(plan: Plan) -> list[Fault]:
-    """Return machines that are suspended or offline, in one plan of six."""
+    """Return suspended and offline machines, in one plan of six."""
     random = Random(f"sleeps {plan.seed}")
     if random.random() > 1 / 6:
         return []
@@ -294,7 +294,7 @@ def draw_refusals(plan: Plan) -> list[Fault]:
 
 
 def draw_rot(plan: Plan) -> list[Fault]:
-    """Return bits that flip in the services' files, in half of the plans with real consensus."""
+    """Return bit flips in the services' files, in half of the plans with real consensus."""
     random = Random(f"rot {plan.seed}")
     if not plan.is_raft_real or random.random() > 1 / 2:
         return []
@@ -314,7 +314,7 @@ def draw_age(plan: Plan) -> list[Fault]:
 
 
 def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:
-    """Return what goes wrong just before, or while, or after a change is made."""
+    """Return faults just before, during, or after a change."""
     kind = random.choice(_BESIDE_CHANGES)
     fault = _DRAWS.get(kind, _draw_one)(random, plan, kind)
     if fault.targets and fault.targets[0] in plan.servers:
@@ -325,7 +325,7 @@ def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:
     return fault._replace(at_ms=max(at_ms + random.randrange(200), 0))
 
 
-#: From a good local network to one that loses a twentieth of everything.
+#: From a good local network to one that loses one frame in twenty.
 _WEATHER: Final = (
     Conditions(),
     Conditions(delay_ns=(20 * US, 2 * MS)),
@@ -343,7 +343,7 @@ def _how_long(random: Random) -> int:
 
 
 def _draw_one(random: Random, plan: Plan, kind: str) -> Fault:
-    """Return a fault that meets one storage server, for a while."""
+    """Return a temporary fault of one storage server."""
     return Fault(_when(random, plan), kind, (random.choice(plan.servers),), _how_long(random))
 
 
@@ -352,7 +352,7 @@ def _draw_instant(random: Random, plan: Plan, kind: str) -> Fault:
 
 
 def _draw_link(random: Random, plan: Plan, kind: str) -> Fault:
-    """Return a fault of the links between a server and somebody else, one way or both."""
+    """Return a fault of the links between a server and another process, one way or both."""
     server = random.choice(plan.servers)
     peers = [name for name in plan.servers if name != server and name[:7] == server[:7]]
     others = [*peers, *peers, "mms-0", "fh-0", "writer-0"]
@@ -367,7 +367,7 @@ def _draw_skew(random: Random, plan: Plan, kind: str) -> Fault:
 
 
 def _draw_failing_disk(random: Random, plan: Plan, kind: str) -> Fault:
-    """Return a fault that comes with one of the next calls of a disk."""
+    """Return a fault of one of the next calls of a disk."""
     return _draw_one(random, plan, kind)._replace(for_ms=3_000, amount=random.randint(1, 12))
 
 
@@ -379,7 +379,7 @@ def _draw_node(random: Random, plan: Plan, kind: str) -> Fault:
 
 
 def _draw_leader(random: Random, plan: Plan, kind: str) -> Fault:
-    """Return a fault that takes a service's leader away from the other nodes, for a while."""
+    """Return a temporary isolation of a service's leader from its other nodes."""
     return Fault(_when(random, plan), kind, (), _how_long(random))
 
 

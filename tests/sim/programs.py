@@ -1,5 +1,6 @@
-"""What the processes of a simulated cluster run: the production classes, put together as in the
-`__main__` of each server, on a simulated disk, network and consensus.
+"""Programs of a simulated cluster's processes: production classes, assembled as in `__main__`.
+
+They run on a simulated disk, network and consensus.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
     from ziplog.core.node import Event, Node
 
-    #: Makes what a process runs.
+    #: Creates a process's program.
     Start = Callable[[Process], Program]
 
-#: Small files and caches: that many are begun, read again and cut in a short life.
+#: Small files and caches, so that a short run creates, reads and cuts many.
 SEGMENT_BYTES: Final = 16 * 1024
 CACHE_BYTES: Final = 8 * 1024
 RESERVE_BYTES: Final = 64 * 1024
-#: How often a supervisor looks at its processes, and asks the failure handlers.
+#: Intervals between a supervisor's checks of its processes, and of the failure handlers.
 _LOOK_NS: Final = 100 * MS
 
 
 def on_disk(disk: Callable[[], Disk], start: Start) -> Start:
-    """Return what starts a program that has a disk, and lets go of it if it cannot start."""
+    """Return a starter of a program with a disk; it releases the disk if the start fails."""
 
     def start_or_end(process: Process) -> Program:
         try:
@@ -58,7 +59,7 @@ def on_disk(disk: Callable[[], Disk], start: Start) -> Start:
 
 
 class StorageServer:
-    """What `python -m shard` runs; the kernel schedules what the flusher's thread does."""
+    """The program of `python -m shard`; the kernel schedules the flusher's work."""
 
     def __init__(self, process: Process, config: ClusterConfig, disk: Disk) -> None:
         self._process: Final = process
@@ -77,7 +78,7 @@ class StorageServer:
             reserve_bytes=RESERVE_BYTES,
             on_halt=process.halt,
         )
-        checkpoint = directory.take_checkpoint()
+        checkpoint = directory.consume_checkpoint()
         limbo = directory.was_used and checkpoint is None
         self.replica: Final = Replica(
             identity, self.store, checkpoint, limbo=limbo,
@@ -88,40 +89,40 @@ class StorageServer:
             self.replica, process.transport, store=self.store,  # type: ignore[arg-type]
             flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,
         )  # fmt: skip
-        self.store.flusher.tell(self._driver.post)
+        self.store.flusher.set_listener(self._driver.post)
         self._directory: Final = directory
         self._interval_ns: Final = config.flush_interval_ms * MS
         self._is_tending = False
-        self._tend_later()
+        self._schedule_flush()
         process.spend(disk.sync_ns())
 
     def turn(self) -> None:
         self._driver.run_once()
         self._process.spend(self._disk.sync_ns())
         if not self._is_tending and (self.store.backlog_bytes or self.store.is_full):
-            self._tend_later()
+            self._schedule_flush()
 
-    def _tend_later(self) -> None:
-        """Let the flusher write what waits, as its thread does at level `memory`."""
+    def _schedule_flush(self) -> None:
+        """Schedule the flusher, as its thread does at level `memory`."""
         self._is_tending = True
-        self._process.kernel.after(self._interval_ns + self._disk.sync_ns(), self._tend)
+        self._process.kernel.after(self._interval_ns + self._disk.sync_ns(), self._flush)
 
-    def _tend(self) -> None:
+    def _flush(self) -> None:
         process = self._process
         if process.program is not self:
             return
         if process.is_paused:
-            self._tend_later()
+            self._schedule_flush()
             return
         self._is_tending = False
-        process.from_inside(self.store.flusher.tend)
+        process.from_inside(self.store.flusher.flush_and_report)
         if process.program is self and (self.store.backlog_bytes or self.store.is_full):
-            self._tend_later()
+            self._schedule_flush()
 
     def stop(self) -> None:
-        """Stop cleanly, as on SIGTERM: flush, and leave a checkpoint.
+        """Stop cleanly, as on SIGTERM: flush, and write a checkpoint.
 
-        Where the disk refuses it, the process ends without one (`shard.__main__._leave`).
+        If the disk refuses it, the process ends without one (`shard.__main__._leave`).
         """
         checkpoint = self.replica.checkpoint()
         if self.store.close():
@@ -136,15 +137,15 @@ class StorageServer:
 
 
 class ServiceNode:
-    """What `python -m mms` and `python -m failure_handler` run, on consensus that is given."""
+    """The program of `python -m mms` and `python -m failure_handler`, on a given consensus."""
 
     def __init__(self, process: Process, node: Node, group: Any, disk: Disk) -> None:
         self.node: Final = node
         self._group, self._name, self._disk = group, process.name, disk
-        # Consensus may tell something at once, when there is no driver yet.
+        # Consensus may report an event immediately, before the driver exists.
         early: list[Event] = []
         self._post: Callable[[Event], None] = early.append
-        member = group.join(process.name, self._tell)
+        member = group.join(process.name, self._report)
         assert process.transport is not None
         self._driver: Final = Driver(
             node, process.transport,  # type: ignore[arg-type]
@@ -154,7 +155,7 @@ class ServiceNode:
         for event in early:
             self._post(event)
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         self._post(event)
 
     def turn(self) -> None:
@@ -169,7 +170,7 @@ class ServiceNode:
 
 
 def membership_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk) -> Start:
-    """Return what starts a node of the membership service, with the cluster file as it is then."""
+    """Return a starter of a membership service node; it reads the cluster file at each start."""
 
     def start(process: Process) -> ServiceNode:
         random = process.kernel.random
@@ -183,7 +184,7 @@ def membership_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk)
 
 
 def handler_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk) -> Start:
-    """Return what starts a node of the failure handler, with the cluster file as it is then."""
+    """Return a starter of a failure handler node; it reads the cluster file at each start."""
 
     def start(process: Process) -> ServiceNode:
         node = FailureHandler(config(), process.name, pid=1, now=process.clock())
@@ -193,12 +194,12 @@ def handler_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk) ->
 
 
 class ClientProgram:
-    """What a client's process runs below its façade: one engine.
+    """The program of a client's process below its façade: one engine.
 
     Args:
-        process: where it runs.
-        core: what it steps.
-        decode: makes messages of frames; what is built on the log has more of them.
+        process: its process.
+        core: the client's state machine.
+        decode: decodes frames; layers above the log have further messages.
 
     """
 
@@ -219,7 +220,7 @@ class ClientProgram:
         )  # fmt: skip
 
     def call(self, request: Request, on_answer: Callable[[Any], None]) -> None:
-        """Begin a call; `on_answer` gets its result, or its exception."""
+        """Start a call; `on_answer` receives its result or exception."""
         self._calls += 1
         self._answers[self._calls] = on_answer
         self.engine.submit(self._calls, request)
@@ -245,16 +246,16 @@ class ClientProgram:
 
 
 def log_client(process: Process, endpoints: Sequence[str], policy: Policy) -> ClientProgram:
-    """Return what a client of the log runs."""
+    """Return the program of a client of the log."""
     return ClientProgram(
         process, ClientCore(process.kernel.random.randbytes(16), endpoints, policy)
     )
 
 
 class SupervisorThread:
-    """What ziplog/deploy/supervisor_thread.py does: starts what is dead, kills what is named.
+    """The program of the supervisor (ziplog/deploy/supervisor_thread.py): restarts and kills.
 
-    `nodes` may become more: whoever adds a node starts it.
+    `nodes` may grow: the caller that adds a node starts it.
     """
 
     def __init__(
@@ -275,8 +276,10 @@ class SupervisorThread:
         while (received := self._transport.receive()) is not None:
             message = decode(received[1])
             if isinstance(message, Orders) and message.request == self._request:
-                self._obey(message)
-        for found in self._restart_policy.check_processes(self._seen(), self._process.clock()):
+                self._kill_named(message)
+        for found in self._restart_policy.check_processes(
+            self._node_states(), self._process.clock()
+        ):
             if not isinstance(found, Death):
                 self._start(found.node)
         now = self._process.clock()
@@ -288,7 +291,7 @@ class SupervisorThread:
                 self._transport.send(handler, query)
         self._transport.wait(self._ask_at - now)
 
-    def _seen(self) -> dict[str, Seen]:
+    def _node_states(self) -> dict[str, Seen]:
         now = self._process.clock()
         return {
             name: Seen(self._started.setdefault(name, now), not node.is_up)
@@ -299,15 +302,17 @@ class SupervisorThread:
         self._started[name] = self._process.clock()
         self._nodes[name].start()
 
-    def _obey(self, message: Orders) -> None:
+    def _kill_named(self, message: Orders) -> None:
         named = {order.node for order in message.orders}
-        for name in self._restart_policy.on_unreachable(named, self._seen(), self._process.clock()):
-            self._process.kernel.tell(f"{name} is replaced")
+        for name in self._restart_policy.on_unreachable(
+            named, self._node_states(), self._process.clock()
+        ):
+            self._process.kernel.trace(f"{name} is replaced")
             self._nodes[name].kill()
             self._start(name)
 
     def check(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""

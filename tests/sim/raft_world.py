@@ -1,7 +1,7 @@
-"""A group of nodes with the real consensus library in virtual time, and what befalls it.
+"""A group of nodes with the real consensus library in virtual time, and its faults.
 
-Clients propose on all nodes; nodes die, pause, lose their disks and each other. Everything that was
-promised is kept, and held against what nodes say, at once. Settled, all agree and go on.
+Clients propose on all nodes. Nodes die, pause, and lose disks and connections. Every event of a
+node is checked immediately against all earlier ones. A settled group agrees and makes progress.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 #: From the end of the last fault until all nodes vote and have applied everything.
 SETTLED_WITHIN_NS = 20 * S
-#: In a settled group a command of every node is applied everywhere within so long.
+#: Time within which a settled group applies a command of every node on all nodes.
 APPLIED_WITHIN_NS = 5 * S
 LIFE_NS = 120 * S
-#: How often the clients propose something, and how often something is disturbed, on average.
+#: Mean intervals between proposals, and between faults.
 PROPOSAL_NS = 100 * MS
 FAULT_NS = 1 * S
-#: Files of a node of which bits flip.
+#: Files of a node with bit flips.
 ROTTING = ("journal", "flushed", "snapshot")
-#: How often a bit flips, on average, where any does.
+#: Mean interval between bit flips, in runs that have them.
 ROT_NS = 3 * S
 FAIR = Conditions()
 WEIGHTS = {
@@ -55,7 +55,7 @@ WEIGHTS = {
 
 
 class Words:
-    """A machine that keeps what it was told."""
+    """A state machine that keeps the applied commands."""
 
     def __init__(self) -> None:
         self.words: list[bytes] = []
@@ -72,7 +72,7 @@ class Words:
 
 
 def made_directory(disk: Disk) -> DiskPath:
-    """Return an empty directory whose own name a power cut does not take away."""
+    """Return an empty directory with a synced name, which a power cut does not remove."""
     path = disk.path("raft")
     path.mkdir()
     sync(disk.path(""))
@@ -80,7 +80,7 @@ def made_directory(disk: Disk) -> DiskPath:
 
 
 def flip_in(directory: DiskPath, chance: Random) -> tuple[DiskPath, bytes]:
-    """Flip a bit in a file of a node, mostly near its end; return the file as it was."""
+    """Flip a bit in a file of a node, mostly near its end; return the former content."""
     files = [path for path in sorted(directory.iterdir()) if path.name in ROTTING]
     path = chance.choice([path for path in files if path.stat().st_size])
     before = path.read_bytes()
@@ -93,7 +93,7 @@ def flip_in(directory: DiskPath, chance: Random) -> tuple[DiskPath, bytes]:
 
 
 class World:
-    """A group, its machines, clients on all nodes, and everything that was promised."""
+    """A group, its machines, clients on all nodes, and all committed commands."""
 
     def __init__(self, seed: int, size: int = 3) -> None:
         self.kernel = Kernel(seed)
@@ -108,20 +108,20 @@ class World:
             {name: made_directory(disk) for name, disk in self.disks.items()},
             sync_ns=lambda name: self.disks[name].sync_ns(),
         )
-        #: All that was committed anywhere, in order.
+        #: All committed commands, in order.
         self.committed: list[bytes] = []
         self.leaders: dict[int, str] = {}
-        #: Nodes that forgot everything and do not vote yet.
+        #: Nodes that lost their disk and do not vote yet.
         self.new: set[str] = set()
         self.done: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
         self.restored = self.proposed = 0
         self.is_disturbed = False
-        #: Draws which bits flip: a life without that is what it was.
+        #: Selects flipped bits; a separate generator, so that other runs do not change.
         self.rot_chance = Random(f"rot {seed}")
-        #: Starts after a flip, by what became of them.
+        #: Number of starts after a flip, by result.
         self.rotten = {"refused": 0, "harmless": 0}
 
-    # --- what nodes say ---
+    # --- events of nodes ---
 
     def on_event(self, name: str, event: Event) -> None:
         member = self.group.members[name]
@@ -131,15 +131,15 @@ class World:
             position = len(words) - 1
             if position == len(self.committed):
                 self.committed.append(event.command)
-            assert self.committed[position] == event.command, f"{name} commits something else"
+            assert self.committed[position] == event.command, f"{name} commits another command"
         elif isinstance(event, Restored):
             self.restored += 1
-            assert self.committed[: len(words)] == words, f"{name} was told of something else"
+            assert self.committed[: len(words)] == words, f"{name} received another command"
         elif isinstance(event, LeaderChanged) and event.is_self:
             term = member.raft.status().term
             assert self.leaders.setdefault(term, name) == name, f"two leaders in term {term}"
 
-    # --- what happens to nodes ---
+    # --- faults ---
 
     def start(self, name: str) -> None:
         if name not in self.group.members:
@@ -168,7 +168,7 @@ class World:
         self.kernel.after(self.within(6), partial(self.start, name))
 
     def wipe(self) -> None:
-        """Replace the machine of a node, if the others can bear that."""
+        """Replace the machine of a node, if the others tolerate that."""
         name = self.some()
         if len(self.new | {name}) <= (len(self.names) - 1) // 2:
             self.replace(name)
@@ -181,10 +181,10 @@ class World:
         self.start(name)
 
     def rot(self) -> None:
-        """Kill a node and flip a bit in its files; who refuses to start gets a new directory.
+        """Kill a node and flip a bit in its files; if it refuses to start, replace its directory.
 
-        Of a group of one, a copy is put back. A power cut with it is another fault: then the note
-        of what is flushed may be late, and a damaged last record counts as torn.
+        A group of one gets a copy back. A power cut at the same time is another fault: the note of
+        the flushed end may then be late, and a damaged last record counts as torn.
         """
         name = self.rot_chance.choice(self.names)
         is_alone = len(self.names) == 1
@@ -237,10 +237,10 @@ class World:
             (FAIR, Conditions(loss=0.05), Conditions(delay_ns=(MS, 60 * MS), stalls=0.05))
         )
 
-    # --- life ---
+    # --- runs ---
 
     def live(self, duration_ns: int, *, rots: bool = False) -> None:
-        """Propose on all nodes and let everything happen to them; bits flip, too, if it `rots`."""
+        """Propose on all nodes and inject faults; with `rots`, also bit flips."""
         self.is_disturbed = True
         if rots:
             self.rot_again()
@@ -289,16 +289,16 @@ class World:
             self.group.resume(name)
 
     def settle(self, within_ns: int = SETTLED_WITHIN_NS) -> None:
-        """Mend everything; soon all agree, and what is proposed anywhere is applied everywhere."""
+        """End all faults; check that all nodes agree and apply every proposal soon."""
         self.mend()
         self.wait(self.is_settled, within_ns, "the group does not settle")
         begin = self.kernel.now
         for name in self.names:
-            # What is sent on a connection of which nobody knows yet that it is broken is lost.
+            # A frame on a broken connection is lost until both ends notice.
             command = self.propose(name)
             self.kernel.run(PROPOSAL_NS)
             while command not in self.committed:
-                assert self.kernel.now - begin < APPLIED_WITHIN_NS, f"nothing comes of {name}'s"
+                assert self.kernel.now - begin < APPLIED_WITHIN_NS, f"no result for {name}'s"
                 command = self.propose(name)
                 self.kernel.run(PROPOSAL_NS)
         self.wait(
@@ -340,7 +340,7 @@ class World:
 
 @contextlib.contextmanager
 def world(seed: int, size: int = 3) -> Iterator[World]:
-    """A group that has just settled."""
+    """Yield a group that has just settled."""
     made = World(seed, size)
     with virtual(made.kernel), installed([journal, snapshot], made.chance):
         made.start_all()
@@ -350,7 +350,7 @@ def world(seed: int, size: int = 3) -> Iterator[World]:
 
 
 def live(seed: int, size: int = 3, duration_ns: int = LIFE_NS, *, rots: bool = False) -> World:
-    """Let a group live through a seed's faults, and settle."""
+    """Run a group through a seed's faults, and settle it."""
     with world(seed, size) as made:
         made.live(duration_ns, rots=rots)
         made.settle()

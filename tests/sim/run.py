@@ -1,6 +1,6 @@
-"""One run: a plan is carried out, and whatever was promised is held against it.
+"""One run: executes a plan, and checks all guarantees.
 
-Rule: whatever raises, raises out of `run`; the seed and its faults say the rest.
+Rule: every error propagates out of `run`; the seed and its faults reproduce it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     from tests.sim.plan import Plan
 
-#: Records of shards that have left that are read at the end.
+#: Number of records of finalized shards that are read at the end.
 _READ_BACK: Final = 20
-#: Units are so small that calls of few records are cut into several.
+#: Maximum records of a unit: calls of few records are split into several units.
 _UNIT_RECORDS: Final = 2
-#: Bytes of a frame, where the history of leases is long.
+#: Bytes of a frame, in runs with a long lease history.
 _SMALL_FRAME: Final = 128 * 1024
 
 
@@ -44,15 +44,15 @@ def run(
     on_trace: Callable[[str], object] | None = None,
     directory: Path | None = None,
 ) -> Outcome:
-    """Carry a plan out.
+    """Execute a plan.
 
     Args:
-        plan: what happens.
-        on_trace: given every line of the trace.
-        directory: where the history's files are written, however it ends.
+        plan: the plan.
+        on_trace: receives every line of the trace.
+        directory: where to write the history's files, in every case.
 
     Raises:
-        AssertionError: a promise was broken; or whatever a server or client raised.
+        AssertionError: a guarantee was violated; errors of servers and clients propagate, too.
 
     """
     kernel = Kernel(plan.seed, on_trace)
@@ -70,7 +70,7 @@ def run(
 
 @contextmanager
 def _limits(plan: Plan) -> Iterator[None]:
-    """Have servers keep the limits of a plan."""
+    """Apply the limits of a plan to the servers."""
     with ExitStack() as patched:
         for value, module, name in (
             (plan.sessions, shard.state.sessions, "MAX_SESSIONS"),
@@ -85,7 +85,7 @@ def _limits(plan: Plan) -> Iterator[None]:
 
 @contextmanager
 def small_frames() -> Iterator[None]:
-    """Let a frame hold so little that a history of leases soon is more than one."""
+    """Reduce the frame size, so that a lease history soon exceeds one frame."""
     with (
         patch.object(wire, "MAX_FRAME", _SMALL_FRAME),
         patch.object(lease_history, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
@@ -95,7 +95,7 @@ def small_frames() -> Iterator[None]:
 
 
 class LogRun(Run):
-    """A run whose clients insert records, read and follow."""
+    """A run with clients that insert, read and follow the log."""
 
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
         super().__init__(kernel, plan)
@@ -105,7 +105,7 @@ class LogRun(Run):
         self.auditor: Final = Reader(self.shared, "auditor", follow=False)
 
     def _prepare(self) -> None:
-        """Do nothing: servers and clients are all that there is."""
+        """Do nothing: there are only servers and clients."""
 
     def _judge(self, healed: int, records: int) -> Outcome:
         clients = [*self.workers, *self.onlookers, self.auditor]
@@ -125,7 +125,7 @@ class LogRun(Run):
         return [*self.operator.open, *calls]
 
     def _audit(self) -> int:
-        """Read the whole log anew, let the readers catch up with it, and count its records."""
+        """Read the whole log, let the readers catch up, and count the records."""
         auditor = self.auditor
         auditor.start()
         done = self._pass_until(lambda: auditor.is_done, verdict.HEALED_NS)
@@ -139,7 +139,7 @@ class LogRun(Run):
         return auditor.records
 
     def _read_back(self) -> None:
-        """Read some of what shards hold that have left: it stays readable (the rules judge)."""
+        """Read some records of finalized shards: they stay readable (the rules judge)."""
         left = {shard for shard, p in self.cluster.state.placements.items() if p.state != "live"}
         rows = [row for row in self.monitor.logs.records.values() if row.shard in left]
         chosen = self.kernel.random.sample(rows, min(len(rows), _READ_BACK))
@@ -148,4 +148,4 @@ class LogRun(Run):
             request = ReadRequest(self.auditor.deadline(60 * S), RecordId(row.gsn, row.shard))
             self.auditor.call(request, answers.append)
         is_done = self._pass_until(lambda: len(answers) == len(chosen), verdict.HEALED_NS)
-        assert is_done, f"what shards hold that have left cannot be read: {self.cluster.states()}"
+        assert is_done, f"records of finalized shards cannot be read: {self.cluster.states()}"

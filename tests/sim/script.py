@@ -1,8 +1,8 @@
-"""A stage for scripts: a real cluster in virtual time, and a say about every single frame.
+"""Scripted scenarios: a cluster in virtual time with control over every frame.
 
-A script makes clients that insert at one shard, names frames that are late or lost, lets time pass
-and looks at what everybody ends up with. Rule: every frame takes `DELAY_NS` unless a rule of the
-script says otherwise, so message delays can be counted; nothing but the script disturbs anything.
+A script creates clients that insert at one shard, delays or loses chosen frames, advances the time
+and checks the results. Rule: every frame takes `DELAY_NS` unless a rule of the script changes that,
+so message delays can be counted; there are no other faults.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from ziplog.core.view import Lease
     from ziplog.types import Record
 
-#: What a message takes.
+#: Delay of a message.
 DELAY_NS: Final = 100 * US
-#: Longer than anything that is waited for.
+#: Maximum time of any wait.
 LONG_NS: Final = 60 * S
 _ALL: Final = 1 << 30
 
 
 class Sent(NamedTuple):
-    """A frame that was sent."""
+    """A sent frame."""
 
     at: int
     src: str
@@ -58,20 +58,20 @@ class Sent(NamedTuple):
 
 
 class Rule:
-    """What happens to the frames of a kind, from one process to another, as long as it is there."""
+    """A rule for the frames of a kind, from one process to another."""
 
     def __init__(
         self, src: str, dst: str, kind: type, fate: Callable[[], int], count: int | None
     ) -> None:
         self._what: Final = (src, dst, kind)
         self._fate: Final = fate
-        #: For so many frames more; None: for all.
+        #: Number of frames that it still applies to; None: no limit.
         self._left = count
-        #: How many frames it met.
+        #: Number of frames that it was applied to.
         self.met = 0
 
     def decide(self, src: str, dst: str, message: object) -> int | None:
-        """Return a frame's delay or `LOST`; None: the rule is not about it."""
+        """Return a frame's delay or `LOST`; None: the rule does not apply."""
         if (src, dst, type(message)) != self._what or self._left == 0:
             return None
         if self._left is not None:
@@ -81,7 +81,7 @@ class Rule:
 
 
 class Call:
-    """A client's call, and how it ended."""
+    """A client's call and its result."""
 
     def __init__(self, began: int) -> None:
         self.began: Final = began
@@ -90,20 +90,20 @@ class Call:
 
     @property
     def delays(self) -> int:
-        """How many message delays it took, turns of processes not counted."""
-        assert self.ended, "it is under way"
+        """Its duration in message delays, without the processes' turns."""
+        assert self.ended, "the call is open"
         return (self.ended - self.began) // DELAY_NS
 
     @property
     def gsns(self) -> list[int]:
-        """The positions that an insert was told."""
-        assert self.ended, "it is under way"
+        """The positions of an insert's result."""
+        assert self.ended, "the call is open"
         assert not isinstance(self.result, BaseException), repr(self.result)
         return [rid.gsn for rid in self.result]
 
 
 class Stage:
-    """The cluster, its clients, and the rules about frames."""
+    """The cluster, its clients, and the rules for frames."""
 
     def __init__(self, kernel: Kernel, shards: int, epoch_ms: int, mms: int) -> None:
         plan = draw(1)._replace(
@@ -113,7 +113,7 @@ class Stage:
         self.cluster: Final = SimCluster(kernel, plan, replace(config_of(plan), epoch_ms=epoch_ms))
         self.network: Final = self.cluster.network
         self.operator: Final = Operator(self.cluster, History(seed=kernel.now))
-        #: Everything that was sent since the cluster was whole, in order.
+        #: All frames since the cluster was whole, in order.
         self.sent: Final[list[Sent]] = []
         self._rules: Final[list[Rule]] = []
         self.cluster.begin()
@@ -133,12 +133,12 @@ class Stage:
         """Lose the next `count` messages of a kind; None: all, until `heal`."""
         return self._rule(Rule(src, dst, kind, lambda: LOST, count))
 
-    def late(self, src: str, dst: str, kind: type, by_ns: int, count: int | None = None) -> Rule:
-        """Let messages of a kind take so much longer than others."""
+    def delay(self, src: str, dst: str, kind: type, by_ns: int, count: int | None = None) -> Rule:
+        """Delay messages of a kind."""
         return self._rule(Rule(src, dst, kind, lambda: DELAY_NS + by_ns, count))
 
     def hold(self, src: str, dst: str, kind: type, until: int, count: int | None = None) -> Rule:
-        """Let messages of a kind arrive at a time, all in the order in which they were sent."""
+        """Hold messages of a kind until a time, in their order."""
         return self._rule(Rule(src, dst, kind, lambda: max(until - self.kernel.now, 0), count))
 
     def _rule(self, rule: Rule) -> Rule:
@@ -146,12 +146,12 @@ class Stage:
         return rule
 
     def heal(self, *rules: Rule) -> None:
-        """Drop rules; all, if none is named."""
+        """Drop some rules; without arguments, all."""
         for rule in rules or tuple(self._rules):
             self._rules.remove(rule)
 
-    def said(self, src: str, dst: str, kind: type) -> list[Any]:
-        """Return what one process sent another of a kind, in order."""
+    def messages(self, src: str, dst: str, kind: type) -> list[Any]:
+        """Return the messages of a kind from one process to another, in order."""
         return [s.message for s in self.sent if (s.src, s.dst, type(s.message)) == (src, dst, kind)]
 
     # --- time ---
@@ -162,19 +162,19 @@ class Stage:
         return self.kernel.now
 
     def run(self, duration_ns: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.kernel.run(duration_ns)
 
     def until(self, condition: Callable[[], object], within_ns: int = LONG_NS) -> None:
-        """Let time pass until something is so."""
+        """Advance the time until a condition holds."""
         assert self.kernel.run_until(condition, within_ns), self.cluster.states()
 
     def fresh_epoch(self) -> int:
-        """Let a new epoch begin, everywhere; return its first position."""
+        """Advance to a new epoch at all servers; return its first position."""
         names = self.cluster.plan.servers
 
         def bases() -> set[int]:
-            """Return where the servers' present epochs begin, each by its own clock."""
+            """Return the start positions of the servers' current epochs, each by its own clock."""
             return {
                 self.state(name).clock.current_epoch_base(self.cluster.nodes[name].clock())
                 for name in names
@@ -185,16 +185,16 @@ class Stage:
         self.until(lambda: len(bases()) == 1 and min(bases()) > max(used, before))
         return bases().pop()
 
-    # --- what servers hold ---
+    # --- servers' state ---
 
     def state(self, name: str) -> ReplicaState:
-        """Return what a storage server knows."""
+        """Return a storage server's state."""
         found = self.cluster.state_of(name)
         assert found is not None, f"{name} is down"
         return found
 
     def log(self, name: str) -> dict[int, bytes]:
-        """Return the records that a server has decided, by position; each position once."""
+        """Return a server's decided records by position; each position once."""
         records: dict[int, bytes] = {}
         for decision in self.decisions(name):
             if type(decision) is Place:
@@ -206,21 +206,21 @@ class Stage:
         return records
 
     def decisions(self, name: str) -> list[Any]:
-        """Return all that a server has decided, in its order."""
+        """Return all of a server's decisions, in order."""
         server = self.cluster.server(name)
         assert server is not None, f"{name} is down"
         return [entry.decision for entry in server.store.read_after(0, _ALL)]
 
     def no_ops(self, name: str) -> list[tuple[int, int]]:
-        """Return the ranges [start, stop) that a server has decided to hold no records."""
+        """Return a server's decided no-op ranges [start, stop)."""
         return [(d.start, d.stop) for d in self.decisions(name) if type(d) is Skip]
 
     def guesses(self, name: str) -> dict[bytes, list[int]]:
-        """Return what a backup has promised and not heard of from the primary, by payload."""
+        """Return a backup's promised and undecided positions, by payload."""
         replica = self.cluster.replica(name)
         assert replica is not None, f"{name} is down"
         backup = replica._backup
-        assert backup is not None, f"{name} is no backup"
+        assert backup is not None, f"{name} is not a backup"
         return {
             decode_body(unit.body, unit.count).payloads[0]: list(gsns)
             for unit in backup.guesses.promised.values()
@@ -230,11 +230,11 @@ class Stage:
     def lease_at(self, gsn: int) -> Lease:
         """Return the lease of a position."""
         lease = self.cluster.state.lease_at(gsn)
-        assert lease is not None, f"nobody was given {gsn}"
+        assert lease is not None, f"no lease has position {gsn}"
         return lease
 
     def settle(self, shard: int = 0) -> dict[int, bytes]:
-        """Wait until the cluster is whole and both replicas hold the same; return that."""
+        """Wait until the cluster is whole and both replicas are equal; return their log."""
         names = [server_name(shard, index) for index in range(2)]
 
         def is_settled() -> bool:
@@ -251,7 +251,7 @@ class Stage:
 
 
 class Client:
-    """A client whose records go to one shard; None: to the first one that takes records."""
+    """A client that inserts at one shard; None: at the first shard that accepts records."""
 
     def __init__(self, stage: Stage, name: str, shard: int | None = 0) -> None:
         self._stage: Final = stage
@@ -268,18 +268,18 @@ class Client:
 
     @property
     def program(self) -> ClientProgram:
-        """What it runs."""
+        """Its program."""
         assert isinstance(self.process.program, ClientProgram)
         return self.process.program
 
     @property
     def paths(self) -> tuple[int, int]:
-        """How many of its inserts were fast, and how many slow."""
+        """Numbers of its fast-path and slow-path inserts."""
         counters = self.program.engine.core.counters
         return counters.fast_path, counters.slow_path
 
     def begin(self, request: Request) -> Call:
-        """Begin a call."""
+        """Start a call."""
         call = Call(self._stage.now)
 
         def answered(result: Any) -> None:
@@ -289,19 +289,19 @@ class Client:
         return call
 
     def wait(self, call: Call) -> Call:
-        """Let time pass until a call has ended well."""
+        """Advance the time until a call has succeeded."""
         self._stage.until(lambda: call.ended)
         assert not isinstance(call.result, BaseException), repr(call.result)
         return call
 
     def insert(self, *payloads: bytes, after: int = 0) -> Call:
-        """Begin to insert records as one unit."""
+        """Start an insert of records as one unit."""
         deadline = self.process.clock() + LONG_NS
         rid = RecordId(after, 0) if after else RID_GENESIS
         return self.begin(InsertRequest(deadline, list(payloads), rid, None, 0, many=True))
 
     def read(self, gsn: int, shard: int = 0) -> bytes:
-        """Return what is at a position."""
+        """Return the record at a position."""
         deadline = self.process.clock() + LONG_NS
         payload: bytes = self.wait(
             self.begin(ReadRequest(deadline, RecordId(gsn, shard)))
@@ -309,7 +309,7 @@ class Client:
         return payload
 
     def send_again(self, insert: wire.Insert, server: str, view: int) -> None:
-        """Send a copy of an insert once more, to one server, in a view."""
+        """Send another copy of an insert to one server, in a view."""
         transport = self.process.transport
         assert transport is not None
         endpoint = self._stage.cluster.nodes[server].endpoint
@@ -326,7 +326,7 @@ class Reader(Client):
 
     def __init__(self, stage: Stage, name: str, start: int) -> None:
         super().__init__(stage, name)
-        #: What it was given, in that order.
+        #: The received records, in order.
         self.delivered: Final[list[tuple[int, bytes]]] = []
         request = SubscribeRequest(self.process.clock() + LONG_NS, RecordId(start, 0), follow=True)
         self._number: Final = self.wait(self.begin(request)).result
@@ -343,23 +343,23 @@ class Reader(Client):
         self._fetch()
 
     def until(self, count: int) -> list[tuple[int, bytes]]:
-        """Let time pass until it was given so many records; return all that it was given."""
+        """Advance the time until it has received `count` records; return all received ones."""
         self._stage.until(lambda: len(self.delivered) >= count)
         return self.delivered
 
     @property
     def position(self) -> int:
-        """Everything below it was handed out, or holds no records."""
+        """The position up to which all records were delivered."""
         subscriptions = self.program.engine.core._subscriptions
         return subscriptions._open[self._number].position
 
 
 @contextmanager
 def stage(*, shards: int = 1, epoch_ms: int = 1000, seed: int = 1, mms: int = 1) -> Iterator[Stage]:
-    """Give a script a whole cluster, of two servers for each shard.
+    """Yield a whole cluster with two servers per shard to a script.
 
-    Epochs last a second if nothing else is said: so an idle cluster and one that works have the
-    same leases, and a script knows in which epoch it is.
+    Epochs last a second by default, so an idle and a busy cluster have the same leases, and a
+    script knows its epoch.
     """
     kernel = Kernel(seed)
     with simulated(kernel):

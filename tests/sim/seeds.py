@@ -1,4 +1,4 @@
-"""Runs as data: what became of a seed, and the line that makes it again."""
+"""Results of seeds as data, and the command line that reproduces a run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class Result(NamedTuple):
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     outcome: Outcome | None
-    #: Why it failed, in one line; "" if it did not.
+    #: The failure in one line; "" if it succeeded.
     failure: str
 
 
 def command(plan: Plan) -> str:
-    """Return the line that makes a run again."""
+    """Return the command line that reproduces a run."""
     words = [f"python -m tests.sim --seed {plan.seed}"]
     drawn = draw(plan.seed)
     if plan.database is not None:
@@ -44,12 +44,12 @@ def command(plan: Plan) -> str:
 
 
 def fails(plan: Plan) -> bool:
-    """Make a run; say whether it failed."""
+    """Run a plan; return whether it failed."""
     return bool(attempt(plan).failure)
 
 
 def attempt(plan: Plan) -> Result:
-    """Make a run; whatever it raises is its failure."""
+    """Run a plan; any exception is its failure."""
     try:
         return Result(plan.seed, run(plan), "")
     except Exception as error:  # noqa: BLE001 - as above
@@ -63,5 +63,5 @@ def attempt(plan: Plan) -> Result:
 
 
 def attempt_all(plans: Iterable[Plan]) -> list[Result]:
-    """Make some runs."""
+    """Run some plans."""
     return [attempt(plan) for plan in plans]

@@ -1,7 +1,7 @@
-"""Makes a failing plan smaller: fewer faults, fewer clients, fewer calls, and it fails still.
+"""Shrinks a failing plan: fewer faults, fewer clients, fewer calls, and it still fails.
 
-A smaller plan is another run, in which everything may come otherwise; it counts if it fails at all,
-since every failure is one too many. Rule: a step is kept only if the run was made and failed.
+A smaller plan is another run with other events; any failure of it counts. Rule: a step is kept only
+if its run failed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     from tests.sim.plan import Plan
 
-#: Runs that shrinking makes at most.
+#: Maximum number of runs.
 BUDGET_RUNS: Final = 60
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool], budget: int = BUDGET_RUNS) -> Plan:
-    """Return a plan that fails as well and has nothing that one step could take away.
+    """Return a failing plan that no single step can shrink further.
 
     Args:
-        plan: fails.
-        fails: makes a run, and says whether it failed.
-        budget: how many runs to make at most.
+        plan: a failing plan.
+        fails: runs a plan, and returns whether it failed.
+        budget: maximum number of runs.
 
     """
     is_smaller = True
@@ -40,7 +40,7 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], budget: int = BUDGET_RUNS)
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
-    """Yield plans with less, those with much less first."""
+    """Yield smaller plans, much smaller ones first."""
     faults = plan.faults
     half = len(faults) // 2
     if half:

@@ -1,7 +1,7 @@
-"""Where runs and scripts take place: production code of this process, in one kernel's world.
+"""Environment of runs and scripts: production code in one kernel's time.
 
-`simulated` puts the kernel's disks, chance and trace where production code finds files, random
-numbers and a logger. Rule: nothing of a run outlives it; everything is put back.
+`simulated` replaces files, random numbers and the logger of production code by the kernel's disks,
+generator and trace. Rule: everything is restored after a run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.simulator.kernel import Kernel
 
-#: Modules whose files are on the simulated disk.
+#: Modules with files on the simulated disk.
 _ON_DISK: Final = (
     shard.storage.data_directory,
     shard.storage.segment_files,
@@ -41,11 +41,11 @@ _ON_DISK: Final = (
 
 @contextmanager
 def simulated(kernel: Kernel, *, is_raft_real: bool = False) -> Iterator[None]:
-    """Let servers and clients live in a kernel's world, as long as this lasts.
+    """Run servers and clients in a kernel's time, within the context.
 
     Args:
-        kernel: has the time, the chance and the trace.
-        is_raft_real: the consensus library lives there, too.
+        kernel: provides time, random numbers and trace.
+        is_raft_real: run the real consensus library, too.
 
     """
     consensus = virtual(kernel) if is_raft_real else nullcontext()
@@ -55,14 +55,14 @@ def simulated(kernel: Kernel, *, is_raft_real: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _logged(kernel: Kernel) -> Iterator[None]:
-    """Let what is logged be part of the trace."""
+    """Add log messages to the trace."""
 
-    def tell(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
-        kernel.tell(" ".join(f"{key}={value}" for key, value in event.items()))
+    def add_to_trace(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
+        kernel.trace(" ".join(f"{key}={value}" for key, value in event.items()))
         raise structlog.DropEvent
 
     former = structlog.get_config()
-    structlog.configure(processors=[tell], cache_logger_on_first_use=False)
+    structlog.configure(processors=[add_to_trace], cache_logger_on_first_use=False)
     try:
         yield
     finally:
@@ -71,7 +71,7 @@ def _logged(kernel: Kernel) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Let no collection of garbage fall into a run: what it ends would end at any time."""
+    """Disable garbage collection during a run: finalizers would run at random times."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""The stages of a run: a cluster is disturbed while clients work, heals, and is judged.
+"""Stages of a run: faults while clients work, healing, checks.
 
-What clients do and what is judged is for those who fill the stages in: tests/sim/run (clients of
-the log) and tests/sim/database (LogDB). Rule: whatever raises, raises out of `outcome`.
+Subclasses define the clients and the checks: tests/sim/run (clients of the log) and
+tests/sim/database (LogDB). Rule: every error propagates out of `outcome`.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ if TYPE_CHECKING:
     from tests.sim.workload import Client
     from tests.simulator.kernel import Kernel
 
-#: Between two looks at the servers' state.
+#: Interval between checks of the servers' state.
 _LOOK_NS: Final = 50 * MS
-#: More than any run needs: something goes round and round.
+#: Maximum number of kernel steps: more mean an endless loop.
 _MAX_STEPS: Final = 20_000_000
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of a database."""
+    """Counts of a database's run."""
 
     commits: int
     aborts: int
-    #: Transactions of which nobody knows.
+    #: Transactions with an unknown outcome.
     in_doubt: int
-    #: Checkpoints in the log, and how often it was trimmed.
+    #: Numbers of checkpoints and trims.
     checkpoints: int
     trims: int
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run that broke no promise was."""
+    """The facts of a run that violated no guarantee."""
 
-    #: The same for the same plan, always.
+    #: The trace hash: equal for equal plans.
     trace_hash: str
-    #: Virtual time that passed, in seconds.
+    #: Duration in virtual seconds.
     virtual_s: float
-    #: Things that happened in the kernel, calls that clients made, faults carried out.
+    #: Numbers of kernel steps, client calls and injected faults.
     steps: int
     operations: int
     faults: int
     #: Records in the log at the end.
     records: int
-    #: The history was small enough to search it for an order of all calls.
+    #: The history was small enough for the linearizability check.
     was_searched: bool
-    #: What became of the database, if there was one.
+    #: The counts of the database, if there was one.
     database: Counts | None = None
 
 
 class Run(ABC):
-    """The stages of a run, whatever its clients do."""
+    """The stages of a run with any clients."""
 
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
         self.kernel: Final = kernel
@@ -75,20 +75,20 @@ class Run(ABC):
         self.history: Final = History(seed=plan.seed)
         self.operator: Final = Operator(self.cluster, self.history)
         self.shared: Final = Shared(self.cluster, self.history)
-        #: Those who work, until it is over; each of their calls must end.
+        #: Clients that work until the end; each of their calls must end.
         self.workers: Final[list[Client]] = []
-        #: Those who look on.
+        #: Clients that only read.
         self.onlookers: Final[list[Client]] = []
         self.monitor: Final = verdict.Monitor(self.cluster)
 
     def outcome(self) -> Outcome:
-        """Live through it all."""
+        """Run all stages; return the outcome."""
         self._trace_frames()
         clients = [*self.workers, *self.onlookers]
         faults = self.faults = Faults(self.cluster, clients, self.operator)
         self.cluster.begin()
-        # A lease can be over, trimmed and forgotten before the first look of a run under way.
-        self.monitor.look()
+        # A lease may be over, trimmed and dropped before the first periodic check.
+        self.monitor.check()
         self._prepare()
         began = self.kernel.now
         for client in clients:
@@ -107,34 +107,34 @@ class Run(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Start what is neither server nor client."""
+        """Start the processes that are neither server nor client."""
 
     @abstractmethod
     def _open(self) -> list[object]:
-        """Return the calls under way, but for onlookers' and those of clients that died."""
+        """Return the open calls, except those of readers and of dead clients."""
 
     @abstractmethod
     def _audit(self) -> int:
-        """Read all that there is, once everything has settled; return the number of records."""
+        """Read all records after the run has settled; return their number."""
 
     @abstractmethod
     def _judge(self, healed: int, records: int) -> Outcome:
-        """Hold it all against what was promised.
+        """Check all guarantees.
 
         Args:
-            healed: since when nothing disturbs anything, in virtual nanoseconds.
-            records: what `_audit` returned.
+            healed: the end of the last fault, in virtual nanoseconds.
+            records: the result of `_audit`.
 
         """
 
     def _end_of_faults(self, began: int) -> int:
-        """Return when to heal: the last fault had some time, and the writers theirs."""
+        """Return when to heal: after the last fault and the writers' time."""
         ends = [fault.at_ms + fault.for_ms for fault in self.plan.faults]
         least = self.plan.span_ms if self.plan.naps else 0
         return began + max([least, *ends]) * MS + 2 * S
 
     def _check_excuses(self) -> None:
-        """Check that nobody stopped itself, and that nothing may be lost, without a reason."""
+        """Check that every self-stop and every reported loss has a fault as its reason."""
         unopened = self.faults.unopened
         found = {
             name: [halt for halt in node.halts if name not in unopened or not is_no_start(halt)]
@@ -144,25 +144,25 @@ class Run(ABC):
         halts = {name: those for name, those in found.items() if those}
         assert not halts, f"stopped themselves: {halts}"
         losses = self.cluster.state.losses
-        assert self.faults.has_cut_power or not losses, f"nobody failed, and yet: {losses}"
+        assert self.faults.has_cut_power or not losses, f"losses without a failure: {losses}"
 
     def _pass_until(self, condition: Callable[[], object], within_ns: int) -> bool:
-        """Let time pass, and look at the servers all the while; whether the condition came."""
+        """Run with periodic checks until a condition holds; return whether it holds."""
         end = self.kernel.now + within_ns
         while not condition():
             if self.kernel.now >= end:
                 return False
             self.kernel.run(_LOOK_NS)
-            self.look()
-            assert self.kernel.steps < _MAX_STEPS, "something goes round and round"
+            self.check_servers()
+            assert self.kernel.steps < _MAX_STEPS, "endless loop: too many steps"
         return True
 
-    def look(self) -> None:
-        """Look at all that can be looked at."""
-        self.monitor.look()
+    def check_servers(self) -> None:
+        """Check the servers' state."""
+        self.monitor.check()
 
     def _settle(self) -> None:
-        """Wait until the cluster is whole and every call of writers and operator has ended."""
+        """Run until the cluster is whole and every call of writers and operator has ended."""
 
         def is_settled() -> bool:
             return self.cluster.is_whole() and not self._open()
@@ -171,14 +171,14 @@ class Run(ABC):
             calls = "; ".join(map(str, self._open()[:5]))
             raise AssertionError(
                 f"not whole {verdict.HEALED_NS / S:.0f} s after the last fault:"
-                f" {self.cluster.states()}; calls under way: {calls or 'none'}"
+                f" {self.cluster.states()}; open calls: {calls or 'none'}"
             )
 
     def _trace_frames(self) -> None:
         if self.kernel.is_traced:
-            self.cluster.network.on_frame = verdict.teller(self.kernel)
+            self.cluster.network.on_frame = verdict.frame_tracer(self.kernel)
 
 
 def is_no_start(halt: str) -> bool:
-    """Whether a process stopped because it could not start; it had done nothing by then."""
+    """Whether a process stopped because it could not start; it had no effect."""
     return halt.startswith("it cannot start")

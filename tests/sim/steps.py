@@ -1,8 +1,8 @@
-"""What each operation of a history does to the log that clients see, and when it can.
+"""Steps of operations on the sequential log of the linearizability check: effects and conditions.
 
-The log is specified in tests/sim/linearizability.py; here is each of its sentences as a condition
-on a state. Rule: a step is what one operation does at one moment, and only steps that returned have
-to happen. Invariant: the state is fixed by the set of the steps that happened, not by their order.
+tests/sim/linearizability.py specifies the log; each of its sentences is a condition on a state
+here. Rule: a step is one operation's effect at one moment; only steps that returned must happen.
+Invariant: the set of the steps that happened determines the state, regardless of their order.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
     from ziplog.types import Record, RecordId
 
-#: When a step returns that need not happen.
+#: The return time of a step that need not happen.
 END: Final = 2**63 - 1
-#: What `NoSuchRecordError` says of a position that stays empty (ziplog/client/reads/read.py).
+#: Texts of `NoSuchRecordError` for positions that stay empty (ziplog/client/reads/read.py).
 _NO_OP: Final = "the position is a no-op"
 _NOT_OWNED: Final = "does not own the position"
 
-#: What an insert and a reader must agree on: payload, key and timestamp.
+#: Payload, key and timestamp: equal at an insert and its readers.
 Contents = tuple[bytes, bytes | None, int]
 
 
 class Held(NamedTuple):
-    """What is at a position."""
+    """The record at a position."""
 
     shard: int
     contents: Contents
@@ -53,16 +53,16 @@ class Held(NamedTuple):
         return f"{self.contents[0]!r} of shard {self.shard}"
 
 
-#: No record is this one.
+#: A record that equals no other.
 NOTHING: Final = Held(-1, (b"", None, 0))
 
 
 class State(NamedTuple):
-    """The log, as far as operations were placed."""
+    """The log after the placed steps."""
 
     held: dict[int, Held]
     closed: int = 1
-    #: (gsn, shard) of positions that this shard will never fill.
+    #: (gsn, shard) of positions that the shard will never fill.
     never: frozenset[tuple[int, int]] = frozenset()
     trim: int = 0
     #: By the subscription's operation.
@@ -71,20 +71,20 @@ class State(NamedTuple):
 
 @dataclass(eq=False)
 class Step:
-    """What an operation does at one moment between its call and its result."""
+    """An operation's effect at one moment between its call and its result."""
 
     operation: Operation
     called: int
     #: `END`: it need not happen.
     returned: int
-    #: Why it cannot have happened at all; "": nothing speaks against it.
+    #: Why it cannot have happened at all; "": it can.
     flaw: str = ""
 
-    #: It changes nothing that could stand in another one's way.
+    #: Its effect cannot conflict with another step.
     is_harmless = True
 
     def refusal(self, _state: State) -> str:
-        """Return why it cannot happen in a state; "" if it can."""
+        """Return the reason why it cannot happen in a state; "" if it can."""
         return self.flaw
 
     def applied(self, state: State) -> State:
@@ -98,7 +98,7 @@ class Put(Step):
 
     gsn: int = 0
     held: Held = NOTHING
-    #: Somebody must not see it: set once all steps are known.
+    #: Some other step must not see it: set once all steps are known.
     is_harmless: bool = True
 
     def refusal(self, state: State) -> str:
@@ -109,7 +109,7 @@ class Put(Step):
         if self.gsn < state.closed:
             return f"{self.gsn} was passed by a reader or a trim, up to {state.closed}"
         if (self.gsn, self.held.shard) in state.never:
-            return f"{self.gsn} was said to stay empty"
+            return f"{self.gsn} was reported as empty for ever"
         return ""
 
     def applied(self, state: State) -> State:
@@ -140,26 +140,26 @@ class Missing(Step):
         return f"{self.gsn} holds {held}" if held and held.shard == self.shard else ""
 
     def applied(self, state: State) -> State:
-        # No order has both this and a record there, so it stands in nobody's way.
+        # No order has both this step and a record there, so it conflicts with no other step.
         row = {(self.gsn, self.shard)} if self.is_for_ever else set()
         return state._replace(never=state.never | row)
 
 
 @dataclass(eq=False)
 class Passed(Step):
-    """A fetch handed out records, or the end."""
+    """A fetch returned records, or the end."""
 
     subscription: int = 0
-    #: Where the subscription begins; None: nobody knows, and it handed out nothing.
+    #: Start of the subscription; None: unknown, and no record was returned.
     start: int | None = 1
     rows: list[tuple[int, Held]] = field(default_factory=list)
-    #: Everything below it was handed out, by this fetch or earlier ones.
+    #: All records below were returned, by this fetch or earlier ones.
     stop: int = 1
 
     is_harmless = False
 
     def position(self, state: State) -> int:
-        """Return where it begins."""
+        """Return the subscription's position in a state."""
         start = self.stop if self.start is None else self.start
         return state.positions.get(self.subscription, start)
 
@@ -169,7 +169,7 @@ class Passed(Step):
         position = self.position(state)
         for gsn, held in self.rows:
             if gsn < position:
-                return f"{gsn} was handed out by a subscription that is at {position}"
+                return f"{gsn} was returned by a subscription that is at {position}"
             if wrong := _differs(state, gsn, held):
                 return wrong
             position = gsn + 1
@@ -178,7 +178,7 @@ class Passed(Step):
         missing = [g for g in state.held if start <= g < self.stop and g not in here]
         if missing:
             gsn = min(missing)
-            return f"{gsn}, which holds {state.held[gsn]}, was passed and not handed out"
+            return f"{gsn}, which holds {state.held[gsn]}, was passed and not returned"
         return ""
 
     def applied(self, state: State) -> State:
@@ -205,10 +205,10 @@ class Trimming(Step):
 
 @dataclass(eq=False)
 class Refused(Step):
-    """A read or subscription was told that its position is trimmed."""
+    """A read or subscription received `TrimmedError`."""
 
     first: int = 0
-    #: What was asked for; None: wherever the subscription is.
+    #: The requested position; None: the subscription's position.
     gsn: int | None = None
     subscription: int = 0
 
@@ -217,7 +217,7 @@ class Refused(Step):
         if gsn >= self.first:
             return f"{gsn} is not below {self.first}"
         if state.trim < self.first:
-            return f"nobody trimmed up to {self.first}, but up to {state.trim}"
+            return f"the trim point is {state.trim}, not {self.first}"
         return ""
 
 
@@ -236,14 +236,14 @@ def steps_of(operations: Sequence[Operation], lost: Sequence[tuple[int, int, int
 
     Args:
         operations: of the history.
-        lost: (shard, start, stop): what happened at these positions is left out.
+        lost: (shard, start, stop): steps at these positions are omitted.
 
     """
     return _Steps(operations, lost).steps
 
 
 class _Steps:
-    """The steps of a history, in the making."""
+    """Builder of a history's steps."""
 
     def __init__(
         self, operations: Sequence[Operation], lost: Sequence[tuple[int, int, int]]
@@ -251,14 +251,14 @@ class _Steps:
         self.steps: Final[list[Step]] = []
         self._operations: Final = {o.number: o for o in operations}
         self._lost: Final = lost
-        #: Where each record was seen first.
+        #: The first observed position of each record.
         self._seen: Final[dict[Contents, RecordId]] = {}
-        #: (when, gsn) of inserts that were complete, and of trims.
+        #: (time, gsn) of completed inserts and trims.
         self._acked: Final[list[tuple[int, int]]] = []
         self._trimmed: Final[list[tuple[int, int]]] = []
-        #: (when, gsn) of calls of trim.
+        #: (time, gsn) of calls of trim.
         self._trims: Final[list[tuple[int, int]]] = []
-        #: By insert: (when, rids) that resolve returned.
+        #: By insert: (time, rids) returned by `resolve`.
         self._resolved: Final[dict[int | None, list[tuple[int, list[RecordId | None]]]]] = {}
         self._is_anything_trimmed = False
         for operation in operations:
@@ -270,7 +270,7 @@ class _Steps:
             self._take(operation)
 
     def _note(self, operation: Operation) -> None:
-        """Take what has to be known before steps can be made."""
+        """Collect the facts that building steps needs."""
         result, at = operation.result, operation.returned
         self._is_anything_trimmed |= isinstance(result, TrimmedError)
         if isinstance(operation.request, TrimRequest):
@@ -297,7 +297,7 @@ class _Steps:
     # --- inserts ---
 
     def _insert(self, operation: Operation) -> None:
-        """Add a step for each record that is known to be somewhere."""
+        """Add a step for each record with a known position."""
         request = operation.request
         assert isinstance(request, InsertRequest)
         answers, never = self._answers(operation)
@@ -309,17 +309,17 @@ class _Steps:
         before: RecordId | None = None
         for index, payload in enumerate(request.payloads):
             contents = (payload, request.key_of(index), request.timestamp_us)
-            told = [(at, rid) for at, rids in answers if (rid := rids[index]) is not None]
-            at, rid = min(told) if told else (END, self._seen.get(contents))
+            answered = [(at, rid) for at, rids in answers if (rid := rids[index]) is not None]
+            at, rid = min(answered) if answered else (END, self._seen.get(contents))
             if rid is None:
                 continue
             flaw = _misplaced(rid, request.after, before)
             if index in never:
-                flaw = f"{payload!r} was said not to be in the log, ever"
-            elif others := {str(other) for _, other in told} - {str(rid)}:
-                flaw = f"{payload!r} was said to be at {rid}, and at {others.pop()}"
+                flaw = f"{payload!r} was reported as never in the log"
+            elif others := {str(other) for _, other in answered} - {str(rid)}:
+                flaw = f"{payload!r} was reported at {rid}, and at {others.pop()}"
             before = rid
-            if told:
+            if answered:
                 self._acked.append((at, 0 if self._is_lost(rid) else rid.gsn))
             if flaw or not self._is_lost(rid):
                 held = Held(rid.shard, contents)
@@ -328,7 +328,7 @@ class _Steps:
     def _answers(
         self, operation: Operation
     ) -> tuple[list[tuple[int, list[RecordId | None]]], set[int]]:
-        """Return when which rids were told of an insert, and which records it never placed."""
+        """Return the times and rids of an insert's answers, and its never placed records."""
         result, at = operation.result, operation.returned
         resolved = self._resolved.get(operation.number, [])
         never = {i for _, rids in resolved for i, rid in enumerate(rids) if rid is None}
@@ -343,10 +343,10 @@ class _Steps:
             never |= {i for i in range(count) if not rids or rids[i] is None}
         return [(at, rids), *resolved] if rids else resolved, never
 
-    # --- the others ---
+    # --- other operations ---
 
     def _take(self, operation: Operation) -> None:
-        """Add what an operation that returned did."""
+        """Add the steps of an operation that returned."""
         at, result = operation.returned, operation.result
         if isinstance(operation.request, TrimRequest):
             self._trim(operation, operation.request)
@@ -374,7 +374,7 @@ class _Steps:
             is_for_ever = _NO_OP in str(result) or _NOT_OWNED in str(result)
             self.steps.append(Missing(operation, called, at, "", rid.gsn, rid.shard, is_for_ever))
         elif not isinstance(result, BaseException):
-            flaw = "" if result.rid == rid else f"{result.rid} was not asked for"
+            flaw = "" if result.rid == rid else f"{result.rid} was not requested"
             trim = self._highest(self._trimmed, called)
             if rid.gsn < trim:
                 flaw = f"{trim} was trimmed before"
@@ -388,7 +388,7 @@ class _Steps:
         gsns = [record.rid.gsn for record in result.records]
         start, stop = _start(request), max(gsns, default=0) + 1
         if result.ended:
-            # One that starts beyond the end of the log is over before anybody is asked.
+            # A subscription that starts after the end of the log ends without a request.
             floor = self._highest(self._acked, subscribing.called)
             stop = max(stop, floor + 1 if start is None or start <= floor else 1)
         elif not gsns:
@@ -440,7 +440,7 @@ def _start(request: SubscribeRequest) -> int | None:
 
 
 def _misplaced(rid: RecordId, after: RecordId, before: RecordId | None) -> str:
-    """Return what is wrong with a record's place in its call."""
+    """Return the error in a record's position relative to its call; "" if there is none."""
     if rid.gsn <= after.gsn:
         return f"{rid} is not after {after}"
     if before is not None and rid.gsn <= before.gsn:

@@ -1,4 +1,4 @@
-"""Small histories, written down as stories: who called what when, and what came of it.
+"""Small handwritten histories of calls, times and results.
 
 The positions of shard 0 are the even ones, those of shard 1 the odd ones.
 """
@@ -45,11 +45,11 @@ def no_op(gsn: int) -> NoSuchRecordError:
 
 
 def unknown() -> OutcomeUnknownError:
-    return OutcomeUnknownError("nobody knows", shard=0, seq=1)
+    return OutcomeUnknownError("unknown outcome", shard=0, seq=1)
 
 
 class Story:
-    """Operations, each with the time of its call and of its result (None: none came)."""
+    """Operations, each with the times of its call and its result (None: no result)."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -67,7 +67,7 @@ class Story:
     def insert(
         self, called: int, returned: int | None, payloads: bytes, result: Any, after: int = 0
     ) -> int:
-        """`payloads`: one for each byte; `result`: gsns, or what was raised."""
+        """Add an insert: `payloads`, one for each byte; `result`: gsns, or an exception."""
         rows = [payloads[i : i + 1] for i in range(len(payloads))]
         request = InsertRequest(NEVER, rows, RecordId(after, 0), None, 0, many=len(rows) > 1)
         if isinstance(result, list):
@@ -75,7 +75,7 @@ class Story:
         return self.add(called, returned, request, result)
 
     def read(self, called: int, returned: int, gsn: int, result: Any) -> int:
-        """`result`: a payload, or what was raised."""
+        """Add a read; `result`: a payload, or an exception."""
         found = record(gsn, result) if isinstance(result, bytes) else result
         return self.add(called, returned, ReadRequest(NEVER, rid(gsn)), found)
 

@@ -1,4 +1,4 @@
-"""A shard that many clients ask at once keeps its rate and its view."""
+"""An overloaded shard keeps its rate and its view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ziplog.runtime import inbox
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: A server takes 4 ms for an insert, so 250 a second are the most.
+#: A server takes 4 ms for an insert, so the maximum is 250 per second.
 INSERT_US = 4_000
 SECONDS = 12
 
@@ -28,18 +28,18 @@ def test_goodput_stays_near_the_peak_and_no_view_changes(clients: int, depth: in
 
 
 def unlimited(patch: pytest.MonkeyPatch) -> None:
-    """A client may send as many copies as it likes, and its timeout never grows."""
+    """A client may send unlimited copies, and its timeout never grows."""
     patch.setattr(Budget, "spend", lambda _: True)
     patch.setattr(RetransmitTimeout, "back_off", lambda _: None)
 
 
 def without_evidence(patch: pytest.MonkeyPatch) -> None:
-    """Every unit whose pause is over counts as lost."""
+    """Every unit counts as lost after its timeout."""
     patch.setattr(ShardWindow, "was_passed_over", lambda *_: True)
 
 
 def in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
-    """A sign of life waits behind the inserts that came before it."""
+    """A heartbeat waits after the inserts that arrived before it."""
     patch.setattr(inbox, "is_urgent", lambda _: False)
 
 

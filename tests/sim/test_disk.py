@@ -1,4 +1,4 @@
-"""The simulated disk while the power is on: it does what a real one does, for stand-ins only."""
+"""The simulated disk without power cuts: it behaves as a real one, for replaced modules only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOSED = 1 << 20
 
 
 def result_of(action: Callable[[], Any]) -> Any:
-    """Return what something returned, or the number of its error."""
+    """Return an action's result, or its error number."""
     try:
         result = action()
     except OSError as error:
@@ -37,7 +37,7 @@ def result_of(action: Callable[[], Any]) -> Any:
 
 
 def act(random: Random, system: Any, directory: Any, open_files: dict[int, int]) -> Any:
-    """Do one thing at random; return what came of it."""
+    """Do one random operation; return its result."""
     path = directory / f"{random.randrange(3)}.f"
     other = directory / f"{random.randrange(3)}.f"
     number, offset, size = random.randrange(3), random.randrange(40), random.randrange(30)
@@ -95,8 +95,8 @@ def test_it_does_what_the_real_one_does(module: Any, disk: Disk, tmp_path: Path)
         simulated_files: dict[int, int] = {}
         dice, same_dice = Random(seed), Random(seed)
         for _ in range(120):
-            told = act(dice, os, real, files)
-            assert act(same_dice, module.os, simulated, simulated_files) == told
+            results = act(dice, os, real, files)
+            assert act(same_dice, module.os, simulated, simulated_files) == results
             assert {p.name: p.read_bytes() for p in real.iterdir()} == {
                 p.name: p.read_bytes() for p in simulated.iterdir()
             }
@@ -176,7 +176,7 @@ def test_nothing_is_random(module: Any) -> None:
 
 
 def test_streams(module: Any, disk: Disk) -> None:
-    """As `fdopen` and `open` with an opener are used: a descriptor that is left open, or is not."""
+    """`fdopen` and `open` with an opener: the descriptor stays open, or is closed."""
     path = disk.path("x")
     fd = module.os.open(path, NEW)
     with module.os.fdopen(fd, "wb", closefd=False) as file:
@@ -252,8 +252,8 @@ def test_locks(module: Any, disk: Disk) -> None:
 
 
 def life(seed: int) -> str:
-    """Return all that a disk went through."""
-    random, told = Random(seed), []
+    """Return the results of a disk's random operations."""
+    random, results = Random(seed), []
     module: Any = fresh_module()
     with installed([module], random):
         disk = Disk(random)
@@ -262,12 +262,12 @@ def life(seed: int) -> str:
         sync(disk.path(""))
         for _ in range(40):
             files: dict[int, int] = {}
-            told += [act(random, module.os, directory, files) for _ in range(30)]
-            told.append(disk.flip())
-            told.append(disk.tear())
+            results += [act(random, module.os, directory, files) for _ in range(30)]
+            results.append(disk.flip())
+            results.append(disk.tear())
             disk.power_cut()
-            told.append([(path.name, path.read_bytes()) for path in directory.iterdir()])
-    return repr(told)
+            results.append([(path.name, path.read_bytes()) for path in directory.iterdir()])
+    return repr(results)
 
 
 def test_the_same_seed_is_the_same_disk() -> None:

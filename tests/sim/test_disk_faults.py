@@ -1,4 +1,4 @@
-"""What a power cut may leave of a simulated disk, and what else may go wrong with one."""
+"""Power cuts and other faults of a simulated disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.simulator.filesystem import DiskPath
 
 
-# --- what a power cut leaves ---------------------------------------------------------------------
+# --- power cuts ----------------------------------------------------------------------------------
 
 
 def test_what_was_synced_survives_whatever_happens() -> None:
@@ -50,7 +50,7 @@ def test_what_was_synced_survives_whatever_happens() -> None:
     assert {at for at in torn if at % 512}
     assert {at for at in torn if at % 512 == 0} == {1024, 1536, 2048, 2560, 3072}
     assert tails == {"none", "zeros", "garbage"}
-    # As long as the write that was torn made it, or all of them.
+    # The length after the torn write, or after all writes.
     assert lengths <= ends
     assert {1300, 3300, 3400} <= lengths
 
@@ -309,7 +309,7 @@ def test_a_full_disk(module: Any) -> None:
     path, other = disk.path("x"), disk.path("y")
     fd = put(path, b"a" * 70)
     assert free_bytes(module, disk) == 30
-    assert disk.write(fd, b"b" * 50) == 30  # a part of it fits
+    assert disk.write(fd, b"b" * 50) == 30  # a part fits
     with pytest.raises(OSError, match="No space") as caught:
         disk.write(fd, b"c")
     assert caught.value.errno == errno.ENOSPC
@@ -335,8 +335,8 @@ def test_a_full_disk(module: Any) -> None:
     assert free_bytes(module, disk) == 40
 
 
-def test_the_call_fails_that_was_said(disk: Disk) -> None:
-    """Once, with nothing done; what does not change anything is not counted."""
+def test_the_selected_call_fails(disk: Disk) -> None:
+    """It fails once, without an effect; calls that change nothing are not counted."""
     path = disk.path("x")
     calls: dict[str, Callable[[], object]] = {
         "create": path.touch,
@@ -363,7 +363,7 @@ def test_the_call_fails_that_was_said(disk: Disk) -> None:
         disk.path("z").touch()
     disk.path("z").touch()
     disk.fail_on(1)
-    disk.spare()
+    disk.clear_failures()
     disk.path("z").touch()
 
 

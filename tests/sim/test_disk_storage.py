@@ -1,7 +1,7 @@
-"""The production classes for files on a simulated disk: what they promised, after any power cut.
+"""The production classes for files on a simulated disk: their guarantees after any power cut.
 
-Beside cuts between two operations there are those in the middle of one: before every call that
-matters a copy of the disk is kept, and the power of each is cut.
+Power cuts happen between operations and within one: the disk is copied before every relevant call,
+and each copy suffers a power cut.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MODULES = (
 
 
 class Watched(Disk):
-    """A disk that keeps copies of what it was before every call."""
+    """A disk that keeps a copy from before every call."""
 
     images: list[Disk] | None = None
 
@@ -67,7 +67,7 @@ class Watched(Disk):
         return made
 
     def during(self, action: Callable[[], object], cuts: int = 4) -> Iterator[Disk]:
-        """Do something; give what power cuts at every moment of it leave, some for each."""
+        """Run an action; return the disks after power cuts at every moment of it."""
         self.images = []
         action()
         images, self.images = [*self.images, self.image()], None
@@ -90,7 +90,7 @@ def _chance() -> Iterator[None]:
 
 
 def directory_on(disk: Disk, name: str = "d") -> DiskPath:
-    """Return a directory whose name is synced, as whoever starts a server has seen to."""
+    """Return a directory with a synced name, as before the start of a server."""
     path = disk.path(name)
     path.mkdir()
     sync(disk.path(""))
@@ -101,7 +101,7 @@ def directory_on(disk: Disk, name: str = "d") -> DiskPath:
 
 
 def survivors(store: SegmentStore, oracle: Oracle, flushed: int) -> Oracle:
-    """Return what a store has of what was appended: a prefix, with all that was flushed."""
+    """Return a store's entries: a prefix of the appended ones, with all flushed ones."""
     for count in range(len(oracle.entries), flushed - 1, -1):
         prefix = after(oracle, lambda log, count=count: log.entries.__delitem__(slice(count, None)))
         prefix.base_fseq, prefix.base = oracle.base_fseq, oracle.base
@@ -127,7 +127,7 @@ def step_of(random: Random) -> tuple[Any, ...]:
 
 
 def live(store: SegmentStore, oracle: Oracle, random: Random) -> int:
-    """Append and flush, cut and reset; return how many of the entries are flushed."""
+    """Append and flush, cut and reset; return the number of flushed entries."""
     flushed = len(oracle.entries)
     for _ in range(random.randint(0, 14)):
         apply(store, oracle, step_of(random))
@@ -160,7 +160,7 @@ def test_a_store_keeps_what_was_flushed_and_a_prefix_of_the_rest(seed: int) -> N
         lost += before - len(oracle.entries)
         flushed = live(store, oracle, random)
         random.choice((disk.kill, disk.power_cut, disk.power_cut))()
-    assert lost, "nothing was ever lost: nothing was tried"
+    assert lost, "no run lost an entry: the test tested nothing"
 
 
 def test_a_store_that_was_closed_is_whole() -> None:
@@ -196,7 +196,7 @@ def test_a_cut_of_the_log_is_all_or_nothing(name: str) -> None:
 
 
 def damaged(seed: int) -> tuple[Watched, Oracle, set[int]]:
-    """Return a disk with a store of which one bit was flipped, and the entries that this cost."""
+    """Return a disk with a flipped bit in a store, and the damaged entries."""
     disk = Watched(Random(seed))
     oracle = repairs.grown(directory_on(disk))
     disk.power_cut()
@@ -216,7 +216,7 @@ def test_a_repair_is_all_or_nothing() -> None:
     for seed in range(8):
         disk, oracle, lost = damaged(seed)
         if not lost:
-            continue  # it was a mark or a table
+            continue  # it was a watermark record or a table
         repaired += 1
         store = reopen(disk.path("d"), segment_bytes=repairs.SMALL)
         hole = store.damaged_after(min(lost) - 1)
@@ -232,8 +232,8 @@ def test_a_repair_is_all_or_nothing() -> None:
     assert repaired > 3
 
 
-def test_a_torn_end_that_was_flushed_is_told() -> None:
-    """A disk that lies costs entries, and they are not passed over in silence."""
+def test_a_torn_end_that_was_flushed_is_reported() -> None:
+    """A disk that lies about syncs loses entries, and the loss is reported."""
     for seed in range(20):
         disk = Watched(Random(seed))
         oracle = repairs.grown(directory_on(disk))
@@ -247,11 +247,11 @@ def test_a_full_disk_takes_up_where_it_was() -> None:
     cuts = 0
     for seed in range(40):
         random = Random(seed)
-        told: list[object] = []
+        events: list[object] = []
         disk, oracle = Disk(random), Oracle()
         directory = directory_on(disk)
         store = reopen(directory, segment_bytes=2000)
-        store.flusher.tell(told.append)
+        store.flusher.set_listener(events.append)
         live(store, oracle, random)
         assert store.flush()
         flushed = len(oracle.entries)
@@ -261,7 +261,7 @@ def test_a_full_disk_takes_up_where_it_was() -> None:
             apply(store, oracle, step_of(random))
         assert not store.flush()
         assert store.is_full
-        assert told == [StorageChanged(full=True)]
+        assert events == [StorageChanged(full=True)]
         with pytest.raises(FullError):
             store.reset(oracle.last_fseq, oracle.last_gsn + 1)
         is_cut = random.random() < 1 / 2
@@ -272,7 +272,7 @@ def test_a_full_disk_takes_up_where_it_was() -> None:
         disk.capacity_bytes = 1 << 30
         assert store.flush()
         assert not store.is_full
-        assert told[1:] == ([] if is_cut else [StorageChanged(full=False)])
+        assert events[1:] == ([] if is_cut else [StorageChanged(full=False)])
         live(store, oracle, random)
         assert store.flush()
         disk.power_cut()
@@ -311,13 +311,13 @@ def test_a_data_directory_has_one_process() -> None:
     start(disk)
 
 
-def test_whose_a_directory_is_stays_once_it_is_known() -> None:
+def test_the_owner_of_a_directory_never_changes() -> None:
     disk = Watched(Random(1))
     mine: list[DataDirectory] = []
     found = {start(i).identity.server for i in disk.during(lambda: mine.append(start(disk)))}
     identity = mine[0].identity
     assert identity.server in found
-    assert len(found) > 2, "before that, a directory is nobody's"
+    assert len(found) > 2, "before that, a directory has no owner"
     for seed in range(20):
         image = disk.image(seed)
         image.power_cut()
@@ -328,21 +328,21 @@ def test_a_checkpoint_is_all_or_none_and_serves_one_start() -> None:
     disk = Watched(Random(1))
     state = Random(2).randbytes(3000)
     directory = start(disk)
-    assert directory.take_checkpoint() is None
+    assert directory.consume_checkpoint() is None
     found = [
-        start(image).take_checkpoint()
+        start(image).consume_checkpoint()
         for image in disk.during(lambda: directory.write_checkpoint(state))
     ]
     assert set(found) == {None, state}
-    assert found[-4:] == [state] * 4, "once it was written, it is there"
+    assert found[-4:] == [state] * 4, "after the write, it is present"
     disk.power_cut()
     directory = start(disk)
     taken: list[bytes | None] = []
-    images = disk.during(lambda: taken.append(directory.take_checkpoint()))
-    found = [start(image).take_checkpoint() for image in images]
+    images = disk.during(lambda: taken.append(directory.consume_checkpoint()))
+    found = [start(image).consume_checkpoint() for image in images]
     assert taken == [state]
     assert set(found) == {None, state}
-    assert found[-4:] == [None] * 4, "once it was taken, it is gone"
+    assert found[-4:] == [None] * 4, "after the start, it is deleted"
     disk.power_cut()
     assert start(disk).was_used
 
@@ -359,7 +359,7 @@ def facts(journal: Journal) -> tuple[Any, ...]:
 
 
 def change(journal: Journal, random: Random) -> Callable[[], None]:
-    """Return something that is done with a journal at random."""
+    """Return a random change of a journal."""
     following = journal.entries[-1].index + 1 if journal.entries else 1
     entries = [Entry(random.randbytes(random.randint(0, 900)), following + i, 1) for i in range(3)]
     count = len(journal.entries)
@@ -394,7 +394,7 @@ def test_a_power_cut_does_not_take_a_new_journal_away(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_journal_wrote_is_there_for_good(seed: int) -> None:
-    """Whenever the power fails, an operation was done or was not; once it returned, it was."""
+    """After a power cut at any time, an operation is complete or absent; complete if returned."""
     random = Random(seed)
     disk = Watched(random)
     directory_on(disk)
@@ -447,14 +447,14 @@ def test_what_a_journal_found_stays_though_its_former_process_had_not_synced_it(
 
 
 class _Machine:
-    """A state that is always the same."""
+    """A constant state."""
 
     def take_snapshot(self) -> bytes:
         return b"state" * 100
 
 
 def test_a_snapshot_is_whole_once_it_has_its_name() -> None:
-    """Written as the consensus library has it done: by the name of a file as a string."""
+    """Written as by the consensus library: with the file name as a string."""
     disk = Watched(Random(4))
     directory = directory_on(disk)
     path, fresh = directory / "snapshot", directory / "snapshot.tmp"

@@ -1,4 +1,4 @@
-"""A history says what happened, in its order, and the rules of the scripts judge it."""
+"""The history records all events in order, and the rules of the scripts judge it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Script:
-    """Writes a history, one operation after the other, all in one nanosecond."""
+    """Writer of a history, one operation after the other, all in one nanosecond."""
 
     def __init__(self) -> None:
         self.history = History(seed=1)
@@ -63,7 +63,7 @@ class Script:
         follow: bool = True,
         resumes: int | None = None,
     ) -> tuple[int, int]:
-        """Return the operation, and what the client calls it."""
+        """Return the operation, and the client's number of it."""
         self.subscriptions += 1
         request = SubscribeRequest(NEVER, start, follow)
         return self.do(client, request, self.subscriptions, resumes=resumes), self.subscriptions
@@ -91,11 +91,11 @@ def no_record(gsn: int, shard: int = 0) -> NoSuchRecordError:
 
 
 def unknown(doubt: object) -> OutcomeUnknownError:
-    return OutcomeUnknownError("nobody knows", shard=0, seq=1, doubt=doubt)
+    return OutcomeUnknownError("unknown outcome", shard=0, seq=1, doubt=doubt)
 
 
 def everything() -> Script:
-    """Return a history of every kind of operation, in which nothing is wrong."""
+    """Return a correct history with every kind of operation."""
     script = Script()
     script.insert(b"one", 1)
     script.insert(b"two", 5, after=1, shard=1, client="b")
@@ -148,7 +148,7 @@ def one_at_two_positions(script: Script) -> None:
     script.read(9, record(9, b"x"))
 
 
-def nobody_inserted_it(script: Script) -> None:
+def inserted_by_no_client(script: Script) -> None:
     script.read(4, record(4, b"from nowhere"))
 
 
@@ -157,7 +157,7 @@ def another_key(script: Script) -> None:
     script.read(4, record(4, b"x", key=b"k"))
 
 
-def another_position_than_asked_for(script: Script) -> None:
+def another_position_than_requested(script: Script) -> None:
     script.insert(b"x", 4)
     script.read(5, record(4, b"x"))
 
@@ -236,7 +236,7 @@ def a_change_of_mind(script: Script) -> None:
     script.do("a", ResolveRequest(NEVER, doubt), [RecordId(4, 0)])
 
 
-def nobody_trimmed_it(script: Script) -> None:
+def trimmed_by_no_client(script: Script) -> None:
     script.read(4, TrimmedError(RecordId(9, 0)))
 
 
@@ -246,7 +246,7 @@ def read_after_a_trim(script: Script) -> None:
     script.read(4, record(4, b"x"))
 
 
-def nobody_had_the_position(script: Script) -> None:
+def no_shard_had_the_position(script: Script) -> None:
     script.insert(b"x", 4)
     script.do("b", inserting(b"y", after=3), no_record(3))
 
@@ -262,9 +262,9 @@ def too_few_rids(script: Script) -> None:
 WRONG = [
     (two_at_one_position, "agreement"),
     (one_at_two_positions, "duplicate"),
-    (nobody_inserted_it, "phantom"),
+    (inserted_by_no_client, "phantom"),
     (another_key, "phantom"),
-    (another_position_than_asked_for, "phantom"),
+    (another_position_than_requested, "phantom"),
     (it_certainly_did_not_happen, "phantom"),
     (before_what_it_names, "insert-after"),
     (a_call_out_of_order, "batch-order"),
@@ -278,9 +278,9 @@ WRONG = [
     (a_low_tail, "tail"),
     (a_low_sync, "sync"),
     (a_change_of_mind, "resolve"),
-    (nobody_trimmed_it, "trim"),
+    (trimmed_by_no_client, "trim"),
     (read_after_a_trim, "trim"),
-    (nobody_had_the_position, "refusal"),
+    (no_shard_had_the_position, "refusal"),
     (an_error_of_ours, "errors"),
     (too_few_rids, "results"),
 ]
@@ -315,7 +315,7 @@ def test_what_is_written_is_what_is_judged(
     assert written == {process: b"".join(rows) for process, rows in lines.items()}
 
 
-def test_reported_losses_are_forgiven_if_asked() -> None:
+def test_reported_losses_are_allowed_on_request() -> None:
     script = Script()
     script.insert(b"x", 4)
     script.read(4, no_record(4))
@@ -350,7 +350,7 @@ def test_the_digest_is_of_all_that_happened_and_its_order() -> None:
         names = {name: script.subscribe(client=name)[1] for name in ("a", "b")}
         script.fetch(names[client], client=client)
         fetching.add(script.history.digest())
-    assert len(fetching) == 2, "a fetch that brought nothing happened too"
+    assert len(fetching) == 2, "an empty fetch is recorded, too"
     orders = set()
     for first, second in (("a", "b"), ("b", "a")):
         script = Script()
@@ -414,7 +414,7 @@ def test_a_misuse_is_refused() -> None:
         script.history.call("a", 1000, progress)
 
 
-def test_what_an_error_says_of_an_insert() -> None:
+def test_the_outcome_of_an_insert_by_its_error() -> None:
     assert certainly_did_not_happen(DeadlineError("late"))
     assert certainly_did_not_happen(no_record(3))
     assert not certainly_did_not_happen(unknown(None))
@@ -423,7 +423,7 @@ def test_what_an_error_says_of_an_insert() -> None:
 
 def test_what_failed_in_part_is_there_in_part() -> None:
     script = Script()
-    error = UnavailableError("the second was not taken")
+    error = UnavailableError("the second was not accepted")
     error.results = [RecordId(4, 0), None]
     script.do("a", inserting(b"x", b"y"), error)
     script.read(4, record(4, b"x"))

@@ -1,4 +1,4 @@
-"""How many message delays an insert takes, and its way to a reader."""
+"""Message delays of an insert and of its delivery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.latency import measure
 def test_an_insert_takes_two_delays_and_its_delivery_two_more_at_most(
     shards: int, hops: int
 ) -> None:
-    """A hop takes 40 to 60 µs of virtual time; who waits for several of them waits for the last."""
+    """A hop takes 40 to 60 µs of virtual time; a wait for several hops ends with the last."""
     found = measure(shards, think_us=3000, count=300)
     assert found["fast"] > 0.98
     assert 80 <= found["insert_p50_us"] <= 120

@@ -1,6 +1,6 @@
-"""The search for an order: what it explains, when it gives up, and what it relies on.
+"""The linearizability search: explanations, budget, assumptions.
 
-What it says of single stories: tests/sim/test_stories. Whether it says what trying all orders says:
+Single stories: tests/sim/test_stories. Comparison with a search of all orders:
 tests/sim/test_orders.
 """
 
@@ -23,7 +23,7 @@ def test_the_explanation_is_of_the_shortest_beginning() -> None:
     story.read(3, 4, 4, b"a")
     culprit = story.read(5, 6, 4, empty(4))
     story.insert(7, 8, b"b", [4])
-    story.read(9, 10, 6, b"nobody's")
+    story.read(9, 10, 6, b"foreign")
     explanation = story.explain()
     assert explanation is not None
     assert explanation.culprit.number == culprit
@@ -52,7 +52,7 @@ def test_losses_are_left_out() -> None:
 
 
 def contended(positions: int, *, passed: bool) -> Story:
-    """Return a story with a race at each position, and a lie at the last one."""
+    """Return a story with a race at each position, and a wrong result at the last one."""
     story = Story()
     for index in range(positions):
         gsn = 2 * index + 2
@@ -66,7 +66,7 @@ def contended(positions: int, *, passed: bool) -> Story:
     return story
 
 
-def test_what_is_not_decided_is_no_pass() -> None:
+def test_an_undecided_search_does_not_count_as_passed() -> None:
     story = contended(9, passed=True)
     explanation = story.explain(budget_states=100)
     assert explanation is not None
@@ -78,7 +78,7 @@ def test_what_is_not_decided_is_no_pass() -> None:
     assert decided.is_decided
 
 
-def test_positions_that_nobody_passes_are_searched_one_by_one() -> None:
+def test_positions_that_no_reader_passes_are_searched_one_by_one() -> None:
     explanation = contended(12, passed=False).explain(budget_states=100)
     assert explanation is not None
     assert explanation.is_decided
@@ -95,18 +95,18 @@ def test_a_correct_history_is_decided_without_trying_around() -> None:
     assert story.explain(budget_states=200) is None
 
 
-def test_what_harms_nobody_is_tried_in_one_order() -> None:
+def test_independent_steps_are_tried_in_one_order() -> None:
     story = Story()
     for index in range(20):
         story.insert(1, 1000, bytes([index]), [index + 1])
     story.fetch(3, 900, story.subscribe(1, 2), *((i + 1, bytes([i])) for i in range(20)))
-    story.read(5, 2000, 3, b"nobody's")
+    story.read(5, 2000, 3, b"foreign")
     explanation = story.explain(budget_states=60)
     assert explanation is not None
     assert explanation.is_decided
 
 
-# --- with what the system says -------------------------------------------------------------------
+# --- the system's messages -----------------------------------------------------------------------
 
 
 def test_the_reasons_that_the_client_gives_are_those_that_the_search_knows() -> None:
@@ -114,14 +114,14 @@ def test_the_reasons_that_the_client_gives_are_those_that_the_search_knows() -> 
     cluster.run(2 * S)
     client = cluster.client("client-0")
     client.insert(b"a", RecordId(10, 0))
-    told = set()
+    reasons = set()
     for shard in (0, 1):
         for gsn in range(1, 5):
             with pytest.raises(NoSuchRecordError) as raised:
                 client.read(RecordId(gsn, shard))
-            told.add(str(raised.value).partition(": ")[2])
-    assert "the position is a no-op" in told
-    assert any("does not own the position" in reason for reason in told)
+            reasons.add(str(raised.value).partition(": ")[2])
+    assert "the position is a no-op" in reasons
+    assert any("does not own the position" in reason for reason in reasons)
 
 
 def test_a_recorded_history_is_judged() -> None:

@@ -1,4 +1,4 @@
-"""The command line: what it takes, and that it says in one line what is wrong."""
+"""The command line: options, and one-line error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.command_line import refusal
 from tests.sim import faults, plan
 from tests.sim.__main__ import main
-from tests.sim.fault_text import KINDS, parse_fault, strangers
+from tests.sim.fault_text import KINDS, parse_fault, unknown_targets
 from tests.sim.plan import draw, draw_age, draw_changes, draw_rot
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def test_a_fault_is_what_its_text_says(seed: int) -> None:
     drawn = drawn._replace(faults=(*drawn.faults, *beside))
     for fault in drawn.faults:
         assert parse_fault(str(fault)) == fault
-        assert not strangers(fault, drawn)
+        assert not unknown_targets(fault, drawn)
 
 
 def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
@@ -40,13 +40,13 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("12", 'there is no fault ""'),
         ("12 tickle x", 'there is no fault "tickle", only add-shard, age, clog, '),
         ("12 kill", "kill names one storage server"),
-        ("12 kill nobody", "kill names one storage server"),
+        ("12 kill unknown", "kill names one storage server"),
         ("12 kill mms-0", "kill names one storage server"),
         ("12 kill shard-0-0 shard-0-1", "kill names one storage server"),
         ("12 kill shard-0-0 300", "kill names one storage server"),
         ("12 kill-mms fh-0", "kill-mms names one node of the membership service"),
         ("12 kill-client shard-0-0", "kill-client names one client"),
-        ("12 lead-fh fh-0 20ms", "lead-fh names nobody"),
+        ("12 lead-fh fh-0 20ms", "lead-fh names no target"),
         ("12 cut shard-0-0 20ms", "cut names links"),
         ("12 cut shard-0-0 fh-0 fh-0 20ms", "cut names links"),
         ("12 cut shard-0-0 fh-0", "cut has one duration"),
@@ -67,7 +67,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("5 kill shard-0-0; 12 kill", '"12 kill": kill names'),
     ],
 )
-def test_what_is_no_fault_is_refused(
+def test_an_invalid_fault_is_refused(
     capsys: pytest.CaptureFixture[str], text: str, reason: str
 ) -> None:
     line = refusal(capsys, main, ["--seed", "3", "--faults", text])
@@ -82,21 +82,21 @@ def test_what_is_no_fault_is_refused(
         (("--seed", "abc"), "--seed: 'abc' is no number from 0 on"),
         (("--steps", "-4"), "--steps: '-4' is no number from 0 on"),
         (("--count", "2", "--workers", "0"), "--workers: '0' is no number from 1 on"),
-        (("--hours", "-1"), "--hours: '-1' is no number of hours"),
-        (("--hours", "nan"), "--hours: 'nan' is no number of hours"),
-        (("--count", "2", "--hours", "1"), "--count and --hours: give one of them"),
+        (("--hours", "-1"), "--hours: '-1' is not a number of hours"),
+        (("--hours", "nan"), "--hours: 'nan' is not a number of hours"),
+        (("--count", "2", "--hours", "1"), "--count and --hours are exclusive: use one of them"),
         (("--count", "2", "--history", "x"), "--history is for one seed"),
         (("--tickle",), "unrecognized arguments: --tickle"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_options_are_refused(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
 ) -> None:
     assert reason in refusal(capsys, main, arguments)
 
 
 def test_one_seed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Its plan, its trace, its outcome; a client that is not there is no mistake."""
+    """The output: plan, trace, outcome; an unknown client is no error."""
     arguments = ("--seed", "3", "--writers", "1", "--steps", "2", "--history", str(tmp_path))
     assert main([*arguments, "--faults", "5 kill shard-0-0; 9 kill-client writer-9"]) == 0
     said = capsys.readouterr().out
@@ -113,5 +113,5 @@ def test_many_seeds_have_the_faults_that_their_clusters_have_targets_for(
     assert len(set(shards)) > 1
     options = ("--seed", "3", "--count", "3", "--workers", "1", "--steps", "2")
     assert main([*options, "--faults", f"5 rot shard-{max(shards) - 1}-0"]) == 0
-    *_, last = capsys.readouterr().out.splitlines()  # a slow run reports its progress before it
+    *_, last = capsys.readouterr().out.splitlines()  # a slow run prints its progress before it
     assert last.startswith("3 seeds, 0 failed; ")

@@ -14,10 +14,10 @@ from tests.sim.plan import Plan, draw
 if TYPE_CHECKING:
     from tests.sim.mutation import Mutant
 
-#: Seeds that are tried until one finds it. Any change of what is drawn moves them.
+#: Maximum number of tried seeds. Any change of the draws changes the successful ones.
 BUDGET_SEEDS = 40
-#: What found those that not every seed finds, when it was last looked for: it is tried first. One
-#: that is out of date costs time (the search begins at 1 then), and nothing else.
+#: The last successful seed of mutants that not every seed finds; it is tried first. An outdated one
+#: only costs time: the search starts at 1 then.
 LAST_FOUND_BY: Final[dict[str, int]] = {
     "acks_before_the_disk": 4,
     "another_number_for_a_copy": 3,
@@ -43,7 +43,7 @@ def found(mutant: Mutant) -> Found:
     known = LAST_FOUND_BY.get(mutant.name)
     result = None if known is None else search(mutant, 1, known)
     result = result or search(mutant, BUDGET_SEEDS)
-    assert result is not None, f"{mutant.name}: {BUDGET_SEEDS} seeds found nothing ({mutant.focus})"
+    assert result is not None, f"{mutant.name}: not found by {BUDGET_SEEDS} seeds ({mutant.focus})"
     return result
 
 
@@ -66,7 +66,7 @@ def test_a_rule_that_is_broken_is_whole_again_afterwards() -> None:
     assert search(mutant, 1, first.seed) == first
 
 
-def test_what_is_no_assertion_is_a_mistake_of_the_mutant() -> None:
+def test_another_exception_is_a_bug_of_the_mutant() -> None:
     mutant = MUTANTS["frontier_passes_a_hole"]
 
     def undrawable(seed: int) -> Plan:

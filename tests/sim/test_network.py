@@ -1,4 +1,4 @@
-"""The network does with a frame what a script says, and else what its conditions say."""
+"""A frame's delay or loss: by the script, else by the network's conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulator.network import LOST, Conditions, Network
     [(0, [0]), (7 * US, [7 * US]), (LOST, []), (None, [50 * US])],
 )
 def test_a_frames_fate_is_what_the_script_says(fate: int | None, arrives_at: list[int]) -> None:
-    """The conditions count only where the script says nothing; a link that is cut stays cut."""
+    """The conditions apply only without a script's decision; a cut link stays cut."""
     kernel = Kernel(1)
     network = Network(kernel, Conditions(delay_ns=(50 * US, 50 * US)))
     asked: list[tuple[str, str, bytes]] = []

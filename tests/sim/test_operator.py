@@ -1,4 +1,4 @@
-"""The operator: what he is told, and what is held against it at the end."""
+"""The operator: answers to its requests, and its checks at the end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.simulator.kernel import S
 from ziplog.errors import ConfigError
 
 
-def test_what_is_asked_for_is_done_or_refused_with_a_reason() -> None:
+def test_a_requested_change_is_done_or_refused_with_a_reason() -> None:
     with stage(shards=2) as s:
         operator = s.operator
         for kind, shard in (
             ("remove-shard", 7), ("add-shard", 2), ("remove-shard", 0), ("finalize-shard", 0),
             ("add-shard", 2), ("remove-shard", 2), ("add-shard", 2), ("remove-shard", 1),
         ):  # fmt: skip
-            change = operator.ask(Fault(0, kind, (f"shard-{shard}",)))
+            change = operator.request(Fault(0, kind, (f"shard-{shard}",)))
             assert operator.open == [change]
             s.until(lambda change=change: change.ended)
         s.until(s.cluster.is_whole)
@@ -33,14 +33,14 @@ def test_what_is_asked_for_is_done_or_refused_with_a_reason() -> None:
             assert words in text
 
 
-def test_a_shard_that_is_not_what_was_asked_for_is_told() -> None:
+def test_a_shard_in_another_state_than_requested_is_reported() -> None:
     with stage(shards=2) as s:
         s.operator.changes.append(Change("remove", 0, 1, 2))
         with pytest.raises(AssertionError, match=r"'live'.* after remove 0: done"):
             s.operator.check_end()
 
 
-def test_a_shard_that_left_though_nobody_asked_is_told() -> None:
+def test_a_shard_that_left_without_a_request_is_reported() -> None:
     with stage(shards=2) as s:
         change = s.operator.change("remove", 0)
         s.until(lambda: change.ended and s.cluster.is_whole())
@@ -59,7 +59,7 @@ def test_a_shard_that_left_though_nobody_asked_is_told() -> None:
         (Change("add", 2, 1, 2), "as many servers as every shard of the cluster has: 2"),
     ],
 )
-def test_a_refusal_without_a_reason_is_told(change: Change, why: str) -> None:
+def test_a_refusal_without_a_reason_is_reported(change: Change, why: str) -> None:
     with stage(shards=2) as s:
         change.refused = ConfigError("shard", change.shard, why)
         s.operator.changes.append(change)
@@ -67,7 +67,7 @@ def test_a_refusal_without_a_reason_is_told(change: Change, why: str) -> None:
             s.operator.check_end()
 
 
-def test_what_is_not_answered_is_told() -> None:
+def test_an_unanswered_change_is_reported() -> None:
     with stage() as s:
         change = s.operator.change("remove", 9)
         with pytest.raises(AssertionError, match="not answered: remove 9: under way"):

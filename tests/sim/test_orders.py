@@ -1,4 +1,4 @@
-"""The search for an order says what trying all orders says, of a log told once more."""
+"""Comparison of the linearizability search with a search of all orders on a second model."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ziplog.types import Record
 if TYPE_CHECKING:
     from tests.sim.history import Operation
 
-#: When something returns that does not.
+#: The return time of an operation without a result.
 FOREVER = 10**9
 
 
 class Log:
-    """The log, told once more, as plainly as it goes."""
+    """A second, simpler model of the log."""
 
     def __init__(self) -> None:
         self.records: dict[int, bytes] = {}
@@ -77,7 +77,7 @@ class Log:
 
 
 def tries_all_orders(operations: list[Operation]) -> bool:
-    """Whether some order, and some fate of what nobody knows, explains everything."""
+    """Whether some order, with some outcome of unknown operations, explains all results."""
     done = [o for o in operations if o.returned is not None]
     acked: list[tuple[int, int]] = [
         (o.returned or 0, r.gsn)
@@ -90,8 +90,8 @@ def tries_all_orders(operations: list[Operation]) -> bool:
         for o in done
         if isinstance(o.request, TrimRequest) and o.result is None
     ]
-    moments: list[tuple[int, int, Any]] = []  # called, returned, what it does
-    fates: list[tuple[int, Any]] = []  # of what nobody knows: called, what it may do
+    moments: list[tuple[int, int, Any]] = []  # called, returned, effect
+    fates: list[tuple[int, Any]] = []  # unknown outcomes: called, possible effect
 
     def highest(rows: list[tuple[int, int]], before: int) -> int:
         return max((gsn for at, gsn in rows if at < before), default=0)
@@ -172,7 +172,7 @@ def tries_all_orders(operations: list[Operation]) -> bool:
 
 
 def tiny(seed: int) -> list[Operation]:
-    """Return a short history of a correct log, in which up to three things are changed."""
+    """Return a short history of a correct log with up to three changes."""
     random = Random(seed)
     story, log = Story(), Log()
     number = story.subscribe(-9, -8, random.choice((-1, 0, 2)), follow=random.random() < 0.5)
@@ -241,7 +241,7 @@ def _tiny_insert(
 
 
 def _change(random: Random, operations: list[Operation]) -> None:
-    """Change what an operation returned, or when."""
+    """Change an operation's result, or its time."""
     index = random.randrange(1, len(operations))
     o = operations[index]
     result = o.result
@@ -272,7 +272,7 @@ def _is_trim(operation: Operation) -> bool:
 
 
 def _apart(operations: list[Operation]) -> list[Operation]:
-    """Return the same with times that all differ."""
+    """Return the same operations with distinct times."""
     moments = sorted(
         [(o.called if o.number else -1000, o.number, 0) for o in operations]
         + [
@@ -293,18 +293,18 @@ def _apart(operations: list[Operation]) -> list[Operation]:
 
 
 def agrees(seed: int) -> bool:
-    """Hold the search against all orders; return what both say."""
+    """Compare the search with all orders; return the common result."""
     operations = tiny(seed)
     explanation = explain(operations)
     expected = tries_all_orders(operations)
-    told = "\n".join(map(str, operations))
-    assert (explanation is None) == expected, f"seed {seed}:\n{told}\n{explanation}"
+    text = "\n".join(map(str, operations))
+    assert (explanation is None) == expected, f"seed {seed}:\n{text}\n{explanation}"
     return expected
 
 
 @settings(max_examples=300)
 @given(st.integers(min_value=0, max_value=2**32))
-def test_the_search_says_what_trying_all_orders_says(seed: int) -> None:
+def test_the_search_agrees_with_trying_all_orders(seed: int) -> None:
     agrees(seed)
 
 

@@ -1,4 +1,4 @@
-"""Who owns which position, computed once more, is what the thesis and the system say."""
+"""The independent computation of owners agrees with the thesis and with production code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.sim.ownership import Lease, Ownership, round_of
 from ziplog.core import view
 
-#: Two shards, one of which takes every third position: 0 0 1 | 0 0 1 | ...
+#: Two shards; the second owns every third position: 0 0 1 | 0 0 1 | ...
 WEIGHTS = ((0, 2), (1, 1))
 LEASE = Lease(1, 1 + 4 * 12, 0, 12, WEIGHTS)
 
@@ -50,7 +50,7 @@ def test_the_schedule_is_that_of_the_thesis(
     assert lease.next_owned(shard, gsn) == min(mine, default=lease.stop)
 
 
-def test_leases_follow_each_other_and_may_be_told_in_pieces() -> None:
+def test_leases_are_contiguous_and_may_be_learned_in_pieces() -> None:
     second = Lease(LEASE.stop, LEASE.stop + 20, 4, 10, ((1, 1),))
     whole = owned(LEASE, second)
     pieces = Ownership()
@@ -61,7 +61,7 @@ def test_leases_follow_each_other_and_may_be_told_in_pieces() -> None:
         assert whole.epoch(gsn) == pieces.epoch(gsn)
     assert whole.stop == pieces.stop == second.stop
     assert whole.next_owned(0, LEASE.stop - 4) == LEASE.stop - 3
-    assert whole.next_owned(0, LEASE.stop - 1) == second.stop, "it has none there"
+    assert whole.next_owned(0, LEASE.stop - 1) == second.stop, "it has no position there"
     assert whole.next_owned(1, LEASE.stop - 1) == LEASE.stop - 1
     assert whole.next_owned(1, LEASE.stop) == LEASE.stop
 
@@ -95,7 +95,7 @@ def test_a_lease_is_never_taken_back(lease: Lease, text: str) -> None:
         owned().learn([lease])
 
 
-def test_nobody_owns_what_was_given_to_nobody() -> None:
+def test_a_position_without_a_lease_has_no_owner() -> None:
     for gsn in (0, LEASE.stop):
-        with pytest.raises(AssertionError, match="nobody was given"):
+        with pytest.raises(AssertionError, match="no lease has position"):
             owned().owner(gsn)

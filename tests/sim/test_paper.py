@@ -1,9 +1,9 @@
 """The thesis' cases as scripts: real servers, services and clients in virtual time.
 
 Quotations are from Cong Ding, *Building a Scalable Shared Log* (Cornell 2020), chapter 4. A script
-holds back or loses single frames on purpose; all others take `DELAY_NS`. It then asserts what every
-participant ends up with: the positions, the acks and how many message delays they took, what both
-replicas hold, what readers were given. Fig. 4.2 has a file of its own (test_paper_schedule).
+delays or loses single frames on purpose; all others take `DELAY_NS`. It then asserts the result of
+every participant: positions, acks and their message delays, both replicas' logs, deliveries to
+readers. Fig. 4.2 has a file of its own (test_paper_schedule).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 
 
 def acks(s: Stage, server: str, client: Client) -> list[tuple[bool, list[int]]]:
-    """Return what a server told a client: whether it was decided, and where."""
-    return [(ack.confirmed, ack.gsns) for ack in s.said(server, client.name, InsertAck)]
+    """Return a server's acks to a client: whether each was decided, and the positions."""
+    return [(ack.confirmed, ack.gsns) for ack in s.messages(server, client.name, InsertAck)]
 
 
 # --- 4.2.4 Replication: Fig. 4.3 ---
@@ -26,31 +26,31 @@ def acks(s: Stage, server: str, client: Client) -> list[tuple[bool, list[int]]]:
 def test_fig_4_3_a_identical_gsns() -> None:
     """'The client receives identical gsns': done 'after two message delays'.
 
-    The primary's word comes to the backup afterwards: 'no further action is needed'.
+    The primary's forward reaches the backup afterwards: 'no further action is needed'.
     """
     with stage() as s:
         alice = Client(s, "alice")
         base = s.fresh_epoch()
         call = alice.wait(alice.insert(b"A"))
         assert (call.gsns, call.delays, alice.paths) == ([base], 2, (1, 0))
-        (forward,) = s.said(PRIMARY, BACKUP, Forward)
+        (forward,) = s.messages(PRIMARY, BACKUP, Forward)
         assert forward.decisions[-1].gsns == [base]
-        assert s.guesses(BACKUP) == {b"A": [base]}, "done before the backup heard the primary"
+        assert s.guesses(BACKUP) == {b"A": [base]}, "done before the forward reached the backup"
 
         assert s.settle() == {base: b"A"}
         assert s.guesses(BACKUP) == {}
         assert acks(s, PRIMARY, alice) == [(True, [base])]
-        assert acks(s, BACKUP, alice) == [(False, [base])], "one ack is all that was due"
+        assert acks(s, BACKUP, alice) == [(False, [base])], "one ack was due"
         assert alice.read(base) == b"A"
 
 
 def cross(s: Stage, alice: Client, bob: Client) -> tuple[Call, Call]:
-    """Let two clients insert so that the primary sees alice first, and the backup sees bob first.
+    """Let two clients insert: the primary receives alice first, the backup receives bob first.
 
     Alice's copy takes longer to the backup, bob's to the primary; nothing else differs.
     """
-    s.late(alice.name, BACKUP, Insert, 20 * US, count=1)
-    s.late(bob.name, PRIMARY, Insert, 20 * US, count=1)
+    s.delay(alice.name, BACKUP, Insert, 20 * US, count=1)
+    s.delay(bob.name, PRIMARY, Insert, 20 * US, count=1)
     return alice.insert(b"A"), bob.insert(b"B")
 
 
@@ -68,7 +68,7 @@ def test_fig_4_3_b_different_gsns() -> None:
         assert s.guesses(BACKUP) == {b"B": [base], b"A": [base + 1]}
         assert s.log(PRIMARY) == {base: b"A", base + 1: b"B"}
         s.run(DELAY_NS)
-        assert not a.ended, "two acks that differ are no answer"
+        assert not a.ended, "two different acks are no answer"
         assert not b.ended
 
         alice.wait(a)
@@ -84,20 +84,22 @@ def test_fig_4_3_b_different_gsns() -> None:
         assert (alice.read(base), bob.read(base + 1)) == (b"A", b"B")
 
 
-def test_fig_4_3_b_the_primarys_word_arrives_out_of_order() -> None:
-    """Forwards overtake each other: the backup applies them in the primary's order all the same.
+def test_fig_4_3_b_the_primarys_decisions_arrive_out_of_order() -> None:
+    """Forwards overtake each other: the backup still applies them in the primary's order.
 
-    What came too early waits; until the first one is there, nobody is told anything new.
+    An early forward waits; before the first one arrives, no client receives a new ack.
     """
     with stage() as s:
         alice, bob = Client(s, "alice"), Client(s, "bob")
         base = s.fresh_epoch()
-        s.late(PRIMARY, BACKUP, Forward, 1 * MS, count=1)
-        s.lose(BACKUP, PRIMARY, Resend)  # it would ask for the first one, and get it sooner
+        s.delay(PRIMARY, BACKUP, Forward, 1 * MS, count=1)
+        s.lose(
+            BACKUP, PRIMARY, Resend
+        )  # otherwise it would request the first one, and receive it sooner
         a, b = cross(s, alice, bob)
         s.run(4 * DELAY_NS)
-        assert len(s.said(PRIMARY, BACKUP, Forward)) == 2
-        assert s.guesses(BACKUP) == {b"B": [base], b"A": [base + 1]}, "the second word waits"
+        assert len(s.messages(PRIMARY, BACKUP, Forward)) == 2
+        assert s.guesses(BACKUP) == {b"B": [base], b"A": [base + 1]}, "the second forward waits"
         assert not a.ended
         assert not b.ended
         alice.wait(a)
@@ -108,10 +110,10 @@ def test_fig_4_3_b_the_primarys_word_arrives_out_of_order() -> None:
 
 
 def test_fig_4_3_b_an_epoch_ends_between_the_two_copies() -> None:
-    """The backup guesses in one epoch; the primary, whose copy comes late, decides in the next.
+    """The backup guesses in one epoch; the primary's copy is late, and it decides in the next.
 
-    The guess stands until the primary's word: its no-ops for the rest of the epoch take the
-    position away, and the client waits for the one that all name.
+    The guess stays until the primary's no-ops for the rest of the epoch take its position. The
+    client waits for a position that all acks have.
     """
     with stage() as s:
         alice = Client(s, "alice")
@@ -120,7 +122,7 @@ def test_fig_4_3_b_an_epoch_ends_between_the_two_copies() -> None:
         s.hold("alice", PRIMARY, Insert, until=s.now + 1100 * MS)
         call = alice.insert(b"A")
         s.run(1050 * MS)
-        assert s.guesses(BACKUP) == {b"A": [base]}, "no time-out moves it"
+        assert s.guesses(BACKUP) == {b"A": [base]}, "no timeout moves it"
         assert not call.ended
         alice.wait(call)
         assert call.gsns == [base + size]
@@ -135,22 +137,22 @@ def test_fig_4_3_b_an_epoch_ends_between_the_two_copies() -> None:
 
 
 def die(s: Stage, server: str = PRIMARY) -> None:
-    """Kill a server, whose supervisor starts it again soon; its links are good again."""
+    """Kill a server; the supervisor restarts it soon; its links are healed."""
     s.cluster.nodes[server].kill()
     s.heal()
 
 
 def copies(log: dict[int, bytes], payload: bytes) -> list[int]:
-    """Return where a record is."""
+    """Return the positions of a record."""
     return [gsn for gsn, held in log.items() if held == payload]
 
 
 def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
     """'recovery must necessarily roll forward', and 'servers reject duplicate records'.
 
-    The client is done by two acks; the primary dies before the backup hears of it. Copies of the
-    record come while the shard recovers and when it is back, in its former view and in the new one:
-    none of them is placed, and whoever acks names the same position.
+    Two acks complete the insert; the primary dies before its forward reaches the backup. Copies of
+    the record arrive during and after the recovery, in the former and in the new view: none of them
+    is placed, and every ack has the same position.
     """
     with stage() as s:
         alice = Client(s, "alice")
@@ -158,28 +160,30 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
         s.lose(PRIMARY, BACKUP, Forward)
         call = alice.wait(alice.insert(b"A"))
         assert (call.gsns, call.delays) == ([base], 2)
-        assert s.log(BACKUP) == {}, "it has but its own guess"
-        (insert,) = s.said("alice", BACKUP, Insert)
+        assert s.log(BACKUP) == {}, "it has only its own guess"
+        (insert,) = s.messages("alice", BACKUP, Insert)
         die(s)
         s.until(lambda: s.state(BACKUP).state == "frozen")
-        told = len(acks(s, BACKUP, alice))
+        acked = len(acks(s, BACKUP, alice))
         alice.send_again(insert, BACKUP, view=1)
         s.run(3 * DELAY_NS)
-        assert len(acks(s, BACKUP, alice)) == told, "who promised to store nothing acks nothing"
+        assert len(acks(s, BACKUP, alice)) == acked, "a frozen server acks nothing"
 
         assert s.settle() == {base: b"A"}
         before = s.decisions(BACKUP)
         view = s.state(BACKUP).view
         assert view > 1
         for server in (PRIMARY, BACKUP):
-            refused = len(s.said(server, "alice", Refused))
+            refused = len(s.messages(server, "alice", Refused))
             alice.send_again(insert, server, view=1)
             s.run(3 * DELAY_NS)
-            assert [r.code for r in s.said(server, "alice", Refused)[refused:]] == ["wrong-view"]
-            told = len(acks(s, server, alice))
+            assert [r.code for r in s.messages(server, "alice", Refused)[refused:]] == [
+                "wrong-view"
+            ]
+            acked = len(acks(s, server, alice))
             alice.send_again(insert, server, view=view)
             s.run(3 * DELAY_NS)
-            assert acks(s, server, alice)[told:] == [(True, [base])]
+            assert acks(s, server, alice)[acked:] == [(True, [base])]
         s.settle()
         assert s.decisions(BACKUP) == before
         assert alice.read(base) == b"A"
@@ -188,8 +192,8 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
 def test_4_2_5_a_record_that_only_the_backup_placed_is_rolled_forward() -> None:
     """'filled (may or may not be stable)': the survivor cannot know, so the record stays.
 
-    The primary never heard of it. The client repeats it before, while and after the shard recovers,
-    and is told the position at which the backup held it.
+    The primary never received it. The client retransmits it before, during and after the recovery,
+    and receives the position at which the backup held it.
     """
     with stage() as s:
         alice = Client(s, "alice")
@@ -200,24 +204,26 @@ def test_4_2_5_a_record_that_only_the_backup_placed_is_rolled_forward() -> None:
         assert acks(s, BACKUP, alice)[-1] == (False, [base])
         assert s.log(PRIMARY) == {}
 
-        def told() -> int:
-            return len(s.said("alice", BACKUP, Insert)) + len(s.said("alice", BACKUP, Locate))
+        def ack_count() -> int:
+            return len(s.messages("alice", BACKUP, Insert)) + len(
+                s.messages("alice", BACKUP, Locate)
+            )
 
-        s.until(lambda: told() > 1)
+        s.until(lambda: ack_count() > 1)
         die(s)
         s.until(lambda: s.state(BACKUP).state == "frozen")
-        alice.send_again(s.said("alice", BACKUP, Insert)[0], BACKUP, view=1)
-        while_down = told()
+        alice.send_again(s.messages("alice", BACKUP, Insert)[0], BACKUP, view=1)
+        while_down = ack_count()
         assert s.settle() == {base: b"A"}
         alice.wait(call)
-        assert told() > while_down
+        assert ack_count() > while_down
         assert call.gsns == [base]
         assert Reader(s, "reader", base).until(1) == [(base, b"A")]
         assert s.settle() == {base: b"A"}
 
 
-def test_4_2_5_a_client_whose_ack_is_lost_is_told_after_the_recovery() -> None:
-    """Both replicas have the record, decided and stable; only the client does not know."""
+def test_4_2_5_a_client_with_a_lost_ack_is_answered_after_the_recovery() -> None:
+    """Both replicas have the record, decided and stable; only the client lacks an ack."""
     with stage() as s:
         alice = Client(s, "alice")
         base = s.fresh_epoch()
@@ -240,14 +246,14 @@ def test_4_2_5_the_duplicate() -> None:
 
     The rule: 'remove any other copies of R in other slots before storing R in slot j'. Here R is
     alice's record, i the second position and j the first. Bob's record, which the backup held at j,
-    is overwritten; the primary's word about it is lost with the primary, so it is nowhere, and bob
-    inserts it once more: also once.
+    is overwritten; the primary's decision about it is lost with the primary, so it is absent, and
+    bob inserts it again: also once.
     """
     with stage() as s:
         alice, bob = Client(s, "alice"), Client(s, "bob")
         base = s.fresh_epoch()
         a, b = cross(s, alice, bob)
-        s.late(PRIMARY, BACKUP, Forward, 50 * US, count=1)  # first the guess, then the word
+        s.delay(PRIMARY, BACKUP, Forward, 50 * US, count=1)  # first the guess, then the decision
         s.lose(PRIMARY, BACKUP, Forward)
         s.run(DELAY_NS + 50 * US)
         assert s.guesses(BACKUP) == {b"B": [base], b"A": [base + 1]}
@@ -262,16 +268,16 @@ def test_4_2_5_the_duplicate() -> None:
         log = s.settle()
         assert copies(log, b"A") == [base]
         assert copies(log, b"B") == b.gsns
-        assert b.gsns[0] > base + 1, "all that was granted to the former view is settled"
+        assert b.gsns[0] > base + 1, "all positions granted to the former view are decided"
         assert Reader(s, "reader", base).until(2) == [(base, b"A"), (b.gsns[0], b"B")]
         assert any(start <= base + 1 < stop for start, stop in s.no_ops(PRIMARY))
 
 
-def test_4_2_5_the_primarys_word_counts_if_the_backup_heard_all_of_it() -> None:
-    """As the duplicate, but both words arrived: the log is the primary's, guesses are forgotten.
+def test_4_2_5_the_primarys_decisions_count_if_the_backup_received_all() -> None:
+    """As the duplicate, but both forwards arrived: the log is the primary's, guesses are dropped.
 
-    Bob's record was at the first position and is at the second one: copies behind and before the
-    primary's choice are removed alike. The clients are not told before the primary dies.
+    Bob's record was at the first position and is at the second one: copies after and before the
+    primary's choice are removed. The primary dies before the clients receive an answer.
     """
     with stage() as s:
         alice, bob = Client(s, "alice"), Client(s, "bob")
@@ -294,18 +300,17 @@ def test_4_2_5_the_primarys_word_counts_if_the_backup_heard_all_of_it() -> None:
 
 
 def test_4_2_5_the_guess_counts_if_the_primarys_decision_died_with_it() -> None:
-    """The backup's guesses and the primary's decisions differ, and the backup never hears of them.
+    """The backup's guesses and the primary's decisions differ, and no forward arrives.
 
-    Each client has two acks that name different positions, so nobody is done; what the survivor
-    holds is rolled forward, and the former primary, whose disk has them the other way round, drops
-    its own.
+    Each client has two acks with different positions, so no insert is complete. The survivor's
+    entries are rolled forward. The former primary has the opposite order on disk, and drops it.
     """
     with stage() as s:
         alice, bob = Client(s, "alice"), Client(s, "bob")
         base = s.fresh_epoch()
         s.lose(PRIMARY, BACKUP, Forward)
         a, b = cross(s, alice, bob)
-        s.run(15 * MS)  # it is on the primary's disk by now
+        s.run(15 * MS)  # the entry is on the primary's disk by now
         assert s.log(PRIMARY) == {base: b"A", base + 1: b"B"}
         assert (acks(s, PRIMARY, alice), acks(s, BACKUP, alice)) == (
             [(True, [base])],
@@ -326,7 +331,7 @@ def test_4_2_5_the_guess_counts_if_the_primarys_decision_died_with_it() -> None:
 # --- 4.2.3: the special no-op token ---
 
 
-def test_4_2_3_a_token_says_nothing_of_other_shards_positions() -> None:
+def test_4_2_3_a_token_does_not_cover_other_shards_positions() -> None:
     """'This approach introduces a subtlety: it is possible for the shard that owns a gsn to have
     associated it with a record, while other shards have instead associated it with the special
     no-op token. Therefore, when a client library ... receives from a shard a special no-op token
@@ -347,7 +352,7 @@ def test_4_2_3_a_token_says_nothing_of_other_shards_positions() -> None:
         assert base <= gsn < end
         s.run(250 * MS)
         assert any(start <= gsn < stop for start, stop in s.no_ops("shard-1-0"))
-        assert s.said("shard-1-1", "reader", Deliver)[-1].frontier >= end
+        assert s.messages("shard-1-1", "reader", Deliver)[-1].frontier >= end
         assert (reader.delivered, reader.position) == ([], gsn)
         assert reader.until(1) == [(gsn, b"A")]
         s.until(lambda: reader.position >= end)
@@ -355,14 +360,14 @@ def test_4_2_3_a_token_says_nothing_of_other_shards_positions() -> None:
 
 
 def guessed_in_an_ending_epoch(s: Stage) -> tuple[Client, Reader, Call, int, int]:
-    """Let a record be at the backup only, in an epoch that the primary will end with a token.
+    """Place a record at the backup only, in an epoch that the primary will end with a token.
 
-    Returns its client, a reader, the call, the record's position there, and the epoch's end. The
-    primary gets none of its copies until `heal`.
+    Return its client, a reader, the call, the record's position there, and the epoch's end. The
+    primary receives none of its copies until `heal`.
     """
     alice = Client(s, "alice")
     base = s.fresh_epoch()
-    reader = Reader(s, "reader", base)  # while somebody reads, epochs end with a token
+    reader = Reader(s, "reader", base)  # while a reader waits, epochs end with a token
     s.lose("alice", PRIMARY, Insert)
     call = alice.insert(b"A")
     s.run(100 * MS)
@@ -376,9 +381,9 @@ def test_4_2_3_a_token_takes_the_position_from_a_record_that_only_a_backup_holds
 
     'If in this process the backup overwrites some record R' it already held ..., no harm is done':
     its client 'could not have received an acknowledgment for that log position from the primary'.
-    A no-op is the primary's word like any other (docs/protocol.md, section 4, rule 1). The record
-    is then without a position, and the backup says nothing of it until the primary places it: in a
-    later epoch, with everybody's ack.
+    A no-op is a decision like any other (docs/protocol.md, section 4, rule 1). The record then has
+    no position, and the backup sends no ack until the primary places it: in a later epoch, with the
+    acks of all replicas.
     """
     with stage() as s:
         alice, reader, call, base, end = guessed_in_an_ending_epoch(s)
@@ -386,11 +391,11 @@ def test_4_2_3_a_token_takes_the_position_from_a_record_that_only_a_backup_holds
         assert s.guesses(BACKUP) == {}
         assert s.log(BACKUP) == {}
         assert not call.ended
-        told = len(acks(s, BACKUP, alice))
-        (insert, *_) = s.said("alice", BACKUP, Insert)
+        acked = len(acks(s, BACKUP, alice))
+        (insert, *_) = s.messages("alice", BACKUP, Insert)
         alice.send_again(insert, BACKUP, view=1)
         s.run(3 * DELAY_NS)
-        assert len(acks(s, BACKUP, alice)) == told, "it has no position to name"
+        assert len(acks(s, BACKUP, alice)) == acked, "it has no position to ack"
         s.until(lambda: reader.position >= end)
         assert reader.delivered == []
 
@@ -399,14 +404,14 @@ def test_4_2_3_a_token_takes_the_position_from_a_record_that_only_a_backup_holds
         (gsn,) = call.gsns
         assert gsn >= end
         assert alice.paths == (0, 1)
-        assert set(map(tuple, (g for _, g in acks(s, BACKUP, alice)[told:]))) == {(gsn,)}
+        assert set(map(tuple, (g for _, g in acks(s, BACKUP, alice)[acked:]))) == {(gsn,)}
         assert s.settle() == {gsn: b"A"}
         assert reader.until(1) == [(gsn, b"A")]
         assert base not in s.log(BACKUP)
 
 
-def test_4_2_3_a_token_that_the_backup_heard_holds_after_a_recovery() -> None:
-    """A reader was told that the position is empty: no recovery puts the record there."""
+def test_4_2_3_a_token_that_the_backup_received_holds_after_a_recovery() -> None:
+    """A reader learned that the position is empty: no recovery places the record there."""
     with stage() as s:
         alice, reader, call, base, end = guessed_in_an_ending_epoch(s)
         s.until(lambda: reader.position >= end, 2 * S)
@@ -419,11 +424,11 @@ def test_4_2_3_a_token_that_the_backup_heard_holds_after_a_recovery() -> None:
         assert Reader(s, "another", base).until(1) == [(gsn, b"A")]
 
 
-def test_4_2_3_a_token_that_the_backup_did_not_hear_is_not_yet_a_no_op() -> None:
-    """Until the backup has let go of the record, nobody is told that the position is empty.
+def test_4_2_3_a_token_that_the_backup_did_not_receive_is_not_yet_a_no_op() -> None:
+    """No reader learns that the position is empty while the backup still holds the record.
 
-    The primary dies with its token; the backup's record is rolled forward at just that position,
-    and the reader, which has waited in front of it, gets it.
+    The primary dies with its token; the recovery rolls the backup's record forward at that
+    position, and the waiting reader receives it.
     """
     with stage() as s:
         alice, reader, call, base, end = guessed_in_an_ending_epoch(s)

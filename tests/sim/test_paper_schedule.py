@@ -1,7 +1,7 @@
-"""The thesis' Fig. 4.2 as scripts: which gsns shards take, at the rates that they are expected to.
+"""The thesis' Fig. 4.2 as scripts: the gsns of shards at their expected rates.
 
 Quotations are from Cong Ding, *Building a Scalable Shared Log* (Cornell 2020), section 4.2.3.
-What else scripts do: tests/sim/test_paper.
+See tests/sim/test_paper for the other cases.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def merged(rates: Sequence[int], count: int) -> list[int]:
 
 @pytest.fixture
 def figure_rates(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Have the membership service announce the figure's rates: 3 and 2 records a millisecond.
+    """Make the membership service announce the figure's rates: 3 and 2 records a millisecond.
 
-    The figure's shards 1 and 2 are shards 0 and 1 here. What the service makes of rates that it
-    measures is another test's.
+    The figure's shards 1 and 2 are shards 0 and 1 here. Another test covers measured rates.
     """
     monkeypatch.setattr(Weights, "for_shards", lambda _self, shards: [3, 2][: len(shards)])
     return 3, 2
@@ -46,8 +45,8 @@ def test_fig_4_2_records_that_arrive_as_expected_fill_the_log_in_that_order(
     """'projected onto the real-time axis to produce a total order', 'without no-ops'.
 
     Two milliseconds of arrivals: 1/3, 1/2, 2/3, 1 (of the first shard: its identifier breaks the
-    tie), 1 (of the second), and so on. They get consecutive gsns, and a reader never has to wait
-    for a position that stays empty.
+    tie), 1 (of the second), and so on. They receive consecutive gsns, and a reader never waits for
+    an empty position.
     """
     with stage(shards=2) as s:
         clients = [Client(s, "one", 0), Client(s, "two", 1)]
@@ -90,7 +89,7 @@ def test_fig_4_2_records_that_come_faster_than_expected_take_the_next_gsns(
     """'if records are received at a higher rate than expected, shards simply assign ... their next'
 
     The second shard gets all the records. The first one's positions between them stay its own, and
-    become no-ops once a reader waits behind them (the thesis: after 'a certain timeout'): 'the
+    become no-ops once a reader waits after them (the thesis: after 'a certain timeout'): 'the
     shard assigns the corresponding gsn to a no-op'.
     """
     with stage(shards=2) as s:
@@ -107,7 +106,7 @@ def test_fig_4_2_records_that_come_faster_than_expected_take_the_next_gsns(
         assert [gsn for gsn, _ in reader.delivered] == [base + o for o in owned[:5]]
         assert any(start <= base and stop == last + 1 for start, stop in s.no_ops(PRIMARY))
         late = one.wait(one.insert(b"late"))
-        assert late.gsns[0] > last, "what became a no-op gets no record"
+        assert late.gsns[0] > last, "a no-op position gets no record"
         assert s.settle(0) == {late.gsns[0]: b"late"}
 
 

@@ -1,4 +1,4 @@
-"""The real consensus library in virtual time: what was committed stays, whatever happens."""
+"""The real consensus library in virtual time: committed commands survive all faults."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-#: What the library's own receive path breaks is found within so many seeds.
+#: Seeds within which violations of the library's own receive path are found.
 SEEDS_UNTIL_CAUGHT = 12
 
 
-# --- whole lives ---
+# --- complete runs ---
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ZIPLOG_SEEDS", "3"))))
-def test_no_life_loses_what_was_committed(seed: int, size: int) -> None:
+def test_no_run_loses_a_committed_command(seed: int, size: int) -> None:
     lived = live(seed, size)
     assert lived.group.streams.garbage == 0
     assert len(lived.committed) > 100
@@ -50,7 +50,7 @@ def test_a_seed_is_a_history_whatever_the_hash_seed_is() -> None:
 
 
 def test_what_the_library_takes_by_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(WEIGHTS, "wipe", 0)  # only what it loses with directories that stay
+    monkeypatch.setitem(WEIGHTS, "wipe", 0)  # only losses with permanent directories
     put_back_shipped(monkeypatch.setattr)
     broken: list[str] = []
     for seed in range(SEEDS_UNTIL_CAUGHT):
@@ -59,15 +59,15 @@ def test_what_the_library_takes_by_itself_is_noticed(monkeypatch: pytest.MonkeyP
         except AssertionError as error:
             broken.append(str(error))
             break
-    assert "commits something else" in broken[0]
+    assert "commits another command" in broken[0]
 
 
-# --- bits that flip ---
+# --- bit flips ---
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("ZIPLOG_SEEDS", "3"))))
-def test_no_life_in_which_bits_flip_loses_what_was_committed(seed: int, size: int) -> None:
+def test_no_run_with_bit_flips_loses_a_committed_command(seed: int, size: int) -> None:
     lived = live(seed, size, rots=True)
     assert len(lived.committed) > 100
     assert lived.rotten["refused"] > 3
@@ -88,10 +88,10 @@ def test_a_damaged_last_record_that_is_taken_for_a_torn_one_is_noticed(
         except AssertionError as error:
             broken.append(str(error))
             break
-    assert "commits something else" in broken[0]
+    assert "commits another command" in broken[0]
 
 
-# --- who is replaced ---
+# --- replaced nodes ---
 
 
 def followers(made: World) -> list[str]:
@@ -112,23 +112,23 @@ def test_a_node_with_a_new_directory_votes_again() -> None:
         assert status is not None
         assert not status.is_voter
         made.settle()
-        made.group.leave(other)  # nothing is committed without the new one now
+        made.group.leave(other)  # no commit without the new node now
         command = made.propose(made.group.leader)
-        made.wait(lambda: command in made.committed, APPLIED_WITHIN_NS, "it does not count")
+        made.wait(lambda: command in made.committed, APPLIED_WITHIN_NS, "its vote does not count")
 
 
-def test_a_node_whose_barrier_went_into_a_snapshot_votes_again() -> None:
+def test_a_node_with_its_barrier_in_a_snapshot_votes_again() -> None:
     with world(2) as made:
         leader, lost = made.group.leader, followers(made)[0]
         barriers = made.group.members[leader].node._joiners
         made.replace(lost)
-        made.wait(lambda: barriers, S, "the leader hears nothing of it")
+        made.wait(lambda: barriers, S, "the leader receives nothing from it")
         assert not made.group.members[lost].node.is_voter
         isolate(made, lost)
         made.wait(
             lambda: lost not in made.group.status(leader).connected,  # type: ignore[union-attr]
             10 * S,
-            "what was sent to it still waits to arrive",
+            "messages to it are still in flight",
         )
         (barrier,) = [joiner.barrier for joiner in barriers.values()]
         held = made.group.members[leader].raft._journal.entries
@@ -159,7 +159,7 @@ def test_a_paused_node_stands_still_and_keeps_its_connections() -> None:
         assert member._busy_until == turns
         assert all(name in made.group.status(o).connected for o in made.names if o != name)  # type: ignore[union-attr]
         made.group.resume(name)
-        made.wait(lambda: command in member.machine.words, S, "it does not go on")  # type: ignore[attr-defined]
+        made.wait(lambda: command in member.machine.words, S, "it does not continue")  # type: ignore[attr-defined]
         made.settle()
 
 
@@ -168,11 +168,11 @@ def test_a_leader_that_is_cut_off_leads_no_more_and_follows_when_it_is_back() ->
         former = made.group.leader
         isolate(made, former)
         lost = made.propose(former)
-        made.wait(lambda: made.group.leader != former, 10 * S, "nobody else leads")
+        made.wait(lambda: made.group.leader != former, 10 * S, "no other node leads")
         made.wait(
             lambda: made.group.status(former).connected == (),  # type: ignore[union-attr]
             10 * S,
-            "it believes in its connections",
+            "it still considers its connections open",
         )
         assert not made.group.status(former).is_leader  # type: ignore[union-attr]
         made.settle()
@@ -185,20 +185,22 @@ def test_both_ends_learn_of_a_broken_connection_at_different_times() -> None:
         near = made.group.members[one].wire.ends[other]
         far = near.other
         made.group.sever(one, other)
-        told: dict[str, int] = {}
+        noticed_at: dict[str, int] = {}
 
         def look() -> bool:
             for name, end in ((one, near), (other, far)):
                 if end.is_closed:
-                    told.setdefault(name, made.kernel.now)
-            return len(told) == 2
+                    noticed_at.setdefault(name, made.kernel.now)
+            return len(noticed_at) == 2
 
         assert made.kernel.run_until(look, 5 * S)
-        assert len(set(told.values())) == 2
+        assert len(set(noticed_at.values())) == 2
         made.settle()
 
 
-def test_who_dies_without_a_word_is_missed_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_dies_silently_is_detected_by_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for chance, least_ns, most_ns in ((0.0, 0, S), (1.0, 3 * S, 8 * S)):
         monkeypatch.setattr(simulated, "_MACHINE_DIES", chance)
         with world(6) as made:
@@ -230,15 +232,15 @@ def test_a_node_that_must_not_go_on_is_reported_and_gone() -> None:
         name = followers(made)[0]
         made.disks[name].fail_on(1)
         made.propose(made.group.leader)
-        made.wait(lambda: reported, 2 * S, "nobody is told")
-        assert [who for who, _ in reported] == [name]
+        made.wait(lambda: reported, 2 * S, "no peer is notified")
+        assert [node for node, _ in reported] == [name]
         assert "cannot be written" in reported[0][1]
         assert name not in made.group.members
         made.disks[name].kill()
         made.settle()
 
 
-def test_without_anybody_to_tell_a_node_that_stops_itself_fails_the_run() -> None:
+def test_a_node_that_stops_itself_fails_the_run_without_a_handler() -> None:
     with world(9) as made:
         made.disks[made.group.leader].fail_on(1)
         made.propose(made.group.leader)

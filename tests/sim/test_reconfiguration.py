@@ -1,8 +1,8 @@
-"""Shards that come and go, as scripts: what goes wrong at each step of it (docs/protocol.md, 13).
+"""Joining and leaving shards, as scripts with faults at each step (docs/protocol.md, 13).
 
-Real servers, services and clients in virtual time; the operator asks until he is answered. However
-it is disturbed, at the end everybody holds the same, nothing acknowledged is lost or there twice,
-and what has left never changes again.
+Real servers, services and clients in virtual time; the operator repeats its requests until an
+answer. After any fault, all replicas agree, no acknowledged record is lost or duplicated, and a
+finalized shard never changes again.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ NEW = ("shard-1-0", "shard-1-1")
 
 
 def state(s: Stage, shard: int) -> str:
-    """Return how a shard is placed; "": it is not."""
+    """Return a shard's state; "": unknown shard."""
     placement = s.cluster.state.placements.get(shard)
     return placement.state if placement is not None else ""
 
 
 def members(s: Stage) -> list[int]:
-    """Return who has positions in the last lease."""
+    """Return the members of the last lease."""
     last = s.cluster.state.last
     assert last is not None
     return [member.shard for member in last.members]
 
 
 def done(s: Stage, *changes: Change) -> None:
-    """Let time pass until changes are answered, well, and the cluster is whole."""
+    """Advance the time until changes have succeeded and the cluster is whole."""
     s.until(lambda: all(change.ended for change in changes) and s.cluster.is_whole())
     assert [change.refused for change in changes] == [None] * len(changes)
     s.operator.check_end()
@@ -57,8 +57,8 @@ def done(s: Stage, *changes: Change) -> None:
 
 # --- a shard joins -------------------------------------------------------------------------------
 
-#: When the leader dies: the change is on its way, is proposed, is committed, the servers were
-#: heard, the lease is committed, the first server was told of it.
+#: Moments of the leader's death: the change is in flight, proposed, committed; the servers have
+#: reported; the lease is committed; the first server has received it.
 JOINING: dict[str, Callable[[Stage], object]] = {
     "asked": lambda s: any(type(one.message) is ChangeShard for one in s.sent),
     "proposed": lambda s: any(
@@ -107,7 +107,7 @@ def test_a_shard_joins_while_the_membership_services_leader_dies(step: str, seed
 
 @pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
 def test_a_server_dies_before_its_shard_has_joined(victims: tuple[int, ...]) -> None:
-    """It is in limbo then, though there is nothing that it could have forgotten."""
+    """The server is in limbo then, although it had no state to forget."""
     with stage() as s:
         rules = [s.lose(name, "mms-0", Heartbeat) for name in NEW]
         change = s.operator.change("add", 1)
@@ -124,7 +124,7 @@ def test_a_server_dies_before_its_shard_has_joined(victims: tuple[int, ...]) -> 
 
 
 def test_a_shard_that_does_not_come_yet_may_leave_again() -> None:
-    """One of its servers cannot be reached: the shard never was a member, and never will be."""
+    """One of its servers is unreachable: the shard never was a member, and never will be."""
     with stage() as s:
         s.lose(NEW[1], "mms-0", Heartbeat)
         joining = s.operator.change("add", 1)
@@ -147,13 +147,13 @@ def test_a_shard_that_does_not_come_yet_may_leave_again() -> None:
 
 
 def limit(s: Stage, shard: int) -> int:
-    """Return where the last lease ends in which a shard has positions."""
+    """Return the end of a shard's last lease."""
     runs = s.cluster.state.runs
     return max(run.last.stop for run in runs if run.last.view_of(shard) is not None)
 
 
 def test_a_shard_leaves_while_clients_insert() -> None:
-    """What is under way there ends there or elsewhere, once; its records stay readable."""
+    """Open inserts end there or at another shard, once; its records stay readable."""
     with stage(shards=2) as s:
         reader = Reader(s, "reader", 1)
         alice, bob = Client(s, "alice", None), Client(s, "bob", None)
@@ -175,7 +175,7 @@ def test_a_shard_leaves_while_clients_insert() -> None:
         assert max(s.settle(0)) < limit(s, 0)
 
 
-#: When the operator asks: of a shard whose primary has died.
+#: Moments of the operator's request for a shard with a dead primary.
 RECOVERING: dict[str, Callable[[Stage], object]] = {
     "suspected": lambda s: not s.cluster.nodes[PRIMARY].is_up,
     "attempted": lambda s: s.cluster.handlers.machine.shards,  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ RECOVERING: dict[str, Callable[[Stage], object]] = {
 
 @pytest.mark.parametrize("step", RECOVERING)
 def test_a_removal_races_a_recovery(step: str) -> None:
-    """A shard that is being recovered leaves: it comes back as what it is, not as a member."""
+    """A recovering shard leaves: it returns as a leaving shard, not as a member."""
     with stage(shards=2) as s:
         pinned, free = Client(s, "pinned", 0), Client(s, "free", None)
         reader = Reader(s, "reader", 1)
@@ -214,12 +214,12 @@ def test_a_removal_races_a_recovery(step: str) -> None:
         assert pinned.read(held.gsns[0], 0) == b"held by two, heard by one"
 
 
-#: When the primary dies: of a shard that the operator has told to leave.
+#: Moments of the primary's death in a leaving shard.
 LEAVING: dict[str, Callable[[Stage], object]] = {
     "asked": lambda s: any(type(one.message) is ChangeShard for one in s.sent),
     "leaving": lambda s: state(s, 0) == "leaving",
     "out of the leases": lambda s: members(s) == [1],
-    "told": lambda s: s.state(BACKUP).has_no_positions,
+    "announced": lambda s: s.state(BACKUP).has_no_positions,
     "finalized": lambda s: state(s, 0) == "finalized",
 }
 
@@ -227,7 +227,7 @@ LEAVING: dict[str, Callable[[Stage], object]] = {
 @pytest.mark.parametrize("victim", [PRIMARY, BACKUP])
 @pytest.mark.parametrize("step", LEAVING)
 def test_a_server_dies_while_its_shard_leaves(step: str, victim: str) -> None:
-    """It is recovered as any, and the shard is out when it is back."""
+    """The shard is recovered as any other, and is out of the leases afterwards."""
     with stage(shards=2) as s:
         alice = Client(s, "alice", None)
         reader = Reader(s, "reader", 1)
@@ -254,7 +254,7 @@ def test_a_server_dies_while_its_shard_leaves(step: str, victim: str) -> None:
 
 
 def test_a_finalized_shard_loses_a_server_and_then_its_disk() -> None:
-    """It is watched and recovered as any, comes back as what it was, and is read all along."""
+    """The shard is monitored and recovered as any other, returns unchanged, and stays readable."""
     with stage(shards=2) as s:
         alice = Client(s, "alice", 0)
         (gsn,) = alice.wait(alice.insert(b"A")).gsns
@@ -284,7 +284,7 @@ def test_a_finalized_shard_loses_a_server_and_then_its_disk() -> None:
 
 
 def test_a_leaving_shards_primary_is_cut_off_from_the_service() -> None:
-    """It goes on by the leases that it has; the shard is out once it hears of that."""
+    """It continues by its leases; the shard is out once the primary receives the announcement."""
     with stage(shards=2) as s:
         alice, bob = Client(s, "alice", None), Client(s, "bob", 0)
         reader = Reader(s, "reader", 1)
@@ -299,8 +299,8 @@ def test_a_leaving_shards_primary_is_cut_off_from_the_service() -> None:
         s.run(3 * S)
         calls += [alice.insert(b"%d" % i) for i in range(10, 20)]
         s.run(1 * S)
-        assert not change.ended, "nobody knows what the primary has"
-        assert all(call.ended for call in calls), "who may go elsewhere does"
+        assert not change.ended, "the primary's records are unknown"
+        assert all(call.ended for call in calls), "records that may move to another shard do"
         s.network.heal_all()
         done(s, change)
         for call in calls:
@@ -315,9 +315,9 @@ def test_a_leaving_shards_primary_is_cut_off_from_the_service() -> None:
 
 
 def out(s: Stage, client: Client, payload: bytes) -> tuple[Change, Call]:
-    """Let a shard leave whose backup alone has a record; the primary gets it too late.
+    """Remove a shard with a record at its backup alone; the primary receives it too late.
 
-    Returns the change and the client's insert: the backup has promised it a slot.
+    Return the change and the client's insert: the backup has promised it a slot.
     """
     s.fresh_epoch()
     s.lose(client.name, PRIMARY, Insert)
@@ -332,12 +332,12 @@ def is_out(s: Stage, server: str) -> bool:
 
 
 def refusals(s: Stage, server: str, client: Client) -> list[str]:
-    """Return what a server has refused a client."""
-    return [refused.code for refused in s.said(server, client.name, Refused)]
+    """Return a server's refusals to a client."""
+    return [refused.code for refused in s.messages(server, client.name, Refused)]
 
 
 def test_a_promised_slot_is_taken_away_before_the_backup_refuses() -> None:
-    """The primary never had the record: it refuses; the backup does once its slot is a no-op."""
+    """The primary lacks the record, and refuses; the backup refuses once its slot is a no-op."""
     with stage(shards=2) as s:
         alice = Client(s, "alice", None)
         change, call = out(s, alice, b"A")
@@ -359,8 +359,8 @@ def test_a_promised_slot_is_taken_away_before_the_backup_refuses() -> None:
 
 
 @pytest.mark.parametrize("lost", [(), (PRIMARY,), (BACKUP,), (PRIMARY, BACKUP)])
-def test_lost_refusals_are_said_again(lost: tuple[str, ...]) -> None:
-    """Copies of a refused unit are refused; the client moves once both have said so."""
+def test_lost_refusals_are_sent_again(lost: tuple[str, ...]) -> None:
+    """Copies of a refused unit are refused; the client moves after both refusals."""
     with stage(shards=2) as s:
         alice = Client(s, "alice", None)
         change, call = out(s, alice, b"A")
@@ -371,7 +371,7 @@ def test_lost_refusals_are_said_again(lost: tuple[str, ...]) -> None:
         s.until(lambda: {"redirect"} <= set(refusals(s, BACKUP, alice)))
         if lost:
             s.run(200 * MS)
-            assert not call.ended, "one that was not heard may have it"
+            assert not call.ended, "a silent server may have it"
         s.heal()
         alice.wait(call)
         assert call.result[0].shard == 1
@@ -380,10 +380,10 @@ def test_lost_refusals_are_said_again(lost: tuple[str, ...]) -> None:
 
 
 def test_a_recovery_rolls_forward_what_one_server_alone_has_refused() -> None:
-    """The primary refuses, and dies before the backup hears of the no-ops: the promise counts.
+    """The primary refuses, and dies before its no-ops reach the backup: the promise counts.
 
-    The client holds a refusal and an ack, so it neither is done nor goes elsewhere; the recovery's
-    survivor has the record, and says so.
+    The client holds a refusal and an ack, so it neither completes nor moves. The recovery's
+    survivor has the record, and acks it.
     """
     with stage(shards=2) as s:
         alice = Client(s, "alice", None)
@@ -397,7 +397,7 @@ def test_a_recovery_rolls_forward_what_one_server_alone_has_refused() -> None:
         hold = s.lose(PRIMARY, BACKUP, Forward)
         s.until(lambda: "redirect" in refusals(s, PRIMARY, alice))
         s.run(20 * MS)
-        assert s.said(BACKUP, "alice", InsertAck)
+        assert s.messages(BACKUP, "alice", InsertAck)
         assert s.guesses(BACKUP) == {b"A": [slot]}
         assert not call.ended
         s.cluster.nodes[PRIMARY].kill()
@@ -410,14 +410,14 @@ def test_a_recovery_rolls_forward_what_one_server_alone_has_refused() -> None:
 
 
 def test_a_refusal_outlives_a_restart_and_a_late_copy() -> None:
-    """A copy that comes after the client has gone elsewhere is refused, by whoever has promised.
+    """A copy that arrives after the client moved is refused by every server that promised that.
 
-    Both servers are started anew in between, cleanly.
+    Both servers are cleanly restarted in between.
     """
     with stage(shards=2) as s:
         alice = Client(s, "alice", None)
         change, call = out(s, alice, b"A")
-        (insert, *_) = s.said("alice", BACKUP, Insert)
+        (insert, *_) = s.messages("alice", BACKUP, Insert)
         s.until(lambda: is_out(s, PRIMARY) and is_out(s, BACKUP))
         s.heal()
         alice.wait(call)
@@ -428,16 +428,18 @@ def test_a_refusal_outlives_a_restart_and_a_late_copy() -> None:
             s.cluster.nodes[server].from_inside(running.stop)
             s.cluster.nodes[server].kill()
             s.until(s.cluster.is_whole)
-            told = len(refusals(s, server, alice))
+            refused = len(refusals(s, server, alice))
             alice.send_again(insert, server, view=s.state(server).view)
-            s.until(lambda told=told, server=server: len(refusals(s, server, alice)) > told)
+            s.until(
+                lambda refused=refused, server=server: len(refusals(s, server, alice)) > refused
+            )
         assert (s.settle(0), s.settle(1)) == ({}, {call.gsns[0]: b"A"})
 
 
 def test_a_late_copy_of_a_refused_unit_is_refused_when_a_parked_shard_is_back() -> None:
-    """The client has gone elsewhere, as both servers promised; the first copy comes seconds later.
+    """The client moved after both refusals; the first copy arrives seconds later.
 
-    The shard is parked because its backup hears nothing, so that readers wait for it.
+    The shard is parked because its backup receives nothing, and readers wait for it.
     """
     with stage(shards=2, epoch_ms=10) as s:
         alice, reader = Client(s, "alice", None), Reader(s, "reader", 1)
@@ -449,13 +451,13 @@ def test_a_late_copy_of_a_refused_unit_is_refused_when_a_parked_shard_is_back() 
         call = alice.wait(alice.insert(b"moved"))
         assert [rid.shard for rid in (*first.result, *call.result)] == [0, 1]
         assert {"redirect"} == {*refusals(s, PRIMARY, alice), *refusals(s, BACKUP, alice)}
-        told = len(refusals(s, PRIMARY, alice))
+        refused = len(refusals(s, PRIMARY, alice))
         s.until(lambda: state(s, 0) == "live")
-        assert len(refusals(s, PRIMARY, alice)) == told
-        s.until(lambda: len(refusals(s, PRIMARY, alice)) > told)
+        assert len(refusals(s, PRIMARY, alice)) == refused
+        s.until(lambda: len(refusals(s, PRIMARY, alice)) > refused)
         bob = Client(s, "bob", None)
         again = bob.wait(bob.insert(b"again", after=call.gsns[0]))
-        assert again.result[0].shard == 0, "what is new is taken"
+        assert again.result[0].shard == 0, "new records are accepted"
         rows = [(c.gsns[0], payload) for c, payload in
                 ((first, b"first"), (call, b"moved"), (again, b"again"))]  # fmt: skip
         assert reader.until(3) == rows

@@ -1,4 +1,4 @@
-"""Rows that are written again, and reading in bulk, in whole clusters (docs/protocol.md, 14.3)."""
+"""Rewritten rows and bulk reads in complete clusters (docs/protocol.md, 14.3)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ KEYS: Final = [b"%d" % number if number % 3 else None for number in range(24)]
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the rows be twelve units."""
+    """Split the rows into twelve units."""
     monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 2)
 
 
 def write(client: Client, shard: int = 0) -> Call:
-    """Begin to write the rows."""
+    """Start to write the rows."""
     request = InsertRequest(
         client.process.clock() + 60 * S, ROWS, RID_GENESIS, None, 0, many=True, keys=KEYS,
         shard=shard, origin=Origin(WRITER, 0, 0),
@@ -55,13 +55,13 @@ def scan(client: Client, shard: int, start: int, stop: int) -> list[Unit]:
     reached = start
     while reached < stop:
         step = client.wait(client.begin(ScanFetchRequest(deadline, number))).result
-        assert step.reached > reached, "nothing came in a minute"
+        assert step.reached > reached, "no result within a minute"
         units, reached = units + step.units, step.reached
     return units
 
 
 def scan_everything(client: Client) -> dict[int, bytes]:
-    """Scan all that is there, shard by shard; repetitions are left out."""
+    """Scan all records, shard by shard, without duplicates."""
     deadline = client.process.clock() + 60 * S
     tail = client.wait(client.begin(TailRequest(deadline))).result
     found = client.wait(client.begin(ExtentsRequest(deadline, 1, tail.gsn + 1))).result
@@ -77,12 +77,12 @@ def scan_everything(client: Client) -> dict[int, bytes]:
 
 
 def test_a_recovery_never_puts_a_row_before_one_that_it_loses() -> None:
-    """The backup guesses in one order, the primary decides in another one, and both die."""
+    """The backup's guesses and the primary's decisions differ in order, and both die."""
     with stage() as s:
         writer, other = Client(s, "writer"), Client(s, "other")
         s.fresh_epoch()
-        s.late("writer", "shard-0-0", Insert, 60 * S)
-        s.late("other", "shard-0-1", Insert, 5 * MS)
+        s.delay("writer", "shard-0-0", Insert, 60 * S)
+        s.delay("other", "shard-0-1", Insert, 5 * MS)
         call = write(writer)
         s.run(50 * US)
         other.insert(b"x")
@@ -92,16 +92,16 @@ def test_a_recovery_never_puts_a_row_before_one_that_it_loses() -> None:
         log = s.settle()
         assert not call.ended
         rows = [payload for payload in log.values() if payload != b"x"]
-        assert rows == ROWS[: len(rows)], "what is there is the beginning"
+        assert rows == ROWS[: len(rows)], "the remaining rows are a prefix"
 
 
 def test_a_recovery_never_puts_a_record_behind_those_that_follow_it_in_its_call() -> None:
-    """Of a call of twelve units the recovery keeps all but the first, whose slots were taken."""
+    """The recovery keeps all of a call's twelve units except the first, which lost its slots."""
     with stage() as s:
         writer, other = Client(s, "writer"), Client(s, "other")
         s.fresh_epoch()
-        s.late("writer", "shard-0-0", Insert, 60 * S, 12)
-        s.late("other", "shard-0-1", Insert, 5 * MS, 1)
+        s.delay("writer", "shard-0-0", Insert, 60 * S, 12)
+        s.delay("other", "shard-0-1", Insert, 5 * MS, 1)
         call = writer.insert(*ROWS)
         s.run(50 * US)
         single = other.insert(b"x")
@@ -112,7 +112,7 @@ def test_a_recovery_never_puts_a_record_behind_those_that_follow_it_in_its_call(
         other.wait(single)
         rows = {payload: gsn for gsn, payload in log.items() if payload != b"x"}
         assert list(rows) == ROWS[2:], "the first unit's slots were taken, the others' are kept"
-        assert s.settle() == log, "and nothing was sent again"
+        assert s.settle() == log, "nothing was retransmitted"
         error = call.result
         assert isinstance(error, UnavailableError)
         assert not error.retriable
@@ -151,7 +151,7 @@ def test_rows_of_writers_that_die_are_read_once_and_in_order(seed: int) -> None:
 
 
 def complete(s: Stage, client: Client) -> None:
-    """Write the rows until a call says that all are there."""
+    """Write the rows until a call reports all of them as stored."""
     while True:
         call = write(client)
         s.until(lambda: call.ended, 120 * S)  # noqa: B023 - run at once

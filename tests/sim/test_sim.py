@@ -1,4 +1,4 @@
-"""Seeds: always the same ones, each a cluster, a workload, and faults; none may fail."""
+"""Fixed seeds, each a cluster, a workload and faults; none may fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.sim.shrink import shrink
 
 pytestmark = pytest.mark.slow
 
-#: With which one they begin.
+#: The first seed.
 FIRST = int(os.environ.get("ZIPLOG_SIM_SEED", "1"))
 
 
@@ -30,7 +30,7 @@ def test_nothing_acknowledged_is_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_power_cut_loses_nothing_at_level_disk(seed: int) -> None:
-    """Of all machines, twice, under load; nothing may be reported as lost either."""
+    """Two power cuts of all machines under load; no loss may be reported either."""
     cuts = (Fault(150 + 20 * seed, "power-all"), Fault(2500, "power-all"))
     plan = draw(seed, is_raft_real=seed < 2)._replace(durability="disk", naps=False)
     drawn = tuple(fault for fault in plan.faults if fault.kind != "rot")[:3]
@@ -47,7 +47,7 @@ def test_two_servers_of_a_shard_may_fail_with_f_2(seed: int) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(FIRST + 1000, FIRST + 1160, 10))
 def test_many_seeds(first: int) -> None:
-    """A count, not a time: the same ones are run wherever this is, and whatever runs beside it."""
+    """A count, not a time, so that every machine runs the same seeds."""
     for seed in range(first, first + 10):
         clean(seed)
 
@@ -87,7 +87,7 @@ def test_shrinking_ends_when_its_budget_is_spent() -> None:
     assert len(runs) == 3
 
 
-def test_the_line_that_makes_a_run_again_says_what_differs() -> None:
+def test_the_command_line_of_a_run_contains_its_differences() -> None:
     plan = draw(5)
     assert command(plan) == "python -m tests.sim --seed 5"
     changed = plan._replace(calls=1, faults=(Fault(5, "kill", ("shard-0-0",)),))

@@ -1,4 +1,4 @@
-"""The search, on stories: what the log may do, and each way in which it may break its promise."""
+"""The linearizability search on stories: correct ones, and one for each violation."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ GOOD: Final[dict[str, Good]] = {}
 BAD: Final[dict[str, Bad]] = {}
 
 
-def good(tell: Good) -> Good:
-    """Let a story be one that the log may bring about."""
-    GOOD[tell.__name__] = tell
-    return tell
+def good(story_of: Good) -> Good:
+    """Register a story that the log may produce."""
+    GOOD[story_of.__name__] = story_of
+    return story_of
 
 
-def bad(tell: Bad) -> Bad:
-    """Let a story be one that it may not; it returns the operation that cannot be explained."""
-    BAD[tell.__name__] = tell
-    return tell
+def bad(story_of: Bad) -> Bad:
+    """Register a story that it may not produce; it returns the unexplainable operation."""
+    BAD[story_of.__name__] = story_of
+    return story_of
 
 
 # --- good ones -----------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def a_trim_that_timed_out(s: Story) -> None:
 
 
 @good
-def a_doubt_that_is_resolved(s: Story) -> None:
+def an_unknown_outcome_that_is_resolved(s: Story) -> None:
     first = s.insert(1, 2, b"ab", unknown())
     s.read(3, 4, 4, empty(4))
     s.resolve(3, 6, first, 4, None)
@@ -176,7 +176,7 @@ def one_fetch_beside_another_that_is_refused(s: Story) -> None:
 
 
 @good
-def what_did_nothing(s: Story) -> None:
+def calls_without_effect(s: Story) -> None:
     s.insert(1, 2, b"a", UnavailableError("try again"))
     s.read(1, 2, 4, DeadlineError("late"))
     s.trim(1, 2, 4, UnavailableError("try again"))
@@ -191,10 +191,10 @@ def failed_in_part(s: Story) -> None:
     s.read(3, 4, 4, b"a")
 
 
-@pytest.mark.parametrize("tell", GOOD.values(), ids=GOOD)
-def test_what_the_log_may_do(tell: Good) -> None:
+@pytest.mark.parametrize("story_of", GOOD.values(), ids=GOOD)
+def test_what_the_log_may_do(story_of: Good) -> None:
     story = Story()
-    tell(story)
+    story_of(story)
     assert story.explain() is None
 
 
@@ -295,7 +295,7 @@ def not_after(s: Story) -> int:
 
 
 @bad
-def not_after_though_nobody_was_told(s: Story) -> int:
+def not_after_an_unreported_insert(s: Story) -> int:
     s.insert(1, 2, b"a", unknown(), after=4)
     return s.read(3, 4, 4, b"a")
 
@@ -328,7 +328,7 @@ def it_did_not_happen_either(s: Story) -> int:
 
 
 @bad
-def nobody_inserted_it(s: Story) -> int:
+def inserted_by_no_client(s: Story) -> int:
     return s.read(3, 4, 4, b"a")
 
 
@@ -354,13 +354,13 @@ def another_owner_after_all(s: Story) -> int:
 
 
 @bad
-def another_record_than_asked_for(s: Story) -> int:
+def another_record_than_requested(s: Story) -> int:
     s.insert(1, 2, b"a", [4])
     return s.add(3, 4, ReadRequest(NEVER, rid(6)), record(4, b"a"))
 
 
 @bad
-def another_place_than_asked_for(s: Story) -> int:
+def another_position_than_requested(s: Story) -> int:
     s.insert(1, 2, b"a", [4])
     return s.add(3, 4, ReadRequest(NEVER, rid(4)), record(6, b"a"))
 
@@ -425,14 +425,14 @@ def resolved_in_two_ways(s: Story) -> int:
 
 
 @bad
-def nobody_trimmed(s: Story) -> int:
+def trimmed_by_no_client(s: Story) -> int:
     s.insert(1, 2, b"a", [4])
     s.trim(3, 4, 4)
     return s.read(5, 6, 4, TrimmedError(rid(6)))
 
 
 @bad
-def trimmed_before_anybody_asked(s: Story) -> int:
+def trimmed_before_any_request(s: Story) -> int:
     number = s.read(1, 2, 4, TrimmedError(rid(5)))
     s.trim(3, 4, 5)
     return number
@@ -474,16 +474,16 @@ def filled_below_a_trim(s: Story) -> int:
 
 
 @bad
-def filled_below_a_trim_that_a_reader_was_told_of(s: Story) -> int:
+def filled_below_a_trim_seen_by_a_reader(s: Story) -> int:
     s.trim(1, None, 5)
     s.read(2, 3, 2, TrimmedError(rid(5)))
     return s.insert(4, 5, b"a", [4])
 
 
-@pytest.mark.parametrize("tell", BAD.values(), ids=BAD)
-def test_what_the_log_may_not_do(tell: Bad) -> None:
+@pytest.mark.parametrize("story_of", BAD.values(), ids=BAD)
+def test_what_the_log_may_not_do(story_of: Bad) -> None:
     story = Story()
-    culprit = tell(story)
+    culprit = story_of(story)
     explanation = story.explain()
     assert explanation is not None
     assert explanation.is_decided

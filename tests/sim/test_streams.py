@@ -1,4 +1,4 @@
-"""The connections of simulated consensus nodes: in order, whole up to their end, made again."""
+"""Connections of simulated consensus nodes: order, completeness up to the end, reconnection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUGH = Conditions(delay_ns=(MS, 40 * MS), loss=0.1, stalls=0.1)
 
 
 class Speaker:
-    """A process with one peer: it numbers what it sends on each connection."""
+    """A process with one peer; it numbers its messages on each connection."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name, self.world = name, world
@@ -34,7 +34,7 @@ class Speaker:
         self.wire.setOnMessageReceivedCallback(self.on_message)
         self.is_connected = False
         self.connections = self.sent = 0
-        #: For each connection of the peer's, named as the peer does, the numbers that came.
+        #: By connection of the peer, with the peer's name of it: the received numbers.
         self.came: dict[str, list[int]] = {}
         world.streams.enter(self.wire)
 
@@ -82,11 +82,11 @@ class World:
         self.streams = Streams(self.network, {e: name for name, e in ENDPOINTS.items()})
         self.lives = dict.fromkeys(ENDPOINTS, 0)
         self.up = {name: Speaker(self, name) for name in ENDPOINTS}
-        #: What came to processes that are gone.
+        #: Messages received by former processes.
         self.past: list[dict[str, list[int]]] = []
 
-    def restart(self, name: str, *, tells: bool) -> None:
-        self.up[name].wire.vanish(tells=tells)
+    def restart(self, name: str, *, notifies: bool) -> None:
+        self.up[name].wire.vanish(notifies=notifies)
         self.past.append(self.up[name].came)
         self.lives[name] += 1
         self.up[name] = Speaker(self, name)
@@ -104,7 +104,7 @@ class World:
             self.kernel.run(pause_ns)
 
     def wait(self, condition: Callable[[], object], within_ns: int = 10 * S) -> int:
-        """Let both talk until a condition holds; return how long that took."""
+        """Let both send until a condition holds; return the duration."""
         begin = self.kernel.now
         while not condition():
             assert self.kernel.now - begin < within_ns
@@ -115,7 +115,7 @@ class World:
         return all(speaker.is_connected for speaker in self.up.values())
 
     def check(self) -> int:
-        """Everything that came is the beginning of what was sent; return how much that is."""
+        """Check that the received messages are a prefix of the sent ones; return their number."""
         came = [*self.past, *(speaker.came for speaker in self.up.values())]
         for numbers in (numbers for one in came for numbers in one.values()):
             assert numbers == list(range(len(numbers)))
@@ -138,7 +138,7 @@ def test_what_arrives_is_the_beginning_of_what_was_sent_whatever_happens(seed: i
             case 3:
                 world.streams.sever(one, other)
             case 4:
-                world.restart(one, tells=world.chance.random() < 0.5)
+                world.restart(one, notifies=world.chance.random() < 0.5)
             case 5:
                 world.up[one].is_paused = not world.up[one].is_paused
             case _:
@@ -174,24 +174,24 @@ def test_a_long_cut_breaks_the_connection_and_no_other_is_made_before_it_is_heal
 
 
 def test_a_process_that_ends_is_missed_at_once_and_its_machine_after_the_time_out() -> None:
-    for tells, least_ns, most_ns in ((True, 0, S), (False, 3 * S, 5 * S)):
+    for notifies, least_ns, most_ns in ((True, 0, S), (False, 3 * S, 5 * S)):
         world = World(5)
         world.wait(world.are_connected)
-        world.up["b"].wire.vanish(tells=tells)
+        world.up["b"].wire.vanish(notifies=notifies)
         assert least_ns <= world.wait(lambda up=world.up["a"]: not up.is_connected) < most_ns
 
 
-def test_a_process_that_comes_back_ends_the_connection_that_it_knows_nothing_of() -> None:
+def test_a_restarted_process_resets_unknown_connections() -> None:
     for name in ENDPOINTS:
         world = World(6)
         world.wait(world.are_connected)
         other = next(speaker for one, speaker in world.up.items() if one != name)
-        world.restart(name, tells=False)
+        world.restart(name, notifies=False)
         assert world.wait(lambda other=other: other.connections == 2) < 2 * S
         world.wait(world.are_connected)
 
 
-def test_who_was_paused_for_long_gives_its_connections_up() -> None:
+def test_a_process_after_a_long_pause_closes_its_connections() -> None:
     world = World(7)
     world.wait(world.are_connected)
     for pause_ns, connections in ((3 * S, 1), (4 * S, 2)):
@@ -205,7 +205,7 @@ def test_who_was_paused_for_long_gives_its_connections_up() -> None:
         assert world.up["a"].connections == connections
 
 
-def test_what_cannot_be_understood_is_dropped_and_counted() -> None:
+def test_invalid_frames_are_dropped_and_counted() -> None:
     world = World(8)
     world.wait(world.are_connected)
 

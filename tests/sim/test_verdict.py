@@ -1,4 +1,4 @@
-"""All checks are silent about a cluster that nothing disturbs."""
+"""All checks accept an undisturbed cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def watch(cluster: PureCluster, known: StableLogs) -> None:
-    """Hand over what is new at every server."""
+    """Pass the new entries of every server to the checks."""
     known.ownership.learn(map(lease_of, cluster.groups["mms-0"].machine.runs))
     for replica in cluster.replicas():
         name = replica.config.name
@@ -42,7 +42,7 @@ def watch(cluster: PureCluster, known: StableLogs) -> None:
         log.observe(name, min(state.stream.stable, store.last_fseq), entries, state.frontier)
 
 
-def told(
+def make_call(
     cluster: PureCluster, history: History, client: Any, request: Any, then: Callable[[Any], None]
 ) -> None:
     """Make a call, and record it."""
@@ -71,20 +71,20 @@ def test_a_cluster_that_nothing_disturbs_passes(seed: int) -> None:
         request = InsertRequest(
             clients[0].deadline(), names, random.choice(rids), None, 7, many=len(names) > 1
         )
-        told(cluster, history, random.choice(clients), request, rids.extend)
+        make_call(cluster, history, random.choice(clients), request, rids.extend)
         watch(cluster, known)
     subscription: list[int] = []
     subscribe = SubscribeRequest(clients[1].deadline(), RID_GENESIS, False)
-    told(cluster, history, clients[1], subscribe, subscription.append)
+    make_call(cluster, history, clients[1], subscribe, subscription.append)
     is_over: list[bool] = []
 
-    def got(fetched: Any) -> None:
+    def received(fetched: Any) -> None:
         rows = [Row(r.rid.gsn, r.rid.shard, r.payload) for r in fetched.records]
-        deliveries.take("c1", 1, rows)
+        deliveries.add("c1", 1, rows)
         is_over.append(fetched.ended)
 
     while not any(is_over):
-        told(cluster, history, clients[1], FetchRequest(NEVER, subscription[0], 5), got)
+        make_call(cluster, history, clients[1], FetchRequest(NEVER, subscription[0], 5), received)
         watch(cluster, known)
     cluster.run(1 * S)
     watch(cluster, known)

@@ -1,7 +1,7 @@
-"""Holds a run against what was promised: while it goes on, and at its end.
+"""Checks of a run against the guarantees, during the run and at its end.
 
-The checks themselves are kept apart (checks, linearizability, history): here servers' state and
-clients' histories are made the plain data that they judge.
+The checks themselves are in other modules (checks, linearizability, history). This module converts
+the servers' state and the clients' histories to their plain data.
 """
 
 from __future__ import annotations
@@ -31,42 +31,41 @@ if TYPE_CHECKING:
 #: (shard, start, stop)
 Loss = tuple[int, int, int]
 
-#: Of one look at a server's log.
+#: Bytes of a server's log per check.
 _LOOK_BYTES: Final = 1 << 30
-#: Once nothing disturbs it, everything that is pending ends, and the cluster is whole, within so
-#: long of virtual time.
+#: Virtual time after the last fault within which all calls end and the cluster is whole.
 HEALED_NS: Final = 60 * S
-#: Histories of so many calls are searched for an order, with so many states.
+#: Maximum number of calls, and of states, of the linearizability check.
 _SMALL_CALLS: Final = 120
 _SMALL_STATES: Final = 5_000
 
 
 class Monitor:
-    """Looks at the servers again and again: what was stable once stays as it is."""
+    """Periodic check of the servers: stable entries never change."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster: Final = cluster
         self._ownership: Final = Ownership()
-        #: All that was ever stable.
+        #: All entries that were ever stable.
         self.logs: Final = checks.StableLogs(self._ownership)
-        #: What may be lost, as the membership service says: (shard, start, stop).
+        #: The losses reported by the membership service: (shard, start, stop).
         self.losses: Final[list[Loss]] = []
         self._starts: Final[dict[str, int]] = {}
 
-    def look(self) -> None:
-        """Look at every server that runs."""
+    def check(self) -> None:
+        """Check every running server."""
         self._learn()
         for name in self._cluster.disks:
             state = self._cluster.state_of(name)
             if state is not None:
-                self._look_at(name, state)
+                self._check_server(name, state)
         for shard, placement in self._cluster.state.placements.items():
             log = self.logs.shard(shard)
             if placement.state == "finalized" and log.was_member:
-                self._look_at_finalized(log, placement)
+                self._check_finalized(log, placement)
 
-    def _look_at_finalized(self, log: checks.StableLog, placement: Placement) -> None:
-        """Nothing is left to decide or to write in a shard that is finalized."""
+    def _check_finalized(self, log: checks.StableLog, placement: Placement) -> None:
+        """Check that a finalized shard has decided and stored all its positions."""
         if log.is_complete:
             log.seal()
         for replica in placement.replicas:
@@ -91,12 +90,12 @@ class Monitor:
             found = (loss.shard, loss.start, loss.stop)
             if found not in self.losses:
                 self.losses.append(found)
-                self.logs.shard(loss.shard).forgive(loss.start, loss.stop)
+                self.logs.shard(loss.shard).allow_loss(loss.start, loss.stop)
 
-    def _look_at(self, name: str, state: ReplicaState) -> None:
+    def _check_server(self, name: str, state: ReplicaState) -> None:
         placement = self._cluster.state.placements.get(state.shard)
         if placement is None or state.view > placement.view:
-            return  # what its view may have lost is told when the shard is put back
+            return  # losses of its view are reported when the shard is back
         log = self.logs.shard(state.shard)
         if self._starts.get(name) != self._cluster.nodes[name].starts:
             self._starts[name] = self._cluster.nodes[name].starts
@@ -105,22 +104,22 @@ class Monitor:
         try:
             entries = state.store.read_after(known, _LOOK_BYTES) if stable > known else []
         except UnreadableError:
-            return  # it is to be repaired first
+            return  # the repair comes first
         if stable > known and (not entries or entries[-1].fseq < stable):
-            return  # what is between cannot be read before it is repaired
+            return  # the entries between are unreadable until their repair
         log.observe(name, stable, map(plain, entries), state.frontier)
 
     def check_end(self) -> None:
-        """Look at what the servers of a shard that is whole have, all of it."""
-        self.look()
+        """Check all entries of the servers of a whole shard."""
+        self.check()
         by_shard: dict[int, dict[str, tuple[int, list[checks.Entry]]]] = {}
         for name in self._cluster.disks:
             state = self._cluster.state_of(name)
-            assert state is not None, f"{name} is down, and the cluster is whole"
+            assert state is not None, f"{name} is down, although the cluster is whole"
             try:
                 entries = [plain(entry) for entry in state.store.read_after(0, _LOOK_BYTES)]
             except UnreadableError:
-                continue  # nobody has read what rotted, so nobody has repaired it yet
+                continue  # a damaged entry without a read has no repair yet
             by_shard.setdefault(state.shard, {})[name] = (state.stream.stable, entries)
             is_finalized = self._cluster.state.placements[state.shard].state == "finalized"
             if is_finalized and self.logs.shard(state.shard).was_member:
@@ -131,9 +130,9 @@ class Monitor:
                 checks.check_exactly_once(shard, entries)
 
     def _check_sealed(self, name: str, state: ReplicaState) -> None:
-        """Everything that a finalized shard has is decided, and on the disks of all replicas."""
+        """Check that all entries of a finalized shard are decided and on all replicas' disks."""
         log, store, stream = self.logs.shard(state.shard), state.store, state.stream
-        assert log.sealed is not None, f"{name} is of a finalized shard, which is not complete"
+        assert log.sealed is not None, f"{name}'s shard is finalized and not complete"
         reached = {log.sealed, store.last_fseq, store.flushed_fseq, stream.stable}
         assert len(reached) == 1, (
             f"{name}: the shard was finalized with {log.sealed} entries; it has {store.last_fseq},"
@@ -142,7 +141,7 @@ class Monitor:
 
 
 def lease_of(run: LeaseRun) -> Lease:
-    """Return equal leases in a row as plain data."""
+    """Return a run of equal leases as plain data."""
     first = run.first
     weights = tuple((member.shard, member.weight) for member in first.members)
     return Lease(first.base, run.last.stop, first.first_epoch, first.epoch_size, weights)
@@ -168,17 +167,17 @@ def plain(entry: Entry) -> checks.Entry:
 def final(
     cluster: SimCluster, history: History, monitor: Monitor, *, healed: int, alive: set[str]
 ) -> bool:
-    """Judge a run that is over: everything is whole, and every call has ended.
+    """Check a finished run: the cluster is whole, and every call has ended.
 
     Args:
-        cluster: whole again.
+        cluster: the cluster, whole again.
         history: of all clients.
-        monitor: looked at the servers all the while.
-        healed: since when nothing disturbs anything, in virtual nanoseconds.
+        monitor: the monitor of the run.
+        healed: the end of the last fault, in virtual nanoseconds.
         alive: the names of clients that were not killed.
 
     Returns:
-        Whether the history was searched for an order, and one was found: it was small enough.
+        Whether the history was small enough for the linearizability check, which succeeded.
 
     """
     monitor.check_end()
@@ -198,7 +197,7 @@ def final(
 
 
 def _not_lost(rows: Iterable[checks.Row], losses: Iterable[Loss]) -> list[checks.Row]:
-    """Return the records at positions of which nobody says that they may be lost."""
+    """Return the records at positions that are not reported as lost."""
     return [
         row
         for row in rows
@@ -207,7 +206,7 @@ def _not_lost(rows: Iterable[checks.Row], losses: Iterable[Loss]) -> list[checks
 
 
 def _deliveries(history: History, losses: Iterable[Loss]) -> checks.Deliveries:
-    """Return what all subscriptions were handed out, but for what may be lost."""
+    """Return the deliveries of all subscriptions, except lost positions."""
     deliveries = checks.Deliveries()
     for operation in history.operations:
         if not isinstance(operation.request, FetchRequest) or operation.of is None:
@@ -215,7 +214,7 @@ def _deliveries(history: History, losses: Iterable[Loss]) -> checks.Deliveries:
         subscription = history.operations[operation.of]
         assert isinstance(subscription.request, SubscribeRequest)
         start = subscription.request.start.gsn
-        deliveries.take(
+        deliveries.add(
             f"{operation.client}, subscription {operation.of},",
             start if start >= 0 else None,
             _not_lost(_rows(operation), losses),
@@ -228,14 +227,14 @@ def _rows(operation: Operation) -> list[checks.Row]:
     return [checks.Row(*record.rid, record.payload) for record in records]
 
 
-def teller(kernel: Kernel) -> Callable[[str, str, bytes], None]:
-    """Return what puts every frame into a trace that is read."""
+def frame_tracer(kernel: Kernel) -> Callable[[str, str, bytes], None]:
+    """Return a function that writes every frame to the readable trace."""
 
-    def tell(src: str, dst: str, frame: bytes) -> None:
+    def trace_frame(src: str, dst: str, frame: bytes) -> None:
         try:
             message: Any = decode(frame)
         except ProtocolError:
-            message = f"{len(frame)} bytes that are no message"
-        kernel.tell(f"{src} > {dst}: {str(message)[:300]}")
+            message = f"{len(frame)} bytes, no message"
+        kernel.trace(f"{src} > {dst}: {str(message)[:300]}")
 
-    return tell
+    return trace_frame

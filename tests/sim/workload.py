@@ -1,7 +1,7 @@
-"""What clients do in a run: writers that insert, chain, read, trim; readers that follow the log.
+"""Workload of a run: writers that insert, chain, read and trim; readers that follow the log.
 
-Every call is recorded before it is made and when it returns. A client that is killed begins anew
-as another one; what it had under way never returns.
+Every call is recorded before it is made and when it returns. A killed client restarts under a new
+name; its open calls never return.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Fetched, Request
 
 _CONNECT_NS: Final = 120 * S
-#: What a reader asks for at once.
+#: Limit of a reader's fetch.
 _FETCH_NS: Final = 1 * S
 _FETCH_RECORDS: Final = 100
-#: Of the known records, those that a chain goes on from and a recent reader begins with.
+#: Number of the last known records that a chain or a recent reader selects from.
 _RECENT: Final = 20
-#: How likely a client that naps does so between two calls.
+#: Probability that a sleeping client sleeps between two calls.
 _NAP: Final = 0.1
-#: How likely a reader waits before it fetches again, and for how long at most.
+#: Probability and maximum of a reader's pause before a fetch.
 _DAWDLE: Final = 0.1
 _DAWDLE_NS: Final = 700 * MS
-#: Of so many records that are inserted together, all have one key, or each its own.
+#: Number of records in a call, with one common key or a key each.
 _OF_ONE_KEY: Final = 2
 _OF_MANY_KEYS: Final = 3
 
 
 class Shared:
-    """What the clients of a run tell each other, beside the log."""
+    """State shared by the clients of a run."""
 
     def __init__(self, cluster: SimCluster, history: History) -> None:
         self.cluster: Final = cluster
         self.history: Final = history
-        #: Records that somebody was told of, in that order.
+        #: Known records, in the order of the results.
         self.known: Final[list[RecordId]] = [RID_GENESIS]
         self.payloads = 0
-        #: No new calls any more; readers go on.
+        #: No new calls of writers; readers continue.
         self.is_over = False
 
     def payload(self) -> bytes:
-        """Return bytes that nobody inserted before."""
+        """Return a new payload."""
         self.payloads += 1
         return b"record %d" % self.payloads
 
 
 class Client(ABC):
-    """A client's process, and its life after life."""
+    """A client's process, with its restarts."""
 
     def __init__(self, shared: Shared, name: str) -> None:
         self.shared: Final = shared
@@ -79,41 +79,41 @@ class Client(ABC):
 
     @property
     def name(self) -> str:
-        """The name of this life in the history."""
+        """The name of this incarnation in the history."""
         return f"{self.process.name}.{self.process.starts}"
 
     def make_process(self, name: str) -> Process:
-        """Return where it lives."""
+        """Return its process."""
         return self.shared.cluster.client(name)
 
     def connecting(self) -> Request:
-        """Return the first call of a life."""
+        """Return the first call of an incarnation."""
         return ConnectRequest(self.deadline(_CONNECT_NS))
 
     def start(self) -> None:
-        """Start the process, connect, and go on from there."""
+        """Start the process, and connect."""
         self.process.start()
         self.program().call(self.connecting(), lambda _limits: self.begin())
 
     def kill(self) -> None:
-        """Kill the process, and start another one soon."""
+        """Kill the process, and restart it soon."""
         self.process.kill()
         self.shared.cluster.kernel.after(100 * MS, self.start)
 
     def begin(self) -> None:
-        """Begin to work; called once connected."""
-        self.go_on()
+        """Start to work; called once connected."""
+        self.next_call()
 
     @abstractmethod
-    def go_on(self) -> None:
-        """Do the next thing; called when the last one has ended."""
+    def next_call(self) -> None:
+        """Make the next call; called when the last one has ended."""
 
     def deadline(self, timeout_ns: int) -> int:
-        """Return when a call of now has to end, by this machine's clock."""
+        """Return the deadline of a call, by this machine's clock."""
         return self.process.clock() + timeout_ns
 
-    def in_this_life(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return what does something unless the client was killed meanwhile."""
+    def unless_killed(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that acts unless the client was killed meanwhile."""
         life = self.process.starts
 
         def act() -> None:
@@ -123,13 +123,13 @@ class Client(ABC):
         return act
 
     def program(self) -> ClientProgram:
-        """Return what it runs."""
+        """Return its program."""
         program = self.process.program
         assert isinstance(program, ClientProgram)
         return program
 
     def call(self, request: Request, then: Callable[[Any], None]) -> None:
-        """Make a call and record it; `then` gets its result or exception."""
+        """Make a call and record it; `then` receives its result or exception."""
         history, kernel = self.shared.history, self.shared.cluster.kernel
         operation = history.call(self.name, kernel.now, request)
 
@@ -141,7 +141,7 @@ class Client(ABC):
 
 
 class Writer(Client):
-    """Makes a number of calls, one after the other or several at a time."""
+    """A client that makes calls, one after the other or concurrently."""
 
     def __init__(self, shared: Shared, name: str, plan: Plan) -> None:
         super().__init__(shared, name)
@@ -152,15 +152,15 @@ class Writer(Client):
 
     def begin(self) -> None:
         for _ in range(self._lanes):
-            self.go_on()
+            self.next_call()
 
-    def go_on(self) -> None:
+    def next_call(self) -> None:
         if self.left and not self.shared.is_over:
             self.left -= 1
             pause = self.random.randrange(self._think_us + 1) * US
             if self._naps and self.random.random() < _NAP:
                 pause += self.random.choice((1, 7, 12, 25)) * S
-            self.shared.cluster.kernel.after(pause, self.in_this_life(self._act))
+            self.shared.cluster.kernel.after(pause, self.unless_killed(self._act))
 
     def _act(self) -> None:
         if not self.shared.is_over:
@@ -178,7 +178,7 @@ class Writer(Client):
         is_chained = self.random.random() < 0.5
         after = self.random.choice(self.shared.known[-_RECENT:]) if is_chained else RID_GENESIS
         timeout = self.random.choice((50 * MS, 1 * S, 5 * S, 30 * S))
-        # Some have one key in common; of three, each has its own, but the second.
+        # Some calls have one common key; in others each record has its own, except the second.
         key = b"key" if count == _OF_ONE_KEY else None
         keys = [payloads[0], None, payloads[2]] if count == _OF_MANY_KEYS else None
         request = InsertRequest(self.deadline(timeout), payloads, after, key, 0, count > 1, keys)
@@ -191,54 +191,54 @@ class Writer(Client):
             return
         if not isinstance(result, BaseException):
             self.shared.known += result
-        self.go_on()
+        self.next_call()
 
     def _resolved(self, result: Any) -> None:
         if not isinstance(result, BaseException):
             self.shared.known += [rid for rid in result if rid is not None]
-        self.go_on()
+        self.next_call()
 
     def _read(self) -> None:
         rid = self.random.choice(self.shared.known)
-        if self.random.random() < 0.3:  # there may be a record, or nothing yet, or for ever
-            rid = self.random.choice(self.shared.known[-3:])  # just there, servers still differ
+        if self.random.random() < 0.3:  # a record, or none yet, or none for ever
+            rid = self.random.choice(self.shared.known[-3:])  # at the end, servers still differ
             rid = RecordId(rid.gsn + self.random.choice((1, 2)), rid.shard)
         if rid == RID_GENESIS:
-            self.go_on()
+            self.next_call()
             return
-        self.call(ReadRequest(self.deadline(10 * S), rid), lambda _: self.go_on())
+        self.call(ReadRequest(self.deadline(10 * S), rid), lambda _: self.next_call())
 
     def _tail(self) -> None:
-        self.call(TailRequest(self.deadline(10 * S)), lambda _: self.go_on())
+        self.call(TailRequest(self.deadline(10 * S)), lambda _: self.next_call())
 
     def _sync(self) -> None:
-        self.call(SyncRequest(self.deadline(10 * S)), lambda _: self.go_on())
+        self.call(SyncRequest(self.deadline(10 * S)), lambda _: self.next_call())
 
     def _trim(self) -> None:
         rid = self.random.choice(self.shared.known[: max(len(self.shared.known) // 2, 1)])
         if rid == RID_GENESIS:
-            self.go_on()
+            self.next_call()
             return
-        self.call(TrimRequest(self.deadline(10 * S), rid), lambda _: self.go_on())
+        self.call(TrimRequest(self.deadline(10 * S), rid), lambda _: self.next_call())
 
     _ACTS: Final = (_insert, _insert_many, _read, _tail, _sync, _trim)
     _WEIGHTS: Final = (60, 10, 14, 6, 6, 1)
 
 
 class Reader(Client):
-    """Follows the log from its beginning, its middle or its end; now and then anew."""
+    """A client that follows the log from its beginning, middle or end, with restarts."""
 
     def __init__(self, shared: Shared, name: str, *, follow: bool = True) -> None:
         super().__init__(shared, name)
         self._follow = follow
         self._subscription = 0
-        #: Positions that it was given, or knows to be empty, end here.
+        #: The end of its passed positions.
         self.delivered = RID_GENESIS
         self.is_done = False
-        #: How many records it was given.
+        #: Number of received records.
         self.records = 0
 
-    def go_on(self) -> None:
+    def next_call(self) -> None:
         self._subscribe(self._where())
 
     def _where(self) -> RecordId:
@@ -254,7 +254,7 @@ class Reader(Client):
         if isinstance(result, TrimmedError):
             self._subscribe(result.first)
         elif isinstance(result, BaseException):
-            self.go_on()
+            self.next_call()
         else:
             self._subscription = result
             self._fetch()
@@ -265,7 +265,7 @@ class Reader(Client):
 
     def _fetched(self, result: Fetched | BaseException) -> None:
         if isinstance(result, TrimmedError):
-            self._begin_again(result.first)
+            self._restart(result.first)
             return
         assert not isinstance(result, BaseException), f"a fetch raised {result!r}"
         if result.records:
@@ -275,14 +275,14 @@ class Reader(Client):
         if result.ended:
             self.is_done = True
         elif self._follow and not self.shared.is_over and self.random.random() < 0.02:
-            self._begin_again(self._where())
+            self._restart(self._where())
         elif self._follow and not self.shared.is_over and self.random.random() < _DAWDLE:
             pause = self.random.randrange(_DAWDLE_NS)
-            self.shared.cluster.kernel.after(pause, self.in_this_life(self._fetch))
+            self.shared.cluster.kernel.after(pause, self.unless_killed(self._fetch))
         else:
             self._fetch()
 
-    def _begin_again(self, start: RecordId) -> None:
+    def _restart(self, start: RecordId) -> None:
         end = UnsubscribeRequest(self.deadline(_FETCH_NS), self._subscription)
         self.program().call(end, lambda _: None)
         self._subscribe(start)

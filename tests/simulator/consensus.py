@@ -1,8 +1,9 @@
-"""Consensus as a replicated service sees it, without Raft: one ordered log that all nodes follow.
+"""Consensus as seen by a replicated service, without Raft: one ordered log for all nodes.
 
-Everything that Raft may do to its user is done, and nothing that it may not: commands wait, are
-lost, are committed after their proposer died or lost its lead; nodes lag, learn late that they lead
-no more, begin with a snapshot. Two nodes may believe that they lead; only one can commit.
+The model does everything that Raft may do to its user, and nothing else. Commands wait, are lost,
+or are committed after their proposer died or lost its leadership. Nodes lag, learn late that they
+lost their leadership, and start from a snapshot. Two nodes may believe that they lead; only one can
+commit.
 
 Invariant: every node applies the same commands in the same order, from its last snapshot on.
 """
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Timing(NamedTuple):
-    """How fast consensus is: shortest and longest times, in nanoseconds."""
+    """Minimum and maximum durations, in nanoseconds."""
 
     #: From a proposal to its commit.
     commit_ns: tuple[int, int] = (MS // 2, 4 * MS)
@@ -32,12 +33,12 @@ class Timing(NamedTuple):
     apply_ns: tuple[int, int] = (0, 2 * MS)
     #: From the loss of a leader to the next one.
     election_ns: tuple[int, int] = (50 * MS, 1200 * MS)
-    #: How long a leader that was cut off believes that it leads.
+    #: Time until an isolated leader steps down.
     belief_ns: tuple[int, int] = (200 * MS, 1500 * MS)
 
 
 class Member:
-    """One node of a group, for as long as its process lives."""
+    """One node of a group, while its process lives."""
 
     def __init__(
         self, group: OrderedLog, name: str, machine: Machine, on_event: Callable[[Event], None]
@@ -45,23 +46,23 @@ class Member:
         self.name: Final = name
         self.machine: Final = machine
         self.on_event: Final = on_event
-        #: So many commands were applied here.
+        #: Number of commands applied here.
         self.applied = 0
         self._group: Final = group
 
     def propose(self, command: bytes) -> None:
-        """Hand a command to the leader. `Committed` tells when it was applied, if it ever is."""
+        """Send a command to the leader. The event `Committed` reports its application, if any."""
         self._group.propose(self, command)
 
 
 class OrderedLog:
-    """A group of nodes.
+    """A consensus group.
 
     Args:
         kernel: virtual time.
-        names: of all nodes; a majority of them must be there for anything to be committed.
-        build: makes an empty machine.
-        timing: how fast it is.
+        names: all nodes; commits need a majority of them.
+        build: creates an empty state machine.
+        timing: durations; None: the defaults.
 
     """
 
@@ -75,20 +76,20 @@ class OrderedLog:
         self.kernel: Final = kernel
         self.names: Final = tuple(names)
         self.timing: Final = timing or Timing()
-        #: What the committed commands make; for whoever wants to look.
+        #: The state machine after all committed commands; read-only.
         self.machine: Final = build()
-        #: Who leads; "" while nobody does.
+        #: The leader; "" if there is none.
         self.leader = ""
         self._build: Final = build
         self._members: dict[str, Member] = {}
-        #: Nodes that neither hear nor are heard.
+        #: Nodes that can neither send nor receive.
         self._isolated: set[str] = set()
         self._commands: list[bytes] = []
         self._results: list[bytes] = []
-        #: A snapshot, and how many commands are in it.
+        #: A snapshot, and the number of commands in it.
         self._snapshot = (self.machine.snapshot(), 0)
-        #: Proposals of this leader that are not committed yet, and when the last of them is.
-        self._under_way: list[bytes] = []
+        #: Uncommitted proposals of this leader, and the commit time of the last one.
+        self._open_proposals: list[bytes] = []
         self._commit_at = 0
         self._term = 0
         self._is_electing = False
@@ -96,8 +97,8 @@ class OrderedLog:
     # --- nodes ---
 
     def join(self, name: str, on_event: Callable[[Event], None]) -> Member:
-        """Let a node take part, from its snapshot on; its process has just started."""
-        assert name in self.names, f"{name} is none of {self.names}"
+        """Add a node after the start of its process; it starts from the snapshot."""
+        assert name in self.names, f"{name} is not one of {self.names}"
         member = Member(self, name, self._build(), on_event)
         self._members[name] = member
         state, applied = self._snapshot
@@ -107,31 +108,31 @@ class OrderedLog:
         self._schedule_apply(member)
         if self.leader and name not in self._isolated:
             on_event(LeaderChanged(self.leader, is_self=False))
-        self._tell_peers()
+        self._notify_peers()
         self._elect_soon()
         return member
 
     def leave(self, name: str) -> None:
-        """A node's process is dead."""
+        """Remove a node: its process is dead."""
         self._members.pop(name, None)
-        self._tell_peers()
+        self._notify_peers()
         if self.leader == name:
             self._lose_leader()
 
     def isolate(self, name: str) -> None:
-        """A node and the others lose sight of each other. A leader believes in itself a while."""
+        """Isolate a node from the others. A leader steps down after a while."""
         self._isolated.add(name)
-        self._tell_peers()
+        self._notify_peers()
         if self.leader == name:
             self._lose_leader()
             if member := self._members.get(name):
                 belief = self.kernel.random.randint(*self.timing.belief_ns)
-                self.kernel.after(belief, partial(self._disillusion, member))
+                self.kernel.after(belief, partial(self._step_down, member))
 
     def rejoin(self, name: str) -> None:
-        """A node sees the others again."""
+        """End the isolation of a node."""
         self._isolated.discard(name)
-        self._tell_peers()
+        self._notify_peers()
         if member := self._members.get(name):
             member.on_event(LeaderChanged(self.leader, is_self=self.leader == name))
             self._schedule_apply(member)
@@ -143,29 +144,29 @@ class OrderedLog:
     def _has_majority(self) -> bool:
         return len(self._reachable()) > len(self.names) // 2
 
-    def _tell_peers(self) -> None:
+    def _notify_peers(self) -> None:
         reachable = self._reachable()
         for name, member in self._members.items():
             others = tuple(n for n in reachable if n != name) if name in reachable else ()
             member.on_event(PeersChanged(tuple(sorted(others))))
 
-    # --- who leads ---
+    # --- leadership ---
 
     def _lose_leader(self) -> None:
-        """What the leader had under way is committed by the next one, or is lost."""
+        """Remove the leader; the next one commits its open proposals, or they are lost."""
         chance = self.kernel.random.random
-        survives = int(chance() * (len(self._under_way) + 1))
-        self._under_way, kept = [], self._under_way[:survives]
+        survives = int(chance() * (len(self._open_proposals) + 1))
+        self._open_proposals, kept = [], self._open_proposals[:survives]
         former, self.leader = self.leader, ""
         self._term += 1
         for name in self._reachable():
             if name != former:
                 self._members[name].on_event(LeaderChanged("", is_self=False))
-        for command in kept:  # the next leader has them, and commits them when it begins
-            self._under_way.append(command)
+        for command in kept:  # the next leader has them, and commits them when it starts
+            self._open_proposals.append(command)
         self._elect_soon()
 
-    def _disillusion(self, member: Member) -> None:
+    def _step_down(self, member: Member) -> None:
         if self._members.get(member.name) is member and self.leader != member.name:
             member.on_event(LeaderChanged(self.leader, is_self=False))
 
@@ -181,7 +182,7 @@ class OrderedLog:
             return
         self.leader = self.kernel.random.choice(self._reachable())
         self.kernel.record(b"leads " + self.leader.encode())
-        inherited, self._under_way = self._under_way, []
+        inherited, self._open_proposals = self._open_proposals, []
         for command in inherited:
             self._commit(command)
         leader = self._members[self.leader]
@@ -194,18 +195,18 @@ class OrderedLog:
     # --- commands ---
 
     def propose(self, member: Member, command: bytes) -> None:
-        """Take a command from a node; it is lost if the node reaches no leader."""
+        """Accept a command from a node; it is lost if the node reaches no leader."""
         is_there = self._members.get(member.name) is member and member.name not in self._isolated
         if not self.leader or not is_there or not self._has_majority():
             return
-        self._under_way.append(command)
+        self._open_proposals.append(command)
         delay = self.kernel.random.randint(*self.timing.commit_ns)
         self._commit_at = max(self.kernel.now + delay, self._commit_at + 1)
         self.kernel.at(self._commit_at, partial(self._commit_next, self._term))
 
     def _commit_next(self, term: int) -> None:
-        if term == self._term and self._under_way and self._has_majority():
-            self._commit(self._under_way.pop(0))
+        if term == self._term and self._open_proposals and self._has_majority():
+            self._commit(self._open_proposals.pop(0))
 
     def _commit(self, command: bytes) -> None:
         self.kernel.record(b"commit " + command)
@@ -217,7 +218,7 @@ class OrderedLog:
             self._schedule_apply(self._members[name])
 
     def commit_unseen(self, commands: Iterable[bytes]) -> None:
-        """Commit what no node sees: all of them are dead, and start with it in a snapshot."""
+        """Commit while all nodes are dead; they start with the commands in a snapshot."""
         assert not self._members, "a node would see it"
         for command in commands:
             self._commands.append(command)
@@ -230,7 +231,7 @@ class OrderedLog:
         self.kernel.after(delay, partial(self._apply, member, len(self._commands)))
 
     def _apply(self, member: Member, upto: int) -> None:
-        """Let a node apply what was committed, if it is still there."""
+        """Apply committed commands at a node, if it still lives."""
         if self._members.get(member.name) is not member or member.name in self._isolated:
             return
         while member.applied < upto:

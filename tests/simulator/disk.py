@@ -1,10 +1,9 @@
-"""A machine's disk, with what may go wrong with it, under the production code for files.
+"""Simulated disk of a machine, with faults, under the production code for files.
 
-`installed` puts stand-ins in the place of `os`, `fcntl` and the like in modules that are given;
-paths are made by `Disk.path`. What is lost when the power fails:
-tests/simulator/filesystem.py.
+`installed` replaces `os`, `fcntl` and similar names in given modules; `Disk.path` creates paths.
+tests/simulator/filesystem.py defines what a power cut loses.
 
-Rule: nothing here touches a real file, and all chance is drawn from the generator that was given.
+Rule: nothing here touches a real file, and every random choice uses the given generator.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
 
 _FIRST_DESCRIPTOR: Final = 1000
 _ABSENT: Final = object()
-#: By name, for paths that were made strings.
+#: All disks by name, for paths that were converted to strings.
 _disks: Final[WeakValueDictionary[str, Disk]] = WeakValueDictionary()
 
 
 class Damage(NamedTuple):
-    """What was damaged: bytes `start` to `stop` of a file, as long as it was before."""
+    """Damaged bytes `start` to `stop` of a file, by its former length."""
 
     path: DiskPath
     start: int
@@ -58,24 +57,24 @@ class Disk:
     """One machine's disk.
 
     Args:
-        random: decides what a power cut loses, and where damage is.
-        capacity_bytes: of all files together.
+        random: selects the losses of a power cut, and the place of damage.
+        capacity_bytes: total size of all files.
 
     """
 
     def __init__(self, random: Random, capacity_bytes: int = CAPACITY_BYTES) -> None:
-        #: May be changed at any time; no file grows beyond it.
+        #: Total size of all files; may change at any time.
         self.capacity_bytes = capacity_bytes
-        #: What a sync takes; may be changed at any time.
+        #: Duration of a sync; may change at any time.
         self.latency_ns = LATENCY_NS
-        #: What files take, those among them that are open and have no name any more.
+        #: Bytes of all files, including open files without a name.
         self.used_bytes = 0
-        #: With this error number every open fails, as where the process has no descriptor left; 0:
-        #: none does. May be changed at any time.
+        #: Error number of every open, as in a process without free descriptors; 0: opens succeed.
+        #: May change at any time.
         self.refuses_opens = 0
-        #: How many calls could have failed so far (see `fail_on`).
+        #: Number of calls so far that can fail (see `fail_on`).
         self.calls = 0
-        #: How its paths begin as strings.
+        #: Prefix of its paths as strings.
         self.name: Final = f"/disk-{random.getrandbits(32):08x}"
         self._random = random
         self._failing: dict[int, int | BaseException] = {}
@@ -86,19 +85,19 @@ class Disk:
         _disks[self.name] = self
 
     def path(self, name: str) -> DiskPath:
-        """Return the path of a name in the root, which is always there."""
+        """Return the path of a name in the root directory, which always exists."""
         return DiskPath(self, tuple(name.split("/")) if name else ())
 
-    # --- what befalls it ---
+    # --- faults ---
 
     def kill(self) -> None:
-        """End the process that uses it: its descriptors and locks go, what it wrote stays."""
+        """End the process that uses the disk: close its descriptors and locks, keep its writes."""
         for fd in list(self._open.values()):
             self.close(fd)
         self._owed_ns = 0
 
     def power_cut(self) -> None:
-        """Stop the machine, and lose what was not synced, as far as chance decides."""
+        """Stop the machine, and lose a random part of the unsynced data."""
         self.kill()
         self._root.power_cut(self._random)
         self.used_bytes = 0
@@ -107,23 +106,23 @@ class Disk:
             self.used_bytes += len(file.data)
 
     def fail_on(self, call_number: int, error: int | BaseException = errno.EIO) -> None:
-        """Let a call fail once, with nothing done.
+        """Make a call fail once, without an effect.
 
-        Counted is what writes, syncs, renames, truncates, or opens a file to make it.
+        Writes, syncs, renames, truncations and opens that create a file are counted.
 
         Args:
-            call_number: which call from now on; 1 is the next.
-            error: its error number; or any exception, if the process is to end there.
+            call_number: the failing call, from now on; 1 is the next.
+            error: its error number, or an exception that ends the process there.
 
         """
         self._failing[self.calls + call_number] = error
 
-    def spare(self) -> None:
-        """Let no call fail any more."""
+    def clear_failures(self) -> None:
+        """Clear all scheduled failures."""
         self._failing.clear()
 
     def flip(self, path_filter: Callable[[DiskPath], bool] = lambda _: True) -> Damage | None:
-        """Flip one bit in the synced part of a file; None if no file that matches has one."""
+        """Flip one bit in the synced part of a file; None if no matching file has one."""
         found = [pair for pair in self._matching(path_filter) if pair[1].synced_bytes]
         if not found:
             return None
@@ -133,9 +132,9 @@ class Disk:
         return Damage(path, at, at + 1)
 
     def tear(self, path_filter: Callable[[DiskPath], bool] = lambda _: True) -> Damage | None:
-        """Damage the end of a synced file, as a disk does that lies about syncs.
+        """Damage the end of a synced file, like a disk that lies about syncs.
 
-        Up to a sector is cut off, or is zeros or garbage; None if no file that matches is synced.
+        Up to a sector is cut off, zeroed or overwritten; None if no matching file is synced.
         """
         found = [pair for pair in self._matching(path_filter) if pair[1].data and pair[1].is_synced]
         if not found:
@@ -149,7 +148,7 @@ class Disk:
         return Damage(path, size - torn, size)
 
     def sync_ns(self) -> int:
-        """Return what syncs have taken since this was last asked, in nanoseconds."""
+        """Return the nanoseconds that syncs took since the last call."""
         owed, self._owed_ns = self._owed_ns, 0
         return owed
 
@@ -157,7 +156,7 @@ class Disk:
         return [(path, file) for path, file in self._files() if path_filter(path)]
 
     def _files(self) -> Iterator[tuple[DiskPath, File]]:
-        """Give all files that have a name, in order."""
+        """Yield all named files, in order."""
         directories = [(self.path(""), self._root)]
         while directories:
             path, directory = directories.pop()
@@ -170,7 +169,7 @@ class Disk:
     # --- names ---
 
     def find(self, path: DiskPath) -> File | Directory | None:
-        """Return what is at a path, if anything."""
+        """Return the file or directory at a path, if any."""
         node: File | Directory | None = self._root
         for name in path.parts:
             if not isinstance(node, Directory):
@@ -183,7 +182,7 @@ class Disk:
         return list(self._directory(path).names)
 
     def stat(self, path: DiskPath) -> os.stat_result:
-        """Return what is known of a path; what no file here has is 0."""
+        """Return the stat result of a path; unsupported fields are 0."""
         return stat_of(self._existing(path))
 
     def mkdir(self, path: DiskPath, _mode: int = 0o777) -> None:
@@ -201,7 +200,7 @@ class Disk:
         self._unlinked(node)
 
     def rename(self, path: DiskPath, target: DiskPath) -> None:
-        """Give something another name in the same directory, at once; it may replace a file."""
+        """Rename a file within its directory, atomically; it may replace another file."""
         self._count(path)
         node, replaced = self._existing(path), self.find(target)
         if target.parent != path.parent:
@@ -232,14 +231,14 @@ class Disk:
         self._give_back(file)
 
     def _give_back(self, node: File | Directory) -> None:
-        """Give the space of a file back that nobody can reach any more."""
+        """Release the space of an unreachable file."""
         if isinstance(node, File) and not node.is_linked and not node.opens:
             self.used_bytes -= len(node.data)
 
     # --- calls with descriptors ---
 
     def open(self, path: DiskPath, flags: int, _mode: int = 0o777) -> Descriptor:
-        """Open something, as `os.open` does."""
+        """Open a file or directory, as `os.open` does."""
         if self.refuses_opens:
             raise error(self.refuses_opens, path)
         if flags & os.O_CREAT:
@@ -268,7 +267,7 @@ class Disk:
         return fd
 
     def close(self, fd: Descriptor) -> None:
-        """Close a descriptor, and give up its lock."""
+        """Close a descriptor, and release its lock."""
         node = fd.target
         if node.lock is fd:
             node.lock = None
@@ -278,26 +277,26 @@ class Disk:
         self._give_back(node)
 
     def read(self, fd: Descriptor, size: int) -> bytes:
-        """Read on."""
+        """Read at the current position."""
         data = self.pread(fd, size, fd.position)
         fd.position += len(data)
         return data
 
     def pread(self, fd: Descriptor, size: int, offset: int) -> bytes:
-        """Read at an offset; less than was asked for only at the end."""
+        """Read at an offset; fewer than `size` bytes only at the end of the file."""
         if fd.flags & os.O_ACCMODE == os.O_WRONLY:
             raise error(errno.EBADF)
         return bytes(fd.file.data[offset : offset + size])
 
     def write(self, fd: Descriptor, content: bytes) -> int:
-        """Write on; return how much there was room for."""
+        """Write at the current position; return the number of written bytes."""
         written = self.pwrite(fd, content, fd.position)
         is_moved = written and fd.flags & os.O_APPEND
         fd.position = len(fd.file.data) if is_moved else fd.position + written
         return written
 
     def pwrite(self, fd: Descriptor, content: bytes, offset: int) -> int:
-        """Write at an offset (if opened to append: at the end); return how much fitted."""
+        """Write at an offset (at the end in append mode); return the number of written bytes."""
         file = fd.file
         if fd.flags & os.O_APPEND:
             offset = len(file.data)
@@ -318,9 +317,9 @@ class Disk:
         return len(content)
 
     def sync(self, fd: Descriptor) -> None:
-        """Put what a descriptor stands for on the disk: a file's bytes, or a directory's names.
+        """Sync a descriptor: a file's bytes, or a directory's names.
 
-        One that fails puts nothing there; a later one may still.
+        A failed sync writes nothing; a later one may still write everything.
         """
         node = fd.target
         self._owed_ns += self.latency_ns
@@ -328,7 +327,7 @@ class Disk:
         node.sync()
 
     def resize(self, file: File, size: int, path: DiskPath | None = None) -> None:
-        """Cut a file off, or lengthen it with zeros."""
+        """Cut a file, or extend it with zeros."""
         self._count(path)
         if size - len(file.data) > max(self.capacity_bytes - self.used_bytes, 0):
             raise error(errno.ENOSPC, path)
@@ -339,7 +338,7 @@ class Disk:
         file.resize(size)
 
     def _count(self, path: DiskPath | None = None) -> None:
-        """Count a call that may fail, and let it fail if it shall."""
+        """Count a call that can fail, and raise its scheduled failure."""
         self.calls += 1
         if self._failing:
             failure = self._failing.pop(self.calls, None)
@@ -353,10 +352,10 @@ class Disk:
 
 
 def resolve(path: DiskPath | str) -> DiskPath:
-    """Return the path that a string was made of.
+    """Return the path of a string.
 
     Raises:
-        ValueError: it is on no simulated disk.
+        ValueError: the string names no simulated disk.
 
     """
     if isinstance(path, DiskPath):
@@ -369,7 +368,7 @@ def resolve(path: DiskPath | str) -> DiskPath:
 
 
 class _System:
-    """What is used of `os`, under its names."""
+    """The used part of `os`, with its names."""
 
     O_RDONLY, O_WRONLY, O_RDWR = os.O_RDONLY, os.O_WRONLY, os.O_RDWR
     O_CREAT, O_EXCL, O_TRUNC, O_APPEND = os.O_CREAT, os.O_EXCL, os.O_TRUNC, os.O_APPEND
@@ -437,13 +436,13 @@ class _System:
 
 
 def _flock(fd: int, operation: int) -> None:
-    """Take or give up the lock of a file; nobody can wait for one here."""
+    """Lock or unlock a file; waiting for a lock is not supported."""
     found = descriptor(fd)
     node = found.target
     if operation & fcntl.LOCK_UN:
         node.lock = None if node.lock is found else node.lock
         return
-    assert operation & fcntl.LOCK_EX, "only exclusive locks are there"
+    assert operation & fcntl.LOCK_EX, "only exclusive locks are supported"
     if node.lock is not None and node.lock is not found:
         assert operation & fcntl.LOCK_NB, "it would wait for ever"
         raise error(errno.EWOULDBLOCK)
@@ -453,7 +452,7 @@ def _flock(fd: int, operation: int) -> None:
 def _open_file(
     path: DiskPath | str, mode: str, opener: Callable[[Any, int], int] | None = None
 ) -> BinaryIO:
-    """Stand in for the built-in `open`."""
+    """Replacement for the built-in `open`."""
     at, flags = resolve(path), flags_of(mode) | os.O_CLOEXEC
     fd = at.disk.open(at, flags) if opener is None else opener(at, flags)
     return stream(descriptor(fd), mode)
@@ -461,12 +460,12 @@ def _open_file(
 
 @contextmanager
 def installed(modules: Iterable[ModuleType], random: Random | None = None) -> Iterator[None]:
-    """Let modules use simulated disks, and chance that is none, as long as this lasts.
+    """Make modules use simulated disks and deterministic random numbers within the context.
 
     Args:
-        modules: that is put into them which they have: `os`, `fcntl`, `uuid`, `secrets`,
-            `pathlib.Path` (which then takes paths that were made strings); and `open`.
-        random: what is random for them; None: a generator of its own, always the same.
+        modules: their names `os`, `fcntl`, `uuid`, `secrets` and `pathlib.Path` are replaced if
+            present (`Path` then accepts paths as strings), and `open` always.
+        random: their random generator; None: a new one with a fixed seed.
 
     """
     stand_ins = _stand_ins(random or Random(0))
@@ -488,7 +487,7 @@ def installed(modules: Iterable[ModuleType], random: Random | None = None) -> It
 
 
 def _stand_ins(random: Random) -> list[tuple[str, object, object]]:
-    """Return under which name what is replaced by what."""
+    """Return the replacements: name, real object, stand-in."""
     uuids = SimpleNamespace(uuid4=lambda: uuid.UUID(int=random.getrandbits(128), version=4))
     tokens = SimpleNamespace(
         token_bytes=random.randbytes, token_hex=lambda size: random.randbytes(size).hex()

@@ -1,10 +1,11 @@
-"""What is on a simulated disk: files and directories, as they are and as a power cut leaves them.
+"""Files and directories of a simulated disk, and what a power cut leaves of them.
 
-A file is kept as the running process sees it, with what undoes every write since its last sync; so
-is a directory, with its names. A power cut undoes the newest of these steps, as chance decides.
+A file holds the running process's content, and the undo steps of every write since its last sync.
+A directory does the same with its names. A power cut undoes the newest steps, a random number of
+them.
 
-Rule: what was synced survives, and of what was not a prefix, in order; only the first write that is
-lost may be there in part. Files and directories know nothing of each other's order.
+Rule: synced data survives. Of unsynced data a prefix survives, in order; only the first lost write
+may survive in part. The order between different files and directories is not kept.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
     from tests.simulator.disk import Disk
 
-#: What a disk writes at once.
+#: Bytes that a disk writes atomically.
 SECTOR_BYTES: Final = 512
-#: What a sync takes, and what all files together may, on a disk of which nothing else is said.
+#: Defaults of a disk: duration of a sync, and total size of all files.
 LATENCY_NS: Final = 500 * US
 CAPACITY_BYTES: Final = 1 << 30
-#: With more steps than this unsynced, the system has written the older half back by itself.
+#: Unsynced steps after which the system writes the older half back.
 _UNSYNCED_STEPS: Final = 1024
 
 _FLAGS: Final = {
@@ -47,17 +48,17 @@ class File:
     __slots__ = ("_undo", "data", "is_linked", "lock", "opens")
 
     def __init__(self) -> None:
-        #: What the running process sees.
+        #: The content for the running process.
         self.data = bytearray()
         self.is_linked = False
-        #: How many descriptors are open, and which of them has the lock.
+        #: Number of open descriptors, and the one that holds the lock.
         self.opens = 0
         self.lock: Descriptor | None = None
-        #: Of each step since the last sync: where, how long what it put there is, what was there.
+        #: Per step since the last sync: offset, written length, former content.
         self._undo: list[tuple[int, int, bytes]] = []
 
     def write(self, offset: int, content: bytes) -> None:
-        """Put bytes at an offset; a gap before it becomes zeros."""
+        """Write bytes at an offset; a gap before it becomes zeros."""
         data, size = self.data, len(self.data)
         if offset == size:
             self._note((size, len(content), b""))
@@ -70,7 +71,7 @@ class File:
         data[offset:stop] = content
 
     def resize(self, size: int) -> None:
-        """Cut the file off, or lengthen it with zeros."""
+        """Cut the file, or extend it with zeros."""
         former = len(self.data)
         if size < former:
             self._note((size, 0, bytes(self.data[size:])))
@@ -85,21 +86,21 @@ class File:
             del self._undo[: _UNSYNCED_STEPS // 2]
 
     def sync(self) -> None:
-        """Let everything be on the disk."""
+        """Mark all content as stored."""
         self._undo.clear()
 
     @property
     def synced_bytes(self) -> int:
-        """How many bytes, from the first, are as they were at the last sync."""
+        """Length of the prefix that is unchanged since the last sync."""
         return min((start for start, _, _ in self._undo), default=len(self.data))
 
     @property
     def is_synced(self) -> bool:
-        """Whether nothing was changed since the last sync."""
+        """Whether the file is unchanged since the last sync."""
         return not self._undo
 
     def power_cut(self, random: Random) -> None:
-        """Lose some of what was not synced."""
+        """Lose a part of the unsynced content."""
         data, size = self.data, len(self.data)
         lost = self._undo[_survivors(random, len(self._undo)) :]
         content = b""
@@ -114,33 +115,33 @@ class File:
     def _tear(
         self, random: Random, start: int, content: bytes, *, is_longer: bool, size: int
     ) -> None:
-        """Let a part of the first lost write be there."""
+        """Keep a part of the first lost write."""
         part = random.randint(0, len(content))
         if random.random() < 1 / 2:
             part = max((start + part) // SECTOR_BYTES * SECTOR_BYTES - start, 0)
         self.data[start : start + part] = content[:part]
         if is_longer and random.random() < 1 / 2:
-            # The new length was there before the blocks were written.
+            # The new length was stored before the blocks.
             end = random.choice((start + len(content), size))
             missing = max(end - len(self.data), 0)
             self.data += random.choice((bytes(missing), random.randbytes(missing)))
 
 
 class Directory:
-    """A directory: its names, and what they stand for."""
+    """A directory: names of files and directories."""
 
     __slots__ = ("_undo", "lock", "names", "opens")
 
     def __init__(self) -> None:
-        #: As the running process sees them.
+        #: The names for the running process.
         self.names: dict[str, File | Directory] = {}
         self.opens = 0
         self.lock: Descriptor | None = None
-        #: Of each step since the last sync: the names it changed, and what they stood for.
+        #: Per step since the last sync: the changed names and their former targets.
         self._undo: list[list[tuple[str, File | Directory | None]]] = []
 
     def change(self, names: dict[str, File | Directory | None]) -> None:
-        """Let names stand for something else from now on (None: for nothing), all at once."""
+        """Change the targets of names (None: remove), atomically."""
         self._undo.append([(name, self.names.get(name)) for name in names])
         if len(self._undo) > _UNSYNCED_STEPS:
             del self._undo[: _UNSYNCED_STEPS // 2]
@@ -154,11 +155,11 @@ class Directory:
             self.names[name] = node
 
     def sync(self) -> None:
-        """Let all names be on the disk as they are."""
+        """Mark all names as stored."""
         self._undo.clear()
 
     def power_cut(self, random: Random) -> None:
-        """Lose some of the names that were not synced, and so within."""
+        """Lose a part of the unsynced name changes, recursively."""
         for step in reversed(self._undo[_survivors(random, len(self._undo)) :]):
             for name, former in step:
                 self._set(name, former)
@@ -168,12 +169,12 @@ class Directory:
 
 
 def _survivors(random: Random, count: int) -> int:
-    """Return how many of so many steps, from the first, survive: often none or all of them."""
+    """Return a random number of surviving steps, from the first: often none or all."""
     return random.choice((0, count, random.randint(0, count), random.randint(0, count)))
 
 
 class Descriptor(int):
-    """A file descriptor: a number of the disk's own, and what it stands for while it is open."""
+    """A file descriptor: a number of the disk, and its file or directory while it is open."""
 
     disk: Disk
     #: None once it is closed.
@@ -183,10 +184,10 @@ class Descriptor(int):
 
     @property
     def target(self) -> File | Directory:
-        """What it stands for.
+        """The open file or directory.
 
         Raises:
-            OSError: it is closed.
+            OSError: the descriptor is closed.
 
         """
         if self.node is None:
@@ -195,10 +196,10 @@ class Descriptor(int):
 
     @property
     def file(self) -> File:
-        """The regular file that it stands for.
+        """The open regular file.
 
         Raises:
-            OSError: it stands for none.
+            OSError: the descriptor is closed, or a directory's.
 
         """
         if not isinstance(self.node, File):
@@ -207,10 +208,10 @@ class Descriptor(int):
 
 
 def descriptor(fd: int) -> Descriptor:
-    """Return an open descriptor, if a number is one.
+    """Return the open descriptor of a number.
 
     Raises:
-        OSError: it is none.
+        OSError: no such descriptor is open.
 
     """
     if not isinstance(fd, Descriptor) or fd.node is None:
@@ -219,7 +220,7 @@ def descriptor(fd: int) -> Descriptor:
 
 
 def stat_of(node: File | Directory) -> os.stat_result:
-    """Return what is known of a file; what none has here is 0."""
+    """Return a file's stat result; unsupported fields are 0."""
     is_file = isinstance(node, File)
     mode = stat.S_IFREG | 0o600 if is_file else stat.S_IFDIR | 0o700
     size = len(node.data) if isinstance(node, File) else 0
@@ -227,19 +228,19 @@ def stat_of(node: File | Directory) -> os.stat_result:
 
 
 def error(number: int, path: object = None) -> OSError:
-    """Return the exception that stands for an error number."""
+    """Return the exception of an error number."""
     text = os.strerror(number)
     return OSError(number, text) if path is None else OSError(number, text, str(path))
 
 
 class _Raw(io.RawIOBase):
-    """A descriptor as the library of streams wants it."""
+    """A descriptor as a raw stream for `io`."""
 
     def __init__(self, fd: Descriptor, *, closefd: bool) -> None:
         self._fd, self._closefd = fd, closefd
 
     def readable(self) -> bool:
-        return True  # the disk refuses what it was not opened for
+        return True  # the disk checks the mode
 
     def writable(self) -> bool:
         return True
@@ -270,19 +271,19 @@ def stream(fd: Descriptor, mode: str, *, closefd: bool = True) -> BinaryIO:
 
 
 def flags_of(mode: str) -> int:
-    """Return how a file is opened for a stream of this mode."""
+    """Return the open flags of a stream mode."""
     return _FLAGS[mode]
 
 
 @total_ordering
 class DiskPath:
-    """A path on a simulated disk: what is used of `pathlib.Path`, and never a real file."""
+    """A path on a simulated disk: the used part of `pathlib.Path`; never a real file."""
 
     __slots__ = ("disk", "parts")
 
     def __init__(self, disk: Disk, parts: tuple[str, ...]) -> None:
         self.disk: Final = disk
-        #: The names on the way from the disk's root.
+        #: The names from the disk's root.
         self.parts: Final = parts
 
     # --- the path itself ---
@@ -317,12 +318,12 @@ class DiskPath:
 
     @property
     def suffix(self) -> str:
-        """The end of the name, from its last dot on."""
+        """The name's suffix, from its last dot on."""
         return PurePosixPath(self.name).suffix
 
     @property
     def parent(self) -> DiskPath:
-        """The directory that it is in; the root is in itself."""
+        """The parent directory; the root is its own parent."""
         return DiskPath(self.disk, self.parts[:-1])
 
     def with_name(self, name: str) -> DiskPath:
@@ -333,31 +334,31 @@ class DiskPath:
         """Return the path with another suffix."""
         return self.with_name(PurePosixPath(self.name).with_suffix(suffix).name)
 
-    # --- what is there ---
+    # --- reads ---
 
     def exists(self) -> bool:
-        """Whether anything is there."""
+        """Whether the path exists."""
         return self.disk.find(self) is not None
 
     def is_file(self) -> bool:
-        """Whether a regular file is there."""
+        """Whether the path is a regular file."""
         return isinstance(self.disk.find(self), File)
 
     def is_dir(self) -> bool:
-        """Whether a directory is there."""
+        """Whether the path is a directory."""
         return isinstance(self.disk.find(self), Directory)
 
     def stat(self) -> os.stat_result:
-        """Return what is known of it: of use are `st_size` and `st_mode`."""
+        """Return its stat result: only `st_size` and `st_mode` are set."""
         return self.disk.stat(self)
 
     def iterdir(self) -> Iterator[DiskPath]:
-        """Give what is in a directory."""
+        """Yield the paths in a directory."""
         for name in self.disk.names(self):
             yield DiskPath(self.disk, (*self.parts, name))
 
     def glob(self, pattern: str) -> Iterator[DiskPath]:
-        """Give what is in a directory and matches a pattern without slashes."""
+        """Yield the paths in a directory that match a pattern without slashes."""
         assert "/" not in pattern, "only names in this directory are matched"
         assert "**" not in pattern, "only names in this directory are matched"
         return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
@@ -367,23 +368,23 @@ class DiskPath:
         return stream(self.disk.open(self, flags_of(mode)), mode)
 
     def read_bytes(self) -> bytes:
-        """Return what is in a file."""
+        """Return a file's content."""
         with self.open("rb") as file:
             return file.read()
 
     def write_bytes(self, content: bytes) -> int:
-        """Put something else into a file, which is made if need be; it is not synced."""
+        """Replace a file's content without a sync; create the file if needed."""
         with self.open("wb") as file:
             return file.write(content)
 
     # --- changes ---
 
     def touch(self, mode: int = 0o666) -> None:
-        """Make an empty file if there is none."""
+        """Create an empty file if there is none."""
         self.disk.close(self.disk.open(self, os.O_WRONLY | os.O_CREAT, mode))
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        """Make a directory."""
+        """Create a directory."""
         if parents and self.parts and not self.parent.exists():
             self.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -392,8 +393,8 @@ class DiskPath:
             if not exist_ok or not self.is_dir():
                 raise
 
-    def chmod(self, mode: int) -> None:  # noqa: ARG002 - everybody may do everything here
-        """Do nothing, to what must be there."""
+    def chmod(self, mode: int) -> None:  # noqa: ARG002 - there are no permissions
+        """Do nothing, to an existing file."""
         self.stat()
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -405,7 +406,7 @@ class DiskPath:
                 raise
 
     def replace(self, target: DiskPath) -> DiskPath:
-        """Give a file another name in its directory; what had that before has none any more."""
+        """Rename a file within its directory, and replace the target."""
         self.disk.rename(self, target)
         return target
 

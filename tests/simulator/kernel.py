@@ -1,8 +1,8 @@
-"""The clock and the order of everything: a heap of what happens when, and one random generator.
+"""Virtual time of a simulation: one clock, one heap of events, one random generator.
 
-Nothing in a simulation reads another clock or draws another random number, and what happens at the
-same time happens in the order in which it was asked for. So a seed is a whole history, and the hash
-of its trace tells whether two are the same.
+A simulation reads no other clock and draws no other random number. Events at the same time run in
+the order in which they were scheduled. A seed therefore determines a whole history, and equal trace
+hashes mean equal histories.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ US: Final = 1_000
 MS: Final = 1_000_000
 S: Final = 1_000_000_000
 
-#: Virtual time begins here: clocks of machines do not begin at 0 either.
+#: Start of virtual time: clocks of real machines do not start at 0 either.
 _BEGINNING_NS: Final = 1 * S
 
 
@@ -27,8 +27,8 @@ class Kernel:
     """Virtual time.
 
     Args:
-        seed: of all that is random.
-        on_trace: given every line of the trace, if anybody reads it.
+        seed: seed of the random generator.
+        on_trace: receives every line of the trace; None: no readable trace.
 
     """
 
@@ -36,10 +36,10 @@ class Kernel:
         self.random: Final = Random(seed)
         #: Nanoseconds.
         self.now = _BEGINNING_NS
-        #: How many actions were carried out.
+        #: Number of executed actions.
         self.steps = 0
         self._heap: list[tuple[int, int, Callable[[], object]]] = []
-        self._asked = 0
+        self._scheduled = 0
         self._digest = blake2b(digest_size=8)
         self._on_trace: Final = on_trace
 
@@ -47,35 +47,35 @@ class Kernel:
 
     @property
     def is_traced(self) -> bool:
-        """Whether somebody reads the trace: only then a line should be made readable."""
+        """Whether the trace has a reader: only then are lines worth formatting."""
         return self._on_trace is not None
 
     def record(self, what: bytes) -> None:
-        """Let something that happened now be part of the trace's hash."""
+        """Add an event at the current time to the trace's hash."""
         self._digest.update(b"%d %b\n" % (self.now, what))
 
-    def tell(self, line: str) -> None:
-        """Put a line into the trace that is read (and not into its hash)."""
+    def trace(self, line: str) -> None:
+        """Add a line to the readable trace (not to its hash)."""
         if self._on_trace is not None:
             self._on_trace(f"{self.now / S:12.6f} {line}")
 
     def trace_hash(self) -> str:
-        """Return the hash of all that was recorded so far."""
+        """Return the hash of all recorded events."""
         return self._digest.hexdigest()
 
     # --- time ---
 
     def at(self, when: int, action: Callable[[], object]) -> None:
-        """Do something at a time (now, if that is over)."""
-        self._asked += 1
-        heapq.heappush(self._heap, (max(when, self.now), self._asked, action))
+        """Schedule an action at a time (now, if the time has passed)."""
+        self._scheduled += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._scheduled, action))
 
     def after(self, delay_ns: int, action: Callable[[], object]) -> None:
-        """Do something so much later."""
+        """Schedule an action after a delay."""
         self.at(self.now + delay_ns, action)
 
     def run_until(self, condition: Callable[[], object], within_ns: int) -> bool:
-        """Let time pass until a condition holds; whether it does, after `within_ns` at most."""
+        """Run until a condition holds, `within_ns` at most; return whether it holds."""
         end = self.now + within_ns
         heap, pop = self._heap, heapq.heappop
         while not condition():
@@ -88,5 +88,5 @@ class Kernel:
         return True
 
     def run(self, duration_ns: int) -> None:
-        """Let so much time pass."""
+        """Run for a duration."""
         self.run_until(lambda: False, duration_ns)

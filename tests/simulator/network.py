@@ -1,9 +1,9 @@
-"""The network: frames between processes, late, lost, twice, in another order, or held up.
+"""Simulated network: frames between processes may be late, lost, duplicated, reordered or held.
 
-Rule: as far as a process can tell it is the transport of production (`ziplog.runtime.transport`): a
-name reaches whoever listens at an endpoint, now or later; a frame arrives with the name of the
-connection that it answers, or with a route back; it drops rather than blocks. Whoever starts again
-is somebody else: routes to its former self lead nowhere.
+Rule: to a process it looks like the production transport (`ziplog.runtime.transport`). A name
+reaches the process that listens at an endpoint, now or later. A frame arrives with the name of the
+connection that it answers, or with a return route. The network drops rather than blocks. A
+restarted process is a new peer: routes to its former incarnation lead nowhere.
 """
 
 from __future__ import annotations
@@ -23,42 +23,41 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]
 
-#: What `Network.on_carry` says of a frame that is to be lost.
+#: `Network.on_carry` returns this for a frame to lose.
 LOST: Final = -1
 
 
 class Conditions(NamedTuple):
-    """How frames travel. Probabilities are per frame; all are independent."""
+    """Delays and faults of frames. Probabilities are per frame and independent."""
 
-    #: The shortest and the longest delay, in nanoseconds; frames of one link may overtake.
+    #: Minimum and maximum delay in nanoseconds; frames of one link may overtake.
     delay_ns: tuple[int, int] = (20 * US, 200 * US)
     loss: float = 0.0
     repeats: float = 0.0
-    #: How likely a frame is held up for longer, and for how long at most, in nanoseconds.
+    #: Probability of an additional delay, and its maximum in nanoseconds.
     stalls: float = 0.0
     stall_ns: int = 50 * MS
 
 
 class Network:
-    """All links.
+    """All links of a simulation.
 
     Attributes:
-        conditions: of every link; may be changed at any time.
+        conditions: of every link; may change at any time.
 
     """
 
     def __init__(self, kernel: Kernel, conditions: Conditions | None = None) -> None:
         self.kernel: Final = kernel
         self.conditions = conditions or Conditions()
-        #: Links (from, to) that carry nothing; and those on which frames wait for their release.
+        #: Links (from, to) that lose all frames, and links that hold their frames.
         self._cut: set[Pair] = set()
         self._clogged: dict[Pair, list[Callable[[], None]]] = {}
         self._listening: dict[str, SimTransport] = {}
-        #: Told about every frame that is sent: (from, to, frame).
+        #: Called with every sent frame: (from, to, frame).
         self.on_frame: Callable[[str, str, bytes], object] | None = None
-        #: Decides about a single frame (from, to, frame): how long it is on its way, once and for
-        #: sure, in nanoseconds; `LOST`; or None: as the conditions say. Links that are cut or
-        #: clogged stay so. For scripts that need one certain order.
+        #: Returns a frame's (from, to, frame) delay in nanoseconds, or `LOST`, or None for the
+        #: conditions' delay. Cut and clogged links stay so. For scripts that need an exact order.
         self.on_carry: Callable[[str, str, bytes], int | None] | None = None
 
     # --- faults ---
@@ -68,17 +67,17 @@ class Network:
         self._cut.add((src, dst))
 
     def clog(self, src: str, dst: str) -> None:
-        """Hold every frame from one process to another back, until `heal`."""
+        """Hold every frame from one process to another, until `heal`."""
         self._clogged.setdefault((src, dst), [])
 
     def heal(self, src: str, dst: str) -> None:
-        """Let a link carry frames again; those that waited arrive now."""
+        """Restore a link; held frames arrive now."""
         self._cut.discard((src, dst))
         for arrive in self._clogged.pop((src, dst), ()):
             self.kernel.after(self.conditions.delay_ns[0], arrive)
 
     def heal_all(self) -> None:
-        """Let every link carry frames again."""
+        """Restore every link."""
         self._cut.clear()
         for pair in list(self._clogged):
             self.heal(*pair)
@@ -88,7 +87,7 @@ class Network:
         return (src, dst) in self._cut
 
     def is_clogged(self, src: str, dst: str) -> bool:
-        """Whether a link holds every frame back."""
+        """Whether a link holds every frame."""
         return (src, dst) in self._clogged
 
     # --- frames ---
@@ -96,7 +95,7 @@ class Network:
     def carry(
         self, src: str, dst: str, frame: bytes, arrive: Callable[[], None], wait_ns: int = 0
     ) -> None:
-        """Put a frame on its way in `wait_ns`: `arrive` is called when it does, never, or twice."""
+        """Send a frame in `wait_ns`; `arrive` is called at its arrival: never, once or twice."""
         kernel, conditions = self.kernel, self.conditions
         kernel.record(b"%b>%b %d" % (src.encode(), dst.encode(), crc32c(frame)))
         if self.on_frame is not None:
@@ -126,24 +125,24 @@ class Network:
         elif link not in self._cut:
             arrive()
 
-    # --- who is where ---
+    # --- endpoints ---
 
     def listen(self, endpoint: str, transport: SimTransport) -> None:
-        """Let an endpoint ("host:port") be a transport's."""
-        assert endpoint not in self._listening, f"somebody listens at {endpoint} already"
+        """Bind a transport to an endpoint ("host:port")."""
+        assert endpoint not in self._listening, f"{endpoint} is in use"
         self._listening[endpoint] = transport
 
     def leave(self, endpoint: str) -> None:
-        """Nobody listens there any more."""
+        """Unbind an endpoint."""
         self._listening.pop(endpoint, None)
 
     def at(self, endpoint: str) -> SimTransport | None:
-        """Return who listens at an endpoint now."""
+        """Return the transport that listens at an endpoint now."""
         return self._listening.get(endpoint)
 
 
 class _Connection(NamedTuple):
-    """A name that reaches an endpoint, and the route by which the other end answers."""
+    """A name for an endpoint, and the return route of the other end."""
 
     name: bytes
     endpoint: str
@@ -151,7 +150,7 @@ class _Connection(NamedTuple):
 
 
 class SimTransport:
-    """One process's end of the network; what `ziplog.runtime.transport.Transport` is there."""
+    """One process's transport, in place of `ziplog.runtime.transport.Transport`."""
 
     def __init__(self, network: Network, process: Process) -> None:
         """Listen at the process's endpoint, if it has one."""
@@ -162,25 +161,25 @@ class SimTransport:
         self._is_open = True
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._connections: dict[bytes, _Connection] = {}
-        #: Routes of those who connected to us: who they are, and what they call us.
+        #: By return route: the peer that connected, and its connection.
         self._inbound: dict[bytes, tuple[SimTransport, _Connection]] = {}
         self._routes: dict[tuple[SimTransport, bytes], bytes] = {}
         if self.endpoint is not None:
             network.listen(self.endpoint, self)
 
     def connect(self, name: bytes, endpoint: str) -> None:
-        """Let `name` reach the peer that listens at `endpoint`, for good."""
+        """Map `name` to the peer that listens at `endpoint`, permanently."""
         known = self._connections.get(name)
         if known is None or known.endpoint != endpoint:
             number = self._network.kernel.random.getrandbits(64)
             self._connections[name] = _Connection(name, endpoint, number.to_bytes(8, "big"))
 
     def disconnect(self, name: bytes) -> None:
-        """Forget a name."""
+        """Remove a name."""
         self._connections.pop(name, None)
 
     def send(self, dst: bytes, frame: bytes) -> None:
-        """Send a frame to a name or along a route; dropped if that leads nowhere."""
+        """Send a frame to a name or along a route; drop it if that leads nowhere."""
         connection = self._connections.get(dst)
         if connection is not None:
             self._send_out(connection, frame)
@@ -195,17 +194,17 @@ class SimTransport:
             self.dropped += 1
             return
         route = peer.route_to(self, connection)
-        self._carry(peer, frame, lambda: peer.take(route, frame))
+        self._carry(peer, frame, lambda: peer.on_frame(route, frame))
 
     def _send_back(self, peer: SimTransport, connection: _Connection, frame: bytes) -> None:
-        """Answer along a connection that the peer made, if that is still what it was."""
-        self._carry(peer, frame, lambda: peer.take_answer(connection, frame))
+        """Answer along a peer's connection, if that still exists."""
+        self._carry(peer, frame, lambda: peer.on_answer(connection, frame))
 
     def _carry(self, peer: SimTransport, frame: bytes, arrive: Callable[[], None]) -> None:
         self._network.carry(self.owner, peer.owner, frame, arrive, self._process.spent_ns)
 
     def route_to(self, peer: SimTransport, connection: _Connection) -> bytes:
-        """Return the route by which a peer that connected to us is answered."""
+        """Return the return route to a peer that connected."""
         route = self._routes.get((peer, connection.route))
         if route is None:
             route = b"\0" + self._network.kernel.random.getrandbits(64).to_bytes(8, "big")
@@ -213,19 +212,19 @@ class SimTransport:
             self._inbound[route] = (peer, connection)
         return route
 
-    def take(self, src: bytes, frame: bytes) -> None:
-        """Take a frame that arrived."""
+    def on_frame(self, src: bytes, frame: bytes) -> None:
+        """Queue an arrived frame."""
         if self._is_open:
             self._inbox.append((src, frame))
             self._process.wake()
 
-    def take_answer(self, connection: _Connection, frame: bytes) -> None:
-        """Take a frame that arrived along one of our own connections."""
+    def on_answer(self, connection: _Connection, frame: bytes) -> None:
+        """Queue a frame that arrived along one of this transport's own connections."""
         if self._connections.get(connection.name) is connection:
-            self.take(connection.name, frame)
+            self.on_frame(connection.name, frame)
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """Return a frame that waits, and where it is from; None if there is none."""
+        """Return the next frame and its source; None if there is none."""
         return self._inbox.popleft() if self._inbox else None
 
     @property
@@ -234,7 +233,7 @@ class SimTransport:
         return bool(self._inbox)
 
     def wait(self, timeout_ns: int | None) -> None:
-        """Let the owner sleep. It returns at once: what follows happens when it is woken."""
+        """Record that the owner sleeps, and return immediately; `wake` resumes it."""
         self._process.sleep(timeout_ns)
 
     def wake(self) -> None:
@@ -242,7 +241,7 @@ class SimTransport:
         self._process.wake()
 
     def close(self) -> None:
-        """Leave the network; frames on their way to here are lost."""
+        """Disconnect from the network; frames in flight are lost."""
         self._is_open = False
         self._inbox.clear()
         if self.endpoint is not None:

@@ -1,8 +1,8 @@
-"""A process: the production loop of a server or client, turn by turn, and the end of it.
+"""Simulated process: runs the production loop of a server or client, turn by turn.
 
-It is started, killed, paused and resumed; its clock may run fast or slow. What it does takes time:
-a turn a little, a sync of its disk as long as the disk says, and what it sends afterwards leaves
-that much later. Rule: a process that stopped itself (`Halted`) is as dead as one that was killed.
+It can be started, killed, paused and resumed; its clock may run fast or slow. Its work takes time:
+a turn takes a fixed time, a disk sync the disk's latency, and frames leave that much later. Rule: a
+process that stopped itself (`Halted`) is as dead as a killed one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from tests.simulator.kernel import Kernel
     from tests.simulator.network import Network
 
-#: What one turn of a process takes.
+#: Duration of one turn of a process.
 _TURN_NS: Final = 2 * US
 
 
 class Halted(BaseException):
-    """A process found that it cannot go on without doing harm."""
+    """A process stopped itself, because it cannot continue safely."""
 
 
 class Program(Protocol):
-    """What runs in a process, from its start to its end."""
+    """The program of a process, from its start to its end."""
 
     def turn(self) -> None:
-        """Do what there is to do, then let the transport wait."""
+        """Process pending work, then let the transport wait."""
         ...
 
     def check(self) -> None:
@@ -39,7 +39,7 @@ class Program(Protocol):
         ...
 
     def end(self) -> None:
-        """Let go of what others hold on this program's behalf: the process is dead."""
+        """Release resources held for this program: the process is dead."""
         ...
 
 
@@ -47,10 +47,10 @@ class Process:
     """One process, dead or alive.
 
     Args:
-        network: the kernel's.
+        network: the simulated network.
         name: for faults and the trace.
-        endpoint: where it listens ("host:port"); None: nowhere.
-        start: makes the program, anew at every start.
+        endpoint: the address to listen on ("host:port"); None: none.
+        start: creates a new program at every start.
 
     """
 
@@ -64,19 +64,18 @@ class Process:
         self.kernel: Final[Kernel] = network.kernel
         self.name: Final = name
         self.endpoint: Final = endpoint
-        #: What runs, while it runs.
+        #: The program while the process runs.
         self.program: Program | None = None
         self.transport: SimTransport | None = None
         self.is_paused = False
-        #: A turn that comes while the time of the last one is not over waits for that. Otherwise,
-        #: only what was sent does.
+        #: A turn waits until the time of the last one is over. Otherwise only its frames wait.
         self.is_one_at_a_time = False
         self._free_at = 0
-        #: How often it was started.
+        #: Number of starts.
         self.starts = 0
-        #: Why it stopped itself, each time.
+        #: The reason of each self-stop.
         self.halts: list[str] = []
-        #: Told when it stopped itself.
+        #: Called when the process stopped itself.
         self.on_halt: Callable[[Process], object] = lambda _process: None
         self._network: Final = network
         self._start: Final = start
@@ -91,7 +90,7 @@ class Process:
 
     @property
     def is_up(self) -> bool:
-        """Whether it runs, or stands still but is alive."""
+        """Whether it is alive: running or paused."""
         return self.program is not None
 
     def start(self) -> None:
@@ -111,7 +110,7 @@ class Process:
             self._schedule(self.kernel.now)
 
     def kill(self) -> None:
-        """End it at once, wherever it is; what is in its memory is gone."""
+        """End the process immediately; its memory is lost."""
         if self.transport is not None:
             self.transport.close()
         program, self.program, self.transport = self.program, None, None
@@ -123,31 +122,31 @@ class Process:
             program.end()
 
     def pause(self) -> None:
-        """Let it stand still; what it is sent waits."""
+        """Pause the process; frames to it wait."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume the process."""
         if self.is_paused:
             self.is_paused = False
             self._schedule(self.kernel.now)
 
     def halt(self, reason: str, _state: str = "") -> NoReturn:
-        """End the process from inside, as production does when it must not go on."""
+        """End the process from inside, as production does when it must not continue."""
         raise Halted(reason)
 
     def stop_itself(self, reason: str) -> None:
-        """End the process from inside, but not out of the middle of a turn."""
+        """End the process from inside, between turns."""
         self._halted(Halted(reason))
 
     def _halted(self, halted: Halted) -> None:
         self.halts.append(str(halted))
-        self.kernel.tell(f"{self.name} stopped itself: {halted}")
+        self.kernel.trace(f"{self.name} stopped itself: {halted}")
         self.kill()
         self.on_halt(self)
 
     def from_inside(self, action: Callable[[], object]) -> None:
-        """Do something as another thread of this process would."""
+        """Run an action as another thread of this process."""
         try:
             action()
         except Halted as halted:
@@ -163,28 +162,28 @@ class Process:
         return self._local + int((now - self._since) * self._rate)
 
     def skew(self, rate: float) -> None:
-        """Let its clock run at another rate from now on (1.0: right)."""
+        """Change the rate of its clock (1.0: exact)."""
         self._local, self._since, self._rate = self.clock(), self.kernel.now, rate
 
     def spend(self, duration_ns: int) -> None:
-        """Let what the process does right now take time."""
+        """Add time to the current turn."""
         self._spent_ns += duration_ns
 
     @property
     def spent_ns(self) -> int:
-        """What it has spent in this turn so far."""
+        """The time spent in the current turn so far."""
         return self._spent_ns
 
     # --- turns ---
 
     def wake(self) -> None:
-        """End its sleep: there is something to do."""
+        """End its sleep: work is pending."""
         self._is_woken = True
         if not self._is_busy:
             self._schedule(max(self.kernel.now, self._free_at))
 
     def sleep(self, timeout_ns: int | None) -> None:
-        """Note, at the end of a turn, for how long there is nothing to do (None: for ever)."""
+        """Record, at the end of a turn, how long to sleep (None: until woken)."""
         self._sleep_ns, self._is_asleep = timeout_ns, True
 
     def _schedule(self, at: int) -> None:
@@ -194,7 +193,7 @@ class Process:
 
     def _turn(self, at: int) -> None:
         if self._due != at or self.program is None:
-            return  # it had an earlier turn, or is another one by now
+            return  # it had an earlier turn, or was restarted
         self._due = None
         if self.is_paused:
             return
@@ -206,7 +205,7 @@ class Process:
         except Halted as halted:
             self._halted(halted)
             return
-        except OSError as error:  # what the driver's loop stops on; other errors are found here
+        except OSError as error:  # the driver's loop stops on these; other errors fail the run
             self._halted(Halted(str(error)))
             return
         finally:
@@ -214,7 +213,7 @@ class Process:
         self._end_turn()
 
     def _end_turn(self) -> None:
-        """Have the next turn when it is due; not before what this one did is over."""
+        """Schedule the next turn; not before the time of this one is over."""
         next_turn = self.kernel.now + self._spent_ns
         self._spent_ns = 0
         assert self.transport is not None

@@ -1,11 +1,11 @@
-"""Consensus as in production, in virtual time: the library, our receive path, our files.
+"""Production consensus in virtual time: the library, our receive path, our files.
 
-Each node is a `ziplog.raft.raft.Raft` whose thread is not started: the kernel gives it turns,
-streams take the place of its connections, and `virtual` puts the kernel's clock and random numbers
-where the library and we read them. It is used as `tests.simulator.consensus.OrderedLog` is.
+Each node is a `ziplog.raft.raft.Raft` without its thread: the kernel schedules its turns, simulated
+streams replace its connections, and `virtual` replaces clock and random numbers. The interface is
+that of `tests.simulator.consensus.OrderedLog`.
 
-Rule: nodes run only inside of `virtual`. A turn takes as long as the node's disk does, and what it
-sends leaves no earlier (docs/protocol.md, section 12).
+Rule: nodes run only inside `virtual`. A turn takes as long as the node's disk needs, and its
+messages leave no earlier (docs/protocol.md, section 12).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Member", "RaftGroup", "virtual"]
 
-#: What a turn takes beside the disk.
+#: Duration of a turn without the disk.
 _TURN_NS: Final = 20 * US
-#: The tick of the adapter's thread: how much later than it was due a turn may come.
+#: Maximum delay of a due turn: the tick of the adapter's thread.
 _TICK_NS: Final = 50 * MS
-#: How likely a process that dies takes its machine with it: then nobody is told.
+#: Probability that a process dies with its machine: then no peer is notified.
 _MACHINE_DIES: Final = 1 / 4
 _FIRST_PORT: Final = 10_000
 
 
 class Member:
-    """One node of a group, for as long as its process lives."""
+    """One node of a group, while its process lives."""
 
     node: Node
     wire: Wire
@@ -75,16 +75,16 @@ class Member:
             self._group.endpoints,
             self.directory,
             self.machine,
-            on_event=self._tell,
+            on_event=self._report,
             on_fatal=self._fail,
         )
 
     def propose(self, command: bytes) -> None:
-        """Hand a command to the leader. `Committed` tells when it was applied, if it ever is."""
+        """Send a command to the leader. The event `Committed` reports its application, if any."""
         if not self.is_gone:
             self.raft.propose(command)
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         if isinstance(event, Committed):
             self._record(b"commits %d" % crc32c(event.command))
         elif isinstance(event, LeaderChanged) and event.is_self:
@@ -95,31 +95,31 @@ class Member:
         self._kernel.record(self.name.encode() + b" " + what)
 
     def _fail(self, reason: str) -> None:
-        self._kernel.tell(f"{self.name} ends: {reason}")
+        self._kernel.trace(f"{self.name} ends: {reason}")
         self._group.lose(self)
         self._group.on_fatal(self.name, reason)
 
     def end(self) -> None:
-        """Let go of everything, as the end of the process does."""
+        """Close everything, as the end of the process does."""
         self.is_gone = True
         if self._kernel.random.random() < _MACHINE_DIES:
-            self.wire.vanish(tells=False)
+            self.wire.vanish(notifies=False)
         with contextlib.suppress(OSError):  # its machine's disk has closed the files already
             self._act(self.raft.stop)
 
     # --- time ---
 
     def now_ns(self) -> int:
-        """Return its time, in the middle of what it does."""
+        """Return its time within the current turn."""
         self._spent_ns += self._group.sync_ns(self.name)
         return self._kernel.now + self._spent_ns
 
     def spend(self, duration_ns: int) -> None:
-        """Let what it does right now take longer."""
+        """Add time to the current turn."""
         self._spent_ns += duration_ns
 
     def wake(self) -> None:
-        """Let it have a turn as soon as it can."""
+        """Schedule a turn as soon as possible."""
         self._schedule(self._kernel.now)
 
     def _schedule(self, when: int) -> None:
@@ -139,7 +139,7 @@ class Member:
             self._schedule(due_ns + int(self._kernel.random.random() * _TICK_NS))
 
     def _act(self, action: Callable[[], Any]) -> Any:
-        """Do something, which takes a while."""
+        """Run an action as this node; it takes time."""
         found = stage(self._kernel)
         self._spent_ns += _TURN_NS
         try:
@@ -149,17 +149,17 @@ class Member:
 
 
 class RaftGroup:
-    """A group of nodes.
+    """A consensus group.
 
     Args:
-        network: carries what they send, as streams; cut links are cut for them.
-        names: of all nodes, as the network knows them.
-        build: makes an empty machine.
-        directories: where each node's files are: a path, on whatever disk. One may be replaced
-            while its node is down.
-        sync_ns: told a name, returns what the node's disk has taken since it was last asked.
-        on_fatal: told the name of a node that must not go on, and why; it is dead then.
-        compact_entries: a journal is trimmed behind a snapshot when it is longer.
+        network: the network of their streams; its cut links apply.
+        names: all nodes, by their names in the network.
+        build: creates an empty state machine.
+        directories: the path of each node's files, on any disk. A path may be replaced while its
+            node is down.
+        sync_ns: returns the nanoseconds that a node's disk took since the last call.
+        on_fatal: called with a node that must stop, and the reason; the node is dead then.
+        compact_entries: journal length above which a snapshot is written and the journal trimmed.
 
     """
 
@@ -180,73 +180,73 @@ class RaftGroup:
         self.streams: Final = Streams(network, {e: name for name, e in self.endpoints.items()})
         self.directories: Final = dict(directories)
         self.sync_ns: Final = sync_ns
-        #: May be changed at any time.
+        #: May change at any time.
         self.on_fatal = on_fatal or _refuse
         self.compact_entries: Final = compact_entries
-        #: The nodes that live.
+        #: The live nodes.
         self.members: Final[dict[str, Member]] = {}
         self._build: Final = build
-        #: How much the most advanced of the nodes that left had applied, and its machine.
+        #: The number of applied commands and the machine of the most advanced dead node.
         self._left: tuple[int, Machine] = (0, build())
 
     # --- nodes ---
 
     def join(self, name: str, on_event: Callable[[Event], None]) -> Member:
-        """Let a node take part, with what is in its directory; its process has just started.
+        """Add a node after the start of its process, with the files in its directory.
 
         Raises:
             JournalError: the directory is in use, or damaged.
 
         """
-        assert name in self.names, f"{name} is none of {self.names}"
-        assert name not in self.members, f"{name} is there already"
+        assert name in self.names, f"{name} is not one of {self.names}"
+        assert name not in self.members, f"{name} is up already"
         self.members[name] = member = Member(self, name, self._build(), on_event)
         return member
 
     def leave(self, name: str) -> None:
-        """A node's process is dead. Idempotent."""
+        """Remove a node: its process is dead. Idempotent."""
         member = self.members.get(name)
         if member is not None:
             self.lose(member)
             member.end()
 
     def lose(self, member: Member) -> None:
-        """Count a node as dead."""
+        """Mark a node as dead."""
         member.is_gone = True
         if self.members.get(member.name) is member:
             del self.members[member.name]
             self._left = max(self._left, _advance(member), key=lambda left: left[0])
 
     def pause(self, name: str) -> None:
-        """Let a node stand still; its connections stay, and what it is sent waits."""
+        """Pause a node; its connections stay, and messages to it wait."""
         if (member := self.members.get(name)) is not None:
             member.is_paused = True
 
     def resume(self, name: str) -> None:
-        """Let a node go on."""
+        """Resume a node."""
         if (member := self.members.get(name)) is not None and member.is_paused:
             member.is_paused = False
             member.wake()
 
     def sever(self, one: str, other: str) -> None:
-        """Break the connection between two nodes; they connect again."""
+        """Break the connection between two nodes; they reconnect."""
         self.streams.sever(one, other)
 
     def compact(self, name: str) -> None:
-        """Let a node write a snapshot and trim its journal behind it soon."""
+        """Make a node write a snapshot and trim its journal soon."""
         if (member := self.members.get(name)) is not None:
             member.raft.snapshot()
 
     # --- questions ---
 
     def status(self, name: str) -> Status | None:
-        """Return how consensus stands as a node sees it; None if it is dead."""
+        """Return a node's consensus status; None if it is dead."""
         member = self.members.get(name)
         return member.raft.status() if member is not None else None
 
     @property
     def leader(self) -> str:
-        """Who leads, in the newest term in which somebody does; "" while nobody does."""
+        """The leader of the newest term with one; "" if there is none."""
         found, term = "", -1
         for name, member in self.members.items():
             status = member.raft.status()
@@ -256,7 +256,7 @@ class RaftGroup:
 
     @property
     def machine(self) -> Machine:
-        """What the most advanced node has applied; only to be looked at."""
+        """The state machine of the most advanced node; read-only."""
         advances = [self._left, *map(_advance, self.members.values())]
         return max(advances, key=lambda advance: advance[0])[1]
 

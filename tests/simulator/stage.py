@@ -1,10 +1,10 @@
-"""The consensus library in virtual time: the kernel's clock and chance, and files on any disk.
+"""Environment of the consensus library in virtual time: clock, random numbers, files, sockets.
 
-`virtual` puts stand-ins in the place of what the library and our part of it read by themselves: a
-clock, random numbers, files, sockets. They ask the node whose turn it is (`Stage.act`).
+`virtual` replaces them in the library and in our part of it. Each replacement acts for the node
+that has its turn (`Stage.act`).
 
-Rule: attributes of the consensus modules are replaced, nothing else, and they are put back. Nothing
-depends on the order in which Python keeps a set.
+Rule: only attributes of the consensus modules are replaced, and they are restored. Nothing depends
+on the order of a Python set.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Actor(Host, Protocol):
 
     @property
     def directory(self) -> Any:
-        """Where its files are."""
+        """The directory of its files."""
         ...
 
     @property
@@ -46,12 +46,12 @@ class Actor(Host, Protocol):
 
     @property
     def compact_entries(self) -> int:
-        """Its journal is trimmed behind a snapshot when it is longer."""
+        """Journal length above which a snapshot is written and the journal trimmed."""
         ...
 
 
 class Stage:
-    """What stands in the place of clocks, random numbers, files and sockets: the running node's."""
+    """Clock, random numbers, files and sockets of the running node."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel: Final = kernel
@@ -59,12 +59,12 @@ class Stage:
 
     @property
     def member(self) -> Actor:
-        """The node whose turn it is."""
-        assert self.running is not None, "a node does something outside of its turn"
+        """The running node."""
+        assert self.running is not None, "a node acts outside of its turn"
         return self.running
 
     def act(self, member: Actor, action: Callable[[], Any]) -> Any:
-        """Do something as that node."""
+        """Run an action as that node."""
         former, self.running = self.running, member
         try:
             return action()
@@ -80,13 +80,13 @@ class Stage:
         return running.now_ns() / S
 
     def sleep(self, duration: float) -> None:
-        """Let the running node's turn take longer by so many seconds."""
+        """Add seconds to the running node's turn."""
         self.member.spend(int(duration * S))
 
     # --- files ---
 
     def path(self, text: str) -> Any:
-        """Return where a file of the running node is, on whatever disk that may be."""
+        """Return the path of a file of the running node, on any disk."""
         return self.member.directory / text.rpartition("/")[2]
 
     def exists(self, text: str) -> bool:
@@ -98,24 +98,24 @@ class Stage:
         self.path(old).replace(self.path(new))
 
     def open(self, text: str, mode: str) -> io.BytesIO:
-        """Open a file of the running node, as it is now."""
+        """Open a file of the running node with its current content."""
         path = self.path(text)
         return io.BytesIO(path.read_bytes()) if mode == "rb" else _Written(path)
 
-    # --- what a node is made of ---
+    # --- parts of a node ---
 
     def node(self, *given: Any) -> Node:
-        """Make the running node."""
+        """Create the running node."""
         return Node(self.member, *given)
 
     def wire(self, _node: Any, own: Any, others: Any) -> Wire:
-        """Make its connections."""
+        """Create its connections."""
         self.member.wire = Wire(self.member.streams, self.member, own, others)
         return self.member.wire
 
 
 class _Written(io.BytesIO):
-    """A file that is on the disk when it is closed."""
+    """A file that is written to the disk when it is closed."""
 
     def __init__(self, path: Any) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class _Written(io.BytesIO):
 
 
 class _NoPoller:
-    """There are no descriptors."""
+    """A poller without descriptors."""
 
     def poll(self, _timeout: float) -> None:
         """Return at once."""
@@ -138,15 +138,15 @@ _stage: Stage | None = None
 
 
 def stage(kernel: Kernel) -> Stage:
-    """Return what is in place now, for nodes that live in this kernel's time."""
+    """Return the active stage of this kernel."""
     assert _stage is not None, "nodes run only inside of `virtual`"
-    assert _stage.kernel is kernel, "another kernel's time"
+    assert _stage.kernel is kernel, "the active stage belongs to another kernel"
     return _stage
 
 
 @contextlib.contextmanager
 def virtual(kernel: Kernel) -> Iterator[None]:
-    """Let the consensus library live in a kernel's time, and no other one, meanwhile."""
+    """Run the consensus library in a kernel's time, within the context."""
     global _stage  # noqa: PLW0603 - the library's modules are there once
     assert _stage is None, "one simulation at a time"
     _stage = found = Stage(kernel)
@@ -184,7 +184,7 @@ def virtual(kernel: Kernel) -> Iterator[None]:
 
 
 class _InOrder(frozenset[Any]):
-    """The library's nodes, which it keeps in sets: here they have an order of their own."""
+    """A set of the library's nodes with a defined order."""
 
     _sorted: tuple[Any, ...]
 
@@ -214,17 +214,17 @@ class Node(raft_node.RaftNode):
         member.node = self
 
     def doTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803, ARG002
-        """Take what arrived while the production node would have slept, then do what is due."""
+        """Handle arrived messages, while a production node would sleep; then do due work."""
         self._member.wire.read()
         super().doTick(0.0)
 
     def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
-        """Propose a command, and have a turn soon."""
+        """Propose a command, and schedule a turn."""
         super().propose_command(command, done)
         self.wake()
 
     def wake(self) -> None:
-        """Have a turn soon."""
+        """Schedule a turn."""
         self._member.wake()
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class Node(raft_node.RaftNode):
         self.destroy()
 
     def due(self) -> float:
-        """Return when there is something to do though nothing arrives, in seconds."""
+        """Return the time of the next timer, in seconds."""
         due: float = self._SyncObj__startTime + self._SyncObj__numOneSecondDumps
         if self.otherNodes:
             due = min(due, self._next_status_at)

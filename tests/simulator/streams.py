@@ -1,10 +1,10 @@
-"""The connections between the nodes of a consensus group: streams, as TCP has them.
+"""Simulated connections between the nodes of a consensus group: streams, like TCP's.
 
-What is sent on a connection arrives in order, sooner or later, for as long as both ends live. What
-the network loses is sent again, and comes late. An end that heard nothing for long gives up when it
-sends (`ziplog.raft.connections`); the other one is told later, or finds out by itself.
+Frames of a connection arrive in order, at some time, while both ends live. A lost frame is
+retransmitted, and arrives late. An end that received nothing for long closes the connection when it
+sends (`ziplog.raft.connections`); the other end is notified later, or times out.
 
-Invariant: what arrives on a connection is a prefix of what was sent on it.
+Invariant: the received frames of a connection are a prefix of the sent ones.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
 
     from tests.simulator.network import Network
 
-#: An end that read nothing for so long gives up (the library's `connectionTimeout`).
+#: Silence after which an end closes the connection (the library's `connectionTimeout`).
 _SILENCE_NS: Final = 3500 * MS
-#: A connection is tried again after so long (the library's `connectionRetryTime`).
+#: Interval between connection attempts (the library's `connectionRetryTime`).
 _RETRY_NS: Final = 200 * MS
-#: What was lost, or is held up, is sent again after so long: shortest and longest.
+#: Minimum and maximum retransmission timeout of lost and held frames.
 _AGAIN_NS: Final = (50 * MS, 400 * MS)
-#: How likely a link that carries nothing breaks a connection, whenever something is sent again.
+#: Probability that a cut link breaks a connection, per retransmission.
 _BREAKS: Final = 1 / 32
-#: What it takes to send a frame: the library sends in loops that only the clock ends.
+#: Duration of a send: the library sends in loops that only the clock ends.
 _SEND_NS: Final = 50 * US
-#: First and last on every connection; no frame is empty, or a single byte.
+#: First and last marker of a connection; no frame is empty or a single byte.
 _BEGIN: Final = b""
 _END: Final = b"\0"
-#: What the library's transport drops and logs (`ziplog.raft.connections.Transport`).
+#: Errors of bad messages, which the transport drops and logs (`ziplog.raft.connections`).
 _NO_MESSAGE: Final = (LookupError, TypeError, ValueError, AttributeError)
 
 Callback = Any
 
 
 class Host(Protocol):
-    """The process that has connections."""
+    """The process that owns connections."""
 
     @property
     def name(self) -> str:
-        """What the network calls it."""
+        """Its name in the network."""
         ...
 
     def now_ns(self) -> int:
-        """Return its time, in the middle of what it does."""
+        """Return its time within the current turn."""
         ...
 
     def spend(self, duration_ns: int) -> None:
-        """Let what it does right now take longer."""
+        """Add time to the current turn."""
         ...
 
     def wake(self) -> None:
-        """Let it read soon."""
+        """Schedule a read."""
         ...
 
 
@@ -67,8 +67,8 @@ class Streams:
     """All connections of a group.
 
     Args:
-        network: what it loses, delays and cuts is lost, late and cut here.
-        names: of the group's nodes, by endpoint.
+        network: its losses, delays and cuts apply here.
+        names: the group's nodes by endpoint.
 
     """
 
@@ -76,36 +76,36 @@ class Streams:
         self.network: Final = network
         self.kernel: Final = network.kernel
         self.names: Final = names
-        #: Messages that were none.
+        #: Number of invalid messages.
         self.garbage = 0
         self._wires: dict[str, Wire] = {}
 
     def enter(self, wire: Wire) -> None:
-        """Let a process connect and be connected to. The greater endpoint calls the lesser."""
-        assert wire.host.name not in self._wires, f"{wire.host.name} is there already"
+        """Add a process. The node with the greater endpoint connects to the other."""
+        assert wire.host.name not in self._wires, f"{wire.host.name} is connected already"
         self._wires[wire.host.name] = wire
         for endpoint, peer in wire.peers.items():
             if wire.endpoint > endpoint:
                 self._dial_soon(wire, self.names[peer.id])
 
     def leave(self, wire: Wire) -> None:
-        """A process is gone."""
+        """Remove a process."""
         if self.at(wire.host.name) is wire:
             del self._wires[wire.host.name]
 
     def at(self, name: str) -> Wire | None:
-        """Return the process of that name that lives now."""
+        """Return the connections of the live process of that name."""
         return self._wires.get(name)
 
     def sever(self, one: str, other: str) -> None:
-        """Break the connection between two nodes, if there is one; both learn of it by and by."""
+        """Break the connection between two nodes, if any; both are notified later."""
         wire = self.at(one)
         end = wire.ends.get(other) if wire is not None else None
         if end is not None:
             end.abort()
 
     def delay_ns(self) -> int:
-        """Return what a frame takes now."""
+        """Return the delay of a frame."""
         conditions, chance = self.network.conditions, self.kernel.random.random
         low, high = conditions.delay_ns
         delay = low + int(chance() * (high - low))
@@ -116,17 +116,17 @@ class Streams:
         return delay
 
     def again_ns(self) -> int:
-        """Return how long it takes until something is sent again."""
+        """Return the time until a retransmission."""
         return self.kernel.random.randint(*_AGAIN_NS)
 
     def is_stuck(self, src: str, dst: str) -> bool:
-        """Whether nothing passes from one to the other now."""
+        """Whether the link from one to the other is cut or clogged."""
         return self.network.is_cut(src, dst) or self.network.is_clogged(src, dst)
 
     # --- connecting ---
 
     def redial(self, wire: Wire, peer: str) -> None:
-        """A connection is gone: try again in a while, if it is this end that calls."""
+        """Reconnect after an interval, if this end is the connecting one."""
         if self.at(wire.host.name) is wire and peer in wire.calls:
             self._dial_soon(wire, peer, _RETRY_NS)
 
@@ -155,20 +155,20 @@ class End:
 
     def __init__(self, wire: Wire, peer: str) -> None:
         self.peer: Final = peer
-        #: It may be written to: the process knows of it.
+        #: The process knows the connection and may write to it.
         self.is_open = False
         self.is_closed = False
         self._wire: Final = wire
         self._streams: Final = wire.streams
         self._read_at = wire.host.now_ns()
-        #: What is on its way to the other end, and when each will have arrived.
+        #: Frames in flight to the other end, with their arrival times.
         self._flow: deque[tuple[int, bytes]] = deque()
         self._is_flowing = self._is_broken = False
 
-    # --- as the process sees it ---
+    # --- the process's side ---
 
     def send(self, frame: bytes) -> None:
-        """Put a frame on its way, or give up."""
+        """Send a frame, or close the connection after a timeout."""
         now = self._wire.host.now_ns()
         if now - self._read_at > _SILENCE_NS:
             self.close()
@@ -180,7 +180,7 @@ class End:
         self._put(now, frame)
 
     def read(self, frame: bytes) -> None:
-        """Take what arrived."""
+        """Handle an arrived frame."""
         if self.is_closed:
             return
         now = self._wire.host.now_ns()
@@ -189,26 +189,26 @@ class End:
             return
         self._read_at = now
         if frame != _BEGIN:
-            self._wire.take(self.peer, frame)
+            self._wire.deliver(self.peer, frame)
             return
         former = self._wire.ends.get(self.peer)
         if former is not None and former is not self:
-            former.close()  # what is left in it was said by the node's former process
+            former.close()  # its remaining frames are from the node's former process
         self._wire.ends[self.peer] = self
         self.is_open = True
         if self.peer in self._wire.calls:
             self._put(now, _BEGIN)
         self._wire.on_connected(self._wire.node(self.peer))
 
-    def close(self, *, tells: bool = True) -> None:
-        """Give up: what waits here is not read any more, and the other end is told at last."""
+    def close(self, *, notifies: bool = True) -> None:
+        """Close: waiting frames are not read, and the other end is notified last."""
         if self.is_closed:
             return
         was_open, self.is_open, self.is_closed = self.is_open, False, True
         if self._wire.ends.get(self.peer) is self:
             del self._wire.ends[self.peer]
         self._lose_some()
-        if tells:
+        if notifies:
             self._put(self._wire.host.now_ns(), _END)
         self._streams.redial(self._wire, self.peer)
         if was_open:
@@ -216,7 +216,7 @@ class End:
             self._wire.host.wake()
 
     def abort(self) -> None:
-        """The network breaks the connection: both ends are told, at different times."""
+        """Break the connection by the network: both ends are notified, at different times."""
         for end in (self, self.other):
             end._break()
 
@@ -227,7 +227,7 @@ class End:
             delay = int(self._streams.kernel.random.random() * _SILENCE_NS)
             self._streams.kernel.after(delay, partial(self._wire.arrive, self, _END))
 
-    # --- on the way ---
+    # --- in flight ---
 
     def _put(self, now: int, frame: bytes) -> None:
         if self._is_broken:
@@ -241,13 +241,13 @@ class End:
             self._streams.kernel.at(arrival, self._carry)
 
     def _lose_some(self) -> None:
-        """Of what is on its way, a part never arrives."""
+        """Lose a random part of the frames in flight."""
         kept = self._streams.kernel.random.randint(0, len(self._flow))
         while len(self._flow) > kept:
             self._flow.pop()
 
     def _carry(self) -> None:
-        """Let arrive what is due."""
+        """Deliver due frames."""
         self._is_flowing = False
         if not self._flow:
             return
@@ -268,19 +268,19 @@ class End:
             self._streams.kernel.at(when, self._carry)
 
     def arrived(self, frame: bytes) -> None:
-        """Hand what came over the network to the process, or turn it away."""
+        """Deliver a frame to the process, or reject it."""
         listens = self._streams.at(self._wire.host.name)
         if not self.is_closed and listens is self._wire:
             self._wire.arrive(self, frame)
         elif frame != _END and listens is not None:
-            # The machine knows no such connection, and says so.
+            # The machine does not know the connection: it answers with a reset.
             self._put(self._streams.kernel.now, _END)
 
 
 class Wire:
     """A process's connections, in place of the library's `TCPTransport`."""
 
-    #: As the library has it: there is nothing to wait for.
+    #: As in the library: always ready.
     ready = True
 
     def __init__(self, streams: Streams, host: Host, own: Any, others: Iterable[Any]) -> None:
@@ -289,9 +289,9 @@ class Wire:
         self.endpoint: Final[str] = own.id
         #: The library's nodes by endpoint, in order.
         self.peers: Final = {node.id: node for node in sorted(others, key=lambda node: node.id)}
-        #: Those that this process calls.
+        #: The peers that this process connects to.
         self.calls: Final = {streams.names[e] for e in self.peers if self.endpoint > e}
-        #: The connections that there are, by the peer's name.
+        #: The connections by the peer's name.
         self.ends: Final[dict[str, End]] = {}
         self.on_connected: Callback = None
         self.on_disconnected: Callback = None
@@ -303,28 +303,28 @@ class Wire:
         """Return the library's node of that name."""
         return self._nodes[name]
 
-    # --- what the library asks ---
+    # --- the library's interface ---
 
     def setOnNodeConnectedCallback(self, callback: Callback) -> None:  # noqa: N802
-        """Whom to tell about a connection."""
+        """Set the receiver of new connections."""
         self.on_connected = callback
 
     def setOnNodeDisconnectedCallback(self, callback: Callback) -> None:  # noqa: N802
-        """Whom to tell about the end of one."""
+        """Set the receiver of closed connections."""
         self.on_disconnected = callback
 
     def setOnMessageReceivedCallback(self, callback: Callback) -> None:  # noqa: N802
-        """Whom to give what arrives."""
+        """Set the receiver of messages."""
         self._on_message = callback
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Take no interest in observers and operators."""
+        """Ignore observers and operators."""
         if name.startswith(("setOnReadonlyNode", "setOnUtilityMessage")):
             return lambda *_: None
         raise AttributeError(name)
 
     def send(self, node: Any, message: Any) -> bool:
-        """Send a message; return whether there is still a connection."""
+        """Send a message; return whether the connection is open."""
         end = self.ends.get(self.streams.names[node.id])
         if end is None or not end.is_open:
             return False
@@ -333,34 +333,34 @@ class Wire:
         return end.is_open
 
     def destroy(self) -> None:
-        """End all connections, as the end of the process does; the others are told."""
-        self.vanish(tells=True)
+        """Close all connections, as the end of the process does; peers are notified."""
+        self.vanish(notifies=True)
 
-    # --- what the simulation does ---
+    # --- the simulation's interface ---
 
-    def vanish(self, *, tells: bool) -> None:
-        """End all connections; the others may have to find out by themselves."""
+    def vanish(self, *, notifies: bool) -> None:
+        """Close all connections; without a notification, peers time out."""
         self.on_connected = self.on_disconnected = self._on_message = lambda *_: None
         self.streams.leave(self)
         for end in list(self.ends.values()):
-            end.close(tells=tells)
+            end.close(notifies=notifies)
         self._inbox.clear()
 
     def arrive(self, end: End, frame: bytes) -> None:
-        """Let something wait until the process reads."""
+        """Queue a frame until the process reads."""
         if self.streams.at(self.host.name) is self:
             self._inbox.append((end, frame))
             self.host.wake()
 
     def read(self) -> None:
-        """Let the library take what waits."""
+        """Deliver queued frames to the library."""
         inbox = self._inbox
         while inbox:
             end, frame = inbox.popleft()
             end.read(frame)
 
-    def take(self, peer: str, frame: bytes) -> None:
-        """Let the library take a message."""
+    def deliver(self, peer: str, frame: bytes) -> None:
+        """Deliver a message to the library."""
         try:
             self._on_message(self._nodes[peer], codec.loads(frame))
         except _NO_MESSAGE:

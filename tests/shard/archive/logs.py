@@ -1,4 +1,4 @@
-"""A server's segment files, and what an archive of them is to give out."""
+"""A server's segment files, and the expected contents of its archive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard.archive.block_builder import Maker
+from shard.archive.block_builder import BlockBuilder
 from shard.storage.segment_store import SegmentStore
 from tests.ziplog.segments.blocks import Row, rows_in, rows_of
 from ziplog.core.entries import Body, Origin, Place, Skip, encode_body
@@ -70,7 +70,7 @@ def open_store(directory: Path, segment_bytes: int = 2_000) -> SegmentStore:
 
 
 def fill(store: SegmentStore, entries: list[Entry]) -> None:
-    """Append entries and a mark that says that all of it is stable, and flush."""
+    """Append entries and a watermark record that covers all of them, and flush."""
     for entry in entries:
         store.append(entry)
     store.append(mark(entries[-1].fseq, end_of(entries)))
@@ -78,12 +78,12 @@ def fill(store: SegmentStore, entries: list[Entry]) -> None:
 
 
 def make(directory: Path, stable: int = 2**60) -> None:
-    """Make all rows that can be made."""
-    Maker(directory).make(lambda: stable)
+    """Build all rows files that can be built."""
+    BlockBuilder(directory).build(lambda: stable)
 
 
 def walk(archive: BlockReader, gsn: int, stop: int) -> tuple[list[Row], list[Block], int]:
-    """Read blocks from a position on, as long as one follows the other; return where they end."""
+    """Read contiguous blocks from a position on; return their end."""
     rows: list[Row] = []
     blocks: list[Block] = []
     while gsn < stop:

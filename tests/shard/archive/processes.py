@@ -1,4 +1,4 @@
-"""An archive's process, started as its server starts it."""
+"""The processes of an archive, started as a storage server starts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from shard.archive.shared_state import Board
+from shard.archive.shared_state import SharedState
 from ziplog.archive.client import ArchiveClient
 from ziplog.deploy.supervisor import environment, python
 
@@ -34,7 +34,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there that has not ended."""
+    """Whether a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -42,14 +42,14 @@ def is_running(pid: int) -> bool:
 
 
 class Process:
-    """An archive's process, and the board of its server."""
+    """An archive's process, and the state shared with its server."""
 
     def __init__(self, directory: Path, reserve_bytes: int = 0, host: str = "127.0.0.1") -> None:
-        self.board = Board()
+        self.board = SharedState()
         self.board.cluster, self.board.stable = CLUSTER, 2**60
         arguments = [
             *("--directory", str(directory), "--node", "shard-3-0", "--host", host),
-            *("--shard", str(SHARD), "--board", str(self.board.fd)),
+            *("--shard", str(SHARD), "--shared-fd", str(self.board.fd)),
             *("--reserve", str(reserve_bytes)),
         ]
         self.child = subprocess.Popen(
@@ -61,29 +61,29 @@ class Process:
             pass_fds=[self.board.fd],
         )
         assert self.child.stdout is not None
-        #: 0: it has ended.
+        #: The port; 0: the process has ended.
         self.port = int(self.child.stdout.readline() or 0)
 
     def client(self, cluster: int = CLUSTER, shard: int = SHARD) -> ArchiveClient:
         return ArchiveClient("127.0.0.1", self.port, cluster, shard, timeout_s=20)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         assert self.child.stdin is not None
         self.child.stdin.write(b"\n")
         self.child.stdin.flush()
 
     def halves(self) -> tuple[int, int]:
-        """Return who serves and who makes rows."""
+        """Return the pids of the serving and of the building process."""
         (maker,) = children(self.child.pid)
         return self.child.pid, maker
 
     def leave(self) -> tuple[int, str]:
-        """Let its server be gone; return the exit code and what it logged."""
+        """Close its stdin, as the end of its server does; return the exit code and the log."""
         _, error = self.child.communicate(timeout=20)
         return self.child.returncode, error.decode()
 
     def close(self) -> None:
-        # Or else it would not notice, and both have stderr.
+        # Otherwise a paused process would not end, and both hold stderr.
         for making in children(self.child.pid):
             os.kill(making, signal.SIGCONT)
         self.child.kill()

@@ -1,4 +1,4 @@
-"""Units straight from segment files, while a server runs there or not."""
+"""Reading units directly from segment files, with and without a running server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read(directory: SegmentDirectory, start: int, stop: int) -> tuple[list[Row], int]:
-    """Read a range; see that it comes in order and without a gap."""
+    """Read a range; check its order and that there is no gap."""
     rows: list[Row] = []
     reached = start
     for units, end in directory.units(start, stop):
@@ -113,10 +113,10 @@ def test_a_torn_end_is_not_given_out(segments: Path) -> None:
     assert directory.stable_end == end_of(entries)
     path.write_bytes(content[:-5])
     assert directory.stable_end == 1
-    assert path.read_bytes() == content[:-5], "nothing is tidied up"
+    assert path.read_bytes() == content[:-5], "no file is deleted"
 
 
-def test_damage_is_said_and_what_is_before_and_behind_it_is_there(segments: Path) -> None:
+def test_damage_is_reported_and_the_entries_around_it_are_read(segments: Path) -> None:
     store = open_store(segments)
     entries = log(60)
     fill(store, entries)
@@ -134,7 +134,7 @@ def test_damage_is_said_and_what_is_before_and_behind_it_is_there(segments: Path
     assert rows == records(entries, fourth.base)
 
 
-def test_a_missing_file_is_said(segments: Path) -> None:
+def test_a_missing_file_is_reported(segments: Path) -> None:
     store = open_store(segments)
     entries = log(60)
     fill(store, entries)
@@ -160,7 +160,7 @@ def test_a_cut_log(segments: Path, tidied: bool) -> None:
     store.truncate(kept)
     others = log(30, first=kept + 1, gsn=end_of(entries[:kept]) + 1)
     fill(store, others)
-    if not tidied:  # as a server leaves it that stops as soon as the new file has its name
+    if not tidied:  # as after a crash just after the rename of the new file
         for path, content in before.items():
             path.write_bytes(content)
     directory = SegmentDirectory(segments)
@@ -183,7 +183,7 @@ def test_a_log_begun_anew(segments: Path) -> None:
     store.close()
 
 
-def test_who_looks_whether_a_server_runs_hinders_none(tmp_path: Path) -> None:
+def test_a_check_for_a_running_server_does_not_block_it(tmp_path: Path) -> None:
     path = tmp_path / "shard-0-0"
     directory = SegmentDirectory(path / "segments")
     assert not directory.is_locked

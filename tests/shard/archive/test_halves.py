@@ -1,4 +1,4 @@
-"""The two processes of an archive: one serves, one makes rows, and neither is there alone."""
+"""The two processes of an archive: a block server and a builder; neither runs alone."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def priority(pid: int) -> int:
     return os.getpriority(os.PRIO_PROCESS, pid)
 
 
-def test_only_who_makes_rows_is_for_idle_moments(
+def test_only_the_builder_runs_at_the_lowest_priority(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     serving, making = started(segments).halves()
-    wait_until(lambda: priority(making) == 19, "rows are made at the lowest priority")
+    wait_until(lambda: priority(making) == 19, "the builder has the lowest priority")
     assert priority(serving) == priority(os.getpid())
 
 
@@ -48,11 +48,13 @@ def test_serving_goes_on_while_rows_are_not_made(
     os.kill(process.halves()[1], signal.SIGSTOP)
     with process.client() as client:
         for _ in range(3):
-            process.tell()
+            process.notify()
             assert isinstance(client.block(1), Block)
 
 
-def test_who_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_read_commands_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     line, its = socket.socketpair()
     line.setblocking(False)
     with suppress(BlockingIOError):
@@ -64,7 +66,7 @@ def test_who_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
         os.write(writing, b"\n")
         ended: list[int] = []
         thread = threading.Thread(
-            target=lambda: ended.append(main_module._pass_on(line)), daemon=True
+            target=lambda: ended.append(main_module._relay(line)), daemon=True
         )
         thread.start()
         os.close(writing)
@@ -76,11 +78,13 @@ def test_both_end_with_the_server(segments: Path, started: Callable[..., Process
     process = started(segments)
     halves = process.halves()
     assert process.leave() == (0, "")
-    # At once, not a moment later.
+    # Immediately.
     assert [pid for pid in halves if is_running(pid)] == []
 
 
-def test_so_does_one_that_stands_still(segments: Path, started: Callable[..., Process]) -> None:
+def test_a_paused_process_ends_with_the_server_too(
+    segments: Path, started: Callable[..., Process]
+) -> None:
     process = started(segments)
     _, making = process.halves()
     os.kill(making, signal.SIGSTOP)
@@ -88,7 +92,7 @@ def test_so_does_one_that_stands_still(segments: Path, started: Callable[..., Pr
     assert not is_running(making)
 
 
-def test_who_makes_rows_ends_with_who_serves(
+def test_the_builder_ends_with_the_block_server(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     process = started(segments)
@@ -97,39 +101,39 @@ def test_who_makes_rows_ends_with_who_serves(
     wait_until(lambda: not is_running(making), "it ends")
 
 
-def test_who_serves_ends_with_who_makes_rows(
+def test_the_block_server_ends_with_the_builder(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     process = started(segments)
     os.kill(process.halves()[1], signal.SIGKILL)
-    # Its server sees it, and starts another one.
+    # The storage server sees it, and starts another archive.
     assert process.child.stdout is not None
     assert process.child.stdout.read() == b""
     assert process.child.wait(20) == 1
     assert process.child.stderr is not None
-    assert b"who makes rows has ended" in process.child.stderr.read()
+    assert b"the process that builds rows has ended" in process.child.stderr.read()
 
 
-def test_the_end_of_who_serves_is_seen_while_the_other_stands_still(
+def test_the_end_of_the_block_server_is_seen_while_the_builder_is_paused(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     process = started(segments)
     serving, making = process.halves()
-    wait_until(lambda: priority(making) == 19, "it has let go of the server's files")
+    wait_until(lambda: priority(making) == 19, "it has closed the server's files")
     os.kill(making, signal.SIGSTOP)
     os.kill(serving, signal.SIGKILL)
     assert process.child.stdout is not None
     assert process.child.stdout.read() == b""
     os.kill(making, signal.SIGCONT)
-    wait_until(lambda: not is_running(making), "it ends when it goes on")
+    wait_until(lambda: not is_running(making), "it ends when it resumes")
 
 
-def test_a_port_that_cannot_be_had_leaves_nobody(
+def test_an_unavailable_port_leaves_no_process(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     # An address for documentation.
     process = started(segments, host="192.0.2.1")
-    # Both have stderr, and it has an end.
+    # Both hold stderr, so its end means that both have ended.
     code, error = process.leave()
     assert code == 1
     assert "192.0.2.1" in error or "assign requested address" in error

@@ -1,4 +1,4 @@
-"""A client on the archive's machine reads blocks from the files, and only where that is right."""
+"""A client on the archive's machine reads blocks from the files, with checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from shard.archive import block_server as server_module
 from shard.archive.block_server import ArchiveServer
-from shard.archive.shared_state import Board
+from shard.archive.shared_state import SharedState
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import CLUSTER, SHARD, Process
 from ziplog.archive import client as client_module
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = bytes(range(32))
 DATA: Final = b"payload"
-#: As they are in the files: something before them, and something behind.
+#: As in the files: with bytes before and after them.
 ROWS: Final = b"r" * 16 + COLUMNS + b"more"
 SEGMENT: Final = b"s" * 5 + DATA + b"more"
 NAME: Final = f"{1:08d}-{1:019d}-{1:019d}-{7:08x}"
@@ -53,7 +53,7 @@ BEHIND: Final = encode_answer(FACTS._replace(start=9, stop=20)) + COLUMNS + DATA
 
 
 def is_of_files(block: Block | int) -> bool:
-    """Whether a block was read from files; what is received comes in one piece."""
+    """Whether a block was read from files; a received block is one piece."""
     assert isinstance(block, Block)
     return memoryview(block.data).obj is not memoryview(block.columns).obj
 
@@ -82,7 +82,7 @@ def test_on_one_machine_the_files_are_read(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The positions that archives were asked for."""
+    """The positions requested from archives."""
     gsns: list[int] = []
 
     def ask(self: ArchiveClient, kind: int, gsn: int) -> object:
@@ -94,7 +94,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return gsns
 
 
-def test_a_segments_blocks_are_asked_for_together(
+def test_a_segments_blocks_are_requested_together(
     segments: Path, started: Callable[..., Process], asked: list[int]
 ) -> None:
     entries = log(300)
@@ -113,7 +113,7 @@ def test_a_segments_blocks_are_asked_for_together(
     assert asked == starts[::MAX_PLACES]
 
 
-def test_what_was_trimmed_is_asked_for_again_once_it_is_gone(
+def test_trimmed_blocks_are_requested_again_once_their_files_are_gone(
     segments: Path, started: Callable[..., Process], asked: list[int]
 ) -> None:
     store = open_store(segments)
@@ -126,7 +126,7 @@ def test_what_was_trimmed_is_asked_for_again_once_it_is_gone(
         assert isinstance(block, Block)
         older = [(s, index) for s, index in BlockReader(segments).indexed() if index.start <= 100]
         stop = older[-1][1].stop
-        # Its files are as they were, and where they are was told before.
+        # Its files are unchanged, and their locations are known.
         process.board.trim = stop
         assert client.block(100) == block
         for segment, _ in older:
@@ -136,15 +136,13 @@ def test_what_was_trimmed_is_asked_for_again_once_it_is_gone(
     assert asked == [100, 100, stop]
 
 
-def test_who_is_elsewhere_learns_of_no_path(
-    segments: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_client_learns_no_path(segments: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
     store.close()
     monkeypatch.setattr(server_module, "is_same_machine", lambda _: False)
-    board = Board()
+    board = SharedState()
     board.cluster = CLUSTER
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     server.start()
@@ -163,11 +161,11 @@ def test_equal_addresses_are_one_machine(address: str, is_same: bool) -> None:
             assert is_same_machine(mine) is is_same_machine(its) is is_same
 
 
-# --- what only pretends ----------------------------------------------------------------------
+# --- fake archives ---------------------------------------------------------------------------
 
 
 class Pretender:
-    """Answers one question a connection, or as many as answers are in a tuple, and notes them."""
+    """A fake archive: answers one request per connection, or a tuple's number, and records them."""
 
     def __init__(self, answers: list[bytes | tuple[bytes, ...]]) -> None:
         self.asked: list[int] = []
@@ -218,12 +216,12 @@ def index_of(start: int = 1, stop: int = 9, columns_at: int = 16, data_at: int =
 
 
 def located(segment: Path, *blocks: BlockIndex) -> bytes:
-    """Return the answer that blocks are there: one, unless others are named."""
-    return told(encode_places(Places(bytes(segment), list(blocks or [index_of()]))))
+    """Return an answer with the locations of blocks: of one block by default."""
+    return located_answer(encode_places(Places(bytes(segment), list(blocks or [index_of()]))))
 
 
-def told(places: bytes) -> bytes:
-    """Return an answer that tells where blocks are."""
+def located_answer(places: bytes) -> bytes:
+    """Return an answer with locations."""
     return encode_answer(Answer(LOCATED, places_size=len(places))) + places
 
 
@@ -236,7 +234,9 @@ def segment(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_there_is_read(pretending: Callable[..., Pretender], segment: Path) -> None:
+def test_located_blocks_are_read_from_files(
+    pretending: Callable[..., Pretender], segment: Path
+) -> None:
     archive = pretending(located(segment))
     with archive.client() as client:
         for _ in range(2):
@@ -286,7 +286,7 @@ def _link_to_a_device(segment: Path) -> None:
 
 
 def _link_elsewhere(segment: Path) -> None:
-    # What it leads to would do.
+    # Its target would be valid.
     segment.rename(segment.with_name("secret"))
     segment.symlink_to(segment.with_name("secret"))
 
@@ -298,7 +298,7 @@ def _link_elsewhere(segment: Path) -> None:
         _link_to_a_device, _link_elsewhere,
     ],
 )  # fmt: skip
-def test_where_files_do_not_give_it_it_is_sent_from_then_on(
+def test_blocks_are_sent_once_files_cannot_be_read(
     pretending: Callable[..., Pretender], segment: Path, spoil: Callable[[Path], None]
 ) -> None:
     spoil(segment)
@@ -311,7 +311,7 @@ def test_where_files_do_not_give_it_it_is_sent_from_then_on(
     assert archive.asked == [LOCATE, BLOCK, BLOCK]
 
 
-def test_no_other_place_that_was_told_is_tried_then(
+def test_no_other_location_is_tried_after_a_failure(
     pretending: Callable[..., Pretender], segment: Path
 ) -> None:
     first = index_of(1, 9, columns_at=17)
@@ -326,7 +326,7 @@ def test_no_other_place_that_was_told_is_tried_then(
 def test_no_file_is_read_but_a_segments(
     pretending: Callable[..., Pretender], segment: Path, name: str
 ) -> None:
-    # All that is asked for is in it.
+    # It contains all requested bytes.
     path = segment.with_name(name)
     path.write_bytes(SEGMENT)
     archive = pretending(located(path), WHOLE)
@@ -338,11 +338,11 @@ def test_no_file_is_read_but_a_segments(
 @pytest.mark.parametrize(
     "answer",
     [
-        told(b""),
-        told(b"abc"),
+        located_answer(b""),
+        located_answer(b"abc"),
     ],
 )
-def test_what_is_no_place_is_not_looked_for(
+def test_an_invalid_location_is_not_opened(
     pretending: Callable[..., Pretender], answer: bytes
 ) -> None:
     archive = pretending(answer, WHOLE)

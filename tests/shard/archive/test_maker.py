@@ -1,4 +1,4 @@
-"""Rows of sealed segments: what they cover, when they are made, and what takes them away."""
+"""Rows files of sealed segments: contents, conditions for building, deletion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shard.archive import block_builder
-from shard.archive.block_builder import Maker
+from shard.archive.block_builder import BlockBuilder
 from shard.storage.store import FullError
 from tests.shard.archive.logs import (
     WRITER,
@@ -37,7 +37,7 @@ def names(directory: Path, suffix: str) -> list[str]:
 
 
 def sealed_end(store: SegmentStore) -> int:
-    """Return where the segment begins that is appended to."""
+    """Return the start of the active segment."""
     return store._segments[-1].base
 
 
@@ -96,7 +96,7 @@ def test_only_what_is_stable_gets_rows(segments: Path) -> None:
     store.close()
 
 
-def test_what_is_made_is_not_made_again(segments: Path) -> None:
+def test_existing_rows_are_not_built_again(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(40))
     make(segments)
@@ -137,7 +137,7 @@ def test_a_cut_takes_rows_along(segments: Path) -> None:
     store.truncate(kept)
     assert len(names(segments, "rows")) == 4
     assert walk(archive, 1, 2**60)[2] == segment.base
-    # What follows is another log.
+    # The entries after the cut are another log.
     others = log(30, first=kept + 1, gsn=store.last_end + 100)
     fill(store, others)
     make(segments)
@@ -166,7 +166,7 @@ def test_rows_are_gone_before_a_cut_counts(segments: Path, monkeypatch: pytest.M
     (names_then,) = there
     assert not changing & names_then
     assert store._segments[3].block_file_name in names_then
-    # Nothing was cut, and so they are made again.
+    # Nothing was cut, so they are built again.
     make(segments)
     assert walk(BlockReader(segments), 1, 2**60)[2] == sealed_end(store)
     store.close()
@@ -185,7 +185,7 @@ def test_rows_of_a_segment_of_another_size_are_none(segments: Path) -> None:
     store.close()
 
 
-def test_what_changes_twice_at_the_same_time_of_the_clock_is_noticed(segments: Path) -> None:
+def test_two_changes_at_the_same_mtime_are_noticed(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
     archive = BlockReader(segments)
@@ -197,7 +197,7 @@ def test_what_changes_twice_at_the_same_time_of_the_clock_is_noticed(segments: P
     store.close()
 
 
-def test_a_log_begun_anew_has_no_rows_of_before(segments: Path) -> None:
+def test_a_log_after_a_reset_has_no_old_rows(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
@@ -213,7 +213,7 @@ def test_a_log_begun_anew_has_no_rows_of_before(segments: Path) -> None:
     store.close()
 
 
-def test_what_is_void_is_not_given_out_before_it_is_tidied_up(
+def test_void_entries_are_not_served_before_their_deletion(
     segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(segments)
@@ -224,16 +224,16 @@ def test_what_is_void_is_not_given_out_before_it_is_tidied_up(
     make(segments)
     kept = store._segments[4].base_fseq + 1
     end = store._segments[4].base
-    # The server dies when the new file has its name; and rows were made just before that.
+    # The server dies just after the rename of the new file; rows were built just before.
     rows = {path: path.read_bytes() for path in segments.glob("*.rows")}
-    monkeypatch.setattr("shard.storage.segment_store.tidy", lambda *_: os._exit)
+    monkeypatch.setattr("shard.storage.segment_store.remove_void", lambda *_: os._exit)
     with pytest.raises(TypeError):
         store.truncate(kept)
     for path, content in rows.items():
         path.write_bytes(content)
     archive = BlockReader(segments)
     assert walk(archive, 1, 2**60)[2] == end
-    # Nor does anybody make them again.
+    # They are not built again either.
     make(segments)
     assert walk(BlockReader(segments), 1, 2**60)[2] == end
 
@@ -245,7 +245,7 @@ def test_what_is_repaired_reaches_to_where_the_next_one_begins(segments: Path, h
     for part in (entries[:20], entries[20:40]):
         fill(store, part)
     store.close()
-    # The end of the newest file rots, headers too: that it was on stable storage, a note tells.
+    # The end of the newest file is damaged, headers too; a note records that it was stored.
     (path,) = segments.glob("*.seg")
     content = path.read_bytes()
     path.write_bytes(content[:-6000] + bytes(6000))
@@ -280,29 +280,29 @@ def test_damage_is_left_out_until_it_is_repaired(
     fill(store, entries)
     third = store._segments[2]
     damage(segments / third.name, 300)
-    making = Maker(segments)
-    making.make(lambda: 2**60)
+    making = BlockBuilder(segments)
+    making.build(lambda: 2**60)
     archive = BlockReader(segments)
     end = sealed_end(store)
     after = store._segments[3].base
     assert walk(archive, 1, 2**60)[2] == third.base
-    # What follows begins with what is there: what the file before told is not known.
+    # The next file begins with its own entries: the end of the file before is unknown.
     begin = archive.block(third.base)
     assert begin == next(row.gsn for row in records(entries) if row.gsn >= after)
     assert walk(archive, begin, 2**60)[0] == records(entries, begin, end)
-    # Who was first there is not known behind it.
+    # The writer table is unknown after it.
     assert archive.writers(end)[0] == third.base
-    # It is not read again and again.
+    # It is not read repeatedly.
     with monkeypatch.context() as patch:
-        patch.setattr(making, "_make", lambda task: pytest.fail(f"{task} again"))
-        making.make(lambda: 2**60)
+        patch.setattr(making, "_build", lambda task: pytest.fail(f"{task} again"))
+        making.build(lambda: 2**60)
     missing = [
         entry for entry in entries if third.base_fseq <= entry.fseq < store._segments[3].base_fseq
     ]
     store.close()
     store = open_store(segments)
     assert store.repair(missing)
-    making.make(lambda: 2**60)
+    making.build(lambda: 2**60)
     rows, _, reached = walk(archive, 1, 2**60)
     assert reached == end
     assert rows == records(entries, 1, end)
@@ -325,7 +325,7 @@ def test_a_repair_takes_rows_along(segments: Path) -> None:
     third = store._segments[2]
     damage(segments / third.name, 300)
     archive = BlockReader(segments)
-    # The block's checksum tells.
+    # The block's checksum shows the damage.
     rows, _, reached = walk(archive, 1, 2**60)
     assert third.base <= reached < store._segments[3].base
     assert rows == records(entries, 1, reached)
@@ -350,7 +350,7 @@ def test_a_segment_that_is_missing_is_a_hole(segments: Path) -> None:
     (segments / third.name).unlink()
     make(segments)
     archive = BlockReader(segments)
-    # What the second one ends with is not known to be all.
+    # The second file's end is not known to be complete.
     second = store._segments[1]
     assert walk(archive, 1, 2**60)[2] == second.base
     begin = archive.block(second.base)
@@ -370,7 +370,7 @@ def test_rows_that_are_damaged_are_none(segments: Path, at: int) -> None:
     archive = BlockReader(segments)
     rows, _, reached = walk(archive, 1, 2**60)
     assert rows == records(entries, 1, reached)
-    if at != 3:  # nobody reads the magic number at the front
+    if at != 3:  # the magic number at the front is not read
         assert store._segments[1].base <= reached < store._segments[2].base
     if at < 0:
         make(segments)
@@ -382,8 +382,8 @@ def test_a_full_disk_leaves_nothing_behind(segments: Path, monkeypatch: pytest.M
     store = open_store(segments)
     entries = log(60)
     fill(store, entries)
-    with pytest.raises(OSError, match="left is for records"):
-        Maker(segments, reserve_bytes=2**60).make(lambda: 2**60)
+    with pytest.raises(OSError, match="remaining space is reserved for records"):
+        BlockBuilder(segments, reserve_bytes=2**60).build(lambda: 2**60)
 
     def full(_fd: int) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -413,8 +413,8 @@ def test_rows_that_become_too_large_for_the_space_that_is_left_are_given_up(
 
     with monkeypatch.context() as patch:
         patch.setattr(block_builder.os, "statvfs", shrinking)
-        with pytest.raises(OSError, match="left is for records"):
-            Maker(segments, reserve_bytes=1_000_000_000).make(lambda: 2**60)
+        with pytest.raises(OSError, match="remaining space is reserved for records"):
+            BlockBuilder(segments, reserve_bytes=1_000_000_000).build(lambda: 2**60)
     assert {path.suffix for path in segments.iterdir()} == {".seg", ".idx", ""}
     store.close()
 
@@ -476,7 +476,7 @@ def test_writers_at_every_position(segments: Path) -> None:
         assert writers.export() == expected
     position, writers = archive.writers(2**60)
     assert (position, writers.export()) == (end, [expected_writer(entries, end)])
-    # A table is whoever's asked for it.
+    # The caller owns the returned table.
     writers.first_new_row(Origin(WRITER, 10**6, 1), 1)
     assert archive.writers(end)[1].export() == [expected_writer(entries, end)]
     store.close()

@@ -1,4 +1,4 @@
-"""How much a store says that it holds of a range, and what a replica answers."""
+"""Outline of a range: the store's estimate of its bytes, and the replica's answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END = end_of(ENTRIES)
 
 
 def check(steps: list[Step], start: int, stop: int, most: int) -> None:
-    """See that stretches go upwards in the range, up to its end or that of the log."""
+    """Check that stretches increase within the range, up to its end or the log's."""
     stops = [step.stop for step in steps]
     assert stops == sorted(set(stops))
     assert all(start < end <= stop for end in stops)
@@ -74,9 +74,9 @@ def test_sizes_add_up_and_are_about_equal(store: Any) -> None:
     steps = store.outline(1, END)
     assert sum(step.size for step in steps) == sum(s.size for s in store._segments)
     assert len(steps) > 30
-    # Blocks of about 600 bytes: an entry more, or what stands at the ends of a segment.
+    # Blocks of about 600 bytes: plus an entry, or the ends of a segment.
     assert all(step.size < 2_000 for step in steps)
-    # Of a part, about that part.
+    # A part of the range has about the same part of the size.
     part = store.outline(END // 4, END // 2)
     assert sum(step.size for step in part) == pytest.approx(sum(s.size for s in steps) / 4, rel=0.2)
 
@@ -121,10 +121,10 @@ def test_every_replica_answers_with_what_it_stores_and_its_archive() -> None:
         return probe(world).of(wire.Outlined)[before:]
 
     for name, port in ports.items():
-        (told,) = ask(name)
-        assert (told.request, told.trim, told.archive_port) == (9, 0, port)
-        assert 3000 < sum(step.size for step in told.steps) < 4000
-        assert told.server == int(name[-1])
+        (answer,) = ask(name)
+        assert (answer.request, answer.trim, answer.archive_port) == (9, 0, port)
+        assert 3000 < sum(step.size for step in answer.steps) < 4000
+        assert answer.server == int(name[-1])
         assert world.nodes[name]._state.store.sealed_below == 2**62
         (part,) = ask(name, stop=2)
         assert [step.stop for step in part.steps] == [2]

@@ -1,4 +1,4 @@
-"""Rows are made slowly while records come, and at once where somebody waits for them."""
+"""Throttle of the builder: slow while records arrive, fast while a reader waits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shard.archive import throttle as pace_module
-from shard.archive.__main__ import _HURRY, _NEWS, _listen, _say
-from shard.archive.block_builder import Maker
+from shard.archive.__main__ import _CHECK, _EXPEDITE, _receive_commands, _send_command
+from shard.archive.block_builder import BlockBuilder
 from shard.archive.block_server import ArchiveServer
-from shard.archive.shared_state import Board
-from shard.archive.throttle import CALM_S, HURRY_S, LONGEST_S, Pace
+from shard.archive.shared_state import SharedState
+from shard.archive.throttle import EXPEDITED_S, IDLE_S, MAX_PAUSE_S, Throttle
 from tests.shard.archive.logs import fill, log, make, open_store
 from tests.shard.archive.processes import CLUSTER, SHARD
 from ziplog.archive.client import ArchiveClient
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """A clock that only waiting moves on."""
+    """A clock that only waits advance."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
         self.worked = 50.0
         self.waits: list[float] = []
-        self.pace = Pace()
+        self.throttle = Throttle()
         patch.setattr(pace_module.time, "monotonic", lambda: self.now)
         patch.setattr(pace_module.time, "thread_time", lambda: self.worked)
-        patch.setattr(self.pace._called, "wait", self._wait)
+        patch.setattr(self.throttle._woken, "wait", self._wait)
         self.meanwhile: Callable[[], None] = lambda: None
 
     def _wait(self, timeout: float) -> None:
@@ -46,8 +46,8 @@ class Clock:
         self.meanwhile()
 
     def work(self, worked_s: float) -> None:
-        """Work for so long, on a machine that gives this thread half of the time."""
-        self.pace.begin()
+        """Work for a duration, on a machine that gives this thread half of the time."""
+        self.throttle.start()
         self.worked += worked_s
         self.now += 2 * worked_s
 
@@ -61,7 +61,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "1.seg"
     path.touch()
-    # As if it were written to for as long as a test lasts.
+    # As if written to during the whole test.
     later = time.time() + 3_600
     os.utime(path, (later, later))
     return path
@@ -69,16 +69,16 @@ def written(tmp_path: Path) -> Path:
 
 def test_while_records_come_a_twentieth_of_the_time_is_work(clock: Clock, written: Path) -> None:
     clock.work(0.1)
-    clock.pace.rest(written)
+    clock.throttle.throttle(written)
     assert sum(clock.waits) == pytest.approx(1.9)
-    assert max(clock.waits) <= CALM_S, "it would notice late that no more come"
+    assert max(clock.waits) <= IDLE_S, "it would notice the end of writes late"
 
 
-def test_a_rest_is_no_work(clock: Clock, written: Path) -> None:
+def test_a_pause_does_not_count_as_work(clock: Clock, written: Path) -> None:
     clock.work(0.1)
-    clock.pace.rest(written)
+    clock.throttle.throttle(written)
     clock.waits.clear()
-    clock.pace.rest(written)
+    clock.throttle.throttle(written)
     assert clock.waits == []
 
 
@@ -86,38 +86,40 @@ def test_with_nothing_written_there_is_no_rest(clock: Clock, written: Path) -> N
     before = time.time() - 1
     os.utime(written, (before, before))
     clock.work(10)
-    clock.pace.rest(written)
-    clock.pace.rest(written.with_name("gone"))
+    clock.throttle.throttle(written)
+    clock.throttle.throttle(written.with_name("gone"))
     assert clock.waits == []
 
 
-def test_no_rest_lasts_for_ever(clock: Clock, written: Path) -> None:
+def test_a_pause_is_bounded(clock: Clock, written: Path) -> None:
     clock.work(100)
-    clock.pace.rest(written)
-    assert sum(clock.waits) == pytest.approx(LONGEST_S)
+    clock.throttle.throttle(written)
+    assert sum(clock.waits) == pytest.approx(MAX_PAUSE_S)
 
 
-def test_who_misses_rows_ends_the_rest_and_the_next_ones(clock: Clock, written: Path) -> None:
+def test_a_reader_without_rows_ends_this_pause_and_the_next_ones(
+    clock: Clock, written: Path
+) -> None:
     clock.work(10)
-    clock.meanwhile = clock.pace.hurry
-    clock.pace.rest(written)
-    assert clock.waits == [CALM_S]
+    clock.meanwhile = clock.throttle.expedite
+    clock.throttle.throttle(written)
+    assert clock.waits == [IDLE_S]
     clock.waits.clear()
     clock.work(1)
-    clock.pace.rest(written)
+    clock.throttle.throttle(written)
     assert clock.waits == []
-    clock.now += HURRY_S
+    clock.now += EXPEDITED_S
     clock.work(0.01)
-    clock.pace.rest(written)
+    clock.throttle.throttle(written)
     assert clock.waits == [pytest.approx(0.19)]
 
 
-def test_who_asks_for_what_is_not_there_is_said(segments: Path) -> None:
+def test_a_request_for_missing_rows_is_reported(segments: Path) -> None:
     store = open_store(segments)
     fill(store, log(60))
     make(segments)
     store.close()
-    board = Board()
+    board = SharedState()
     board.cluster = CLUSTER
     misses: list[int] = []
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, lambda: misses.append(1))
@@ -126,36 +128,36 @@ def test_who_asks_for_what_is_not_there_is_said(segments: Path) -> None:
         assert isinstance(client.block(1), Block)
         assert not misses
         assert client.block(2**40) == 0
-        assert not misses, "nobody can make rows of what is not sealed"
+        assert not misses, "rows need a sealed segment"
         second = store._segments[1]
         (segments / second.block_file_name).unlink()
         assert isinstance(client.block(second.base), int)
         assert misses == [1]
         board.trim = store._segments[2].base
         assert isinstance(client.block(second.base), int)
-        assert misses == [1], "what was trimmed is not made again"
+        assert misses == [1], "trimmed rows are not built again"
 
 
-@pytest.mark.parametrize("word", [_NEWS, _HURRY])
-def test_a_word_of_hurry_is_no_news(word: bytes) -> None:
-    """Who has nothing to make, or no space to, is not woken by who misses it."""
-    pace, called = Pace(), threading.Event()
+@pytest.mark.parametrize("word", [_CHECK, _EXPEDITE])
+def test_an_expedite_command_does_not_wake_an_idle_builder(word: bytes) -> None:
+    """A request for missing rows does not wake a builder without work or space."""
+    throttle, called = Throttle(), threading.Event()
     line, its = socket.socketpair()
     with line, its:
-        _say(line, word)
+        _send_command(line, word)
         line.shutdown(socket.SHUT_WR)
-        _listen(its, pace, called)
-    assert called.is_set() == (word == _NEWS)
-    assert pace._called.is_set() == (word == _HURRY)
+        _receive_commands(its, throttle, called)
+    assert called.is_set() == (word == _CHECK)
+    assert throttle._woken.is_set() == (word == _EXPEDITE)
 
 
 def test_each_block_is_followed_by_a_rest(segments: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(segments)
     fill(store, log(60))
-    maker = Maker(segments)
+    maker = BlockBuilder(segments)
     rests: list[Path] = []
-    monkeypatch.setattr(maker.pace, "rest", rests.append)
-    maker.make(lambda: 2**60)
+    monkeypatch.setattr(maker.throttle, "throttle", rests.append)
+    maker.build(lambda: 2**60)
     sealed = store._segments[:-1]
     assert len(rests) >= len(sealed) > 1
     assert set(rests) == {segments / store._segments[-1].name}

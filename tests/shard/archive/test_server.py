@@ -1,4 +1,4 @@
-"""An archive's process and its clients: what is asked, what is answered, and who may ask."""
+"""An archive's process and its clients: requests, answers, limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from shard.archive import __main__ as main_module
 from shard.archive import block_server as server_module
 from shard.archive.block_server import MAX_CONNECTIONS, ArchiveServer
-from shard.archive.shared_state import Board
+from shard.archive.shared_state import SharedState
 from tests.shard.archive.logs import WRITER, end_of, fill, log, make, open_store, records, unit
 from tests.shard.archive.processes import CLUSTER, SHARD, Process
 from tests.waiting import wait_until
@@ -49,13 +49,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=["files", "connection"])
 def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks come from the files, or as to another machine."""
+    """Blocks are read from the files, or sent as to another machine."""
     if request.param == "connection":
         monkeypatch.setattr(client_module, "is_same_machine", lambda _: False)
 
 
 def read(client: ArchiveClient, gsn: int) -> tuple[list[Row], int]:
-    """Read blocks from a position on, as long as one follows the other."""
+    """Read contiguous blocks from a position on."""
     rows: list[Row] = []
     while isinstance(block := client.block(gsn), Block):
         assert block.start <= gsn < block.stop
@@ -66,7 +66,7 @@ def read(client: ArchiveClient, gsn: int) -> tuple[list[Row], int]:
 
 
 @pytest.mark.usefixtures("each_way")
-def test_what_is_asked_for_comes_as_it_is_in_the_files(
+def test_requested_blocks_are_served_as_in_the_files(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     store = open_store(segments)
@@ -75,25 +75,25 @@ def test_what_is_asked_for_comes_as_it_is_in_the_files(
     process = started(segments)
     end = store._segments[-1].base
     with process.client() as client:
-        # Nobody told it that there is something to do.
+        # It received no notification yet.
         assert client.block(1) == 0
-        process.tell()
-        wait_until(lambda: read(client, 1)[1] == end, "all rows are made")
+        process.notify()
+        wait_until(lambda: read(client, 1)[1] == end, "all rows are built")
         assert read(client, 1)[0] == records(entries, 1, end)
         assert read(client, 200)[0] == records(entries, 200, end)
         files = BlockReader(segments)
         for gsn in (1, 100, 200, end, end + 50):
             position, writers = client.writers(gsn)
-            told = files.writers(gsn)
-            assert (position, writers.export()) == (told[0], told[1].export())
+            expected = files.writers(gsn)
+            assert (position, writers.export()) == (expected[0], expected[1].export())
             writers.first_new_row(Origin(WRITER, 10**6, 1), 1)
         assert client.block(end) == 0
-        # What is new is found over the same connection.
+        # New blocks are found over the same connection.
         more = log(30, first=61, gsn=end_of(entries))
         fill(store, more)
-        process.tell()
+        process.notify()
         newer = store._segments[-1].base
-        wait_until(lambda: read(client, 1)[1] == newer, "newer rows are made")
+        wait_until(lambda: read(client, 1)[1] == newer, "newer rows are built")
         assert read(client, 1)[0] == records(entries + more, 1, newer)
     store.close()
 
@@ -103,18 +103,18 @@ def test_only_what_is_stable_is_served(segments: Path, started: Callable[..., Pr
     fill(store, log(60))
     process = started(segments)
     process.board.stable = store._segments[2].base_fseq - 1
-    process.tell()
+    process.notify()
     end = store._segments[2].base
     with process.client() as client:
-        wait_until(lambda: read(client, 1)[1] == end, "what is stable has rows")
+        wait_until(lambda: read(client, 1)[1] == end, "stable segments have rows")
         process.board.stable = 2**60
-        process.tell()
+        process.notify()
         wait_until(lambda: read(client, 1)[1] > end, "the rest has rows")
     store.close()
 
 
 @pytest.mark.usefixtures("each_way")
-def test_what_was_trimmed_is_not_there_at_once(
+def test_trimmed_blocks_are_absent_immediately(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     store = open_store(segments)
@@ -156,7 +156,7 @@ def test_files_that_are_deleted_meanwhile(segments: Path, started: Callable[...,
 
 
 @pytest.mark.parametrize(("cluster", "shard"), [(78, SHARD), (CLUSTER, 4), (0, SHARD)])
-def test_another_cluster_or_shard_is_told_nothing(
+def test_another_cluster_or_shard_receives_nothing(
     segments: Path, started: Callable[..., Process], cluster: int, shard: int
 ) -> None:
     process = started(segments)
@@ -165,7 +165,7 @@ def test_another_cluster_or_shard_is_told_nothing(
             client.block(1)
         with pytest.raises(UnavailableError, match="does not belong to shard"):
             client.writers(1)
-    process.board.cluster = 0  # it does not know yet
+    process.board.cluster = 0  # unknown yet
     with (
         process.client() as client,
         pytest.raises(UnavailableError, match="does not belong to shard"),
@@ -182,23 +182,23 @@ def test_it_ends_with_its_server(segments: Path, started: Callable[..., Process]
             client.block(1)
 
 
-def test_a_full_disk_is_said_once_and_tried_again(
+def test_a_full_disk_is_reported_once_and_retried(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     store = open_store(segments)
     fill(store, log(60))
     process = started(segments, reserve_bytes=2**60)
-    process.tell()
+    process.notify()
     with process.client() as client:
         assert client.block(1) == 0
-        process.tell()
+        process.notify()
         assert client.block(1) == 0
     assert process.child.stderr is not None
-    assert b"no rows for now" in process.child.stderr.readline()
+    assert b"rows cannot be written now" in process.child.stderr.readline()
     store.close()
 
 
-def test_only_after_a_failure_it_wakes_up_by_itself() -> None:
+def test_the_builder_wakes_up_by_timer_only_after_a_failure() -> None:
     class OverError(BaseException):
         pass
 
@@ -207,23 +207,23 @@ def test_only_after_a_failure_it_wakes_up_by_itself() -> None:
             waits.append(timeout)
             return True
 
-    class Maker:
-        def make(self, stable: Callable[[], int]) -> None:
+    class BlockBuilder:
+        def build(self, stable: Callable[[], int]) -> None:
             assert stable() == 0
             if fault := next(faults):
                 raise fault
 
     waits: list[float | None] = []
     faults = iter([None, OSError("full"), OSError("full"), None, OverError()])
-    board = Board()
+    board = SharedState()
     with pytest.raises(OverError):
-        main_module._make(Maker(), board, Called())  # type: ignore[arg-type]
+        main_module._build_loop(BlockBuilder(), board, Called())  # type: ignore[arg-type]
     retry = main_module._RETRY_S
     assert waits == [None, None, retry, retry, None]
     board.close()
 
 
-def test_a_damaged_block_is_said_by_the_client(
+def test_a_damaged_block_is_reported_by_the_client(
     segments: Path, started: Callable[..., Process]
 ) -> None:
     store = open_store(segments)
@@ -242,7 +242,9 @@ def test_a_damaged_block_is_said_by_the_client(
     store.close()
 
 
-def test_there_is_room_for_so_many(segments: Path, started: Callable[..., Process]) -> None:
+def test_the_number_of_connections_is_bounded(
+    segments: Path, started: Callable[..., Process]
+) -> None:
     store = open_store(segments)
     fill(store, log(30))
     make(segments)
@@ -262,13 +264,13 @@ def test_there_is_room_for_so_many(segments: Path, started: Callable[..., Proces
             except UnavailableError:
                 return False
 
-        wait_until(is_served, "there is room again")
+        wait_until(is_served, "a connection is free again")
     for client in clients:
         client.close()
     store.close()
 
 
-# --- strangers -------------------------------------------------------------------------------
+# --- invalid peers ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -281,14 +283,14 @@ def serving() -> list[threading.Thread]:
 def served(
     segments: Path, monkeypatch: pytest.MonkeyPatch, serving: list[threading.Thread]
 ) -> Iterator[Callable[[], socket.socket]]:
-    """Connections to a server with little patience, whose blocks are large."""
-    for name in ("_FIRST_S", "_IDLE_S", "_STUCK_S"):
+    """Connections to a server with short timeouts and large blocks."""
+    for name in ("_FIRST_REQUEST_TIMEOUT_S", "_IDLE_TIMEOUT_S", "_SEND_TIMEOUT_S"):
         monkeypatch.setattr(server_module, name, 1.0)
     store = open_store(segments, segment_bytes=3_000_000)
     fill(store, [unit(1, 1, size=4_000_000), unit(2, 100), unit(3, 200)])
     make(segments)
     store.close()
-    board = Board()
+    board = SharedState()
     board.cluster = CLUSTER
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     ends: list[socket.socket] = []
@@ -311,14 +313,14 @@ def served(
     for thread in serving:
         thread.join(20)
         assert not thread.is_alive()
-    # Every one has given its room back.
+    # Every connection has released its slot.
     assert server._room._value == MAX_CONNECTIONS
     server._socket.close()
     board.close()
 
 
 def is_left(connection: socket.socket) -> bool:
-    """Whether the other side leaves, after whatever it still sends."""
+    """Whether the other side closes the connection, after any remaining bytes."""
     try:
         while connection.recv(1 << 20):
             pass
@@ -327,11 +329,11 @@ def is_left(connection: socket.socket) -> bool:
     return True
 
 
-def test_who_says_nothing_is_sent_away(served: Callable[[], socket.socket]) -> None:
+def test_a_silent_connection_is_closed(served: Callable[[], socket.socket]) -> None:
     assert is_left(served())
 
 
-def test_who_says_half_of_something_is_sent_away(served: Callable[[], socket.socket]) -> None:
+def test_a_connection_with_half_a_request_is_closed(served: Callable[[], socket.socket]) -> None:
     connection = served()
     connection.sendall(encode_request(Request(BLOCK, CLUSTER, SHARD, 1))[:-1])
     assert is_left(connection)
@@ -340,7 +342,7 @@ def test_who_says_half_of_something_is_sent_away(served: Callable[[], socket.soc
 def test_without_a_thread_a_connection_is_closed_and_the_next_one_served(
     segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board = Board()
+    board = SharedState()
     server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
     mine, its = socket.socketpair()
 
@@ -364,7 +366,7 @@ def test_garbage_ends_the_connection(served: Callable[[], socket.socket]) -> Non
         assert is_left(connection)
 
 
-def test_who_takes_nothing_is_sent_away(
+def test_a_connection_that_does_not_read_is_closed(
     served: Callable[[], socket.socket], serving: list[threading.Thread]
 ) -> None:
     connection = served()
@@ -377,12 +379,12 @@ def test_who_takes_nothing_is_sent_away(
         receive(connection, answer.columns.size + answer.data.size)
 
 
-# --- the client, and servers that are none ---------------------------------------------------
+# --- the client and fake servers -------------------------------------------------------------
 
 
 @pytest.fixture
 def pretending() -> Iterator[Callable[..., ArchiveClient]]:
-    """Clients of a server that answers to each connection what it was given."""
+    """Clients of a fake server that sends a given answer on each connection."""
     threads: list[threading.Thread] = []
     clients: list[ArchiveClient] = []
 
@@ -399,7 +401,7 @@ def pretending() -> Iterator[Callable[..., ArchiveClient]]:
                         receive(connection, REQUEST_BYTES)
                         connection.sendall(answer)
                         if not answer:
-                            connection.recv(1)  # it says nothing until the client leaves
+                            connection.recv(1)  # silent until the client disconnects
 
         threads.append(threading.Thread(target=run, daemon=True))
         threads[-1].start()
@@ -445,7 +447,7 @@ def test_an_answer_is_taken(pretending: Callable[..., ArchiveClient]) -> None:
         (block_answer()[:-1], "does not answer"),
     ],
 )
-def test_what_is_no_answer_is_said(
+def test_an_invalid_answer_is_reported(
     pretending: Callable[..., ArchiveClient], answer: bytes, said: str
 ) -> None:
     client = pretending(answer)
@@ -459,7 +461,7 @@ def test_silence_has_an_end(pretending: Callable[..., ArchiveClient]) -> None:
 
 
 @pytest.mark.parametrize(("timeout_s", "patience_s"), [(20.0, 2.0), (0.5, 0.5)])
-def test_who_takes_no_connection_is_given_up_sooner(
+def test_an_unreachable_archive_times_out_sooner(
     pretending: Callable[..., ArchiveClient],
     monkeypatch: pytest.MonkeyPatch,
     timeout_s: float,

@@ -130,4 +130,4 @@ class Deeds:
         assert not deed.returned, f"{deed} has two results"
         deed.returned, deed.outcome = self._moment(), outcome
         self._kernel.record(f"{deed.client}:{deed.op} {outcome}".encode())
-        self._kernel.tell(str(deed))
+        self._kernel.trace(str(deed))

@@ -62,8 +62,8 @@ class DatabaseRun(Run):
         with small(self.database), self.oracle.observing():
             return super().outcome()
 
-    def look(self) -> None:
-        super().look()
+    def check_servers(self) -> None:
+        super().check_servers()
         self.oracle.check_trim(self.cluster.state.trim)
         for name in self._coordinators():
             node = self._node(name)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.sim.__main__ import main
 from tests.sim.database.draws import draw
-from tests.sim.fault_text import parse_fault, strangers
+from tests.sim.fault_text import parse_fault, unknown_targets
 from tests.sim.hashing import printed_under_any_hashes
 from tests.sim.plan import Database, Fault, Plan
 from tests.sim.run import run
@@ -127,9 +127,9 @@ def test_a_fault_of_a_coordinator_is_parsed_from_its_text(seed: int) -> None:
     drawn = draw(seed)
     for fault in drawn.faults:
         assert parse_fault(str(fault)) == fault
-        assert not strangers(fault, drawn)
+        assert not unknown_targets(fault, drawn)
         alone = drawn._replace(database=None)
-        assert strangers(fault, alone) == [t for t in fault.targets if t.startswith("coord")]
+        assert unknown_targets(fault, alone) == [t for t in fault.targets if t.startswith("coord")]
 
 
 def test_a_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ class DatabaseClient(Client):
         except StopIteration:
             return
         if isinstance(wanted, int):
-            self.shared.cluster.kernel.after(wanted, self.in_this_life(lambda: self.run(task)))
+            self.shared.cluster.kernel.after(wanted, self.unless_killed(lambda: self.run(task)))
         else:
             self.program().call(wanted, lambda answer: self.run(task, answer))
 
@@ -159,7 +159,7 @@ class Transactor(DatabaseClient):
         for lane in range(self._lanes):
             self.run(self._lane(lane))
 
-    def go_on(self) -> None:
+    def next_call(self) -> None:
         """Nothing: each lane goes on by itself."""
 
     def _lane(self, lane: int) -> Task:
@@ -406,7 +406,7 @@ class Watcher(DatabaseClient):
         self.seen.append((self.key, []))
         self.run(self._watch())
 
-    def go_on(self) -> None:
+    def next_call(self) -> None:
         """Nothing: it watches on by itself."""
 
     def _watch(self) -> Task:
@@ -432,7 +432,7 @@ class Auditor(DatabaseClient):
         self.rows: dict[bytes, bytes] | None = None
         self.gsn = 0
 
-    def go_on(self) -> None:
+    def next_call(self) -> None:
         self.run(self._audit())
 
     def _audit(self) -> Task:

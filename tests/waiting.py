@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 #: Interval between two checks of a condition, in seconds.
 _PAUSE_S = 0.01
@@ -27,3 +29,17 @@ async def until(condition: Callable[[], object], what: str, deadline_s: float = 
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
         await asyncio.sleep(0)
+
+
+@contextmanager
+def explicit_collections() -> Iterator[None]:
+    """Let garbage be collected by `gc.collect` only.
+
+    `gc.collect` returns at once while another thread collects, so a test of collected owners must
+    not have automatic collections beside it.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -14,7 +14,7 @@ import logdb.aio
 from logdb.client import scanning, transaction
 from tests.cancelling import Canceller, cancelled
 from tests.interrupts import Struck, interrupted
-from tests.waiting import wait_until
+from tests.waiting import explicit_collections, wait_until
 from ziplog.client.engines.signals import SHIELD
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 _ROWS = [(f"k{number}", number) for number in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def explicit() -> Iterator[None]:
+    with explicit_collections():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import pytest
 
 import ziplog.aio
 from tests.cancelling import Canceller, cancelled
+from tests.waiting import explicit_collections
 from tests.ziplog.client.served import ServedCluster
 from ziplog import RecordId
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from ziplog.aio import AsyncLog
 
 _COUNT = 4
+
+
+@pytest.fixture(autouse=True)
+def explicit() -> Iterator[None]:
+    with explicit_collections():
+        yield
 
 
 @pytest.fixture(name="cluster")

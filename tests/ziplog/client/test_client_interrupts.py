@@ -11,6 +11,7 @@ import pytest
 
 import ziplog
 from tests.interrupts import Struck, interrupted
+from tests.waiting import explicit_collections
 from tests.ziplog.client.served import ServedCluster
 from ziplog import RecordId
 from ziplog.client.engines.signals import SHIELD
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from ziplog import Record, Subscription
 
 _COUNT = 3
+
+
+@pytest.fixture(autouse=True)
+def explicit() -> Iterator[None]:
+    with explicit_collections():
+        yield
 
 
 @pytest.fixture(name="log")

@@ -16,7 +16,7 @@ import pytest
 
 import ziplog
 import ziplog.aio
-from tests.waiting import wait_until
+from tests.waiting import explicit_collections, wait_until
 from tests.ziplog.client.served import ServedCluster
 from ziplog import wire
 from ziplog.client.engines import blocking_engine
@@ -24,6 +24,12 @@ from ziplog.client.engines.signals import SHIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def explicit() -> Iterator[None]:
+    with explicit_collections():
+        yield
 
 
 @pytest.fixture(name="cluster")

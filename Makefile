@@ -20,14 +20,15 @@ SEED ?= 1
 MINUTES ?= 10
 F ?= 1
 
-.PHONY: help venv demo pipeline test check lint format bench chaos sim clean
+.PHONY: help venv demo pipeline test nightly check lint format bench chaos sim clean
 
 help:
 	@echo 'make venv    everything into .venv, the command ziplog too: . .venv/bin/activate'
 	@echo 'make demo    a million real events through a local cluster (EVENTS=20000 for a short one)'
 	@echo 'make pipeline the same events in Spark, each answer checked, a stream killed (Java 17)'
-	@echo 'make test    all tests; those of Spark need Java 17 or later'
-	@echo 'make check   lint and the fast tests'
+	@echo 'make check   lint and the unit tests: half a minute'
+	@echo 'make test    also real processes, the simulator, Spark (Java 17 or later): minutes'
+	@echo 'make nightly all mutants, 1,000 seeds, long properties, chaos: an hour and more'
 	@echo 'make lint    ruff, mypy --strict, import-linter'
 	@echo 'make format  let ruff rewrite the code'
 	@echo 'make bench   insert latency and throughput beside the floors of this machine'
@@ -67,11 +68,17 @@ demo: $(BIN)/.package $(BIN)/.flights
 pipeline: $(BIN)/.installed $(BIN)/.flights
 	$(BIN)/python scripts/pipeline.py --events $(EVENTS)
 
-test: $(BIN)/.installed
-	$(PYTEST) $(ARGS)
-
 check: lint
-	$(PYTEST) -m 'not slow and not spark' --ignore=tests/integration
+	ZIPLOG_EXAMPLES=25 $(PYTEST) -q tests/unit $(ARGS)
+
+test: $(BIN)/.installed
+	$(PYTEST) -m 'not nightly' $(ARGS)
+
+nightly: $(BIN)/.installed
+	ZIPLOG_EXAMPLES=1000 $(PYTEST) tests/unit $(ARGS)
+	$(PYTEST) -m nightly $(ARGS)
+	$(BIN)/python -m tests.sim --seed $(SEED) --count 1000 --quiet
+	$(BIN)/python scripts/chaos.py --seed $(SEED) --minutes 10
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ziplog
-from tests.shard.archive.processes import children, is_running
+from tests.unit.shard.archive.processes import children, is_running
+from tests.unit.ziplog.segments.blocks import Row, rows_in
 from tests.waiting import wait_until
-from tests.ziplog.segments.blocks import Row, rows_in
 from ziplog import local
 from ziplog.archive import client as client_module
 from ziplog.archive.client import ArchiveClient
@@ -28,7 +28,7 @@ from ziplog.segments.blocks import Block, block_of_units
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 MIB = 1024 * 1024
 

@@ -3,7 +3,7 @@
 A real cluster writes the files; this process loads them with the code of a start. Some bytes of
 each file (all of them with a large ZIPLOG_FLIPS) have a bit flipped. Allowed results: an error that
 names the file, the state without the flip, or a reduced state that shows what is missing (a server
-without its checkpoint is in limbo). For segments see tests/shard/test_segments_damage.py.
+without its checkpoint is in limbo). For segments see tests/unit/shard/test_segments_damage.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mms.membership_rules import contradiction, moved_nodes
 from mms.state import ClusterState
 from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
-from tests.shard.archive.logs import make, walk
+from tests.unit.shard.archive.logs import make, walk
 from tests.waiting import wait_until
 from ziplog.config import load, parse
 from ziplog.core.node import Restored
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 MIB = 1024 * 1024
 #: Number of bytes of each file with a flipped bit: both ends, and random ones.
@@ -54,7 +54,7 @@ FILES = {
     r"(mms|failure-handler|fh)-\d/(journal|flushed|snapshot)": "consensus",
     r"shard-0-\d/(lock|identity\.json|started|checkpoint)": "server",
     r"shard-0-\d/segments/(flushed|.*\.(idx|rows))": "server",
-    r"shard-0-\d/segments/.*\.seg": "",  # tests/shard/test_segments_damage.py
+    r"shard-0-\d/segments/.*\.seg": "",  # tests/unit/shard/test_segments_damage.py
 }
 
 

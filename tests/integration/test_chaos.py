@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
 from chaos import run_chaos
 from fault_injection.matrix import run_trial
 from fault_injection.trial import Shape, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Of faults by chance, of which the first kills a server of a shard.
 SEED = 46
@@ -20,7 +19,6 @@ SHAPE = Shape(mms=1, failure_handlers=1, clients=2, subscribers=1)
 KINDS = ("kill", "pause", "cut-peers", "cut-clients", "isolate", "slow")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_faults_break_no_guarantee(tmp_path: Path) -> None:
     said: list[str] = []
@@ -39,7 +37,6 @@ def passes(faults: tuple[str, ...], shape: Shape, folder: Path) -> Verdict:
     return row.verdict
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "faults",
@@ -57,21 +54,18 @@ def test_nothing_is_lost_while_one_server_of_a_shard_lives(
     assert passes(faults, SHAPE, tmp_path).lost == 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", ["survivor_killed", "everything_killed", "power_lost"])
 def test_at_level_disk_nothing_is_ever_lost(tmp_path: Path, fault: str) -> None:
     assert passes((fault,), SHAPE._replace(durability="disk"), tmp_path).lost == 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_at_level_memory_losses_of_a_power_cut_are_reported(tmp_path: Path) -> None:
     # An unreported loss is a violation.
     passes(("power_lost",), SHAPE._replace(syncs=False), tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_f_2_two_servers_of_a_shard_may_die(tmp_path: Path) -> None:
     shape = SHAPE._replace(f=2, shards=1)

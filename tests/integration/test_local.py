@@ -28,7 +28,7 @@ from ziplog.local import Cluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 ZIPLOG = [sys.executable, "-m", "ziplog.cli"]
 

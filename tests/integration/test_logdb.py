@@ -6,22 +6,20 @@ is lost or made. The longer form is scripts/logdb_faults.py.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
 from fault_injection.database import DatabaseShape, DatabaseTrial
 from history.transactors import BANK, KEYS
 
 from tests.waiting import wait_until
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 SHAPE = DatabaseShape(checkpoint_every=300)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mix", [BANK, KEYS], ids=["bank", "lists and registers"])
 def test_transactions_are_serializable_whatever_dies(tmp_path: Path, mix: dict[str, int]) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 DEADLINE_S: Final = 40.0
 #: Timeout of an insert, in seconds: it may have to wait for a stopped or paused server.

@@ -16,7 +16,7 @@ from ziplog.local import Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 #: The hard limit too, so that a server cannot raise it.
 LIMIT: Final = 96

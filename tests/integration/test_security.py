@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ziplog.config import NodeConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 DEADLINE_S: Final = 30.0
 LARGEST: Final = 2**63 - 1

@@ -102,7 +102,6 @@ def test_with_all_rules_all_invariants_hold(search: Search) -> None:
     assert_holds(search)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("search", LONGER, ids=name_of)
 def test_with_all_rules_all_invariants_hold_in_larger_models(search: Search) -> None:
     assert_holds(search)

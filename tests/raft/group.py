@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.raft import node as node_module
 from tests.raft.node import Settings, decode, encode
-from tests.ziplog.bench import free_endpoints
+from tests.unit.ziplog.bench import free_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,15 +18,15 @@ import shard.storage.data_directory
 import shard.storage.flusher
 import shard.storage.segment_files
 import shard.storage.segment_rewrite
-import tests.shard.logs
+import tests.unit.shard.logs
 import ziplog.segments.segment
 from shard.storage.data_directory import DataDirectory
 from shard.storage.store import FullError
-from tests.shard import test_segments_repair as repairs
-from tests.shard.logs import Oracle, apply, compare, compare_numbers, reopen
-from tests.shard.test_segments_cut import CHANGES, after, check_image, grown
+from tests.integration.shard.test_segments_cut import CHANGES, after, check_image, grown
 from tests.sim.disks import sync
 from tests.simulator.disk import Disk, installed
+from tests.unit.shard import test_segments_repair as repairs
+from tests.unit.shard.logs import Oracle, apply, compare, compare_numbers, reopen
 from ziplog.core.node import StorageChanged
 from ziplog.errors import UnavailableError
 from ziplog.raft import journal, pysyncobj_adapter, snapshot
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MODULES = (
     shard.storage.data_directory, shard.storage.segment_files, shard.storage.flusher,
     shard.storage.segment_rewrite, ziplog.segments.segment,
-    journal, pysyncobj_adapter, snapshot, tests.shard.logs,
+    journal, pysyncobj_adapter, snapshot, tests.unit.shard.logs,
 )  # fmt: skip
 
 

@@ -47,7 +47,6 @@ def found(mutant: Mutant) -> Found:
     return result
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=str)
 def test_a_broken_rule_is_found(mutant: Mutant) -> None:

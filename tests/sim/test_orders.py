@@ -6,9 +6,10 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.sim.linearizability import explain
 from tests.sim.stories import Story, empty, no_op, record, rid, unknown
 from ziplog.client.common.requests import (
@@ -302,7 +303,7 @@ def agrees(seed: int) -> bool:
     return expected
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(min_value=0, max_value=2**32))
 def test_the_search_agrees_with_trying_all_orders(seed: int) -> None:
     agrees(seed)

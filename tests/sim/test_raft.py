@@ -21,8 +21,6 @@ from ziplog.raft.journal import JournalError
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow
-
 #: Seeds within which violations of the library's own receive path are found.
 SEEDS_UNTIL_CAUGHT = 12
 

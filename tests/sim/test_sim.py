@@ -12,8 +12,6 @@ from tests.sim.run import run
 from tests.sim.seeds import attempt, command
 from tests.sim.shrink import shrink
 
-pytestmark = pytest.mark.slow
-
 #: The first seed.
 FIRST = int(os.environ.get("ZIPLOG_SIM_SEED", "1"))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cluster import PureCluster
+from tests.properties import examples
 from tests.sim.checks import (
     Deliveries,
     Row,
@@ -55,7 +56,7 @@ def make_call(
     then(result)
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(st.integers(0, 2**32))
 def test_a_cluster_that_nothing_disturbs_passes(seed: int) -> None:
     random = Random(seed)

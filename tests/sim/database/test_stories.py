@@ -22,8 +22,6 @@ from tests.simulator.network import Conditions
 if TYPE_CHECKING:
     from tests.sim.stages import Counts, Outcome
 
-pytestmark = pytest.mark.slow
-
 LAN = Conditions()
 SLOW = Conditions(delay_ns=(50 * US, 10 * MS))
 

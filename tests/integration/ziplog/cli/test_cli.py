@@ -1,0 +1,388 @@
+"""The command line with a client in memory: its output and exit codes."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+import ziplog
+from tests.unit.ziplog.cli.fakes import STATUS, FakeLog, cluster_file, run, shard
+from ziplog.cli import servers, status
+from ziplog.config import parse
+from ziplog.demo.run import Summary
+from ziplog.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_insert_prints_the_rid(log: FakeLog) -> None:
+    result = run("insert", "--after", "5@1", "--key", "k", stdin=b"one\ntwo\n")
+    assert (result.exit_code, result.stdout) == (0, "1@0\n")
+    assert log.records[0].payload == b"one\ntwo\n"
+    assert log.records[0].key == b"k"
+    assert log.calls[-1] == ("insert", [b"one\ntwo\n"], ziplog.RecordId(5, 1))
+
+
+def test_insert_takes_a_file_or_an_argument(log: FakeLog, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"\x00\xff")
+    assert run("insert", "--file", str(tmp_path / "f")).exit_code == 0
+    assert run("insert", "héllo").exit_code == 0
+    assert [record.payload for record in log.records] == [b"\x00\xff", "héllo".encode()]
+
+
+def test_lines_are_records_in_their_order_each_batch_after_the_one_before(log: FakeLog) -> None:
+    lines = [str(number).encode() for number in range(2500)]
+    result = run("insert", "--lines", stdin=b"\r\n".join(lines))
+    assert result.exit_code == 0
+    assert [record.payload for record in log.records] == lines
+    assert result.stdout.splitlines() == [f"{number}@0" for number in range(1, 2501)]
+    afters = [call[2].gsn for call in log.calls if call[0] == "insert"]
+    assert afters == [0, 1024, 2048]
+
+
+def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
+    log.insert_after(b"\x00\xffraw", ziplog.RID_GENESIS)
+    assert run("read", "1@0").stdout_bytes == b"\x00\xffraw"
+
+
+def test_a_missing_record_is_reported_in_one_line(log: FakeLog) -> None:
+    result = run("read", "9@0")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("ziplog: error: no record at 9@0")
+    assert result.stderr.count("\n") == 1
+
+
+def test_tail_json_has_the_fields_that_scripts_rely_on(log: FakeLog) -> None:
+    log.insert_after(b"text", ziplog.RID_GENESIS, key="k")
+    log.insert_after(b"\xff", ziplog.RID_GENESIS)
+    result = run("tail", "--json")
+    first, second = (json.loads(line) for line in result.stdout.splitlines())
+    assert first == {
+        "rid": "1@0",
+        "gsn": 1,
+        "shard": 0,
+        "epoch": 7,
+        "timestamp": "2023-11-14T22:13:20+00:00",
+        "key": "k",
+        "payload": "text",
+    }
+    assert second["payload_b64"] == base64.b64encode(b"\xff").decode()
+    assert second["key"] is None
+    assert "payload" not in second
+
+
+def test_tail_starts_and_ends_at_the_given_positions(log: FakeLog) -> None:
+    log.insert_many([b"a", b"b\xff\n", b"c"], ziplog.RID_GENESIS)
+    result = run("tail", "--from", "2@0", "--limit", "1")
+    assert result.stdout == "2@0\tb\\xff\\n\n"
+    assert log.calls[-1] == ("subscribe", ziplog.RecordId(2, 0), False, 10.0)
+    assert run("tail", "--from", "recent", "--follow").exit_code == 0
+    assert log.calls[-1] == ("subscribe", ziplog.RID_RECENT, True, None)
+
+
+#: The parts of escape sequences, and direction marks.
+CONTROLS = "\x00\x07\x08\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202e\u2028"
+ESCAPED = r"\x00\x07\x08\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202e\u2028"
+
+
+def test_no_control_character_of_a_payload_is_printed_raw(log: FakeLog) -> None:
+    log.insert_many([CONTROLS.encode() + b"\t\xff\r\n"], ziplog.RID_GENESIS)
+    assert run("tail").stdout == f"1@0\t{ESCAPED}\t\\xff\\r\\n\n"
+
+
+def test_json_has_the_same_text_without_a_raw_control_character(log: FakeLog) -> None:
+    log.insert_after(CONTROLS.encode(), ziplog.RID_GENESIS, key=CONTROLS)
+    for command in (("tail",), ("read", "1@0")):
+        printed = run(*command, "--json").stdout
+        assert printed.isascii()
+        assert not any(ord(char) < 0x20 or ord(char) == 0x7F for char in printed.strip())
+        assert json.loads(printed)["payload"] == json.loads(printed)["key"] == CONTROLS
+
+
+def test_read_is_exact_in_a_pipe_and_escaped_on_a_terminal(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = b"two\nlines\t" + CONTROLS.encode() + b"\xff"
+    log.insert_after(payload, ziplog.RID_GENESIS)
+    assert run("read", "1@0").stdout_bytes == payload
+    monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    assert run("read", "1@0").stdout == f"two\nlines\t{ESCAPED}\\xff\n"
+
+
+def test_errors_and_tables_hold_no_control_character(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {**STATUS, "cluster": "c\x1b[2J"}
+    document["failure_handlers"] = [{**STATUS["failure_handlers"][0], "name": "fh\x9b0m"}]  # type: ignore[index]
+    monkeypatch.setattr(log, "cluster", lambda: document)
+    output = run("status")
+    assert "\x1b" not in output.stdout
+    assert "\x9b" not in output.stdout
+    assert r"c\x1b[2J: durability" in output.stdout
+    assert r"fh\x9b0m" in output.stdout
+    assert "\x1b" not in run("read", "x\x1b[2J").stderr
+
+
+def test_status_shows_when_a_node_was_heard(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {**STATUS["failure_handlers"][0], "heartbeat_age_ms": 1849}  # type: ignore[index]
+    monkeypatch.setattr(log, "cluster", lambda: {**STATUS, "failure_handlers": [node]})
+    rows = [row.split() for row in run("status").stdout.splitlines()]
+    assert ["fh-0", "handler", "leader", "up", "1.8", "s", "ago", "127.0.0.1:5", "5"] in rows
+
+
+def test_trim(log: FakeLog) -> None:
+    result = run("trim", "4@1")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert log.calls[-1] == ("trim", ziplog.RecordId(4, 1))
+
+
+def test_status_json_is_the_document(log: FakeLog) -> None:
+    assert json.loads(run("status", "--json").stdout) == STATUS
+
+
+def test_status_is_a_table_for_people(log: FakeLog) -> None:
+    result = run("status")
+    assert (result.exit_code, result.stderr) == (0, "")
+    first, *rows = result.stdout.splitlines()
+    assert first.startswith("demo: durability memory, epoch 812, finalized 808")
+    found = [row.split() for row in rows]
+    assert ["fh-0", "handler", "leader", "up", "127.0.0.1:5", "5"] in found
+    assert ["fh-1", "handler", "down", "127.0.0.1:6", "6"] in found
+    assert ["shard-0-0", "primary", "of", "0", "up", "127.0.0.1:2", "3"] in found
+    # Fields that an older membership service does not have stay empty.
+    assert ["0", "live", "1", "1200", "3487", "3100"] in found
+    assert "lost" not in result.stdout
+    assert "recovering" not in result.stdout
+
+
+def test_status_shows_recoveries_and_possible_losses(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovering = {**STATUS["shards"][0], "state": "recovering", "view": 4}  # type: ignore[index]
+    losses = [{"shard": n, "start": 10, "stop": 20, "epochs": [n, 9]} for n in range(7)]
+    monkeypatch.setattr(
+        log, "cluster", lambda: {**STATUS, "shards": [recovering], "losses": losses}
+    )
+    output = run("status").stdout
+    assert "shard 0 is recovering" in output
+    assert "shard 6 may have lost records: positions 10 to 19, epochs 6 to 9\n" in output
+    assert [n for n in range(7) if f"shard {n} may have lost" in output] == [2, 3, 4, 5, 6]
+    assert "2 earlier losses" in output
+
+
+def test_status_explains_states_and_shows_which_shard_holds_back_which(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        shard(0, state="live", blocks=[2], epoch=7),
+        shard(1, state="finalized"),
+        shard(2, state="leaving"),
+        shard(3, state="finalized"),
+        shard(4, state="joining"),
+        shard(5, state="live", blocks=[0, 2], epoch=6),
+        shard(6, state="parked"),
+    ]
+    monkeypatch.setattr(log, "cluster", lambda: {**STATUS, "shards": found, "blocked_by": 5})
+    output = run("status").stdout
+    assert "shards 1, 3 are finalized: changes no more" in output
+    rows = [row.split() for row in output.splitlines()]
+    assert ["2", "leaving", "12", "123456", "256", "98765432"] in [row[:6] for row in rows]
+    assert ["3", "finalized", "12", "123456", "256", "12345678"] in [row[:6] for row in rows]
+    assert "shard 2 is leaving: new records go to other shards; stays readable" in output
+    assert "shard 4 is joining: takes no records until every server" in output
+    assert "shard 6 is parked: takes no records until all its servers" in output
+    assert "readers wait for shard 0 (epoch 7): it holds back records of shard 2\n" in output
+    first = "readers wait for shard 5 (epoch 6), and most of all: it holds back records of shards"
+    assert f"{first} 0, 2\n" in output
+
+
+def test_status_of_six_busy_shards_fits_a_terminal_of_100_columns(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {**STATUS, "shards": [shard(number) for number in range(6)], "blocked_by": 0}
+    narrow = io.StringIO()
+    Console(width=100, file=narrow).print(status._view(document))
+    monkeypatch.setattr(log, "cluster", lambda: document)
+    assert narrow.getvalue() == run("status").stdout
+    assert len(narrow.getvalue().splitlines()) <= 32
+
+
+@pytest.mark.parametrize(("width", "last"), [(100, "durable"), (83, "stable"), (70, "read")])
+def test_where_status_is_too_wide_the_last_columns_go_and_no_cell_is_cut(
+    width: int, last: str
+) -> None:
+    document = {**STATUS, "shards": [shard(number) for number in range(2)]}
+    narrow = io.StringIO()
+    Console(width=width, file=narrow).print(status._view(document))
+    rows = [row.split() for row in narrow.getvalue().splitlines()]
+    columns = next(row for row in rows if row[:1] == ["id"])
+    assert columns[-1] == last
+    (first,) = (row for row in rows if row[:2] == ["0", "recovering"])
+    assert len(first) == len(columns)
+    assert "…" not in narrow.getvalue()
+
+
+def test_the_bootstrap_comes_from_the_option_or_the_environment(log: FakeLog) -> None:
+    run("status", "--bootstrap", "h:1", "--timeout", "3")
+    assert log.calls[-1] == ("connect", "h:1", 3.0)
+    run("status", env={"ZIPLOG_BOOTSTRAP": "h:2"})
+    assert log.calls[-1] == ("connect", "h:2", 10.0)
+    run("status")
+    assert log.calls[-1] == ("connect", "127.0.0.1:7400", 10.0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("read", "seven"),
+        ("read",),
+        ("tail", "--from", "1-1"),
+        ("tail", "--limit", "0"),
+        ("insert", "word", "--lines"),
+        ("status", "--timeout", "soon"),
+        ("frobnicate",),
+        ("up",),
+        ("up", "--data-dir", "x", "--durability", "ram"),
+        ("shard", "remove"),
+        ("shard", "remove", "-1"),
+        ("config", "check", "/nowhere/cluster.toml"),
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_is_2(log: FakeLog, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr
+
+
+def test_a_cluster_that_is_not_there_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(bootstrap: str, *, timeout: float) -> FakeLog:
+        raise UnavailableError(f"no node answered at {bootstrap}")
+
+    monkeypatch.setattr(ziplog, "connect", connect)
+    result = run("status")
+    assert result.exit_code == 1
+    assert result.stderr == "ziplog: error: no node answered at 127.0.0.1:7400\n"
+
+
+def test_ctrl_c_is_quiet(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "cluster", interrupted)
+    result = run("status")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_config_show_gives_a_file_that_config_check_accepts(tmp_path: Path) -> None:
+    shown = run("config", "show")
+    path = tmp_path / "cluster.toml"
+    path.write_text(shown.stdout)
+    checked = run("config", "check", str(path))
+    assert (checked.exit_code, checked.stdout) == (0, "")
+    assert run("config", "show", str(path)).stdout == shown.stdout
+    path.write_text(shown.stdout.replace("epoch_ms", "epoch"))
+    assert run("config", "check", str(path)).exit_code == 2
+
+
+def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(run("config", "show").stdout)
+    result = run("up", "--data-dir", str(tmp_path), "--shards", "3")
+    assert result.exit_code == 2
+    assert "--shards is 3, but the existing cluster has 1" in result.stderr
+
+
+def test_the_command_that_created_a_cluster_restarts_it_after_shards_were_added(
+    tmp_path: Path,
+) -> None:
+    cluster_file(tmp_path, 7402)
+    servers._refuse_contradictions(tmp_path, {"shards": 1, "f": 0, "port": 7400})
+    with pytest.raises(ConfigError, match="--f is 1"):
+        servers._refuse_contradictions(tmp_path, {"shards": 1, "f": 1})
+
+
+@pytest.mark.parametrize(
+    ("port", "variable", "said"),
+    [
+        (7400, "", ""),
+        (7400, "127.0.0.1:9", "not at 127.0.0.1:9, so run: export ZIPLOG_BOOTSTRAP="),
+        (30000, "", "not at 127.0.0.1:7400, so run: export ZIPLOG_BOOTSTRAP=127.0.0.1:30000"),
+        (30000, "127.0.0.1:30000", ""),
+    ],
+)
+def test_up_prints_the_bootstrap_variable_for_another_endpoint(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    port: int,
+    variable: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("ZIPLOG_BOOTSTRAP", variable)
+    text = run("config", "show").stdout
+    assert "port = 7400" in text
+    text = text.replace("port = 7400", f"port = {port}")
+    servers._say_bootstrap(parse(text, tmp_path / "cluster.toml"))
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert (said in output.err) if said else (output.err == "")
+
+
+def test_down_where_nothing_runs_is_done(tmp_path: Path) -> None:
+    assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
+
+
+def test_down_signals_no_process_while_the_process_id_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(servers.os, "kill", lambda pid, _: ended.append(pid))
+    numbers = iter([0, 0, 77, 77, None])
+    monkeypatch.setattr(servers, "running_pid", lambda _: next(numbers))
+    assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
+    assert ended == [77], "0 would be the whole process group"
+    monkeypatch.setattr(servers, "running_pid", lambda _: 0)
+    result = run("down", "--data-dir", str(tmp_path), "--timeout", "0.1")
+    assert result.exit_code == 1
+    assert ended == [77]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "code"),
+    [({}, 0), ({"delivered": 99}, 1), ({"same_contents": False}, 1), ({"fault": "twice"}, 1)],
+    ids=["right", "one is missing", "other contents", "a fault in the order"],
+)
+def test_the_demo_fails_unless_everything_came_back(
+    monkeypatch: pytest.MonkeyPatch, spoilt: dict[str, Any], code: int
+) -> None:
+    right: dict[str, Any] = {
+        "inserted": 100, "delivered": 100, "same_contents": True, "fault": "", "first": "1@0",
+        "last": "100@1", "aircraft": 4, "shards": 2, "replicas": 2, "durability": "memory",
+        "clients": 2, "insert_s": 2.0, "total_s": 3.0, "batched": 90, "p50_us": 150.0,
+        "p99_us": 900.0, "singles": 10, "fast_path_share": 0.9, "retries": 0,
+    }  # fmt: skip
+
+    def run_demo(
+        _: Path, events: int, clients: int, on_progress: Callable[[str, int], None]
+    ) -> Summary:
+        on_progress("insert", events // clients)
+        return Summary(**{**right, **spoilt})
+
+    monkeypatch.setattr("ziplog.cli.demo.run", run_demo)
+    result = run("demo", "--events", "100")
+    assert result.exit_code == code
+    assert ("WRONG" in result.stdout) == bool(code)
+    assert result.stderr == ""
+
+
+def test_help_names_every_verb() -> None:
+    result = run("--help")
+    verbs = ("up", "down", "status", "insert", "read", "tail", "trim", "demo", "shard", "config")
+    assert all(f"  {verb} " in result.stdout for verb in verbs)

@@ -1,0 +1,591 @@
+"""A database's client: its requests to coordinators and the log, and its handling of replies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logdb import records, wire
+from logdb.client.arguments import READ_BYTES, WRITE_BYTES, Sizes
+from logdb.client.requests import (
+    CommitRequest,
+    CompareAndPutRequest,
+    CoordinatorStatusRequest,
+    DropRequest,
+    GetRequest,
+    OpenRequest,
+    PutRequest,
+    ScanRequest,
+    SnapshotRequest,
+    UnwatchRequest,
+    ValidateRequest,
+    WatchHandle,
+    WatchRequest,
+)
+from logdb.errors import SnapshotExpired, TransactionAborted
+from logdb.records import KeyRead, Move, RangeRead
+from tests.unit.logdb.client.fakes import FakeDatabase, v
+from tests.unit.ziplog.client.fakes import CLUSTER, MS, S
+from ziplog import wire as log_wire
+from ziplog.core.entries import decode_body
+from ziplog.errors import DeadlineError, RecordTooLargeError, UnavailableError
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def db() -> FakeDatabase:
+    return FakeDatabase().open()
+
+
+def sent(db: FakeDatabase) -> list[str]:
+    """Return the kinds of what was sent, and not looked at; the rest of the log's upkeep aside."""
+    return [type(message).__name__ for _, message in db.glass.sent]
+
+
+# --- messages, counted ---
+
+
+def test_a_put_is_one_insert_and_one_decision(db: FakeDatabase) -> None:
+    call = db.begin(PutRequest, {b"k": v(1)})
+    assert sent(db) == ["Insert", "Insert"]
+    (primary, insert), (backup, _) = db.glass.sent
+    assert primary != backup
+    # The decision alone ends it, even if it comes before the acks.
+    (commit,) = [records.decode(p) for p in decode_body(insert.body, 1).payloads]
+    assert isinstance(commit, records.Commit)
+    db.glass.hear(
+        0,
+        wire.Decided(CLUSTER, commit.id.session, commit.id.number, RecordId(7, 0), "committed", []),
+    )
+    assert db.glass.answers[call] == RecordId(7, 0)
+    assert sent(db) == ["Insert", "Insert"]
+
+
+def test_a_get_is_one_request_and_one_reply(db: FakeDatabase) -> None:
+    db.put(b"k", 1)
+    db.glass.sent.clear()
+    call = db.begin(GetRequest, [b"k"], True)
+    assert sent(db) == ["Get"]
+    assert db.end(call).values == [v(1)]
+    assert sent(db) == []
+
+
+def test_read_modify_write_is_one_request_and_one_insert(db: FakeDatabase) -> None:
+    db.put(b"k", 1)
+    db.glass.sent.clear()
+    everything: list[str] = []
+    serve = db.serve
+
+    def spy(name: str, message: Any) -> None:
+        everything.append(type(message).__name__)
+        serve(name, message)
+
+    db.serve = spy  # type: ignore[method-assign]
+    db.end(db.increment(b"k"))
+    assert everything == ["Get", "Insert", "Insert"]
+    assert db.get(b"k") == [v(2)]
+
+
+# --- connecting ---
+
+
+def test_no_coordinator_replies() -> None:
+    db = FakeDatabase(2)
+    for coordinator in db.coordinators:
+        coordinator.is_dead = True
+    with pytest.raises(UnavailableError, match="no coordinator replied at c0:1, c1:1"):
+        db.do(OpenRequest, within=S)
+
+
+def test_a_replaying_coordinator_is_waited_for_and_named() -> None:
+    db = FakeDatabase()
+    db.first.not_ready = "it replays the log: 7 of 9"
+    with pytest.raises(UnavailableError, match="c0:1: it replays the log: 7 of 9"):
+        db.do(OpenRequest, within=S)
+    call = db.begin(OpenRequest)
+    db.later(500, lambda: setattr(db.first, "not_ready", ""))
+    assert db.end(call).max_payload_bytes == log_wire.Limits().max_payload_bytes
+
+
+def test_another_ready_coordinator_is_used() -> None:
+    db = FakeDatabase(2)
+    db.first.not_ready = "it replays the log"
+    db.do(OpenRequest, within=100 * MS)
+    assert db.put(b"k", 1)
+
+
+def test_a_coordinator_of_another_log_is_replaced_and_named() -> None:
+    db = FakeDatabase()
+    call = db.begin(OpenRequest, within=S)
+    db.glass.hear(0, wire.Invalid(9, 2**40 + 1, "wrong-cluster", "of log 9"))
+    db.first.is_dead = True
+    with pytest.raises(UnavailableError, match="serves another log"):
+        db.end(call)
+
+
+def test_a_coordinator_of_a_former_cluster_is_refused() -> None:
+    db = FakeDatabase()
+    db.first.cluster = 9
+    call = db.begin(OpenRequest, within=S)
+    what = r"c0:1: it follows cluster 9, but the log at .* is cluster 7: stop that coordinator"
+    with pytest.raises(UnavailableError, match=what.replace("7", str(CLUSTER))):
+        db.end(call)
+    with pytest.raises(UnavailableError, match="it follows cluster 9"):
+        db.do(PutRequest, {b"k": v(1)}, within=S)
+    assert not list(db.sealed())
+    with pytest.raises(UnavailableError, match="it follows cluster 9"):
+        db.do(GetRequest, [b"k"], True, within=S)
+
+
+def test_a_coordinator_of_a_former_cluster_is_replaced() -> None:
+    db = FakeDatabase(2)
+    db.first.cluster = 9
+    db.do(OpenRequest, within=S)
+    assert db.put(b"k", 1)
+    assert db.get(b"k") == [v(1)]
+
+
+# --- reading ---
+
+
+def test_uncached_values_are_read_from_the_log(db: FakeDatabase) -> None:
+    db.put(b"k", 1)
+    db.put(b"l", 2)
+    db.first.cache.drop(b"k")
+    assert db.get(b"l", b"absent", b"k") == [v(2), None, v(1)]
+
+
+def test_a_key_at_a_trimmed_place_is_requested_again(db: FakeDatabase) -> None:
+    place = db.put(b"k", 1)
+    db.first.cache.drop(b"k")
+    db.first.is_stuck = True
+    db.gone.add(place.gsn)
+    db.append(records.Moved([Move(b"k", place, v(1))]))
+    db.later(50, lambda: setattr(db.first, "is_stuck", False))
+    assert db.get(b"k") == [v(1)]
+    assert db.first.state.versions.get(b"k").place != place  # type: ignore[union-attr]
+
+
+def test_a_read_sees_at_least_what_the_client_knows(db: FakeDatabase) -> None:
+    two = FakeDatabase(2).open()
+    two.coordinators[1].is_stuck = True
+    rid = two.put(b"k", 1)
+    two.first.is_dead = True
+    call = two.begin(GetRequest, [b"k"])
+    two.later(1000, lambda: setattr(two.coordinators[1], "is_stuck", False))
+    assert two.end(call).versions == [rid.gsn]
+
+
+def test_a_read_that_conflicts_with_earlier_ones_aborts(db: FakeDatabase) -> None:
+    rid = db.put(b"k", 1)
+    db.write(b"k", 2)
+    db.run(lambda: db.first.passed > rid.gsn)
+    reads = [KeyRead(b"k", rid.gsn)]
+    with pytest.raises(TransactionAborted) as caught:
+        db.do(GetRequest, [b"l"], False, reads)
+    assert caught.value.conflicts == [b"k"]
+    with pytest.raises(TransactionAborted):
+        db.do(ScanRequest, b"", None, 10, False, reads)
+    with pytest.raises(TransactionAborted):
+        db.do(ValidateRequest, reads, [])
+
+
+def test_a_scan_reads_pages(db: FakeDatabase) -> None:
+    for key in (b"a", b"b", b"c"):
+        db.put(key, key.decode())
+    page = db.do(ScanRequest, b"a", None, 2, True)
+    assert page.rows == [(b"a", v("a")), (b"b", v("b"))]
+    assert (page.range.start, page.range.stop, page.is_end) == (b"a", b"c", False)
+    page = db.do(ScanRequest, b"c", None, 2, True)
+    assert (page.rows, page.is_end) == ([(b"c", v("c"))], True)
+
+
+def test_a_watch_waits_for_another_version(db: FakeDatabase) -> None:
+    state = db.do(WatchRequest, b"k", -1)
+    assert (state.version, state.value) == (0, None)
+    call = db.begin(WatchRequest, b"k", 0)
+    db.later(2000, lambda: db.write(b"k", 5))
+    state = db.end(call)
+    assert state.value == v(5)
+    with pytest.raises(DeadlineError):
+        db.do(WatchRequest, b"k", state.version, within=3 * S)
+
+
+def test_a_closed_watch_completes_immediately(db: FakeDatabase) -> None:
+    closed, other = WatchHandle(), WatchHandle()
+    state = db.do(WatchRequest, b"k", -1, closed)
+    calls = [db.begin(WatchRequest, b"k", state.version, each) for each in (closed, closed, other)]
+    closed.is_closed = True
+    assert db.do(UnwatchRequest, closed) is None
+    assert [db.end(call) for call in calls[:2]] == [None, None]
+    assert db.glass.core._tasks.keys() == {calls[2]}
+    # A coordinator that has not seen the watch does not restart it.
+    assert db.do(WatchRequest, b"k", state.version, closed) is None
+    assert db.do(UnwatchRequest, closed) is None
+    db.write(b"k", 5)
+    assert db.end(calls[2]).value == v(5)
+    assert not db.glass.core._watch_handles
+
+
+def test_a_watch_continues_at_another_coordinator() -> None:
+    db = FakeDatabase(2).open()
+    call = db.begin(WatchRequest, b"k", 0)
+    db.later(100, lambda: setattr(db.first, "is_dead", True))
+    db.later(200, lambda: db.write(b"k", 5))
+    assert db.end(call).value == v(5)
+
+
+def test_status(db: FakeDatabase) -> None:
+    assert db.do(CoordinatorStatusRequest) == (b"{}", "c0:1")
+
+
+# --- snapshots ---
+
+
+def test_a_snapshot_is_read_from_its_coordinator() -> None:
+    db = FakeDatabase(2).open()
+    db.put(b"k", 1)
+    snapshot, position = db.do(SnapshotRequest)
+    assert position.gsn >= 1
+    db.put(b"k", 2)
+    assert db.do(GetRequest, [b"k"], snapshot=snapshot).values == [v(1)]
+    # The client goes on to the other coordinator; the snapshot does not.
+    db.first.not_ready = "it has too much to do"
+    db.put(b"k", 3)
+    db.first.not_ready = ""
+    assert db.do(GetRequest, [b"k"], snapshot=snapshot).values == [v(1)]
+    assert db.do(ScanRequest, b"", None, 9, snapshot=snapshot).rows == [(b"k", v(1))]
+    db.do(DropRequest, snapshot)
+    # The fake network lets a read overtake it.
+    db.run(lambda: any(isinstance(m, wire.DropSnapshot) for m in db.first.received))
+    with pytest.raises(SnapshotExpired):
+        db.do(GetRequest, [b"k"], snapshot=snapshot)
+
+
+def test_a_snapshot_read_stays_when_other_queries_switch() -> None:
+    db = FakeDatabase(2).open()
+    db.put(b"k", 1)
+    snapshot, _ = db.do(SnapshotRequest)
+    db.first.silent = {wire.Get, wire.Validate}
+    call = db.begin(GetRequest, [b"k"], snapshot=snapshot)
+    other = db.begin(ValidateRequest, [], [])
+    db.first.silent |= {wire.Open}
+    assert db.end(other)
+    assert not [m for m in db.coordinators[1].received if isinstance(m, wire.Get)]
+    db.first.silent = set()
+    assert db.end(call).values == [v(1)]
+
+
+def test_a_snapshot_expires_with_its_coordinator() -> None:
+    db = FakeDatabase(2).open()
+    snapshot, _ = db.do(SnapshotRequest)
+    db.first.is_dead = True
+    with pytest.raises(SnapshotExpired, match="does not reply"):
+        db.do(GetRequest, [b"k"], snapshot=snapshot)
+
+
+@pytest.mark.parametrize(("coordinators", "seconds"), [(1, 3), (2, 1)])
+def test_a_silent_owner_of_a_snapshot_times_out_sooner_if_others_exist(
+    coordinators: int, seconds: int
+) -> None:
+    db = FakeDatabase(coordinators).open()
+    snapshot, _ = db.do(SnapshotRequest)
+    db.first.is_dead = True
+    before = db.glass.now
+    with pytest.raises(SnapshotExpired):
+        db.do(GetRequest, [b"k"], snapshot=snapshot)
+    assert seconds * S <= db.glass.now - before < (seconds + 0.5) * S
+
+
+def test_the_message_of_a_call_after_its_deadline(db: FakeDatabase) -> None:
+    with pytest.raises(DeadlineError, match=r"timed out before.* nothing was written"):
+        db.put(b"k", 1, within=0)
+    assert not db.inserts
+    db.glass.pass_time(100 * MS)
+    for begin in (lambda: db.put(b"k", 1, within=0), lambda: db.do(GetRequest, [b"k"], within=0)):
+        with pytest.raises(DeadlineError, match="timeout is too short"):
+            begin()
+    db.first.is_dead = True
+    with pytest.raises(DeadlineError, match="no coordinator replied") as caught:
+        db.do(GetRequest, [b"k"], within=S)
+    assert "written" not in str(caught.value)
+    with pytest.raises(DeadlineError, match=r"no coordinator replied.* nothing was written"):
+        db.put(b"k", 1, within=S)
+
+
+def test_a_snapshot_of_a_cancelled_call_is_dropped() -> None:
+    db = FakeDatabase(2).open()
+    db.first.silent = {wire.TakeSnapshot}
+    snapshot, _ = db.do(SnapshotRequest)
+    (late,) = {m.request for m in db.first.received if isinstance(m, wire.TakeSnapshot)}
+    assert snapshot.coordinator == b"coordinator c1:1"
+    db.glass.hear(0, wire.SnapshotTaken(CLUSTER, late, 77, RecordId(1, 0)))
+    assert ("coordinator c0:1", wire.DropSnapshot(CLUSTER, 77)) in db.glass.sent
+
+
+# --- late, repeated and unrelated replies ---
+
+
+def test_repeated_replies_count_once(db: FakeDatabase) -> None:
+    db.repetition = 1.0
+    for number in range(5):
+        db.put(b"k", number)
+        assert db.get(b"k") == [v(number)]
+    assert len(db.commits()) == 5
+    assert db.glass.core.stats()["protocol_errors"] == 0
+
+
+def test_the_reply_of_a_former_coordinator_counts() -> None:
+    db = FakeDatabase(2).open()
+    db.put(b"k", 1)
+    db.first.silent = {wire.Get, wire.Open}
+    db.coordinators[1].silent = {wire.Get}
+    call = db.begin(GetRequest, [b"k"])
+    db.run(lambda: any(isinstance(m, wire.Get) for m in db.coordinators[1].received))
+    db.first.silent = set()
+    db.first.answer(next(m for m in db.first.received if isinstance(m, wire.Get)))
+    assert db.end(call).values == [v(1)]
+
+
+def test_a_reply_of_the_wrong_type_is_counted_and_dropped(db: FakeDatabase) -> None:
+    db.first.silent = {wire.Get}
+    call = db.begin(GetRequest, [b"k"], within=S)
+    number = db.glass.sent[-1][1].request
+    db.glass.hear(0, wire.Validated(CLUSTER, number, RecordId(1, 0), []))
+    db.glass.hear(0, wire.Got(CLUSTER + 1, number, RecordId(1, 0), [wire.KeyResult(None)], []))
+    assert call not in db.glass.answers
+    assert db.glass.core.stats()["protocol_errors"] == 2
+    db.glass.hear(0, wire.Got(CLUSTER, number, RecordId(1, 0), [wire.KeyResult(None)], []))
+    assert db.end(call).values == [None]
+
+
+def test_a_silent_coordinator_is_replaced_by_the_next() -> None:
+    db = FakeDatabase(3).open()
+    db.put(b"k", 1)
+    db.first.is_dead = db.coordinators[1].is_dead = True
+    before = db.glass.now
+    assert db.get(b"k") == [v(1)]
+    assert db.glass.now - before < S
+
+
+def test_a_coordinator_without_the_log_is_replaced_after_one_second() -> None:
+    db = FakeDatabase(2).open()
+    db.first.is_stuck = True
+    before = db.glass.now
+    position = db.put(b"k", 1)
+    assert S <= db.glass.now - before < 2 * S
+    assert db.get(b"k") == [v(1)]
+    assert db.first.passed < position.gsn
+
+
+def test_a_coordinator_without_an_answer_yet_is_kept() -> None:
+    db = FakeDatabase(2).open()
+    db.first.is_stuck = True
+    db.write(b"k", 1)
+    call = db.begin(WatchRequest, b"k", 0)
+    db.later(5000, lambda: setattr(db.first, "is_stuck", False))
+    db.later(5000, db.first.follow)
+    assert db.end(call).value == v(1)
+    assert not db.coordinators[1].received
+
+
+def pause(db: FakeDatabase, ms: int) -> None:
+    over: list[bool] = []
+    db.later(ms, lambda: over.append(True))
+    db.run(lambda: bool(over))
+
+
+def test_a_responsive_coordinator_with_an_idle_log_is_kept() -> None:
+    """However the questions lie in time: none may pass for a sign that was not answered."""
+    db = FakeDatabase(2).open()
+    for coordinator in db.coordinators:
+        coordinator.is_stuck = True
+    db.write(b"k", 1)
+    begun = db.glass.now
+    calls = []
+    while db.glass.now < begun + 900 * MS:
+        calls.append(db.begin(GetRequest, [b"k"], fresh=True))
+        pause(db, 7 + len(calls) * 13 % 53)
+    assert not db.coordinators[1].received
+    signs = [m for m in db.first.received if isinstance(m, wire.Open)]
+    assert len(signs) <= 1 + 900 // 150, "seldom"
+    db.first.is_stuck = False
+    db.first.follow()
+    for call in calls:
+        assert db.end(call).values == [v(1)]
+
+
+# --- writing ---
+
+
+def test_nothing_is_written_without_a_live_coordinator(db: FakeDatabase) -> None:
+    db.first.is_dead = True
+    db.glass.pass_time(100 * MS)
+    with pytest.raises(UnavailableError, match="nothing was written"):
+        db.put(b"k", 1)
+    assert not db.inserts
+
+
+def test_an_idle_period_costs_one_liveness_probe(db: FakeDatabase) -> None:
+    db.glass.pass_time(100 * MS)
+    calls = [db.begin(PutRequest, {b"k%d" % number: v(number)}) for number in range(3)]
+    assert sent(db) == ["Open"]
+    for call in calls:
+        db.end(call)
+    assert len(db.commits()) == 3
+
+
+def test_large_values_are_inserted_first_and_small_ones_inlined(
+    db: FakeDatabase,
+) -> None:
+    values = {b"large%d" % number: b"x" * 100_000 for number in range(4)} | {b"small": b"y"}
+    rid = db.do(PutRequest, values)
+    *stored, last = [records.decode(payload) for _, payload in db.log]
+    assert all(isinstance(record, records.Value) for record in stored)
+    assert isinstance(last, records.Commit)
+    assert [w.key for w in last.writes if w.value is not None] == [b"small"]
+    assert all(w.rid < rid for w in last.writes if w.rid is not None)
+    # Not by chance.
+    assert db.inserts[-1].after == max(w.rid.gsn for w in last.writes if w.rid is not None)
+    assert db.get(b"large3", b"small") == [b"x" * 100_000, b"y"]
+
+
+def test_a_large_value_is_inserted_after_the_reads(db: FakeDatabase) -> None:
+    for number in range(5):
+        found = db.do(GetRequest, [b"k"])
+        reads = [KeyRead(b"k", found.versions[0])]
+        db.inserts.clear()
+        db.do(CommitRequest, reads, [], {b"k": bytes([number]) * 50_000})
+        # A further copy may be one of an earlier commit, which a coordinator completed.
+        made = [insert for insert in db.inserts if insert.copy == 1]
+        assert made
+        assert all(insert.after >= found.versions[0] for insert in made)
+    assert db.glass.core.stats()["aborts"] == 0
+
+
+def test_an_overtaken_blind_write_is_retried(db: FakeDatabase) -> None:
+    overtaken = False
+
+    def overtake() -> None:
+        nonlocal overtaken
+        if not overtaken and len(db.log) == 1:
+            overtaken = True
+            db.write(b"k", "faster")
+
+    serve = db.serve
+
+    def spy(name: str, message: Any) -> None:
+        serve(name, message)
+        overtake()
+
+    db.serve = spy  # type: ignore[method-assign]
+    db.do(PutRequest, {b"k": b"x" * 50_000})
+    assert db.get(b"k") == [b"x" * 50_000]
+    assert db.glass.core.stats()["repeated_puts"] == 1
+
+
+def test_a_conflict_aborts_and_names_the_key(db: FakeDatabase) -> None:
+    db.put(b"k", 1)
+    call = db.increment(b"k")
+    db.write(b"k", 7)
+    db.first.is_stuck = False
+    reads = [KeyRead(b"k", 1)]
+    with pytest.raises(TransactionAborted) as caught:
+        db.do(CommitRequest, reads, [], {b"k": v(2)})
+    assert caught.value.conflicts == [b"k"]
+    db.result(call)
+
+
+def test_a_range_that_changed_aborts(db: FakeDatabase) -> None:
+    db.put(b"a", 1)
+    page = db.do(ScanRequest, b"", None, 10)
+    db.put(b"b", 1)
+    with pytest.raises(TransactionAborted):
+        db.do(CommitRequest, [], [page.range], {b"c": v(1)})
+    fresh = db.do(ScanRequest, b"", None, 10)
+    assert isinstance(fresh.range, RangeRead)
+    db.do(CommitRequest, [], [fresh.range], {b"c": v(1)})
+
+
+def test_a_value_is_separate_if_the_record_is_full(db: FakeDatabase) -> None:
+    reads = [KeyRead(b"%01000d" % number, 0) for number in range(1030)]
+    sizes = Sizes(1 << 20)  # What lets the user go on as long as there is room without values.
+    sizes.add(len(reads) * (1000 + READ_BYTES) + len(b"k") + WRITE_BYTES)
+    db.do(CommitRequest, reads, [], {b"k": b"x" * 15_000})
+    value, record = [records.decode(payload) for _, payload in db.log]
+    assert isinstance(value, records.Value)
+    assert isinstance(record, records.Commit)
+    assert db.get(b"k") == [b"x" * 15_000]
+
+
+def test_a_commit_record_that_is_too_large_is_refused(db: FakeDatabase) -> None:
+    reads = [KeyRead(b"%01000d" % number, 0) for number in range(2000)]
+    with pytest.raises(RecordTooLargeError):
+        db.do(CommitRequest, reads, [], {b"k": v(1)})
+    assert not db.commits()
+
+
+@pytest.mark.parametrize(
+    ("present", "expected", "is_equal"),
+    [(1, 1, True), (1, 2, False), (None, None, True), (1, None, False), ([1, 2], [1, 2], True)],
+)
+def test_test_and_put_compares_values(
+    db: FakeDatabase, present: Any, expected: Any, *, is_equal: bool
+) -> None:
+    db.put(b"k", present)
+    assert db.do(CompareAndPutRequest, {b"k": expected}, {b"l": v(9)}) is is_equal
+    assert db.get(b"l") == [v(9) if is_equal else None]
+
+
+def test_test_and_put_of_an_absent_key(db: FakeDatabase) -> None:
+    assert db.do(CompareAndPutRequest, {b"k": None}, {b"k": v(1)}) is True
+    assert db.do(CompareAndPutRequest, {b"k": None}, {b"k": v(1)}) is False
+    assert db.do(CompareAndPutRequest, {b"k": 1}, {}) is True
+    assert db.do(CompareAndPutRequest, {b"k": 2}, {}) is False
+
+
+def before_its_insert(db: FakeDatabase, act: Callable[[], object]) -> None:
+    """Let something happen when the client's next record is on its way."""
+    serve = db.serve
+
+    def spy(name: str, message: Any) -> None:
+        if isinstance(message, log_wire.Insert):
+            db.serve = serve  # type: ignore[method-assign]
+            act()
+        serve(name, message)
+
+    db.serve = spy  # type: ignore[method-assign]
+
+
+def test_an_overtaken_test_and_put_is_retried(db: FakeDatabase) -> None:
+    db.put(b"k", 1)
+    before_its_insert(db, lambda: db.write(b"k", 1))
+    assert db.do(CompareAndPutRequest, {b"k": 1}, {b"k": v(2)}) is True
+    assert db.get(b"k") == [v(2)]
+    before_its_insert(db, lambda: db.write(b"k", 7))
+    assert db.do(CompareAndPutRequest, {b"k": 2}, {b"k": v(3)}) is False
+    assert db.get(b"k") == [v(7)]
+    assert db.glass.core.stats()["aborts"] == 2
+
+
+def test_a_difference_in_an_old_state_is_read_again(db: FakeDatabase) -> None:
+    db.put(b"k", 1)
+    db.first.is_stuck = True
+    db.write(b"k", 2)
+    call = db.begin(CompareAndPutRequest, {b"k": 2}, {b"l": v(1)})
+    db.later(100, lambda: setattr(db.first, "is_stuck", False))
+    db.later(100, db.first.follow)
+    assert db.end(call) is True
+
+
+def test_a_fresh_read_waits_for_what_completed_before(db: FakeDatabase) -> None:
+    db.first.is_stuck = True
+    db.write(b"k", 1)
+    call = db.begin(GetRequest, [b"k"], True)
+    db.later(100, lambda: setattr(db.first, "is_stuck", False))
+    db.later(100, db.first.follow)
+    assert db.end(call).values == [v(1)]

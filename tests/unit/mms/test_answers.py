@@ -1,0 +1,105 @@
+"""The membership service's replies to clients."""
+
+import pytest
+
+from mms.read_barriers import BURST, INTERVAL_NS, MAX_PENDING
+from tests.unit.mms.world import CLUSTER, MS, S, World, config
+from ziplog.core.node import LeaderChanged
+from ziplog.wire import (
+    ClusterInfo,
+    Hello,
+    LeaseHistory,
+    LeaseQuery,
+    NotLeader,
+    Refused,
+    StatusQuery,
+    Trim,
+)
+
+
+def test_hello_is_answered_with_the_cluster() -> None:
+    world = World(config(mms=3)).lead().run(S)
+    world.send(Hello(0, 3))
+    (info,) = world.answers(ClusterInfo)
+    assert (info.cluster, info.request, info.name, info.durability) == (CLUSTER, 3, "c", "memory")
+    assert [p.shard for p in info.placements] == [0, 1]
+    assert info.leases[-1].last == world.lease
+    world.step(LeaderChanged("mms-2", is_self=False))
+    world.send(Hello(CLUSTER, 4))
+    assert world.answers(ClusterInfo)[1].mms[0] == "127.0.0.1:7002"
+
+
+def test_without_a_cluster_or_a_leader_the_client_gets_not_leader() -> None:
+    world = World(config(mms=3))
+    for message in (Hello(0, 1), LeaseQuery(0, 2, 1), Trim(0, 3, 1), StatusQuery(0, 4)):
+        world.send(message)
+    assert [(m.request, m.leader) for m in world.answers(NotLeader)] == [
+        (1, ""), (2, ""), (3, ""), (4, "")
+    ]  # fmt: skip
+
+
+def test_a_follower_names_the_leader() -> None:
+    world = World(config(mms=3)).lead().run(S)
+    world.step(LeaderChanged("mms-1", is_self=False))
+    world.send(StatusQuery(0, 4))
+    assert [m.leader for m in world.answers(NotLeader)] == ["127.0.0.1:7001"]
+
+
+def test_a_lease_query_is_answered_behind_a_barrier() -> None:
+    world = World().lead().run(20 * S)
+    stop = world.lease.stop
+    world.send(LeaseQuery(CLUSTER, 1, 5))
+    world.send(LeaseQuery(CLUSTER, 2, stop))
+    assert world.answers(LeaseHistory) == []
+    world.run(100 * MS)
+    found, nothing = world.answers(LeaseHistory)
+    assert found.runs == world.service.state.runs
+    assert nothing.runs == []
+    assert world.commands()[-1] == "Barrier"
+
+
+def test_many_requests_share_barriers_and_are_bounded() -> None:
+    world = World().lead().run(S)
+    before = len(world.log)
+    for request in range(MAX_PENDING + 10):
+        world.send(LeaseQuery(CLUSTER, request, 5))
+    assert len(world.answers(Refused)) == 10
+    world.run(S)
+    assert len(world.answers(LeaseHistory)) == MAX_PENDING
+    barriers = world.commands()[before:].count("Barrier")
+    assert BURST < barriers <= BURST + 2, "a few at once, and one for all the others"
+
+
+def test_rare_requests_do_not_wait_and_continuous_ones_do() -> None:
+    world = World().lead().run(S)
+    asked = 0
+    for turn in range(BURST):
+        asked += 1
+        world.send(LeaseQuery(CLUSTER, asked, 5))
+        world.run(10 * MS)
+        assert len(world.answers(LeaseHistory)) == turn + 1
+    before = len(world.log)
+    for _ in range(1000):
+        asked += 1
+        world.send(LeaseQuery(CLUSTER, asked, 5))
+        world.run(MS)
+    barriers = world.commands()[before:].count("Barrier")
+    assert barriers == pytest.approx(1000 * MS // INTERVAL_NS, abs=1)
+
+
+def test_a_leader_that_lost_its_followers_answers_nothing_from_memory() -> None:
+    world = World().lead().run(S)
+    world.is_cut_off = True
+    world.send(LeaseQuery(CLUSTER, 1, 5))
+    world.run(5 * S)
+    assert world.answers(LeaseHistory) == []
+    assert [m.request for m in world.answers(NotLeader)] == [1]
+
+
+def test_a_leader_that_steps_down_redirects_all_requests() -> None:
+    world = World(config(mms=3)).lead().run(S)
+    world.is_cut_off = True
+    world.send(LeaseQuery(CLUSTER, 1, 5))
+    world.send(Trim(CLUSTER, 2, 5))
+    world.step(LeaderChanged("mms-1", is_self=False))
+    assert sorted(m.request for m in world.answers(NotLeader)) == [1, 2]

@@ -1,0 +1,203 @@
+"""The status document."""
+
+import msgspec
+
+from tests.unit.mms.world import CLUSTER, S, World, config
+from ziplog.core.node import PeersChanged
+from ziplog.wire import (
+    ChangeShard,
+    Remove,
+    Trim,
+)
+
+
+def test_the_status_document() -> None:
+    world = World(config(mms=3)).lead().run(5 * S)
+    world.step(PeersChanged(("mms-2",)))
+    for server in world.servers:
+        server.rate, server.frontier = 1200, 2**24 + 1
+    world.run(2 * S)
+    document = world.status()
+    assert document["cluster"] == "c"
+    assert document["durability"] == "memory"
+    assert document["epoch"] in range(5, 9)
+    assert document["finalized_epoch"] == 0
+    assert document["trimmed_before"] == "0@0"
+    assert document["failure_handlers"] == []
+    assert [(n["name"], n["leader"], n["state"], n["pid"]) for n in document["mms"]] == [
+        ("mms-0", True, "up", 1), ("mms-1", False, "down", None), ("mms-2", False, "up", None)
+    ]  # fmt: skip
+    assert document["lease"] == world.lease.number
+    assert document["blocked_by"] is None
+    shard = document["shards"][0]
+    assert {key: shard[key] for key in shard if key != "replicas"} == {
+        "id": 0, "view": 1, "state": "live", "rate_per_s": 1200, "stable_gsn": 7, "durable_gsn": 5,
+        "frontier": 2**24 + 1, "epoch": 1, "holes": 3, "is_watched": False, "weight": 1,
+        "blocks": [],
+    }  # fmt: skip
+    age_ms = shard["replicas"][1].pop("heartbeat_age_ms")
+    assert 0 <= age_ms <= 1000
+    assert shard["replicas"][1] == {
+        "name": "shard-0-1", "endpoint": "127.0.0.1:8001", "role": "backup", "pid": 99,
+        "state": "up",
+    }  # fmt: skip
+
+
+def test_the_age_of_a_heartbeat_is_the_state_of_a_node() -> None:
+    world = World().lead().run(5 * S)
+    world.send_heartbeat(world.servers[0])
+    world.servers[0].alive = False
+    found = []
+    for _ in range(3):
+        world.run(2 * S)
+        replica = world.status()["shards"][0]["replicas"][0]
+        found.append((replica["state"], replica["heartbeat_age_ms"]))
+    assert found == [("up", 2000), ("suspect", 4000), ("down", 6000)]
+
+
+def test_a_server_without_a_heartbeat_has_no_age() -> None:
+    world = World().lead()
+    for server in world.servers:
+        server.alive = False
+    world.run(2 * S)
+    replica = world.status()["shards"][0]["replicas"][0]
+    assert (replica["state"], replica["heartbeat_age_ms"]) == ("starting", None)
+
+
+def test_the_trim_point_names_its_shard() -> None:
+    world = World().lead().run(5 * S)
+    world.send(Trim(CLUSTER, 9, 1000))
+    world.run(3 * S)
+    assert world.status()["trimmed_before"] == "1000@1"
+
+
+def test_finalized_epochs_follow_the_slowest_frontier_at_most_once_a_second() -> None:
+    world = World().lead().run(S)
+    world.set_active()
+    for second in range(1, 6):
+        for server in world.servers:
+            server.frontier = 1 + second * 2**24 + (5 * 2**24 if server.shard else 0)
+        world.run(S)
+    assert world.service.state.finalized in (3, 4)
+    assert world.commands().count("SetFinalized") <= 5
+    world.run(2 * S)
+    assert world.status()["finalized_epoch"] == 4
+
+
+# --- who holds back whom ---------------------------------------------------------------------
+
+
+def blocking(world: World) -> tuple[object, dict[int, list[int]]]:
+    """Return `blocked_by`, and the shards that block others."""
+    document = world.status()
+    blocks = {shard["id"]: shard["blocks"] for shard in document["shards"] if shard["blocks"]}
+    return document["blocked_by"], blocks
+
+
+def report(world: World, shard: int, frontier: int, stable: int, *, watched: bool = False) -> None:
+    """Send a heartbeat of a shard's primary with these positions."""
+    primary = world.servers[2 * shard]
+    primary.frontier, primary.stable_gsn = frontier, stable
+    world.run(1000)
+    heartbeat = msgspec.structs.replace(primary.heartbeat(), is_watched=watched)
+    world.send(heartbeat, primary.route)
+
+
+def test_a_slow_shard_holds_back_shards_that_reported_before_it() -> None:
+    world = World(config(shards=3)).lead().run(5 * S)
+    report(world, 1, frontier=10, stable=5)
+    report(world, 0, frontier=1000, stable=990, watched=True)
+    assert blocking(world) == (None, {})  # shard 1 may be further by now
+    report(world, 1, frontier=990, stable=500)
+    assert blocking(world) == (1, {1: [0]})
+    report(world, 2, frontier=400, stable=300)
+    assert blocking(world) == (2, {1: [0], 2: [0]})  # 1 and 2 have no readers
+    report(world, 2, frontier=400, stable=300, watched=True)
+    assert blocking(world) == (2, {1: [0], 2: [0, 1]})
+    report(world, 2, frontier=2000, stable=300, watched=True)
+    assert blocking(world) == (1, {1: [0]})
+    report(world, 1, frontier=991, stable=500)
+    assert blocking(world) == (None, {})
+
+
+def test_no_shard_is_held_back_without_readers() -> None:
+    world = World().lead().run(5 * S)
+    report(world, 0, frontier=1000, stable=990)
+    report(world, 1, frontier=10, stable=9)
+    assert blocking(world) == (None, {})
+    assert not world.status()["shards"][0]["is_watched"]
+
+
+def test_a_shard_that_is_recovered_holds_others_back_though_it_is_silent() -> None:
+    world = World().lead().run(5 * S)
+    report(world, 1, frontier=10, stable=9, watched=True)
+    world.servers[2].alive = world.servers[3].alive = False
+    world.send(Remove(CLUSTER, 9, 1, 1, 2))
+    world.run(10 * S)
+    report(world, 0, frontier=1000, stable=990)
+    world.run(1000)
+    assert blocking(world) == (1, {1: [0]})
+
+
+def test_a_shard_in_recovery_holds_back_no_shard_in_leases_without_it() -> None:
+    world = World().lead().run(5 * S)
+    report(world, 1, frontier=10, stable=9, watched=True)
+    world.send(Remove(CLUSTER, 9, 1, 1, 2))
+    world.run(10 * S)
+    last = world.service.state.last
+    assert last is not None
+    assert 1 not in last.schedule.weights
+    report(world, 1, frontier=last.base, stable=9, watched=True)
+    report(world, 0, frontier=last.base + 1000, stable=last.base + 990)
+    world.run(1000)
+    assert blocking(world) == (None, {})
+
+
+def test_a_shard_past_its_end_holds_back_no_shard() -> None:
+    world = World(config(shards=3)).lead().run(5 * S)
+    world.send(ChangeShard(CLUSTER, 3, 1, "remove"))
+    world.run(5 * S)
+    limit = world.service.state.retired[1].limit
+    report(world, 0, frontier=limit + 1000, stable=limit + 990, watched=True)
+    report(world, 2, frontier=limit - 1, stable=5)
+    report(world, 1, frontier=limit - 1, stable=5)
+    assert blocking(world) == (2, {2: [0]})
+    shard = world.status()["shards"][1]
+    assert (shard["state"], shard["weight"], shard["frontier"]) == ("leaving", 0, limit)
+
+
+def test_a_backup_speaks_for_its_shard_only_while_the_primary_is_silent() -> None:
+    world = World().lead().run(5 * S)
+    report(world, 1, frontier=10, stable=9)
+    report(world, 0, frontier=1000, stable=990, watched=True)
+    world.run(1000)
+    world.send_heartbeat(world.servers[3])  # its report is one message older
+    assert blocking(world) == (None, {})
+    world.servers[2].alive = False
+    world.run(3 * S)
+    report(world, 0, frontier=1000, stable=990, watched=True)
+    world.run(1000)
+    world.send_heartbeat(world.servers[3])
+    assert blocking(world) == (1, {1: [0]})
+
+
+def test_of_many_that_are_held_back_some_are_named() -> None:
+    world = World(config(shards=20)).lead().run(5 * S)
+    for shard in range(19):
+        report(world, shard, frontier=1000 + shard, stable=990)
+    report(world, 19, frontier=10, stable=9, watched=True)
+    blocked_by, blocks = blocking(world)
+    assert (blocked_by, list(blocks), len(blocks[19])) == (19, [19], 16)
+
+
+def test_the_epoch_of_any_frontier_is_shown() -> None:
+    world = World().lead().run(5 * S)
+
+    def epoch() -> int:
+        return int(world.status()["shards"][0]["epoch"])
+
+    assert epoch() == 0
+    last = world.lease
+    for frontier, expected in ((5 * 2**24 + 1, 5), (last.stop, last.first_epoch + last.epochs)):
+        report(world, 0, frontier=frontier, stable=7)
+        assert epoch() == expected

@@ -1,0 +1,107 @@
+"""Trims: wanted, committed, refused by all servers, answered."""
+
+from tests.unit.mms.world import CLUSTER, MS, S, World
+from ziplog.wire import (
+    Frontier,
+    Trim,
+    TrimReply,
+)
+
+
+def test_a_trim_wants_commits_and_waits_until_all_refuse() -> None:
+    world = World().lead().run(5500 * MS)
+    world.send(Trim(CLUSTER, 9, 1000))
+    world.run(20 * MS)
+    primaries = [server for server in world.servers if server.name.endswith("-0")]
+    assert all(server.wants[0].gsn == 999 and server.wants[0].request for server in primaries)
+    assert not any(server.wants for server in world.servers if server not in primaries)
+    assert world.service.state.trim == 0  # not stable as far as is known
+    for server in primaries:
+        world.send(Frontier(CLUSTER, server.shard, 1, 1, server.frontier), server.route)
+    world.run(5 * MS)
+    assert world.service.state.trim == 1000
+    assert all(server.trim == 1000 for server in world.servers)
+    assert world.answers(TrimReply) == []  # no server reported it yet
+    world.run(2 * S)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]
+
+
+def test_a_trim_does_not_wait_for_a_server_that_is_down() -> None:
+    world = World().lead().run(5 * S)
+    world.servers[1].alive = False
+    world.run(1 * S)
+    world.send(Trim(CLUSTER, 9, 1000))
+    world.run(5 * S // 2)
+    assert world.service.state.trim == 1000
+    assert world.answers(TrimReply) == []  # it may be up, and serve trimmed records
+    world.run(4 * S)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]
+
+
+def test_a_paused_service_waits_for_heartbeats_that_it_could_not_receive() -> None:
+    """The first heartbeat after the pause comes before the service's own timer."""
+    world = World().lead().run(5 * S)
+    disconnected = world.servers[1]
+    disconnected.is_disconnected = (
+        True  # it misses the new trim point, and still serves trimmed records
+    )
+    world.send(Trim(CLUSTER, 9, 1000))
+    world.run(20 * MS)
+    for server in world.servers:
+        if server.name.endswith("-0"):
+            world.send(Frontier(CLUSTER, server.shard, 1, 1, server.frontier), server.route)
+    world.run(2 * S)
+    assert world.service.state.trim == 1000
+    world.now += 10 * S
+    for server in world.servers:
+        if server is not disconnected:
+            world.send_heartbeat(server)
+    assert world.answers(TrimReply) == []
+
+
+def test_a_trim_that_cannot_become_stable_gives_up() -> None:
+    world = World().lead().run(5 * S)
+    world.servers[0].alive = False
+    world.send(Trim(CLUSTER, 9, 1000))
+    world.run(29 * S)
+    assert world.answers(TrimReply) == []
+    world.run(2 * S)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 0, "not-stable")]
+    assert world.service.state.trim == 0
+
+
+def test_a_position_without_a_lease_cannot_be_trimmed() -> None:
+    world = World().lead().run(5 * S)
+    world.send(Trim(CLUSTER, 9, world.lease.stop))
+    world.run(100 * MS)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 0, "no-such-position")]
+
+
+def test_a_trim_below_the_trim_point_is_done() -> None:
+    world = World().lead().run(5 * S)
+    for request, gsn in ((1, 1000), (2, 1000), (3, 5), (4, 0)):
+        world.send(Trim(CLUSTER, request, gsn))
+        world.run(3 * S)
+    assert [(m.request, m.trim, m.error) for m in world.answers(TrimReply)] == [
+        (request, 1000, "") for request in (1, 2, 3, 4)
+    ]
+
+
+def test_a_new_leader_waits_for_servers_without_a_heartbeat_yet() -> None:
+    world = World().lead().run(5 * S)
+    world.send(Trim(CLUSTER, 9, 1000))
+    world.run(20 * MS)
+    for server in world.service.servers:
+        if server.name == "shard-1-1":
+            server.heartbeat, server.last_heard_at = None, 0
+    world.servers[3].alive = False
+    assert world.servers[3].name == "shard-1-1"
+    world.service.servers.forgive_silence_before(world.now)
+    for server in world.servers:
+        if server.name.endswith("-0"):
+            world.send(Frontier(CLUSTER, server.shard, 1, 1, server.frontier), server.route)
+    world.run(3 * S)
+    assert world.service.state.trim == 1000
+    assert world.answers(TrimReply) == []
+    world.run(3 * S)
+    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]

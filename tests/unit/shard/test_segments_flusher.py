@@ -1,0 +1,275 @@
+"""The flusher of the segment store: flush intervals, and a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shard.storage import flusher
+from tests.unit.shard.logs import (
+    Oracle,
+    apply,
+    compare,
+    place,
+)
+from ziplog.core.node import Event, Persisted, StorageChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shard.storage.segment_store import SegmentStore
+
+    Opened = Callable[..., SegmentStore]
+
+# --- the thread ------------------------------------------------------------------------------
+
+
+class Events:
+    def __init__(self) -> None:
+        self.all: list[Event] = []
+        self._came = threading.Condition()
+
+    def __call__(self, event: Event) -> None:
+        with self._came:
+            self.all.append(event)
+            self._came.notify_all()
+
+    def wait_for(self, event: Event) -> None:
+        with self._came:
+            assert self._came.wait_for(lambda: event in self.all, 10), self.all
+
+
+def test_what_is_appended_is_flushed_by_itself(opened: Opened) -> None:
+    events = Events()
+    store = opened(flush_interval_ms=5, on_event=events)
+    for fseq in range(1, 200):
+        store.append(place(fseq, [fseq], bytes(100)))
+        if fseq % 40 == 1:
+            events.wait_for(Persisted(fseq))
+    events.wait_for(Persisted(199))
+    assert store.backlog_bytes == 0
+    fseqs = [event.fseq for event in events.all if isinstance(event, Persisted)]
+    assert fseqs == sorted(set(fseqs))
+
+
+def test_persisted_is_reported_after_fdatasync_only(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Events()
+    store = opened(flush_interval_ms=1, on_event=events)
+    entered, go_on, real = threading.Event(), threading.Event(), os.fdatasync
+
+    def slow(fd: int) -> None:
+        entered.set()
+        assert go_on.wait(10)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    store.append(place(1, [1]))
+    assert entered.wait(10)
+    store.append(place(2, [2]))
+    assert events.all == []
+    assert store.backlog_bytes > 0
+    assert store.find(2) is not None
+    go_on.set()
+    events.wait_for(Persisted(2))
+
+
+def test_the_thread_sleeps_while_nothing_comes(opened: Opened) -> None:
+    events = Events()
+    store = opened(flush_interval_ms=1, on_event=events)
+    inner = store._flusher
+    for fseq in range(1, 4):
+        store.append(place(fseq, [fseq]))
+        events.wait_for(Persisted(fseq))
+        for _ in range(1_000):
+            if not inner._is_awake:
+                break
+            inner._closing.wait(0.01)
+        assert not inner._is_awake
+        assert not inner._woken.is_set()
+
+
+def test_an_entry_that_comes_when_the_thread_turns_in_is_flushed(
+    opened: Opened,
+) -> None:
+    events = Events()
+    store = opened(flush_interval_ms=1, on_event=events)
+
+    class Racing(deque[Any]):
+        """A queue that receives an entry just after the thread saw it empty."""
+
+        is_armed = True
+
+        def __len__(self) -> int:
+            length = super().__len__()
+            if length == 0 and self.is_armed and store.last_fseq == 1 and not store.backlog_bytes:
+                self.is_armed = False
+                assert store._flusher._is_awake
+                store.append(place(2, [2]))
+            return length
+
+    store._flusher._queue = Racing()
+    store.append(place(1, [1]))
+    events.wait_for(Persisted(2))
+
+
+def test_a_failed_fdatasync_halts(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str] = []
+    store = opened(on_halt=reasons.append)
+    store.append(place(1, [1]))
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="I/O"):
+            store.flush()
+    assert len(reasons) == 1
+    assert "fdatasync" in reasons[0]
+    assert store.backlog_bytes > 0
+
+
+def test_a_failed_fdatasync_in_the_thread_halts(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halted = threading.Event()
+    events = Events()
+    store = opened(flush_interval_ms=1, on_event=events, on_halt=lambda _: halted.set())
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail)
+        store.append(place(1, [1]))
+        assert halted.wait(10)
+    assert events.all == []
+
+
+# --- a full disk -----------------------------------------------------------------------------
+
+
+class SmallDisk:
+    """Fails writes, after half of the bytes, once `room` bytes are written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.room = room
+        self._real = os.pwritev
+        monkeypatch.setattr(os, "pwritev", self.pwritev)
+
+    def pwritev(self, fd: int, buffers: list[bytes], offset: int) -> int:
+        data = b"".join(buffers)
+        if len(data) > self.room:
+            os.pwrite(fd, data[: len(data) // 2], offset)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= len(data)
+        return self._real(fd, buffers, offset)
+
+
+def test_entries_without_space_wait_and_are_written_later(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SmallDisk(monkeypatch, 5_000)
+    events = Events()
+    store, oracle = opened(segment_bytes=2_000, flush_interval_ms=1, on_event=events), Oracle()
+    for _ in range(30):
+        apply(store, oracle, ("place", 0, [1], 200))
+    events.wait_for(StorageChanged(full=True))
+    assert store.is_full
+    assert not store.flush()
+    for _ in range(5):
+        apply(store, oracle, ("place", 0, [1], 200))
+    assert store.backlog_bytes > 0
+    compare(store, oracle)
+    disk.room = 1 << 30
+    events.wait_for(StorageChanged(full=False))
+    events.wait_for(Persisted(35))
+    assert store.close()
+    compare(opened(segment_bytes=2_000), oracle)
+
+
+def test_below_the_reserve_it_is_full_and_goes_on_writing(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs
+    free = {"blocks": 10}
+
+    def statvfs(path: Any) -> os.statvfs_result:
+        fields = list(real(path))
+        fields[1], fields[4] = 100, free["blocks"]  # f_frsize, f_bavail
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(flusher, "_FULL_RETRY_S", 0.001)
+    events = Events()
+    store = opened(reserve_bytes=8_000, on_event=events)
+    store.append(place(1, [1]))
+    assert store.flush()
+    events.wait_for(StorageChanged(full=True))
+    store.append(place(2, [2]))
+    assert store.flush()
+    assert store.backlog_bytes == 0
+    free["blocks"] = 85  # above the reserve, but not by an eighth of it
+    assert store.flush()
+    assert store.is_full
+    free["blocks"] = 90
+    events.wait_for(StorageChanged(full=False))
+    changes = [event.full for event in events.all if isinstance(event, StorageChanged)]
+    assert changes == [True, False]
+
+
+def test_a_short_write_is_completed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, real_one = os.pwritev, os.pwrite
+    monkeypatch.setattr(os, "pwritev", lambda fd, b, o: real(fd, [b"".join(b)[:10]], o))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, o: real_one(fd, data[:7], o))
+    store, oracle = opened(), Oracle()
+    for _ in range(10):
+        apply(store, oracle, ("place", 0, [1], 20))
+    assert store.close()
+    monkeypatch.undo()
+    compare(opened(), oracle)
+
+
+def test_other_write_errors_halt(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str] = []
+    store = opened(on_halt=reasons.append)
+    store.append(place(1, [1]))
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, "I/O error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", fail)
+        with pytest.raises(OSError, match="I/O"):
+            store.flush()
+    assert len(reasons) == 1
+
+
+def test_files_are_private_and_new_names_are_synced(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            synced.append(fd)
+        real(fd)
+
+    store = opened(segment_bytes=500)
+    monkeypatch.setattr(os, "fsync", fsync)
+    for fseq in range(1, 20):
+        store.append(place(fseq, [fseq], bytes(100)))
+    store.flush()
+    files = list(store._directory.glob("*.seg"))
+    assert len(synced) == len(files) > 1
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert store._directory.stat().st_mode & 0o777 == 0o700

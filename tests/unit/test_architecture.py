@@ -1,0 +1,238 @@
+"""The house rules that a machine can check: layers, purity, sizes, no pickle."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (
+    "ziplog", "mms", "failure_handler", "shard", "logdb", "spark_reader", "pyspark_ziplog",
+)  # fmt: skip
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+EVERYTHING = SOURCES + sorted(
+    path for folder in ("tests", "scripts") for path in (ROOT / folder).rglob("*.py")
+)
+MAX_FUNCTION_LINES = 70
+MAX_MODULE_LINES = 600
+MAX_DOCSTRING_LINES = 15
+#: Packages and modules whose work is input and output; everything else is pure.
+DOES_IO = {
+    "logdb.aio",
+    "logdb.cli.commands",
+    "logdb.client.asynchronous",
+    "logdb.client.blocking",
+    "logdb.client.engines",
+    "logdb.client.rows",
+    "logdb.coordinator.progress",
+    "logdb.defaults",
+    "logdb.embedded",
+    "shard.archive",
+    "shard.storage.data_directory",
+    "shard.storage.flusher",
+    "shard.storage.segment_files",
+    "shard.storage.segment_reader",
+    "shard.storage.segment_rewrite",
+    "shard.storage.segment_store",
+    "spark_reader.catalog",
+    "spark_reader.cli",
+    "spark_reader.data_source",
+    "spark_reader.export",
+    "spark_reader.file_source",
+    "spark_reader.files",
+    "spark_reader.inserting",
+    "spark_reader.log_source",
+    "spark_reader.placement",
+    "spark_reader.prefetch",
+    "spark_reader.ranges",
+    "spark_reader.sources",
+    "spark_reader.stream",
+    "spark_reader.tasks",
+    "spark_reader.worker_state",
+    "spark_reader.write_options",
+    "spark_reader.writer",
+    "ziplog.aio",
+    "ziplog.archive",
+    "ziplog.cli",
+    "ziplog.client.arguments",
+    "ziplog.client.asynchronous",
+    "ziplog.client.blocking",
+    "ziplog.client.engines",
+    "ziplog.client.scan_iterators",
+    "ziplog.config",
+    "ziplog.demo",
+    "ziplog.deploy",
+    "ziplog.local",
+    "ziplog.policy",
+    "ziplog.raft",
+    "ziplog.runtime",
+    "ziplog.segments.block_reader",
+    "ziplog.segments.buffer_pool",
+    "ziplog.segments.directory",
+    "ziplog.segments.segment",
+    "ziplog.testing",
+}
+#: Who may read which clock of `time`; nodes, and all that is compared with what a node measures,
+#: use `ziplog.runtime.clock`. `monotonic`: how long the process itself waits; it stands still while
+#: the machine is suspended. `time`: what time of day it is, which an operator may set back.
+CLOCKS = {
+    "logdb/client/engines.py": {"time_ns"},
+    "logdb/coordinator/progress.py": {"monotonic"},
+    "logdb/embedded.py": {"monotonic"},
+    "shard/archive/supervisor.py": {"monotonic"},
+    "shard/archive/throttle.py": {"monotonic", "thread_time", "time"},
+    "shard/storage/flusher.py": {"monotonic"},
+    "spark_reader/stream.py": {"monotonic"},
+    "ziplog/cli/servers.py": {"monotonic"},
+    "ziplog/cli/shards.py": {"monotonic"},
+    "ziplog/client/arguments.py": {"time_ns"},
+    "ziplog/client/engines/blocking_engine.py": {"monotonic"},
+    "ziplog/demo/inserter.py": {"perf_counter_ns"},
+    "ziplog/demo/parts.py": {"monotonic"},
+    "ziplog/demo/run.py": {"monotonic"},
+    "ziplog/deploy/new_shard.py": {"monotonic"},
+    "ziplog/local.py": {"monotonic"},
+    "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns"},
+    "ziplog/runtime/receive_limits.py": {"monotonic_ns", "thread_time_ns"},
+    "ziplog/raft/connections.py": {"monotonic"},
+    "ziplog/raft/raft_node.py": {"monotonic"},  # the clock of PySyncObj's timers
+    "ziplog/segments/directory.py": {"time_ns"},
+    "ziplog/deploy/supervisor_thread.py": {"monotonic_ns"},
+    "ziplog/deploy/supervisor.py": {"monotonic", "monotonic_ns"},
+}
+_READS_A_CLOCK = {
+    *(
+        ("time", f"{name}{unit}")
+        for name in ("clock_gettime", "monotonic", "perf_counter", "process_time", "thread_time")
+        for unit in ("", "_ns")
+    ),
+    ("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"),
+    ("date", "today"),
+}  # fmt: skip
+RUNS_FOREIGN_CODE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions(module: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(module) if isinstance(node, kinds)]
+
+
+def imported(module: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def length_without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert node.end_lineno is not None
+    docstring = 0
+    if ast.get_docstring(node, clean=False) is not None:
+        first = node.body[0]
+        assert first.end_lineno is not None
+        docstring = first.end_lineno - first.lineno + 1
+    return node.end_lineno - node.lineno + 1 - docstring
+
+
+def clocks_of(module: ast.Module) -> set[str]:
+    """Return the clocks of `time` and `datetime` that a module reads."""
+    found = {
+        node.attr
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in _READS_A_CLOCK
+    }
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            found |= {alias.name for alias in node.names if ("time", alias.name) in _READS_A_CLOCK}
+    return found
+
+
+def test_only_these_modules_read_these_clocks() -> None:
+    found = {name_of(path): clocks_of(parse(path)) for path in SOURCES}
+    assert {name: clocks for name, clocks in found.items() if clocks} == CLOCKS
+
+
+def test_every_module_beside_a_protocol_is_held_to_purity_or_known_to_do_io() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (pure,) = (entry for entry in contracts["contracts"] if entry["id"] == "pure")
+    held = tuple(name.removesuffix(".*") for name in pure["source_modules"])
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in SOURCES
+        if not path.name.startswith("__") and path.relative_to(ROOT).parts[0] != "pyspark_ziplog"
+    }
+    impure = {name for name in modules if not f"{name}.".startswith(tuple(f"{h}." for h in held))}
+    known = tuple(f"{name}." for name in DOES_IO)
+    assert {name for name in impure if not f"{name}.".startswith(known)} == set()
+    assert {
+        name for name in DOES_IO if not any(f"{m}.".startswith(f"{name}.") for m in impure)
+    } == set()
+
+
+def test_every_package_is_known_and_says_that_it_is_typed() -> None:
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert set(configured["importlinter"]["root_packages"]) == set(PACKAGES)
+    assert set(configured["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
+    assert [name for name in PACKAGES if not (ROOT / name / "py.typed").is_file()] == []
+
+
+def test_no_function_is_long() -> None:
+    long = {
+        f"{name_of(path)}: {node.name}": length_without_docstring(node)
+        for path in SOURCES
+        for node in functions(parse(path))
+        if length_without_docstring(node) > MAX_FUNCTION_LINES
+    }
+    assert not long
+
+
+def test_no_module_is_long() -> None:
+    lines = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in SOURCES}
+    assert not {name: count for name, count in lines.items() if count > MAX_MODULE_LINES}
+
+
+def test_every_module_says_what_it_is() -> None:
+    docstrings = {
+        name_of(path): ast.get_docstring(parse(path)) or ""
+        for path in SOURCES
+        if path.read_text(encoding="utf-8").strip()
+    }
+    lengths = {name: len(text.splitlines()) for name, text in docstrings.items()}
+    assert not {name for name, lines in lengths.items() if not 1 <= lines <= MAX_DOCSTRING_LINES}
+
+
+def test_nothing_can_run_code_that_a_peer_sent() -> None:
+    assert not {name_of(path) for path in EVERYTHING if imported(parse(path)) & RUNS_FOREIGN_CODE}
+
+
+def test_only_the_adapter_knows_the_consensus_library() -> None:
+    users = {name_of(path) for path in SOURCES if "pysyncobj" in imported(parse(path))}
+    assert all(user.startswith("ziplog/raft/") for user in users), users
+
+
+def test_only_the_runtime_knows_the_socket_library() -> None:
+    users = {name_of(path) for path in SOURCES if "zmq" in imported(parse(path))}
+    assert all(user.startswith("ziplog/runtime/") for user in users), users
+
+
+def test_a_blocking_program_does_not_load_asyncio() -> None:
+    program = "import sys, ziplog; sys.exit('asyncio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -1,0 +1,20 @@
+"""The command line with a log in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+import ziplog
+from tests.unit.ziplog.cli.fakes import FakeLog
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
+    fake = FakeLog()
+
+    def connect(bootstrap: str, *, timeout: float) -> FakeLog:
+        fake.calls.append(("connect", bootstrap, timeout))
+        return fake
+
+    monkeypatch.setattr(ziplog, "connect", connect)
+    return fake

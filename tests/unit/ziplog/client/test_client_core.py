@@ -1,0 +1,427 @@
+"""Membership requests, routes, tails, trims and leases of the client node; and random input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.properties import examples
+from tests.unit.ziplog.client.fakes import (
+    CLIENT,
+    CLUSTER,
+    MS,
+    SERVICE,
+    Glass,
+    S,
+    ack,
+    info,
+    lease,
+    placement,
+    refused,
+)
+from ziplog import wire
+from ziplog.client.common.lease_map import LeaseMap
+from ziplog.client.common.requests import (
+    NEVER,
+    ChangeRequest,
+    ConnectRequest,
+    FetchRequest,
+    ReadRequest,
+    StatusRequest,
+    SubscribeRequest,
+    SyncRequest,
+    TailRequest,
+    TrimRequest,
+)
+from ziplog.client.common.unknown_outcome import ResolveRequest
+from ziplog.core.entries import Body, Unit, encode_body
+from ziplog.core.node import BatchEnd, Call, Received, Wakeup
+from ziplog.core.view import LeaseRun, Member, run_of
+from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
+from ziplog.types import RID_GENESIS, RecordId
+
+# --- the service ---
+
+
+def test_connect_asks_all_endpoints_and_names_them_without_a_reply() -> None:
+    glass = Glass(endpoints=["a:1", "b:2"])
+    call = glass.call(ConnectRequest(glass.until(2 * S)))
+    assert [name for name, _ in glass.sent] == ["a:1", "b:2"]
+    glass.pass_time(2 * S)
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    assert "a:1, b:2" in str(error)
+
+
+def test_later_requests_go_to_the_leader_and_follow_it() -> None:
+    glass = Glass(endpoints=["a:1", "b:2"])
+    glass.connect(placement(0))
+    call = glass.call(StatusRequest(glass.until()))
+    [(name, request)] = glass.take(wire.StatusQuery)
+    assert name == SERVICE
+    glass.give(wire.NotLeader(CLUSTER, request.request, "new:3"))
+    [(name, again)] = glass.take(wire.StatusQuery)
+    assert (name, again.request) == ("new:3", request.request)
+    glass.give(wire.NotLeader(CLUSTER, request.request, SERVICE))
+    assert not glass.take(wire.StatusQuery), "two nodes redirect to each other"
+    glass.pass_time(150 * MS)
+    assert {name for name, _ in glass.take(wire.StatusQuery)} >= {SERVICE, "new:3", "a:1", "b:2"}
+    glass.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
+    assert glass.answers[call] == b"{}"
+
+
+def test_a_message_of_another_cluster_is_dropped_and_counted() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.insert(b"x")
+    insert = glass.take(wire.Insert)[0][1]
+    glass.give(*(ack(insert, server, [1], cluster=8) for server in (0, 1)))
+    assert call not in glass.answers
+    assert glass.core.counters.protocol_errors == 2
+
+
+def test_a_message_that_only_servers_may_get_is_counted() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    glass.give(wire.Report(CLUSTER, 0, 1, 1, 1, 1, 1))
+    assert glass.core.counters.protocol_errors == 1
+
+
+def test_client_without_pending_calls_sends_nothing() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    glass.sent.clear()
+    glass.pass_time(3600 * S)
+    assert not glass.sent
+    assert glass.core.next_wakeup() is None
+
+
+def test_placements_are_requested_once_a_second_while_a_call_is_pending() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    glass.call(ReadRequest(glass.until(60 * S), RecordId(1, 0)))
+    times = 0
+    for _ in range(100):
+        glass.pass_time(100 * MS)
+        for _, hello in glass.take(wire.Hello):
+            times += 1
+            glass.give(info(hello.request, [placement(0)], []))
+    assert 8 <= times <= 12
+
+
+def test_an_older_view_does_not_replace_a_newer_one() -> None:
+    glass = Glass()
+    glass.connect(placement(0, view=3))
+    glass.insert(b"x", timeout=60 * S)
+    glass.pass_time(2 * S)
+    glass.take(wire.Insert)
+    glass.inform(placement(0, view=2))
+    glass.pass_time(2 * S)
+    assert {m.view for _, m in glass.take(wire.Insert)} == {3}
+
+
+def test_replicas_are_connected_on_use_and_disconnected_when_they_move() -> None:
+    glass = Glass()
+    glass.connect(*(placement(shard) for shard in range(100)))
+    assert len(glass.connected) == 1
+    glass.insert(b"x", timeout=60 * S)
+    assert glass.connected[1:] == ["Connect s0r0:1", "Connect s0r1:1"]
+    glass.pass_time(1100 * MS)
+    glass.inform(msgspec.structs.replace(placement(7), shard=0, view=2))
+    assert set(glass.connected[3:]) == {
+        "Disconnect s0r0:1", "Disconnect s0r1:1", "Connect s7r0:1", "Connect s7r1:1",
+    }  # fmt: skip
+
+
+# --- tails and trims ---
+
+
+def tailing(deadline: int = 10 * S) -> tuple[Glass, int]:
+    glass = Glass()
+    glass.connect(placement(0), placement(1))
+    call = glass.call(TailRequest(glass.until(deadline)))
+    request = glass.take(wire.LeaseQuery)[-1][1]
+    known = [placement(0), placement(1), placement(2)]
+    glass.give(wire.LeaseHistory(CLUSTER, request.request, [], known, 0))
+    return glass, call
+
+
+def tail_reply(tail: wire.Tail, server: int, filled: int, view: int = 1) -> wire.TailReply:
+    return wire.TailReply(CLUSTER, tail.shard, view, server, tail.request, filled, 50)
+
+
+def test_the_tail_is_asked_of_all_replicas_of_all_members() -> None:
+    glass, call = tailing()
+    tails = glass.take(wire.Tail)
+    assert sorted(name for name, _ in tails) == sorted(
+        f"s{shard}r{server}:1" for shard in (0, 1, 2) for server in (0, 1)
+    )
+    messages = {m.shard: m for _, m in tails}
+    for shard, message in messages.items():
+        # The primary cannot read its last record.
+        glass.give(tail_reply(message, 0, 30))
+        assert call not in glass.answers
+        glass.give(tail_reply(message, 1, 40 + shard))
+    assert glass.answers[call] == RecordId(42, 2)
+
+
+def test_the_tail_of_an_empty_log() -> None:
+    glass, call = tailing()
+    for name, message in glass.take(wire.Tail):
+        glass.give(tail_reply(message, int(name[3]), 0))
+    assert glass.answers[call] == RID_GENESIS
+
+
+def test_tail_replies_of_two_views_do_not_count() -> None:
+    glass, call = tailing(2 * S)
+    assert glass.core.waiting_for == [], "no replica is late yet"
+    for name, message in glass.take(wire.Tail):
+        view = 2 if name == "s1r0:1" else 1
+        glass.give(tail_reply(message, int(name[3]), 5, view))
+    assert not glass.answers
+    glass.pass_time(60 * MS)
+    assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"], (
+        "its reply was of an older view"
+    )
+    assert glass.core.waiting_for == ["shard 1 (silent)"]
+    glass.pass_time(2 * S)
+    error = glass.answers[call]
+    assert isinstance(error, DeadlineError)
+
+
+def test_tail_query_waits_for_a_recovering_shard_and_its_new_view() -> None:
+    """All replicas in one view suffice, although the service still names the old view."""
+    glass, call = tailing()
+    glass.core._routing.update_placements([placement(2, state="recovering")])
+    for name, message in glass.take(wire.Tail):
+        if message.shard != 2:
+            glass.give(tail_reply(message, int(name[3]), 5))
+    glass.pass_time(4 * S)
+    asked = [m for _, m in glass.take(wire.Tail) if m.shard == 2]
+    assert glass.core.waiting_for == ["shard 2 (recovering)"]
+    assert 10 < len(asked) < 60, "a dead shard is asked with growing intervals"
+    number = asked[-1]
+    glass.give(tail_reply(number, 0, 8, 2), tail_reply(number, 1, 7, 1))
+    assert call not in glass.answers
+    glass.give(tail_reply(number, 1, 8, 2))
+    assert glass.answers[call] == RecordId(8, 2)
+
+
+def test_view_change_voids_earlier_tail_replies() -> None:
+    glass, call = tailing()
+    first, *others = glass.take(wire.Tail)
+    for name, message in others:
+        glass.give(tail_reply(message, int(name[3]), 5))
+    glass.insert(b"x")
+    glass.pass_time(40 * MS)
+    glass.call(StatusRequest(glass.until()))
+    glass.core._routing.update_placements([placement(2, view=2)])
+    glass.give(tail_reply(first[1], 0, 5))
+    assert call not in glass.answers, "shard 2 replied in its older view"
+    glass.pass_time(20 * MS)
+    again = glass.take(wire.Tail)
+    assert {(name, m.view) for name, m in again} == {("s2r0:1", 2), ("s2r1:1", 2)}
+    for name, message in again:
+        glass.give(tail_reply(message, int(name[3]), 7, 2))
+    assert glass.answers[call] == RecordId(7, 2)
+
+
+def test_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
+    glass, call = tailing(120 * MS)
+    for name, message in glass.take(wire.Tail):
+        if name != "s1r1:1":
+            glass.give(tail_reply(message, int(name[3]), 5))
+    glass.pass_time(60 * MS)
+    assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"]
+    glass.pass_time(60 * MS)
+    assert "s1r1:1" in str(glass.answers[call])
+
+
+@pytest.mark.parametrize("error", ["", "no-such-position"])
+def test_trims(error: Any) -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
+    trim = glass.take(wire.Trim)[-1][1]
+    assert trim.gsn == 9
+    glass.give(wire.TrimReply(CLUSTER, trim.request, 9, error))
+    assert isinstance(glass.answers[call], NoSuchRecordError if error else type(None))
+
+
+def test_trim_of_an_unstable_position_is_retried() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
+    for error in ("not-stable", ""):
+        trim = glass.take(wire.Trim)[-1][1]
+        glass.give(wire.TrimReply(CLUSTER, trim.request, 9, error))
+        glass.pass_time(110 * MS)
+    assert glass.answers[call] is None
+
+
+# --- leases ---
+
+
+@given(data=st.data())
+def test_leases_learned_in_any_pieces_are_as_good_as_all_at_once(data: st.DataObject) -> None:
+    all_leases = [lease([0], size=10)]
+    for _ in range(data.draw(st.integers(1, 12))):
+        members = data.draw(st.sampled_from([None, (Member(0, 1, 1), Member(1, 1, 1))]))
+        all_leases.append(all_leases[-1].following(members))
+    known = LeaseMap()
+    known.extend([run_of(all_leases[0])])
+    for _ in range(30):
+        start = data.draw(st.integers(0, len(all_leases) - 1))
+        stop = data.draw(st.integers(start + 1, len(all_leases)))
+        before = known.stop
+        is_whole = known.extend(runs_of(all_leases[start:stop]))
+        assert is_whole == (all_leases[start].base <= before)
+        assert known.stop == max(before, all_leases[stop - 1].stop if is_whole else 0)
+    for gsn in range(1, known.stop):
+        expected = next(one for one in all_leases if gsn < one.stop)
+        found = known.lease_at(gsn)
+        assert found is not None
+        assert (found.number, found.base, found.members) == (
+            expected.number, expected.base, expected.members,
+        )  # fmt: skip
+    assert known.lease_at(known.stop) is None
+
+
+def runs_of(leases: list[Any]) -> list[LeaseRun]:
+    """Run-length encode."""
+    runs: list[LeaseRun] = []
+    for one in leases:
+        if runs and runs[-1].last.repeats(one):
+            runs[-1] = LeaseRun(runs[-1].first, runs[-1].count + 1, one)
+        else:
+            runs.append(run_of(one))
+    return runs
+
+
+# --- random messages ---
+
+TYPES = [
+    wire.InsertAck, wire.Refused, wire.ReadReply, wire.Deliver, wire.Trimmed, wire.Frontier,
+    wire.TailReply, wire.NotLeader, wire.TrimReply, wire.StatusReply,
+    wire.Located, wire.Synced, wire.Leaving, wire.ShardChanged,
+]  # fmt: skip
+
+
+ERRORS: dict[type, list[str]] = {
+    wire.TrimReply: ["", "no-such-position", "not-stable"],
+    wire.ShardChanged: [
+        "",
+        "no-such-shard",
+        "exists",
+        "last-shard",
+        "wrong-size",
+        "retired",
+        "too-many",
+    ],
+}
+
+
+@examples(60)
+@given(data=st.data())
+def test_no_message_breaks_a_client(data: st.DataObject) -> None:
+    glass = Glass()
+    glass.connect(placement(0), placement(1), leases=[run_of(lease([0, 1]))])
+    subscription = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
+    request = glass.take(wire.LeaseQuery)[-1][1]
+    glass.give(wire.LeaseHistory(CLUSTER, request.request, [run_of(lease([0, 1]))], [], 0))
+    requests = [
+        ReadRequest(glass.until(), RecordId(3, 0)),
+        TailRequest(glass.until()),
+        TrimRequest(glass.until(), RecordId(3, 0)),
+        FetchRequest(NEVER, subscription, 10),
+        ChangeRequest(glass.until(), 1, "remove"),
+    ]
+    for request in requests:
+        glass.call(request)
+    done = glass.insert(b"w")
+    insert = glass.take(wire.Insert)[0][1]
+    glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
+    assert done in glass.answers
+    glass.call(SyncRequest(glass.until()))
+    glass.insert(b"x")
+    doubtful = glass.insert(*[b"y"] * 300, timeout=0)
+    glass.pass_time(0)
+    error: Any = glass.answers[doubtful]
+    glass.call(ResolveRequest(glass.until(), error.doubt))
+    if data.draw(st.booleans()):
+        state = data.draw(st.sampled_from(["parked", "leaving", "finalized"]))
+        view = data.draw(st.integers(1, 2))
+        glass.core._routing.update_placements([placement(0, view=view, state=state)])
+    numbers = sorted({m.request for _, m in glass.sent if hasattr(m, "request")} | {1, 2})
+    numbers += sorted({m.subscription for _, m in glass.sent if hasattr(m, "subscription")})
+    small = st.integers(0, 12)
+    for _ in range(12):
+        kind = data.draw(st.sampled_from(TYPES))
+        fields: dict[str, Any] = {
+            "cluster": CLUSTER,
+            "shard": data.draw(st.integers(0, 3)),
+            "view": data.draw(st.integers(0, 2)),
+            "server": data.draw(st.integers(0, 3)),
+            "seq": data.draw(st.integers(0, 4)),
+            "client": CLIENT,
+            "verdict": data.draw(st.sampled_from(["present", "absent", "pending"])),
+            "counter": data.draw(small),
+            "incarnation": 1,
+            "confirmed": data.draw(st.booleans()),
+            "gsns": data.draw(st.lists(small, min_size=1, max_size=3)),
+            "code": data.draw(st.sampled_from(wire.RefusalCode.__args__)),  # type: ignore[attr-defined]
+            "answer": data.draw(st.sampled_from(wire.Answer.__args__)),  # type: ignore[attr-defined]
+            "units": data.draw(
+                st.lists(
+                    st.builds(
+                        Unit, small, st.lists(small, min_size=1, max_size=2),
+                        st.sampled_from([b"", encode_body(Body(0, None, [b"x"]))]),
+                    ),
+                    max_size=2,
+                )
+            ),
+            "start": data.draw(st.integers(0, 3)),
+            "leader": data.draw(st.sampled_from(["", SERVICE, "x:1"])),
+            "document": b"{}",
+            "error": data.draw(st.sampled_from(ERRORS.get(kind, [""]))),
+            "stable": data.draw(small) if kind is wire.Deliver else data.draw(st.booleans()),
+        }  # fmt: skip
+        for name in ("request", "subscription"):
+            fields[name] = data.draw(st.sampled_from(numbers))
+        for name in ("gsn", "frontier", "first", "filled", "trim", "last_below", "durable"):
+            fields[name] = data.draw(small)
+        known = {f: v for f, v in fields.items() if f in kind.__struct_fields__}
+        glass.give(kind(**known))
+        if data.draw(st.booleans()):
+            glass.pass_time(data.draw(st.integers(0, 2 * S)))
+
+
+def test_the_same_events_at_the_same_times_have_the_same_effects() -> None:
+    traces = []
+    for _ in range(2):
+        glass = Glass()
+        glass.connect(placement(0), placement(1))
+        calls = [glass.insert(b"x") for _ in range(3)]
+        insert = glass.take(wire.Insert)[0][1]
+        glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
+        glass.pass_time(3 * S)
+        traces.append((glass.sent, calls))
+    assert traces[0] == traces[1]
+
+
+def test_an_early_wakeup_and_an_unknown_cancellation_do_nothing() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    glass.insert(b"x")
+    glass.sent.clear()
+    glass.step(Wakeup())
+    glass.step(BatchEnd())
+    glass.cancel(99)
+    glass.step(Received(b"", info(1, [], [])))
+    assert not glass.sent
+    with pytest.raises(KeyError):
+        glass.step(Call(5, "no request"))

@@ -1,0 +1,388 @@
+"""Rows with an identity for retries: in order, a prefix after any failure (protocol.md, 14.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.properties import examples
+from tests.unit.ziplog.client.fakes import (
+    CLIENT,
+    MS,
+    FakeCluster,
+    Glass,
+    S,
+    ack,
+    connected,
+    learn,
+    lease,
+    placement,
+    refused,
+    resolve,
+    sent,
+)
+from tests.unit.ziplog.client.storms import in_a_storm
+from tests.unit.ziplog.client.test_client_subscribe import Reader
+from ziplog import wire
+from ziplog.client.common.requests import InsertRequest
+from ziplog.client.inserts import inflight
+from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
+from ziplog.core.entries import Body, Origin, Unit, decode_body, encode_body
+from ziplog.core.view import run_of
+from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
+from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WRITER = b"w" * 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single_row_units() -> Iterator[None]:
+    """Let each unit have one row."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inflight, "MAX_UNIT_RECORDS", 1)
+        yield
+
+
+def rows(
+    glass: Glass, *payloads: bytes, keys: Any = None, batch: int = 3, row: int = 0,
+    timeout: int = 10 * S, shard: int = 0,
+) -> int:  # fmt: skip
+    return glass.call(
+        InsertRequest(
+            glass.until(timeout), list(payloads), RID_GENESIS, None, 77, many=True, keys=keys,
+            shard=shard, origin=Origin(WRITER, batch, row),
+        )
+    )  # fmt: skip
+
+
+def body(insert: wire.Insert) -> Body:
+    return decode_body(insert.body, insert.count)
+
+
+def done(glass: Glass, insert: wire.Insert, first: int) -> None:
+    """Ack a unit from both replicas at these positions."""
+    gsns = list(range(first, first + 2 * insert.count, 2))
+    glass.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
+
+
+def test_unit_of_rows_is_sent_after_the_previous_one_is_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 2)
+    glass = connected()
+    keys = [b"k", b"k", None, b"l", None]
+    call = rows(glass, b"a", b"b", b"c", b"d", b"e", keys=keys, row=10)
+    placed = []
+    for expected in (
+        Body(77, b"k", [b"a", b"b"], Origin(WRITER, 3, 10)),
+        Body(77, None, [b"c", b"d"], Origin(WRITER, 3, 12), [None, b"l"]),
+        Body(77, None, [b"e"], Origin(WRITER, 3, 14)),
+    ):
+        (insert,) = sent(glass)
+        assert body(insert) == expected
+        assert insert.after == (placed[-1] if placed else 0)
+        glass.pass_time(5 * MS)
+        glass.give(ack(insert, 0, [insert.after + 2 + 2 * i for i in range(insert.count)]))
+        assert not sent(glass), "one ack is not enough"
+        gsns = [insert.after + 2 + 2 * i for i in range(insert.count)]
+        glass.give(ack(insert, 1, gsns))
+        placed += gsns
+    assert glass.answers[call] == [RecordId(gsn, 0) for gsn in placed]
+
+
+def test_a_unit_holds_rows_of_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", MAX_UNIT_RECORDS)
+    glass = connected()
+    keys = [b"%d" % number for number in range(MAX_UNIT_RECORDS + 1)]
+    rows(glass, *[b"x"] * (MAX_UNIT_RECORDS + 1), keys=keys)
+    (first,) = sent(glass)
+    assert (first.count, body(first).origin) == (MAX_UNIT_RECORDS, Origin(WRITER, 3, 0))
+    assert body(first).keys == keys[:-1]
+    done(glass, first, 2)
+    (second,) = sent(glass)
+    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, MAX_UNIT_RECORDS))
+
+
+def test_other_calls_do_not_wait_for_rows() -> None:
+    glass = connected()
+    rows(glass, b"a", b"b")
+    call = glass.insert(b"x")
+    first, other = sent(glass)
+    done(glass, other, 4)
+    assert glass.answers[call]
+    done(glass, first, 2)
+    (second,) = sent(glass)
+    assert body(second).payloads == [b"b"]
+    assert second.after == 2
+
+
+def test_unit_of_rows_is_placed_after_the_previous_one() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b")
+    done(glass, sent(glass)[0], 6)
+    done(glass, sent(glass)[0], 4)
+    assert "protocol" in type(glass.answers[call]).__name__.lower()
+    assert glass.answers[call].results == [RecordId(6, 0), None]
+
+
+def test_rows_wait_for_a_silent_shard() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b")
+    (insert,) = sent(glass)
+    glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
+    glass.pass_time(100 * MS)
+    again = sent(glass)
+    assert {m.shard for m in again} == {0}
+    done(glass, again[-1], 2)
+    assert [m.shard for m in sent(glass)] == [0]
+    assert call not in glass.answers
+    assert glass.core.counters.moved == 0
+
+
+@pytest.mark.parametrize("state", ["parked", "leaving", "recovering"])
+def test_rows_never_go_to_another_shard(state: str) -> None:
+    glass = connected()
+    learn(glass, state=state)
+    call = rows(glass, b"a")
+    glass.pass_time(10 * S)
+    assert not sent(glass)
+    error = glass.answers[call]
+    assert isinstance(error, DeadlineError)
+    assert f"pinned to shard 0 ({state})" in str(error)
+    assert error.retriable
+
+
+def test_a_redirect_of_the_first_unit_has_it_wait_for_its_shard() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b")
+    (insert,) = sent(glass)
+    glass.give(refused(insert, 0, "redirect"), refused(insert, 1, "redirect"))
+    glass.take(wire.Hello)
+    assert not sent(glass)
+    glass.pass_time(150 * MS)
+    glass.inform(placement(0, state="parked"), placement(1))
+    assert not sent(glass)
+    glass.pass_time(150 * MS)
+    glass.inform(placement(0, view=2), placement(1))
+    (again,) = sent(glass)
+    assert (again.shard, again.seq, again.view) == (0, 2, 2)
+    assert body(again) == body(insert)
+    done(glass, again, 2)
+    done(glass, sent(glass)[0], 4)
+    assert glass.answers[call] == [RecordId(2, 0), RecordId(4, 0)]
+
+
+def test_a_redirect_of_a_later_unit_by_a_shard_that_left_ends_the_call() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b", b"c")
+    done(glass, sent(glass)[0], 2)
+    (insert,) = sent(glass)
+    glass.give(refused(insert, 0, "redirect"), refused(insert, 1, "redirect"))
+    glass.pass_time(200 * MS)
+    learn(glass, state="leaving")
+    error = glass.answers[call]
+    assert isinstance(error, UnavailableError)
+    assert error.results == [RecordId(2, 0), None, None]
+    assert error.retriable, "the same arguments mean the same rows"
+    assert not sent(glass)
+
+
+def test_a_redirect_of_a_later_unit_by_a_parked_shard_lets_it_wait_there() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b", b"c")
+    done(glass, sent(glass)[0], 2)
+    (insert,) = sent(glass)
+    glass.give(refused(insert, 0, "redirect"), refused(insert, 1, "redirect"))
+    glass.pass_time(200 * MS)
+    learn(glass, state="parked")
+    assert not sent(glass)
+    learn(glass, state="live")
+    for gsn, after in ((4, 2), (6, 4)):
+        (again,) = sent(glass)
+        assert again.after == after
+        done(glass, again, gsn)
+    assert glass.answers[call] == [RecordId(gsn, 0) for gsn in (2, 4, 6)]
+
+
+def test_deadline_between_two_units_reports_the_placed_rows() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b", timeout=1 * S)
+    (insert,) = sent(glass)
+    learn(glass, state="recovering")
+    done(glass, insert, 2)
+    assert not sent(glass)
+    glass.pass_time(1 * S)
+    error = glass.answers[call]
+    assert isinstance(error, UnavailableError)
+    assert "accepted 1 of the 2 records" in str(error)
+    assert error.results == [RecordId(2, 0), None]
+    learn(glass, view=2, state="live")
+    glass.pass_time(1 * S)
+    assert not sent(glass), "the call has ended"
+
+
+def test_no_unit_of_rows_follows_one_with_an_unknown_outcome() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b", b"c", timeout=1 * S)
+    done(glass, sent(glass)[0], 2)
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 0, [4]))
+    glass.pass_time(1 * S)
+    error = glass.answers[call]
+    assert isinstance(error, OutcomeUnknownError)
+    assert error.results == [RecordId(2, 0), None, None]
+    assert error.retriable
+    asked = resolve(glass, error)
+    glass.give(ack(insert, 1, [4]))
+    assert glass.answers[asked] == [RecordId(2, 0), RecordId(4, 0), None]
+    assert {m.seq for m in sent(glass)} <= {insert.seq}
+
+
+def test_a_view_that_changes_between_two_units() -> None:
+    glass = connected()
+    call = rows(glass, b"a", b"b")
+    (first,) = sent(glass)
+    learn(glass, view=1, state="recovering")
+    glass.pass_time(60 * MS)
+    assert not sent(glass)
+    (located, *_) = [m for _, m in glass.take(wire.Locate)]
+    glass.give(wire.Located(7, 0, 2, 1, CLIENT, located.seq, "present", [2]))
+    glass.pass_time(60 * MS)
+    assert not sent(glass), "the shard is unavailable"
+    learn(glass, view=2, state="live")
+    (second,) = sent(glass)
+    assert (second.view, second.after) == (2, first.after + 2)
+    done(glass, second, 4)
+    assert glass.answers[call] == [RecordId(2, 0), RecordId(4, 0)]
+
+
+class ReorderingCluster(FakeCluster):
+    """Primaries that place units in any order, as a recovery may."""
+
+    def insert(self, server: int, message: wire.Insert) -> None:
+        super().insert(server, msgspec.structs.replace(message, predecessor=0))
+
+
+@examples(60)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.1, 0.3]),
+    st.lists(st.integers(0, 200), max_size=3),
+    st.lists(st.sampled_from([None, b"k", b"l"]), min_size=1, max_size=40),
+)
+def test_crashed_client_leaves_a_prefix_of_its_rows(
+    seed: int, loss: float, lives_ms: list[int], keys: list[bytes | None]
+) -> None:
+    """One client after another crashes; the last one does not."""
+    payloads = [b"%d" % number for number in range(len(keys))]
+    cluster = ReorderingCluster(Glass(), seed)
+    cluster.loss = cluster.repetition = loss
+    for life_ms in [*lives_ms, None]:
+        glass = replace_client(cluster)
+        before = len(cluster.log)
+        call = rows(glass, *payloads, keys=keys, timeout=500 * S)
+        if life_ms is None:
+            assert len(cluster.result(call)) == len(keys)
+        else:
+            end = glass.now + life_ms * MS
+            cluster.later(life_ms, lambda: None)
+            cluster.run(lambda end=end: cluster.glass.now >= end)  # type: ignore[misc]
+        left = [payload for _, payload in cluster.log[before:]]
+        assert left == payloads[: len(left)]
+    cluster.loss = cluster.repetition = 0.0
+    replace_client(cluster)
+    assert [record.payload for record in cluster.fetch_all(cluster.subscribe())] == payloads
+
+
+def replace_client(cluster: FakeCluster) -> Glass:
+    """Replace the client by a new one; units in flight are dropped."""
+    now = cluster.glass.now + 1 * S
+    glass = cluster.glass = Glass()
+    glass.now = now
+    glass.connect(*cluster.placements())
+    cluster.in_flight.clear()
+    cluster.placed.clear()  # All clients have the same name here, and start with seq 1.
+    cluster.streams.clear()
+    return glass
+
+
+@examples(25)
+@given(st.integers(0, 2**32))
+def test_rows_of_two_shards_with_faults(seed: int) -> None:
+    cluster = in_a_storm(ReorderingCluster, seed, 0.2, 0.2, pin=False)
+    payloads = [b"%d" % number for number in range(12)]
+    calls = [rows(cluster.glass, *payloads, shard=shard, timeout=900 * S) for shard in (0, 1)]
+    for shard, call in enumerate(calls):
+        rids = cluster.result(call)
+        assert rids == sorted(rids)
+        assert {rid.shard for rid in rids} == {shard}
+        assert [payload for gsn, payload in cluster.log if gsn in {r.gsn for r in rids}] == payloads
+
+
+# --- readers ---
+
+
+def written(
+    *gsns: int, batch: int = 1, row: int = 0, writer: bytes = WRITER, keys: Any = None
+) -> Unit:
+    payloads = [b"%d" % (row + index) for index in range(len(gsns))]
+    made = Body(0, None, payloads, Origin(writer, batch, row), keys)
+    return Unit(0, list(gsns), encode_body(made))
+
+
+def test_subscribers_skip_duplicate_rows() -> None:
+    glass = Reader()
+    glass.deliver(
+        0, 1, 41,
+        written(1, 3, 5), written(7, 9, 11, 13), written(15, row=4),
+        written(17, batch=2), written(19, row=9), written(21, writer=b"v" * 16),
+        written(23, batch=2, row=1), [25],
+    )  # fmt: skip
+    glass.deliver(1, 1, 42, written(2, 4))
+    assert glass.gsns() == [1, 2, 3, 4, 5, 13, 15, 17, 21, 23, 25]
+
+
+def test_records_after_a_duplicate_row_keep_their_keys() -> None:
+    glass = Reader()
+    glass.deliver(
+        0, 1, 21,
+        written(1, 3, keys=[b"a", None]), written(5, 7, 9, 11, keys=[b"a", None, b"c", b"d"]),
+    )  # fmt: skip
+    glass.deliver(1, 1, 22)
+    records = glass.batch(glass.fetch(0)).records
+    assert [(r.rid.gsn, r.payload, r.key) for r in records] == [
+        (1, b"0", b"a"), (3, b"1", None), (9, b"2", b"c"), (11, b"3", b"d"),
+    ]  # fmt: skip
+
+
+def test_fetch_boundary_within_a_unit_changes_nothing() -> None:
+    glass = Reader()
+    glass.deliver(0, 1, 21, written(1, 3, 5, 7), written(9, 11, 13, 15, 17))
+    glass.deliver(1, 1, 4)
+    assert glass.gsns() == [1, 3]
+    glass.deliver(1, 4, 14)
+    assert glass.gsns() == [5, 7]
+    glass.deliver(1, 14, 22)
+    assert glass.gsns() == [17]
+
+
+def test_shard_that_rejoins_keeps_its_writer_table() -> None:
+    both = lease((0, 1))
+    alone = both.following(lease((1,)).members)
+    glass = Reader(leases=[run_of(both), run_of(alone)])
+    glass.deliver(0, 1, 1001, written(1))
+    glass.deliver(1, 1, 1001)
+    assert glass.gsns() == [1]
+    assert glass.take(wire.Unsubscribe), "the shard is not a member"
+    glass.deliver(1, 1001, 2001, leases=[run_of(alone.following(both.members))])
+    assert glass.look() == ["s0r1:1"], "the shard is a member again"
+    glass.deliver(0, 1001, 3001, written(2001, 2003))
+    glass.deliver(1, 2001, 3001)
+    assert glass.gsns() == [2003]

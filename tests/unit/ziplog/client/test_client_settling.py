@@ -1,0 +1,143 @@
+"""`Settled` reports of an idle client (docs/protocol.md, section 4, rule 8)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from tests.unit.ziplog.client.fakes import Glass, S, ack, connected, learn, refused
+from ziplog import wire
+from ziplog.client.common.requests import Counters
+from ziplog.client.engines.engine import Engine
+from ziplog.client.inserts.settling import MANY_UNITS
+from ziplog.core.node import Closing, Send
+
+if TYPE_CHECKING:
+    from ziplog.core.node import Effect, Event
+    from ziplog.runtime.transport import Transport
+
+
+def settle(glass: Glass, *inserts: wire.Insert) -> None:
+    for insert in inserts:
+        for server in range(2):
+            glass.give(
+                ack(insert, server, range(insert.seq * 256, insert.seq * 256 + insert.count))
+            )
+
+
+def insert_units(glass: Glass, units: int) -> None:
+    """Insert this many units by one call, and complete them."""
+    glass.insert(*[b"x"] * (256 * units))
+    settle(glass, *(message for name, message in glass.take(wire.Insert) if name == "s0r0:1"))
+
+
+def reports(glass: Glass) -> list[tuple[str, int]]:
+    return [(name, message.first_incomplete) for name, message in glass.take(wire.Settled)]
+
+
+def test_many_completed_units_are_reported_at_once_when_idle() -> None:
+    glass = connected()
+    insert_units(glass, MANY_UNITS)
+    assert reports(glass) == [("s0r0:1", MANY_UNITS + 1), ("s0r1:1", MANY_UNITS + 1)]
+
+
+def test_one_insert_after_the_other_reports_nothing() -> None:
+    glass = connected()
+    for _ in range(2 * MANY_UNITS):
+        insert_units(glass, 1)
+    assert not reports(glass)
+
+
+def test_a_silent_client_reports_a_few_times() -> None:
+    """A report may be lost; but a thousand idle clients must not cost anything."""
+    glass = connected()
+    insert_units(glass, 1)
+    glass.pass_time(2 * S)
+    assert reports(glass) == [("s0r0:1", 2), ("s0r1:1", 2)]
+    glass.pass_time(3600 * S)
+    assert reports(glass) == [("s0r0:1", 2), ("s0r1:1", 2)] * 2
+    insert_units(glass, 1)
+    glass.pass_time(2 * S)
+    assert reports(glass) == [("s0r0:1", 3), ("s0r1:1", 3)]
+
+
+def test_nothing_is_reported_while_units_are_in_flight() -> None:
+    glass = connected()
+    insert_units(glass, 1)
+    glass.insert(b"x", timeout=60 * S)
+    glass.pass_time(30 * S)
+    assert not reports(glass)
+
+
+def test_closing_client_reports_only_completed_units() -> None:
+    glass = connected()
+    insert_units(glass, 1)
+    glass.insert(b"y")
+    glass.step(Closing())
+    assert reports(glass) == [("s0r0:1", 2), ("s0r1:1", 2)]
+
+
+def test_a_client_that_inserted_nothing_reports_nothing() -> None:
+    glass = connected()
+    glass.pass_time(60 * S)
+    glass.step(Closing())
+    assert not reports(glass)
+
+
+def test_unavailable_shard_gets_no_report() -> None:
+    glass = connected()
+    insert_units(glass, 1)
+    learn(glass, state="recovering")
+    glass.pass_time(60 * S)
+    glass.step(Closing())
+    assert not reports(glass)
+
+
+def test_insert_that_all_servers_refuse_as_full_is_rerouted() -> None:
+    glass = connected()
+    call = glass.insert(b"x")
+    ((_, first), _) = glass.take(wire.Insert)
+    glass.give(refused(first, 0, "full"))
+    assert not glass.take(wire.Insert)
+    glass.give(refused(first, 1, "full"))
+    glass.pass_time(1 * S)
+    moved = next(message for _, message in glass.take(wire.Insert))
+    assert moved.shard == 1
+    settle(glass, moved)
+    assert call in glass.answers
+
+
+class _Transport:
+    """Records the calls of the engine."""
+
+    def __init__(self) -> None:
+        self.happened: list[object] = []
+
+    def send(self, dst: bytes, _frame: bytes) -> bool:
+        self.happened.append(dst)
+        return True
+
+    def close(self) -> None:
+        self.happened.append("closed")
+
+
+class _Core:
+    """Has something to send when it closes."""
+
+    counters = Counters()
+
+    def step(self, event: Event, _now: int) -> list[Effect]:
+        return [Send(b"a", wire.Settled(1, 0, 1, bytes(16), 2))] if type(event) is Closing else []
+
+    def next_wakeup(self) -> int | None:
+        return None
+
+    def check(self) -> None:
+        pass
+
+
+def test_last_report_is_sent_once_before_the_connections_close() -> None:
+    transport = _Transport()
+    engine = Engine(_Core(), lambda *_: None, transport=cast("Transport", transport))
+    engine.close()
+    engine.close()
+    assert transport.happened == [b"a", "closed", "closed"]

@@ -1,0 +1,165 @@
+"""Retransmission: the timeout, evidence of a loss, and the budget of copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
+from ziplog.client.inserts.retransmission import (
+    ACKS_PER_COPY,
+    INITIAL_RETRANSMIT_NS,
+    MAX_DOUBLED_NS,
+    MIN_RETRANSMIT_NS,
+    SAVED_COPIES,
+    Budget,
+    RetransmitTimeout,
+)
+
+
+def settle(glass: Glass, insert: Any, *servers: int, copy: int | None = None) -> None:
+    for server in servers or (0, 1):
+        gsn = 2 * insert.seq
+        glass.give(ack(insert, server, [gsn], copy=insert.copy if copy is None else copy))
+
+
+def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
+    timeout = RetransmitTimeout()
+    assert timeout.ns == INITIAL_RETRANSMIT_NS
+    timeout.observe_latency(400 * MS)
+    assert timeout.ns == 400 * MS + 4 * 200 * MS, "the first sample counts"
+    for _ in range(100):
+        timeout.observe_latency(400 * MS)
+    assert 400 * MS <= timeout.ns < 410 * MS
+    timeout.observe_latency(3 * S)
+    assert timeout.ns > 3 * S, "an outlier raises the timeout"
+    for _ in range(200):
+        timeout.observe_latency(1 * MS)
+    assert timeout.ns == MIN_RETRANSMIT_NS
+
+
+def test_a_timeout_doubles_until_there_is_a_sample_or_another_view() -> None:
+    timeout = RetransmitTimeout()
+    timeout.observe_latency(100 * MS)
+    first = timeout.ns
+    timeout.back_off()
+    assert timeout.ns == 2 * first
+    for _ in range(10):
+        timeout.back_off()
+    assert timeout.ns == MAX_DOUBLED_NS
+    assert timeout.is_longest
+    timeout.reset()
+    assert timeout.ns == first
+
+
+def test_long_samples_are_not_cut_off_by_the_longest_back_off() -> None:
+    timeout = RetransmitTimeout()
+    timeout.observe_latency(10 * S)
+    timeout.back_off()
+    assert timeout.ns == 30 * S
+
+
+def test_copies_are_a_share_of_the_acks_and_a_few() -> None:
+    budget = Budget()
+    assert sum(budget.spend() for _ in range(100)) == SAVED_COPIES
+    for _ in range(ACKS_PER_COPY - 1):
+        budget.earn()
+    assert not budget.spend()
+    budget.earn()
+    assert budget.spend()
+    budget.refund()
+    assert budget.spend(), "a useful copy costs nothing"
+    for _ in range(1000):
+        budget.earn()
+    assert sum(budget.spend() for _ in range(100)) == SAVED_COPIES
+
+
+def test_a_unit_that_was_sent_twice_gives_a_sample_only_if_the_copy_is_known() -> None:
+    glass = connected(pinned)
+    glass.insert(b"x", timeout=60 * S)
+    (first,) = sent(glass)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + 100 * MS)
+    (again,) = sent(glass)
+    assert again.copy == 2
+    timeout = glass.core._inserts.windows[0].retransmit_timeout
+    assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS
+    settle(glass, again, copy=0)  # the acks do not name their copy
+    assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS, "it stays doubled"
+    glass.insert(b"y", timeout=60 * S)
+    sent(glass)
+    glass.pass_time(2 * INITIAL_RETRANSMIT_NS + 100 * MS)
+    (again,) = sent(glass)
+    settle(glass, again, copy=1)
+    assert timeout.ns > 3 * INITIAL_RETRANSMIT_NS, "the first copy took that long"
+    assert first.seq != again.seq
+
+
+def test_nothing_is_retransmitted_while_acks_of_other_units_arrive() -> None:
+    glass = connected(pinned)
+    for _ in range(40):
+        glass.insert(b"x", timeout=60 * S)
+    waiting = sent(glass)
+    while waiting:
+        glass.pass_time(INITIAL_RETRANSMIT_NS - 100 * MS)
+        settle(glass, waiting.pop(0))
+    assert glass.core.counters.retries == 0
+
+
+def test_unit_that_a_server_passed_over_is_retransmitted() -> None:
+    glass = connected(pinned)
+    glass.insert(b"lost", timeout=60 * S)
+    (lost,) = sent(glass)
+    for _ in range(20):
+        glass.pass_time(50 * MS)
+        glass.insert(b"x", timeout=60 * S)
+        for insert in sent(glass):
+            if insert.seq != lost.seq:
+                settle(glass, insert)
+    assert glass.core.counters.retries >= 1
+
+
+def test_one_of_many_possibly_queued_units_is_retransmitted() -> None:
+    glass = connected(pinned)
+    for _ in range(100):
+        glass.insert(b"x", timeout=60 * S)
+    sent(glass)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    (probe,) = sent(glass)
+    glass.pass_time(INITIAL_RETRANSMIT_NS)
+    assert not sent(glass), "the timeout has doubled"
+    settle(glass, probe)
+    glass.pass_time(2 * INITIAL_RETRANSMIT_NS)
+    assert len({insert.seq for insert in sent(glass)}) == 99, "the copy was answered: they are lost"
+
+
+def test_a_client_without_acks_sends_few_copies_and_never_stops() -> None:
+    glass = connected(pinned)
+    for _ in range(100):
+        glass.insert(b"x", timeout=600 * S)
+    sent(glass)
+    glass.pass_time(60 * S)
+    early = len(sent(glass))
+    assert SAVED_COPIES < early <= SAVED_COPIES + 60 * S // MAX_DOUBLED_NS
+    glass.pass_time(60 * S)
+    assert len(sent(glass)) >= 10
+
+
+def test_a_copy_that_was_refused_needs_no_evidence() -> None:
+    glass = connected(pinned)
+    glass.insert(b"x", timeout=60 * S)
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 1, [2]), refused(insert, 0, "full"))
+    glass.pass_time(20 * MS)
+    assert [again.copy for again in sent(glass)] == [2]
+
+
+def test_a_server_that_acks_again_proves_no_loss() -> None:
+    glass = connected(pinned)
+    glass.insert(b"x", timeout=60 * S)
+    (insert,) = sent(glass)
+    settle(glass, insert, 0)
+    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    (again,) = sent(glass)
+    glass.give(ack(again, 0, [2], counter=2))
+    assert glass.core._inserts.windows[0].retransmit_timeout.ns == 2 * INITIAL_RETRANSMIT_NS
+    glass.give(ack(again, 1, [2]))
+    assert glass.core._inserts.windows[0].retransmit_timeout.ns < 2 * INITIAL_RETRANSMIT_NS

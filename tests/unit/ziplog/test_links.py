@@ -1,0 +1,81 @@
+"""PySyncObj's connections: a full socket, and a connection of a former process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pysyncobj.poller import createPoller
+
+from tests.unit.ziplog.bench import Words, free_endpoints
+from tests.waiting import wait_until
+from ziplog.raft.connections import Connection
+from ziplog.raft.raft import Raft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Any, Any, Any]]:
+    poller = createPoller("auto")
+    sockets = socket.socketpair()
+    for one in sockets:
+        one.setblocking(False)
+    ends = [Connection(poller, socket=one, timeout=60.0) for one in sockets]
+    yield poller, *ends
+    for end in ends:
+        end.disconnect()
+
+
+def test_rest_of_a_message_follows_when_a_full_socket_drains(pair: tuple[Any, Any, Any]) -> None:
+    poller, one, other = pair
+    received: list[Any] = []
+    other.setOnMessageReceivedCallback(received.append)
+    poller.poll(0.01)  # from now on it waits for news only
+    message = {"data": os.urandom(3_000_000)}  # no compression shortens it
+    one.send(message)
+    assert one.getSendBufferSize() > 0
+    wait_until(lambda: poller.poll(0.01) or received, "the whole message")
+    assert received == [message]
+
+
+def test_new_connection_of_a_node_replaces_its_former_one(tmp_path: Path) -> None:
+    # The node with the greater endpoint opens the connection.
+    own, caller = sorted(free_endpoints(2))
+    node = Raft(
+        "a", {"a": own, "b": caller}, tmp_path, Words(),
+        on_event=lambda _: None, on_fatal=lambda _: None,
+    )  # fmt: skip
+    host, port = own.split(":")
+    poller = createPoller("auto")
+    connections = node._sync._SyncObj__transport._connections
+    calls: list[Any] = []
+
+    def call() -> Any:
+        connected = socket.create_connection((host, int(port)))
+        connected.setblocking(False)
+        calls.append(Connection(poller, socket=connected, timeout=60.0))
+        calls[-1].send(caller)
+        former = list(connections.values())
+        wait_until(
+            lambda: node._sync.doTick(0.01) or list(connections.values()) != former, "a connection"
+        )
+        (accepted,) = connections.values()
+        return accepted
+
+    try:
+        first, second = call(), call()
+        assert first.fileno() is None
+        assert second.fileno() is not None
+        assert len(node._sync.connected_nodes()) == 1
+        # Messages over it no longer count, and the peer detects its end.
+        wait_until(lambda: poller.poll(0.01) or calls[0].fileno() is None, "it is closed")
+        assert calls[1].fileno() is not None
+    finally:
+        for one in calls:
+            one.disconnect()
+        node.stop()

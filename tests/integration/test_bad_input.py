@@ -503,7 +503,7 @@ def test_a_port_that_two_nodes_have(stopped: Cluster, tmp_path: Path) -> None:
     first, second = stopped.config.shards[0].replicas
     path = copy_of(stopped, tmp_path, {f"port = {second.port}": f"port = {first.port}"})
     line = last_line(start("shard", path, "shard-0-0"), 2)
-    assert f"port is '127.0.0.1:{first.port}'" in line
+    assert f"port '127.0.0.1:{first.port}' is used more than once" in line
 
 
 def test_a_cluster_file_that_does_not_exist(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_node_with_a_new_directory_votes_again() -> None:
 def test_a_node_with_its_barrier_in_a_snapshot_votes_again() -> None:
     with world(2) as made:
         leader, lost = made.group.leader, followers(made)[0]
-        barriers = made.group.members[leader].node._joiners
+        barriers = made.group.members[leader].node._pending_voters
         made.replace(lost)
         made.wait(lambda: barriers, S, "the leader receives nothing from it")
         assert not made.group.members[lost].node.is_voter
@@ -252,7 +252,7 @@ def test_a_damaged_journal_is_refused_at_the_start() -> None:
         made.group.leave(name)
         path = made.group.directories[name] / "journal"
         path.write_bytes(b"ZIPRAFT1" + path.read_bytes()[8:])
-        with pytest.raises(JournalError, match="no journal of this version"):
+        with pytest.raises(JournalError, match="not a journal of this version"):
             made.start(name)
         assert name not in made.group.members
         made.replace(name)

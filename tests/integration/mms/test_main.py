@@ -102,7 +102,7 @@ def test_a_taken_port_is_one_line_and_exit_code_1(
 
 
 @pytest.mark.parametrize(
-    ("node", "text"), [("s0", "a membership node: mms-0"), ("unknown", "one of mms-0, s0, s1")]
+    ("node", "text"), [("s0", "a membership node (mms-0)"), ("unknown", "one of mms-0, s0, s1")]
 )
 def test_a_wrong_node_is_bad_usage(
     processes: Callable[[int], Processes], node: str, text: str

@@ -294,7 +294,7 @@ def served(
     ends: list[socket.socket] = []
 
     def connect() -> socket.socket:
-        assert server._room.acquire(blocking=False)
+        assert server._free_connections.acquire(blocking=False)
         mine = socket.socket()
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         mine.settimeout(20)
@@ -312,7 +312,7 @@ def served(
         thread.join(20)
         assert not thread.is_alive()
     # Every connection has released its slot.
-    assert server._room._value == MAX_CONNECTIONS
+    assert server._free_connections._value == MAX_CONNECTIONS
     server._socket.close()
     board.close()
 
@@ -351,7 +351,7 @@ def test_without_a_thread_a_connection_is_closed_and_the_next_one_served(
         scarce.setattr(threading.Thread, "start", refuse)
         server._admit(its)
     assert mine.recv(1) == b""
-    assert server._room._value == MAX_CONNECTIONS
+    assert server._free_connections._value == MAX_CONNECTIONS
     mine.close()
     server._socket.close()
     board.close()

@@ -1,21 +1,21 @@
-# Needs Python 3.11 or later, make and a C compiler, and Java 17 or later for the tests of Spark (without
-# it: make test ARGS="-m 'not spark'"); everything else goes into .venv.
-# Python 3.11, if there is one, is what everything is tried with.
+# Requires Python 3.11 or later, make and a C compiler. The Spark tests require Java 17 or later;
+# without it: make test ARGS="-m 'not spark'". Everything else is installed into .venv.
+# The project is tested with Python 3.11.
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 BIN := .venv/bin
 EVENTS ?= 1000898
-# Tests run on this many workers: one more than there are cores at least, as many tests wait for
-# processes and their time-outs. tests/conftest.py says who takes what, and when.
+# Number of test workers: one more than cores, because many tests wait for processes and time-outs.
+# tests/conftest.py distributes the tests.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
-# More options of the tests, or of a simulation.
+# Further options of the tests or of a simulation.
 ARGS ?=
 
-# A simulation: of one seed, or (HOURS=1) of one after the other.
+# A simulation: one seed, or (HOURS=1) consecutive seeds.
 HOURS ?= 0
 
-# Faults by chance: which ones, for how long, and how many servers of a shard may fail.
+# Random faults: their seed, their duration, and f.
 SEED ?= 1
 MINUTES ?= 10
 F ?= 1
@@ -72,11 +72,11 @@ check: lint
 	ZIPLOG_EXAMPLES=25 $(PYTEST) -q tests/unit $(ARGS)
 
 test: $(BIN)/.installed
-	$(PYTEST) -m 'not nightly' $(ARGS)
+	$(PYTEST) $(ARGS)
 
 nightly: $(BIN)/.installed
 	ZIPLOG_EXAMPLES=1000 $(PYTEST) tests/unit $(ARGS)
-	$(PYTEST) -m nightly $(ARGS)
+	$(PYTEST) --nightly $(ARGS)
 	$(BIN)/python -m tests.sim --seed $(SEED) --count 1000 --quiet
 	$(BIN)/python scripts/chaos.py --seed $(SEED) --minutes 10
 

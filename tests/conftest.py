@@ -55,13 +55,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
     return Groups(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that selects the long tests."""
+    parser.addoption("--nightly", action="store_true", help="run the tests marked nightly, only")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of Spark, and sort by tier."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of Spark, select by `--nightly`, and sort by tier."""
     for item in items:
         if _tier(item) == "spark":
             item.add_marker("spark")
-    items.sort(key=lambda item: _ORDER.index(_tier(item)))
+    is_nightly = config.getoption("nightly")
+    other = [item for item in items if bool(item.get_closest_marker("nightly")) != is_nightly]
+    if other:
+        config.hook.pytest_deselected(items=other)
+    left_out = set(other)
+    chosen = [item for item in items if item not in left_out]
+    items[:] = sorted(chosen, key=lambda item: _ORDER.index(_tier(item)))
 
 
 def _tier(item: pytest.Item) -> str:

@@ -21,7 +21,7 @@ def clean(seed: int) -> None:
     assert not result.failure, f"{command(draw(seed))}: {result.failure}"
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + 12))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 24))
 def test_nothing_acknowledged_is_lost(seed: int) -> None:
     clean(seed)
 
@@ -42,6 +42,7 @@ def test_two_servers_of_a_shard_may_fail_with_f_2(seed: int) -> None:
     assert run(plan._replace(faults=kills)).faults == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(FIRST + 1000, FIRST + 1160, 10))
 def test_many_seeds(first: int) -> None:

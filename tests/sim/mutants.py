@@ -379,7 +379,7 @@ def _blackout(seed: int) -> Plan:
 
 @mutant(_blackout, "level `disk`; the power of all machines fails under load")
 def acks_before_the_disk() -> Iterator[None]:
-    """A server at level `disk` acks entries before they are on its disk (D14)."""
+    """A server at level `disk` acks entries before they are on its disk (D15)."""
     init = Driver.__init__
 
     def begun(self: Driver, *args: Any, **how: Any) -> None:

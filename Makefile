@@ -51,7 +51,7 @@ $(BIN)/.package: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(BIN)/.installed: $(BIN)/.package
-	@echo 'Installing Spark and the development tools into .venv (1 GB, about a minute) ...'
+	@echo 'Installing Spark and the development tools into .venv (760 MB, about a minute) ...'
 	@$(PIP) -e '.[dev]'
 	@touch $@
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import fingerprint
 
 if TYPE_CHECKING:
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement
     from ziplog.wire import Suspect
 
-_MS: Final = 1_000_000
 #: Age up to which a report counts; a server without one has probably failed.
-HEARD_NS: Final = 1000 * _MS
+HEARD_NS: Final = 1000 * NS_PER_MS
 
 
 class Member:

@@ -25,6 +25,7 @@ from failure_handler.candidate_selection import (
 from failure_handler.members import HEARD_NS
 from failure_handler.state import Attempt, Begin, Confirm, Decide, Decision, Finish
 from ziplog.core.node import Broadcast, LogWarning, Propose, Send
+from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import fingerprint
 from ziplog.wire import Freeze, Reinsert, Remove, ViewDecided
 
@@ -37,17 +38,16 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement
     from ziplog.wire import Frozen, Reinserted, Removed, Suspect
 
-_MS: Final = 1_000_000
 #: Interval between repetitions of a step.
-REPEAT_NS: Final = 100 * _MS
+REPEAT_NS: Final = 100 * NS_PER_MS
 #: Delay before an uncommitted command is proposed again.
-PROPOSE_NS: Final = 1000 * _MS
+PROPOSE_NS: Final = 1000 * NS_PER_MS
 #: Time for a candidate's promise, after which another candidate is tried.
-FREEZE_NS: Final = 1000 * _MS
+FREEZE_NS: Final = 1000 * NS_PER_MS
 #: Time for the primary's report, after which another candidate may be chosen.
-PRIMARY_NS: Final = 100 * _MS
+PRIMARY_NS: Final = 100 * NS_PER_MS
 #: Silence during a recovery after which a server is to be restarted.
-ORDER_NS: Final = 300 * _MS
+ORDER_NS: Final = 300 * NS_PER_MS
 #: Maximum number of different warnings for one attempt.
 _MAX_WARNINGS: Final = 16
 _MAX_VIEW: Final = 2**32 - 1

@@ -38,6 +38,7 @@ from ziplog.core.node import (
     Send,
     Wakeup,
 )
+from ziplog.core.units import NS_PER_MS
 from ziplog.wire import (
     ClusterInfo,
     Frozen,
@@ -61,15 +62,14 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.core.node import Effect, Event
 
-_MS: Final = 1_000_000
 #: Interval between heartbeats to the membership service, and between placement queries.
-HEARTBEAT_NS: Final = 1000 * _MS
+HEARTBEAT_NS: Final = 1000 * NS_PER_MS
 #: Gap between two events after which this process counts as paused.
 STOPPED_NS: Final = 3 * HEARTBEAT_NS // 2
 #: Maximum number of nodes in one reply to a supervisor; the rest follow later.
 MAX_ORDERS: Final = 4096
 #: Interval between checks during a recovery.
-TICK_NS: Final = 50 * _MS
+TICK_NS: Final = 50 * NS_PER_MS
 
 
 class FailureHandler:

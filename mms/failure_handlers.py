@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mms.servers import SUSPECT_NS, UP_NS
+from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,5 +47,5 @@ class FailureHandlers:
             "pid": heartbeat.pid if heartbeat is not None else None,
             "state": state,
             "leader": heartbeat is not None and heartbeat.leader and state != "down",
-            "heartbeat_age_ms": silence // 1_000_000 if heartbeat is not None else None,
+            "heartbeat_age_ms": silence // NS_PER_MS if heartbeat is not None else None,
         }

@@ -19,30 +19,30 @@ from typing import TYPE_CHECKING, Final
 
 from mms.proposals import RETRY_NS
 from mms.state import MAX_LEASE_SIZE
+from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import NO_DIGEST, Lease
 
 if TYPE_CHECKING:
     from ziplog.core.view import Member
 
-_MS: Final = 1_000_000
 _EPOCHS: Final = 16
 _IDLE_EPOCH_MS: Final = 1000
 #: Minimum nominal length of a lease: consensus carries at most ten leases a second (D32).
 _MIN_LEASE_MS: Final = 160
 #: Delay before a new proposal after a refused one.
-_REFUSED_NS: Final = 10 * _MS
+_REFUSED_NS: Final = 10 * NS_PER_MS
 #: Minimum interval between leases that start at once because of new members.
-_MEMBERS_NS: Final = 1000 * _MS
+_MEMBERS_NS: Final = 1000 * NS_PER_MS
 #: Token bucket for leases that start at once because of new weights: the interval between two in
 #: the long run, and the number of tokens.
-_MIN_WEIGHTS_INTERVAL_NS: Final = 100 * _MS
+_MIN_WEIGHTS_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: The interval is at least this time for each member (it counts above 400 members).
-_INTERVAL_PER_MEMBER_NS: Final = _MS // 4
+_INTERVAL_PER_MEMBER_NS: Final = NS_PER_MS // 4
 _WEIGHTS_BURST: Final = 10
 #: The interval doubles with each such amount of lease history.
 HISTORY_STEP_BYTES: Final = 4 * 1024 * 1024
 #: Maximum of the interval: one hour.
-_MAX_WEIGHTS_INTERVAL_NS: Final = 3_600_000 * _MS
+_MAX_WEIGHTS_INTERVAL_NS: Final = 3_600_000 * NS_PER_MS
 
 
 class LeasePlan:
@@ -93,7 +93,7 @@ class LeasePlan:
 
     def _weights_due(self) -> int:
         return max(
-            self._cut_at + self._epoch_ms * _MS,
+            self._cut_at + self._epoch_ms * NS_PER_MS,
             self._next_allowed_at - (_WEIGHTS_BURST - 1) * self._weights_spacing,
         )
 
@@ -192,7 +192,7 @@ class LeasePlan:
             return 0
         lease = running[0]
         ends = self.starts if len(running) == 2 else self.starts + _length(lease)
-        index = lease.epochs - 1 - (ends - now) // (lease.epoch_ms * _MS)
+        index = lease.epochs - 1 - (ends - now) // (lease.epoch_ms * NS_PER_MS)
         return lease.first_epoch + min(max(index, 0), lease.epochs - 1)
 
 
@@ -205,4 +205,4 @@ def shape(epoch_ms: int) -> tuple[int, int]:
 
 
 def _length(lease: Lease) -> int:
-    return lease.epochs * lease.epoch_ms * _MS
+    return lease.epochs * lease.epoch_ms * NS_PER_MS

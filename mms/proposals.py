@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.node import Propose
+from ziplog.core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from mms.commands import Command
     from ziplog.core.node import Effect
 
 #: Delay before an uncommitted command is proposed again.
-RETRY_NS: Final = 1_000_000_000
+RETRY_NS: Final = NS_PER_S
 
 
 class Proposals:

@@ -14,17 +14,17 @@ from __future__ import annotations
 from typing import Final
 
 from mms.commands import Barrier
+from ziplog.core.units import NS_PER_MS
 from ziplog.wire import LeaseQuery, Trim
 
-_MS: Final = 1_000_000
 #: Maximum number of waiting requests; more are refused.
 MAX_PENDING: Final = 256
 #: Interval between barriers in the long run.
-INTERVAL_NS: Final = 50 * _MS
+INTERVAL_NS: Final = 50 * NS_PER_MS
 #: Maximum number of barriers in a row without that interval.
 BURST: Final = 8
 #: Time after which an uncommitted barrier counts as lost.
-_LOST_NS: Final = 2000 * _MS
+_LOST_NS: Final = 2000 * NS_PER_MS
 
 #: The route back to the client, and its request.
 PendingRead = tuple[bytes, LeaseQuery | Trim]

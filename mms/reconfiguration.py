@@ -21,6 +21,7 @@ from mms.commands import FinalizeShard, PlaceShard, RetireShard
 from mms.proposals import RETRY_NS, Proposals
 from mms.servers import UP_NS
 from ziplog.core.node import Send
+from ziplog.core.units import NS_PER_S
 from ziplog.core.view import Placement, Replica
 from ziplog.wire import Refused, ShardChanged, Want
 
@@ -34,17 +35,16 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect
     from ziplog.wire import ChangeShard
 
-_S: Final = 1_000_000_000
 #: Time limit for a leaving shard to report that no insert waits there.
-LEAVE_NS: Final = 2 * _S
+LEAVE_NS: Final = 2 * NS_PER_S
 #: Time after which a request that the client no longer repeats is forgotten.
-FORGET_NS: Final = 30 * _S
+FORGET_NS: Final = 30 * NS_PER_S
 #: Maximum number of waiting requests; more are refused.
 MAX_CHANGES: Final = 64
 #: Maximum number of replies kept for repeated requests.
 _KEPT_ANSWERS: Final = 4 * MAX_CHANGES
 #: Interval between repeated `Want` messages.
-_WANT_NS: Final = _S // 4
+_WANT_NS: Final = NS_PER_S // 4
 
 _Error = Literal["", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"]
 _ERRORS: Final[dict[Refusal, _Error]] = {

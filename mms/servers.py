@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import fingerprint
 
 if TYPE_CHECKING:
@@ -18,12 +19,11 @@ if TYPE_CHECKING:
     from ziplog.core.view import NodeState, Placement
     from ziplog.wire import Heartbeat
 
-_S: Final = 1_000_000_000
 #: A server is up for this time after a heartbeat, then suspect, then down.
-UP_NS: Final = 5 * _S // 2
-SUSPECT_NS: Final = 5 * _S
+UP_NS: Final = 5 * NS_PER_S // 2
+SUSPECT_NS: Final = 5 * NS_PER_S
 #: Silence of a replica after which its shard is parked.
-SILENT_NS: Final = 3 * _S
+SILENT_NS: Final = 3 * NS_PER_S
 
 
 class Server:
@@ -93,7 +93,7 @@ class Server:
 
     def heartbeat_age_ms(self, now: int) -> int | None:
         """Return the age of its last heartbeat; None if none came."""
-        return None if self.heartbeat is None else (now - self.last_heard_at) // 1_000_000
+        return None if self.heartbeat is None else (now - self.last_heard_at) // NS_PER_MS
 
     def state(self, now: int) -> NodeState:
         """Return its state for the status document."""

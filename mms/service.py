@@ -54,6 +54,7 @@ from ziplog.core.node import (
     Send,
     Wakeup,
 )
+from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import Member, Placement
 from ziplog.wire import (
     ChangeShard,
@@ -78,15 +79,14 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.core.node import Effect, Event
 
-_MS: Final = 1_000_000
 #: Interval between checks of silence, weights and finalized epochs.
-HOUSEKEEPING_NS: Final = 500 * _MS
+HOUSEKEEPING_NS: Final = 500 * NS_PER_MS
 #: Time that the cluster stays active after an active server's heartbeat.
-ACTIVE_NS: Final = 2000 * _MS
+ACTIVE_NS: Final = 2000 * NS_PER_MS
 #: Time that a new cluster waits for all servers: they would know of an old cluster.
-CREATE_NS: Final = 1500 * _MS
+CREATE_NS: Final = 1500 * NS_PER_MS
 #: Time that the first lease waits for all shards; then it omits those that are missing.
-FIRST_LEASE_NS: Final = 2000 * _MS
+FIRST_LEASE_NS: Final = 2000 * NS_PER_MS
 #: Requests that only the leader answers, once there is a cluster.
 _FOR_THE_LEADER: Final = frozenset({LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard})
 

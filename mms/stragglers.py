@@ -17,20 +17,21 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.units import NS_PER_MS
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ziplog.core.view import Lease
 
-_MS: Final = 1_000_000
-_S: Final = 1000 * _MS
+_S: Final = 1000 * NS_PER_MS
 #: Lag that counts as late: the longer of the two.
 _LATE_EPOCHS: Final = 10
-_LATE_NS: Final = 100 * _MS
+_LATE_NS: Final = 100 * NS_PER_MS
 #: Number of late checks in a row after which a shard is parked.
 _MAX_LATE: Final = 4
 #: Minimum interval between checks: heartbeats that queued while this process was paused are one.
-_MIN_INTERVAL_NS: Final = 100 * _MS
+_MIN_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: A primary with readers sends four heartbeats a second; all together at most 4,000 a second, but
 #: at least one each.
 _HEARTBEAT_NS: Final = _S // 4
@@ -137,10 +138,10 @@ class Stragglers:
             return 0
         running = next((lease for at, lease in reversed(self._leases) if at <= now), None)
         epoch_ms = running.epoch_ms if running is not None else 0
-        then = now - max(_LATE_EPOCHS * epoch_ms * _MS, _LATE_NS)
+        then = now - max(_LATE_EPOCHS * epoch_ms * NS_PER_MS, _LATE_NS)
         for at, lease in reversed(self._leases):
             if at <= then:
-                index = min((then - at) // (lease.epoch_ms * _MS), lease.epochs - 1)
+                index = min((then - at) // (lease.epoch_ms * NS_PER_MS), lease.epochs - 1)
                 return lease.base + index * lease.epoch_size
         return 0
 

@@ -18,6 +18,7 @@ from mms.commands import SetTrim
 from mms.proposals import RETRY_NS
 from mms.servers import SUSPECT_NS
 from ziplog.core.node import Propose, Send
+from ziplog.core.units import NS_PER_S
 from ziplog.wire import TrimReply, Want
 
 if TYPE_CHECKING:
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from mms.state import ClusterState
     from ziplog.core.node import Effect
 
-_S: Final = 1_000_000_000
-_GIVE_UP_NS: Final = 30 * _S
+_GIVE_UP_NS: Final = 30 * NS_PER_S
 #: Interval between repeated `Want` messages.
-_WANT_NS: Final = _S // 4
+_WANT_NS: Final = NS_PER_S // 4
 
 
 class _Trim:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
-_MS: Final = 1_000_000
+from ziplog.core.units import NS_PER_MS
 
 
 class RoundSettings(msgspec.Struct, frozen=True):
@@ -21,12 +19,12 @@ class RoundSettings(msgspec.Struct, frozen=True):
     inserts: int = 8
     #: Keys or records processed in one slice, and the pause after a slice.
     slice_keys: int = 500
-    pause_ns: int = 2 * _MS
+    pause_ns: int = 2 * NS_PER_MS
     #: Timeout of one request to the log.
-    request_timeout_ns: int = 30_000 * _MS
+    request_timeout_ns: int = 30_000 * NS_PER_MS
     #: Time to wait for another coordinator's round, and the delay before a failed round is retried.
-    other_round_timeout_ns: int = 60_000 * _MS
-    retry_ns: int = 10_000 * _MS
+    other_round_timeout_ns: int = 60_000 * NS_PER_MS
+    retry_ns: int = 10_000 * NS_PER_MS
 
 
 class Counts(msgspec.Struct):

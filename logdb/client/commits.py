@@ -18,6 +18,7 @@ from logdb.tasks import OpenCalls
 from logdb.wire import AwaitDecision, Decided
 from ziplog.client.common.requests import NEVER, InsertRequest
 from ziplog.client.common.unknown_outcome import ResolveRequest
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import (
     DeadlineError,
     OutcomeUnknownError,
@@ -34,14 +35,13 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.types import RecordId
 
-_MS: Final = 1_000_000
 #: Delay between the acks and the request for a decision that was not received.
-_QUERY_AFTER_NS: Final = 50 * _MS
+_QUERY_AFTER_NS: Final = 50 * NS_PER_MS
 #: Deadline of a record's first insert; it doubles with each further copy.
-_FIRST_TRY_NS: Final = 1_000 * _MS
+_FIRST_TRY_NS: Final = NS_PER_S
 #: First and maximum delay before a refused record is inserted again; the delay doubles.
-_FIRST_BACKOFF_NS: Final = 10 * _MS
-_LAST_BACKOFF_NS: Final = 500 * _MS
+_FIRST_BACKOFF_NS: Final = 10 * NS_PER_MS
+_LAST_BACKOFF_NS: Final = 500 * NS_PER_MS
 
 
 class Attempt:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from logdb import wire
 from logdb.errors import SnapshotExpired
 from ziplog.core.node import Connect
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import DeadlineError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -23,27 +24,26 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.errors import ZiplogError
 
-_MS: Final = 1_000_000
 #: Retransmission timeout; a coordinator that was silent for this time is replaced by the next one.
-QUERY_TIMEOUT_NS: Final = 300 * _MS
+QUERY_TIMEOUT_NS: Final = 300 * NS_PER_MS
 #: Silence after which a liveness probe is sent.
 _PROBE_AFTER_NS: Final = QUERY_TIMEOUT_NS // 2
 #: Retransmission timeout of a watch, which usually waits for long.
-WATCH_TIMEOUT_NS: Final = 1_000 * _MS
+WATCH_TIMEOUT_NS: Final = NS_PER_S
 #: Time without an answer after which a responsive coordinator is replaced: it may have lost the
 #: log.
-_STUCK_NS: Final = 1_000 * _MS
+_STUCK_NS: Final = NS_PER_S
 #: A coordinator that replied within this time is alive (docs/logdb.md, section 7).
-ALIVE_NS: Final = 50 * _MS
+ALIVE_NS: Final = 50 * NS_PER_MS
 #: Silence after which a snapshot's coordinator is considered gone, and the snapshot expired: the
 #: only coordinator, and one of several.
-_ONLY_OWNER_TIMEOUT_NS: Final = 3_000 * _MS
-_OWNER_TIMEOUT_NS: Final = 1_000 * _MS
+_ONLY_OWNER_TIMEOUT_NS: Final = 3_000 * NS_PER_MS
+_OWNER_TIMEOUT_NS: Final = NS_PER_S
 #: Shortest timeout within which a reply is expected.
-_MIN_TIMEOUT_NS: Final = 1 * _MS
+_MIN_TIMEOUT_NS: Final = 1 * NS_PER_MS
 #: First delay before a query is sent again to a coordinator that is not ready; it doubles up to
 #: `QUERY_TIMEOUT_NS`.
-_NOT_READY_BACKOFF_NS: Final = 20 * _MS
+_NOT_READY_BACKOFF_NS: Final = 20 * NS_PER_MS
 _NEVER_HEARD: Final = -(2**62)
 _REPLIES: Final[dict[type[Message], type[Message]]] = {
     wire.Open: wire.Opened,

@@ -34,6 +34,7 @@ from logdb.errors import TransactionAborted
 from logdb.records import INLINE_BYTES, KeyRead, RangeRead, TransactionId, Write
 from logdb.values import decode_value
 from ziplog.client.common.requests import ConnectRequest, InsertRequest, ReadRequest
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     Fetch = Generator[Any, Any, list[bytes | None] | None]
     States = tuple[Sequence[bytes], Sequence[KeyResult]]
 
-_MS: Final = 1_000_000
 #: Values read from the log concurrently.
 _READ_AT_ONCE: Final = 64
 #: Bytes of values in one insert; several inserts go to several shards.
@@ -66,8 +66,8 @@ _REASONS: Final = {
     "aborted": "it conflicted with another transaction, or its record was late",
 }
 #: First and maximum delay before a key is requested again after its place was trimmed.
-_FIRST_GONE_BACKOFF_NS: Final = 1 * _MS
-_LAST_GONE_BACKOFF_NS: Final = 100 * _MS
+_FIRST_GONE_BACKOFF_NS: Final = 1 * NS_PER_MS
+_LAST_GONE_BACKOFF_NS: Final = 100 * NS_PER_MS
 
 
 class OperationCounters(Protocol):

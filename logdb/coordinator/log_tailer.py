@@ -30,6 +30,7 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
 )
 from ziplog.core.node import LogWarning
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import TrimmedError, ZiplogError
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -40,13 +41,12 @@ if TYPE_CHECKING:
     from logdb.tasks import LogTasks, TaskSteps
     from ziplog.client.common.requests import Fetched, Progress
 
-_S: Final = 1_000_000_000
 #: Records applied in one step, which takes some milliseconds.
 _FETCH_RECORDS: Final = 1_000
 #: Timeout of a request to the log, and of a subscription attempt.
-_REQUEST_TIMEOUT_NS: Final = 5 * _S
+_REQUEST_TIMEOUT_NS: Final = 5 * NS_PER_S
 #: Delay before the next attempt after a failure.
-_RETRY_NS: Final = _S
+_RETRY_NS: Final = NS_PER_S
 
 
 class Waiter(Protocol):

@@ -43,6 +43,7 @@ from logdb.wire import (
 )
 from ziplog.client.client_node import ClientCore
 from ziplog.core.node import BatchEnd, Halt, Received, Send, Wakeup
+from ziplog.core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -55,9 +56,8 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
     from ziplog.errors import ZiplogError
 
-_S: Final = 1_000_000_000
 #: Interval between checks for expired requests and snapshots.
-_EXPIRY_INTERVAL_NS: Final = _S
+_EXPIRY_INTERVAL_NS: Final = NS_PER_S
 #: Number of aborted transactions for which conflicts are kept, for late requests.
 _MAX_ABORTS: Final = 10_000
 
@@ -72,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True):
     #: Size of the value cache, in bytes.
     cache_bytes: int = 64 * 1024 * 1024
     #: Timeout of the first connection to the log, in nanoseconds.
-    connect_ns: int = 10 * _S
+    connect_ns: int = 10 * NS_PER_S
 
 
 class CoordinatorNode:

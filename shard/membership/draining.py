@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Leaving, Rate
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import Session
 
-_MS: Final = 1_000_000
 #: Interval between `Leaving` messages to a client that continues to insert.
-LEAVING_INTERVAL_NS: Final = 50 * _MS
+LEAVING_INTERVAL_NS: Final = 50 * NS_PER_MS
 #: Time without an insert after which the shard is drained.
-QUIET_NS: Final = 20 * _MS
+QUIET_NS: Final = 20 * NS_PER_MS
 #: Interval between reports that the shard is drained, until a lease excludes it.
-DRAINED_INTERVAL_NS: Final = 100 * _MS
+DRAINED_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: Interval between checks whether the last watermark record is on the disk.
-_SEAL_CHECK_INTERVAL_NS: Final = 10 * _MS
+_SEAL_CHECK_INTERVAL_NS: Final = 10 * NS_PER_MS
 
 
 class Draining:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.units import NS_PER_S
 from ziplog.core.view import NO_DIGEST, NodeState, ServerState
 from ziplog.wire import Heartbeat
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from shard.ordering.rate import RateReporter
     from shard.state.replica_state import ReplicaState
 
-HEARTBEAT_NS: Final = 1_000_000_000
+HEARTBEAT_NS: Final = NS_PER_S
 #: Interval between heartbeats of a primary with readers; longer with many shards.
 READERS_HEARTBEAT_NS: Final = HEARTBEAT_NS // 4
 _MANY_MEMBERS: Final = 1000

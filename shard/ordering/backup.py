@@ -18,6 +18,7 @@ from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, en
 from shard.state.guesses import Guesses
 from shard.state.sessions import HeldUnit
 from ziplog.core.entries import Expire, Place
+from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Report, Resend
 
 if TYPE_CHECKING:
@@ -27,13 +28,12 @@ if TYPE_CHECKING:
     from ziplog.segments.entry import Entry
     from ziplog.wire import Forward
 
-_MS: Final = 1_000_000
 #: Time to wait for the client's own copy of a decided unit before requesting its body.
-BODY_GRACE_NS: Final = 2 * _MS
+BODY_GRACE_NS: Final = 2 * NS_PER_MS
 #: Interval between requests for a lost part of the stream.
-REQUEST_INTERVAL_NS: Final = 5 * _MS
+REQUEST_INTERVAL_NS: Final = 5 * NS_PER_MS
 #: Time without a forward, while entries are unstable, before requesting the last one again.
-STABLE_REQUEST_DELAY_NS: Final = 1000 * _MS
+STABLE_REQUEST_DELAY_NS: Final = 1000 * NS_PER_MS
 #: Most decisions held back by a missing body.
 MAX_HELD_DECISIONS: Final = 16_384
 #: Most promised units that are not decided; above this, new units get no guess.

@@ -13,15 +13,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shard.state.decision_log import STREAM_ACTIVE_NS
+from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
-_MS: Final = 1_000_000
 #: Longest delay of an epoch's end while inserts arrive.
-EPOCH_END_DELAY_NS: Final = 2 * _MS
+EPOCH_END_DELAY_NS: Final = 2 * NS_PER_MS
 #: Interval between closed epochs of an idle shard with readers and lag-fix; readers send wants.
-IDLE_EPOCH_INTERVAL_NS: Final = 50 * _MS
+IDLE_EPOCH_INTERVAL_NS: Final = 50 * NS_PER_MS
 
 
 class EpochCloser:

@@ -19,6 +19,7 @@ from shard.ordering.epoch_closer import EpochCloser
 from shard.ordering.waiters import Waiters
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from ziplog.core.entries import Expire, Place, Skip
+from ziplog.core.units import NS_PER_MS
 from ziplog.segments.entry import SessionTablePartRecord, SessionTableRecord, WatermarkRecord
 from ziplog.wire import Forward, Report, Resend
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _Key = tuple[bytes, int]
 
-_MS: Final = 1_000_000
 #: Most records and bytes that are decided but unstable; above this, new units wait (D23).
 MAX_UNSTABLE_RECORDS: Final = 4096
 MAX_UNSTABLE_BYTES: Final = 16 * 1024 * 1024
@@ -47,12 +47,12 @@ MAX_WAITING_UNITS: Final = 65_536
 MAX_FORWARD_BYTES: Final = 4 * 1024 * 1024
 MAX_FORWARD_DECISIONS: Final = 4096
 #: Retransmission timeout of a forward, doubled each time up to the maximum.
-RESEND_AFTER_NS: Final = 20 * _MS
-MAX_RESEND_AFTER_NS: Final = 1000 * _MS
+RESEND_AFTER_NS: Final = 20 * NS_PER_MS
+MAX_RESEND_AFTER_NS: Final = 1000 * NS_PER_MS
 #: Longest delay of a watermark to the backups if no decision is forwarded.
-WATERMARK_DELAY_NS: Final = 5 * _MS
+WATERMARK_DELAY_NS: Final = 5 * NS_PER_MS
 #: Longest time that decisions of a batched shard wait to be forwarded, and their largest number.
-LINGER_NS: Final = 1 * _MS
+LINGER_NS: Final = 1 * NS_PER_MS
 MAX_LINGERING: Final = 64
 _NEVER: Final = 2**63
 

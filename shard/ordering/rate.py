@@ -14,29 +14,28 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.wire import Rate
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
-_MS: Final = 1_000_000
-_S: Final = 1_000_000_000
 _NEVER: Final = 2**63
 #: Shortest interval between two samples.
-SAMPLE_INTERVAL_NS: Final = 1 * _MS
+SAMPLE_INTERVAL_NS: Final = 1 * NS_PER_MS
 #: Shortest interval between two reports of a rate.
-REPORT_INTERVAL_NS: Final = 5 * _MS
+REPORT_INTERVAL_NS: Final = 5 * NS_PER_MS
 #: Shortest time of counting after which a heartbeat carries a new rate.
-MIN_HEARTBEAT_NS: Final = 250 * _MS
+MIN_HEARTBEAT_NS: Final = 250 * NS_PER_MS
 #: Length of each window, and the standard deviations that count as a change in it. Short windows
 #: need more: there are more of them, and small counts deviate further.
 WINDOWS: Final = (
-    (4 * _MS, 6.0),
-    (8 * _MS, 5.5),
-    (16 * _MS, 5.0),
-    (32 * _MS, 5.0),
-    (128 * _MS, 4.5),
-    (1000 * _MS, 4.5),
+    (4 * NS_PER_MS, 6.0),
+    (8 * NS_PER_MS, 5.5),
+    (16 * NS_PER_MS, 5.0),
+    (32 * NS_PER_MS, 5.0),
+    (128 * NS_PER_MS, 4.5),
+    (1000 * NS_PER_MS, 4.5),
 )
 #: Ratio of the variance to that of a Poisson process above which there was a burst.
 _BURST: Final = 4
@@ -113,8 +112,8 @@ class Meter:
 
     def _report_rate_since(self, start: Count) -> None:
         self._counted_ns = self._last.at - start.at
-        self.reported = (self._last.records - start.records) * _S // self._counted_ns
-        needed = 2 * self._bunching() * _S
+        self.reported = (self._last.records - start.records) * NS_PER_S // self._counted_ns
+        needed = 2 * self._bunching() * NS_PER_S
         self._silence_ns = next(
             (n // 2 for n, sigmas in WINDOWS if self.reported * n >= sigmas * sigmas * needed), None
         )
@@ -135,7 +134,7 @@ class Meter:
         if came:
             # Without a reported rate, a pause before the sample does not count.
             pause = now - self._busy_at if self.reported else min(interval, SAMPLE_INTERVAL_NS)
-            since, self._busy_at = pause / _S, now
+            since, self._busy_at = pause / NS_PER_S, now
             squares += came * came
             products, times = products + came * since, times + since * since
         self._last = last = Count(now, records, jumps, squares, products, times)
@@ -163,7 +162,7 @@ class Meter:
         """Whether the records since `start` are too unlikely under the reported rate."""
         last = self._last
         came, length = last.records - start.records, last.at - start.at
-        expected = self.reported * length / _S
+        expected = self.reported * length / NS_PER_S
         deviation = abs(came - expected)
         chance = deviation * deviation / squared_sigmas
         variance = max(expected, came / 4)

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Beat, Suspect
 
 if TYPE_CHECKING:
     from shard.recovery.participant import LogClaim
     from shard.state.replica_state import ReplicaState
 
-_MS: Final = 1_000_000
 #: Grace period after a start: all servers of a shard start at about the same time.
-STARTUP_NS: Final = 4000 * _MS
+STARTUP_NS: Final = 4000 * NS_PER_MS
 #: Interval between `Suspect` messages while a peer is suspected.
-SUSPECT_INTERVAL_NS: Final = 100 * _MS
+SUSPECT_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: Pause after which this server may have missed any message, a recovery's too.
-STALE_NS: Final = 5000 * _MS
+STALE_NS: Final = 5000 * NS_PER_MS
 #: Suspicion timeouts of silence that count even if input was unread all the time: a flood must not
 #: hide a dead peer.
 UNREAD_TIMEOUTS: Final = 5
 #: Messages within this time after a pause may have waited in a queue: they prove nothing.
-_WAITING_NS: Final = 250 * _MS
+_WAITING_NS: Final = 250 * NS_PER_MS
 
 
 class FailureDetector:
@@ -38,7 +38,7 @@ class FailureDetector:
         config = state.config
         self._others: Final = [s for s in range(len(config.replicas)) if s != state.server]
         self._handlers: Final = tuple(node.name.encode() for node in config.handlers)
-        self._suspicion_ns: Final = config.suspicion_ms * _MS
+        self._suspicion_ns: Final = config.suspicion_ms * NS_PER_MS
         self._beat_ns: Final = self._suspicion_ns // 4
         #: Time of the last healthy heartbeat of each peer.
         self._last_beat: Final = dict.fromkeys(self._others, now + STARTUP_NS)

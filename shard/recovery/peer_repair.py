@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from shard.storage.store import FullError
 from ziplog.core.entries import Place
 from ziplog.core.node import LogWarning
+from ziplog.core.units import NS_PER_MS
 from ziplog.segments.entry import BusyError, Entry, UnreadableError
 from ziplog.wire import Fetch
 
@@ -28,15 +29,14 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from ziplog.wire import Fetched
 
-_MS: Final = 1_000_000
 #: Timeout of a request, after which the next peer receives it.
-_ANSWER_NS: Final = 1000 * _MS
+_ANSWER_NS: Final = 1000 * NS_PER_MS
 #: Requests to each peer before the repair is abandoned.
 _ROUNDS: Final = 3
 #: Minimum interval between searches for missing entries: a search reads whole files.
-_RETRY_NS: Final = 1000 * _MS
+_RETRY_NS: Final = 1000 * NS_PER_MS
 #: Interval before an abandoned repair is tried again.
-_UNREPAIRABLE_RETRY_NS: Final = 60_000 * _MS
+_UNREPAIRABLE_RETRY_NS: Final = 60_000 * NS_PER_MS
 #: Received bytes that are stored at once. Unproven entries may be more, up to one segment file.
 _STORE_BYTES: Final = 16 * 1024 * 1024
 _UNPROVEN_BYTES: Final = 128 * 1024 * 1024

@@ -24,6 +24,7 @@ from shard.state.sessions import Sessions, end_of_table, size_of
 from shard.storage.store import FullError
 from ziplog.core.entries import SessionTable, SettledUnit
 from ziplog.core.node import Halt, LogWarning, Persist
+from ziplog.core.units import NS_PER_MS
 from ziplog.segments.entry import BusyError, Entry, UnreadableError
 from ziplog.wire import Fetch, Fetched, Logged
 
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from ziplog.wire import ViewDecided
 
-_MS: Final = 1_000_000
 #: Retransmission timeout of a request.
-_RETRY_NS: Final = 100 * _MS
+_RETRY_NS: Final = 100 * NS_PER_MS
 #: Bytes of entries, or of sessions, in one answer. Sessions take longer to encode.
 _ANSWER_BYTES: Final = 2 * 1024 * 1024
 _ANSWER_TABLE_BYTES: Final = 512 * 1024

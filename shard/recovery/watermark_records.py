@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from shard.state.session_tables import SessionTableWriter
 from ziplog.core.node import Persist
+from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import NO_DIGEST
 from ziplog.segments.entry import Entry, WatermarkRecord
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
-_MS: Final = 1_000_000
 #: Minimum interval between watermark records.
-WATERMARK_INTERVAL_NS: Final = 100 * _MS
+WATERMARK_INTERVAL_NS: Final = 100 * NS_PER_MS
 
 
 class WatermarkWriter:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import KEPT_RUNS, MAX_RUNS_BYTES, LeaseRun, unfold
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from ziplog.core.view import Lease, LeaseStep
 
-_NS_PER_MS: Final = 1_000_000
 #: Most leases of a run that are verified one by one; an idle month has fewer.
 _MAX_VERIFIED: Final = 200_000
 
@@ -66,7 +66,7 @@ class EpochClock:
         self.own_stop = runs[0].first.base
         self._note_own(runs)
         self.lease = lease = runs[-1].last
-        self._lease_began_at = now - lease.epochs * lease.epoch_ms * _NS_PER_MS
+        self._lease_began_at = now - lease.epochs * lease.epoch_ms * NS_PER_MS
 
     def announce(self, runs: Sequence[LeaseRun], begins: int, now: int, skip_to: int = 0) -> bool:
         """Add committed leases, the last of which begins at `begins`; False if all are known.
@@ -169,7 +169,7 @@ class EpochClock:
         lease = self.lease
         if lease is None:
             return 0
-        index = (now - self._lease_began_at) // (lease.epoch_ms * _NS_PER_MS)
+        index = (now - self._lease_began_at) // (lease.epoch_ms * NS_PER_MS)
         return lease.base + max(0, min(index, lease.epochs - 1)) * lease.epoch_size
 
     def current_lease_base(self, now: int) -> int:
@@ -189,7 +189,7 @@ class EpochClock:
         turn = self._upcoming[0][0] if self._upcoming else None
         if lease is None:
             return turn
-        length = lease.epoch_ms * _NS_PER_MS
+        length = lease.epoch_ms * NS_PER_MS
         index = (now - self._lease_began_at) // length + 1
         if index < lease.epochs:
             end = self._lease_began_at + index * length

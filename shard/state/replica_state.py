@@ -16,6 +16,7 @@ from shard.state.epoch_clock import EpochClock
 from shard.state.sessions import Sessions
 from ziplog.core.entries import Decision, Place
 from ziplog.core.node import Broadcast, Effect, Persist, Send
+from ziplog.core.units import NS_PER_S
 from ziplog.core.view import Replica, ServerState, ShardState
 from ziplog.segments.entry import Entry
 from ziplog.types import Durability
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 #: Bytes of an entry on disk beside its body and gsns.
 _ENTRY_BYTES: Final = 96
 #: Time after a reader waited for this shard during which it counts as having readers.
-READERS_AFTER_WANT_NS: Final = 1_000_000_000
+READERS_AFTER_WANT_NS: Final = NS_PER_S
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ class ReplicaState:
         self.clock: Final = EpochClock(config.shard)
         self.stream: Final = DecisionLog()
         self._frontier = 0
-        self.sessions: Final = Sessions(config.session_timeout_s * 1_000_000_000)
+        self.sessions: Final = Sessions(config.session_timeout_s * NS_PER_S)
         #: The last entry of this server's own log that is on its disk.
         self.persisted = store.last_fseq
         #: Bytes recorded since the last session table was stored.

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from shard.state.sessions import end_of_table, size_of
 from ziplog.core.node import Persist
+from ziplog.core.units import NS_PER_MS
 from ziplog.segments.entry import Entry, SessionTablePartRecord
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
-_MS: Final = 1_000_000
 #: Bytes of log between two tables, at least; also at least a multiple of the last table's size, so
 #: that tables stay a small part of what is written.
 TABLE_BYTES: Final = 16 * 1024 * 1024
@@ -29,7 +29,7 @@ _LOG_PER_TABLE: Final = 4
 OVERDUE_BYTES: Final = 2**62
 #: Bytes of one part; a pause follows each part.
 PART_BYTES: Final = 128 * 1024
-_PAUSE_NS: Final = 10 * _MS
+_PAUSE_NS: Final = 10 * NS_PER_MS
 
 
 class SessionTableWriter:

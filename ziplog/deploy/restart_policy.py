@@ -15,25 +15,26 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ziplog.core.units import NS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-_S: Final = 1_000_000_000
 #: Pause between a death and the restart; doubles up to the maximum.
-FIRST_PAUSE_NS: Final = _S // 5
-MAX_PAUSE_NS: Final = 10 * _S
+FIRST_PAUSE_NS: Final = NS_PER_S // 5
+MAX_PAUSE_NS: Final = 10 * NS_PER_S
 #: Lifetime after which a death no longer counts as part of a crash loop.
-STABLE_NS: Final = 30 * _S
+STABLE_NS: Final = 30 * NS_PER_S
 #: Time for which a running node may be unreachable, and minimum time from its start, before it is
 #: killed.
-UNREACHABLE_NS: Final = 2 * _S
-MIN_START_NS: Final = 4 * _S
+UNREACHABLE_NS: Final = 2 * NS_PER_S
+MIN_START_NS: Final = 4 * NS_PER_S
 #: Minimum time from the start of a node that was restarted while unreachable; doubles up to the
 #: maximum.
-FIRST_GRACE_NS: Final = 10 * _S
-MAX_GRACE_NS: Final = 160 * _S
+FIRST_GRACE_NS: Final = 10 * NS_PER_S
+MAX_GRACE_NS: Final = 160 * NS_PER_S
 #: Gap between replies after which every unreachable node counts as newly unreachable.
-MAX_GAP_NS: Final = _S
+MAX_GAP_NS: Final = NS_PER_S
 
 
 class Process(msgspec.Struct, frozen=True):

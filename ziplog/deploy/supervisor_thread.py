@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.units import NS_PER_S
 from ziplog.deploy.restart_policy import Death, RestartPolicy
 from ziplog.errors import ConfigError, ProtocolError, UnavailableError
 from ziplog.runtime.descriptors import start_thread
@@ -27,15 +28,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_S: Final = 1_000_000_000
-_POLL_NS: Final = _S // 10
+_POLL_NS: Final = NS_PER_S // 10
 #: Interval between queries to the failure handlers; with a failed node, every poll sends one.
-_QUERY_NS: Final = _S // 2
+_QUERY_NS: Final = NS_PER_S // 2
 #: Time for which a changed cluster file must stay the same before it is read: some editors write it
 #: in parts.
-_UNCHANGED_NS: Final = _S // 10
+_UNCHANGED_NS: Final = NS_PER_S // 10
 #: Delay before a failed start of a new node is retried.
-_RETRY_NS: Final = _S
+_RETRY_NS: Final = NS_PER_S
 
 
 class SupervisorThread:
@@ -127,7 +127,9 @@ class SupervisorThread:
         ):
             if isinstance(found, Death):
                 how = supervisor.how_it_ended(found.node)
-                log.warning("%s %s; starting again in %g s", found.node, how, found.pause_ns / _S)
+                log.warning(
+                    "%s %s; starting again in %g s", found.node, how, found.pause_ns / NS_PER_S
+                )
                 continue
             try:
                 supervisor.start(found.node)

@@ -18,6 +18,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _MAX_FREE: Final = 64
 #: Minimum size of a peer's greeting, in bytes.
 _GREETING_BYTES: Final = 64
 #: Time for which the port does not answer after connections were closed for lack of descriptors.
-_PAUSE_NS: Final = 1_000_000_000
+_PAUSE_NS: Final = NS_PER_S
 #: From <asm-generic/socket.h>, and the one instruction of a filter that drops every packet.
 _SO_ATTACH_FILTER: Final = 26
 _SO_DETACH_FILTER: Final = 27

@@ -38,6 +38,7 @@ from ziplog.core.node import (
     Send,
     Wakeup,
 )
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import LocalProtocolError, ProtocolError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.inbox import Inbox
@@ -74,7 +75,7 @@ _STEP_BUDGET_NS: Final = 50_000_000
 _MAX_HELD: Final = 10_000
 #: Interval between attempts to flush while there is no space.
 _FLUSH_RETRY_NS: Final = 50_000_000
-_BAD_FRAME_LOG_INTERVAL_NS: Final = 1_000_000_000
+_BAD_FRAME_LOG_INTERVAL_NS: Final = NS_PER_S
 #: Messages that report nothing about stored data, or only about stable data, which is on all disks.
 _NEEDS_NO_DISK: Final = (
     Refused, Heartbeat, Rate, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,

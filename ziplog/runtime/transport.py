@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import zmq
 
 from ziplog.core.fields import MAX_FRAME
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
 from ziplog.runtime.descriptors import require, shortage_error
 from ziplog.runtime.receive_limits import Peer, ReceiveLimiter
@@ -319,7 +320,7 @@ class Transport:
         elif timeout_ns <= _EXACT_WAIT_NS and max(self._fds) < _SELECT_LIMIT:
             found = select.select(self._fds, (), (), timeout_ns / 1e9)[0]
         else:
-            waited_ms = -(-min(timeout_ns, _MAX_WAIT_NS) // 1_000_000)
+            waited_ms = -(-min(timeout_ns, _MAX_WAIT_NS) // NS_PER_MS)
             found = [fd for fd, _ in self._poll.poll(waited_ms)]
         if self._wake_read in found:
             self._clear_wake()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ziplog.client.reads.tail import TailQuery
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError, ZiplogError
 from ziplog.wire import StatusQuery, Trim
 
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
     from ziplog.client.reads.tail import LogTail, TailQueries
     from ziplog.wire import StatusReply, TrimReply
 
-_MS: Final = 1_000_000
 #: Interval between trim requests for a position that is not stable yet.
-_TRIM_RETRY_NS: Final = 100 * _MS
+_TRIM_RETRY_NS: Final = 100 * NS_PER_MS
 
 
 class PendingCall(msgspec.Struct):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ziplog.client.common.requests import NEVER, OutlineRequest
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ConfigError, DeadlineError
 from ziplog.wire import Outline, Outlined
 
@@ -25,12 +26,11 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.wire import Refused
 
-_MS: Final = 1_000_000
 #: Time after the first reply after which missing replies are left out.
-GRACE_NS: Final = 200 * _MS
+GRACE_NS: Final = 200 * NS_PER_MS
 #: Interval before all replicas are asked again; it doubles up to the last value.
-_MIN_BACKOFF_NS: Final = 50 * _MS
-_MAX_BACKOFF_NS: Final = 500 * _MS
+_MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
+_MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
 
 
 class ShardOutline(msgspec.Struct, frozen=True):

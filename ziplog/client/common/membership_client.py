@@ -15,6 +15,7 @@ import msgspec
 
 from ziplog.core.message import Message
 from ziplog.core.node import Broadcast
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.wire import (
     ChangeShard,
     ClusterInfo,
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.wire import NotLeader
 
-_MS: Final = 1_000_000
 #: Interval before an unanswered request is sent to all nodes; it doubles up to the last value.
-_FIRST_RETRY_NS: Final = 100 * _MS
-_LAST_RETRY_NS: Final = 1_000 * _MS
+_FIRST_RETRY_NS: Final = 100 * NS_PER_MS
+_LAST_RETRY_NS: Final = NS_PER_S
 _REPLIES: Final[dict[type[Message], type[Message]]] = {
     Hello: ClusterInfo,
     LeaseQuery: LeaseHistory,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import ShardState
 from ziplog.wire import ClusterInfo, Hello, LeaseQuery, Limits
 
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
     from ziplog.core.view import Lease, Placement, Replica
     from ziplog.wire import LeaseHistory, Leaving
 
-_MS: Final = 1_000_000
 #: Minimum interval between requests for the placements.
-_MIN_AGE_NS: Final = 100 * _MS
+_MIN_AGE_NS: Final = 100 * NS_PER_MS
 #: Maximum age of the placements while a call is pending: at least `_MAX_AGE_NS`, and
 #: `_AGE_PER_ANSWER` times the latency of the service's last reply, so that a busy service gets
 #: fewer requests.
-_MAX_AGE_NS: Final = 1_000 * _MS
+_MAX_AGE_NS: Final = NS_PER_S
 _AGE_PER_ANSWER: Final = 20
-_LAST_MAX_AGE_NS: Final = 10_000 * _MS
+_LAST_MAX_AGE_NS: Final = 10_000 * NS_PER_MS
 _AWAY: Final = frozenset({"recovering", "parked"})
 #: The states that a shard never has again after it leaves.
 _NOT_REMOVED: Final = frozenset({"joining", "live", "parked"})
@@ -167,7 +167,7 @@ class Routing:
         membership.update_endpoints(info.mms)
         self.cluster_name = info.name
         self.limits = info.limits
-        self._context.session_expiry_ns = info.limits.session_timeout_s * 1_000_000_000 * 2 // 3
+        self._context.session_expiry_ns = info.limits.session_timeout_s * NS_PER_S * 2 // 3
         if info.leases:
             self.lease = info.leases[-1].last
         for placement, frontier in zip(info.placements, info.frontiers, strict=False):

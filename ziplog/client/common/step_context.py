@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.common.requests import NEVER, Counters
 from ziplog.core.node import Complete, Connect, Disconnect, Send
+from ziplog.core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ziplog.core.message import Message
@@ -38,7 +39,7 @@ class StepContext:
         self._last_request = FIRST_REQUEST
         #: Time without a step after which servers may have expired this client's session, in
         #: nanoseconds: two thirds of the servers' session timeout.
-        self.session_expiry_ns = 600 * 1_000_000_000
+        self.session_expiry_ns = 600 * NS_PER_S
 
     def request(self) -> int:
         """Return a request number that was never used."""

@@ -23,6 +23,7 @@ from ziplog.core.node import (
     Send,
     Wakeup,
 )
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import ConfigError, ProtocolError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
@@ -39,7 +40,7 @@ _log: Final = logging.getLogger("ziplog.client")
 _BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 _CLOSING: Final = Closing()
-_WARNING_INTERVAL_NS: Final = 1_000_000_000
+_WARNING_INTERVAL_NS: Final = NS_PER_S
 
 
 class Core(Node, Protocol):

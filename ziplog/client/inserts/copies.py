@@ -19,6 +19,7 @@ from ziplog.client.common.requests import NEVER
 from ziplog.client.inserts.locate import must_not_send
 from ziplog.client.inserts.retransmission import Budget
 from ziplog.core.node import Broadcast
+from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.shard_selector import ShardSelector
     from ziplog.errors import ZiplogError
 
-_MS: Final = 1_000_000
 #: Maximum backoff between copies of a unit: while a caller waits for it, and otherwise.
-MAX_BACKOFF_NS: Final = 2_000 * _MS
-_MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * _MS
+MAX_BACKOFF_NS: Final = 2_000 * NS_PER_MS
+_MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * NS_PER_MS
 #: Maximum number of bytes that are retransmitted to a shard in one tick.
 _MAX_RETRANSMIT_BYTES: Final = 1024 * 1024
 

@@ -24,6 +24,7 @@ from ziplog.client.inserts.locate import LocateQueries
 from ziplog.client.inserts.settling import SettledReports
 from ziplog.client.inserts.shard_selector import ShardSelector
 from ziplog.core.node import Broadcast
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import NoSuchRecordError, ProtocolError, RecordTooLargeError, ZiplogError
 from ziplog.types import RecordId
 from ziplog.wire import Insert, InsertAck, Located, Refused
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
 
-_MS: Final = 1_000_000
 #: Backoff before a refused unit is retransmitted; it doubles up to `MAX_BACKOFF_NS`.
-_REFUSED_BACKOFF_NS: Final = 2 * _MS
+_REFUSED_BACKOFF_NS: Final = 2 * NS_PER_MS
 
 
 class Inserts:

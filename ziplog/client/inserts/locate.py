@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.node import Broadcast
+from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Locate
 
 if TYPE_CHECKING:
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import InflightUnit
 
-_MS: Final = 1_000_000
-MIN_BACKOFF_NS: Final = 50 * _MS
+MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
 #: Maximum interval while a caller waits for a unit, and otherwise.
-MAX_BACKOFF_NS: Final = 500 * _MS
-MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * _MS
+MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
+MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * NS_PER_MS
 #: Maximum number of units that are located at once, per shard.
 MAX_LOCATES: Final = 64
 _BY_LOCATE_COUNT: Final = attrgetter("locate_count")

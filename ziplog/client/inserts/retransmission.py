@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from typing import Final
 
-_MS: Final = 1_000_000
+from ziplog.core.units import NS_PER_MS
+
 #: Timeout before the first sample.
-INITIAL_RETRANSMIT_NS: Final = 500 * _MS
+INITIAL_RETRANSMIT_NS: Final = 500 * NS_PER_MS
 #: Minimum timeout; a shorter silence may just mean that the server's machine is busy.
-MIN_RETRANSMIT_NS: Final = 200 * _MS
+MIN_RETRANSMIT_NS: Final = 200 * NS_PER_MS
 #: Maximum of a doubled timeout, unless the samples themselves are longer.
-MAX_DOUBLED_NS: Final = 4_000 * _MS
-_MAX_RETRANSMIT_NS: Final = 60_000 * _MS
+MAX_DOUBLED_NS: Final = 4_000 * NS_PER_MS
+_MAX_RETRANSMIT_NS: Final = 60_000 * NS_PER_MS
 #: Number of acks that pay for one copy, and maximum number of copies that can be saved up.
 ACKS_PER_COPY: Final = 10
 SAVED_COPIES: Final = 3

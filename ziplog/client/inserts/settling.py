@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ziplog.core.node import Broadcast
+from ziplog.core.units import NS_PER_S
 from ziplog.wire import Settled
 
 if TYPE_CHECKING:
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import ShardWindow
 
-_S: Final = 1_000_000_000
 #: Number of unreported units after which an idle client reports at once.
 MANY_UNITS: Final = 64
 #: Idle time before the first report, and intervals between the following ones.
-PAUSES_NS: Final = (1 * _S, 5 * _S, 25 * _S)
+PAUSES_NS: Final = (1 * NS_PER_S, 5 * NS_PER_S, 25 * NS_PER_S)
 
 
 class _IdlePeriod(msgspec.Struct):

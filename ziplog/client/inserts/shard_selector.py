@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.inserts import insert_errors
+from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import InsertCall, ShardWindow
 
-_MS: Final = 1_000_000
 #: Time for which a shard that does not answer gets no new unpinned records, in addition to twice
 #: its next backoff.
-_AVOID_NS: Final = 500 * _MS
+_AVOID_NS: Final = 500 * NS_PER_MS
 
 
 class ShardSelector:

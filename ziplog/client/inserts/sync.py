@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import DeadlineError, NoSuchRecordError
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Sync
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.inflight import ShardWindow
     from ziplog.wire import Refused, Synced
 
-_MS: Final = 1_000_000
-_MIN_BACKOFF_NS: Final = 20 * _MS
-_MAX_BACKOFF_NS: Final = 500 * _MS
+_MIN_BACKOFF_NS: Final = 20 * NS_PER_MS
+_MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
 
 
 class PendingSync(msgspec.Struct):

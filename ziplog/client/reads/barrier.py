@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ziplog.client.reads.tail import missing_servers
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.wire import Tail, TailReply
 
@@ -26,10 +27,9 @@ if TYPE_CHECKING:
     from ziplog.client.reads.subscribe import Subscriptions
     from ziplog.wire import Refused
 
-_MS: Final = 1_000_000
 #: Interval before a silent replica, or another shard, is asked; it doubles up to the last value.
-_MIN_BACKOFF_NS: Final = 10 * _MS
-_MAX_BACKOFF_NS: Final = 200 * _MS
+_MIN_BACKOFF_NS: Final = 10 * NS_PER_MS
+_MAX_BACKOFF_NS: Final = 200 * NS_PER_MS
 
 
 class Barrier(msgspec.Struct):

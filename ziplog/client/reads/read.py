@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.node import Broadcast
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.types import Record, RecordId
 from ziplog.wire import Read, ReadReply
@@ -27,15 +28,14 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.wire import Refused
 
-_MS: Final = 1_000_000
 #: Retransmission timeout of a read; it doubles up to the last value. A replica with a long queue
 #: may need more time, and it answers every copy.
-_MIN_RETRANSMIT_NS: Final = 50 * _MS
-_MAX_RETRANSMIT_NS: Final = 800 * _MS
+_MIN_RETRANSMIT_NS: Final = 50 * NS_PER_MS
+_MAX_RETRANSMIT_NS: Final = 800 * NS_PER_MS
 #: Interval before differing replicas are asked again; it doubles up to `_MIN_RETRANSMIT_NS`, or up
 #: to the last value while their shard is not available.
-_MIN_BACKOFF_NS: Final = 2 * _MS
-_MAX_BACKOFF_NS: Final = 500 * _MS
+_MIN_BACKOFF_NS: Final = 2 * NS_PER_MS
+_MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
 
 
 class PendingRead:

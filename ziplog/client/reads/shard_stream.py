@@ -20,6 +20,7 @@ from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.entries import decode_body
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.writer_table import WriterTable
 from ziplog.types import Record, RecordId
 from ziplog.wire import Credit, Subscribe, Unsubscribe, Want
@@ -30,20 +31,19 @@ if TYPE_CHECKING:
     from ziplog.core.entries import Unit
     from ziplog.wire import Deliver
 
-_MS: Final = 1_000_000
 #: Bytes that a server may send before the next credit; a unit counts 64 bytes more than its body.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 _UNIT_OVERHEAD_BYTES: Final = 64
 #: Interval between `Credit` messages, and used bytes after which one is sent at once.
-_RENEW_INTERVAL_NS: Final = 500 * _MS
+_RENEW_INTERVAL_NS: Final = 500 * NS_PER_MS
 _RENEW_BYTES: Final = WINDOW_BYTES // 4
 #: Time without a reply to a `Credit` after which the client changes to the next replica.
-_SILENCE_TIMEOUT_NS: Final = 1_000 * _MS
+_SILENCE_TIMEOUT_NS: Final = NS_PER_S
 #: Interval before a refused stream is reopened; it doubles up to `_SILENCE_TIMEOUT_NS`.
-_MIN_BACKOFF_NS: Final = 20 * _MS
+_MIN_BACKOFF_NS: Final = 20 * NS_PER_MS
 #: Interval between `Want` messages to a shard, and to one that is not available.
-_WANT_INTERVAL_NS: Final = 50 * _MS
-_WANT_UNAVAILABLE_NS: Final = 500 * _MS
+_WANT_INTERVAL_NS: Final = 50 * NS_PER_MS
+_WANT_UNAVAILABLE_NS: Final = 500 * NS_PER_MS
 _PAIR: Final = 2
 _BY_GSN: Final = itemgetter(0)
 

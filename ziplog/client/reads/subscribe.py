@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import NEVER, Blocked, Fetched, Progress
 from ziplog.client.reads.shard_stream import ShardStream
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError, ZiplogError
 from ziplog.types import RecordId
@@ -43,10 +44,9 @@ if TYPE_CHECKING:
     from ziplog.types import Record
     from ziplog.wire import Deliver, LeaseHistory, Refused, Trimmed
 
-_MS: Final = 1_000_000
 #: Interval before the first lease is requested again, and before later leases are.
-_FIRST_LEASE_RETRY_NS: Final = 50 * _MS
-_NEXT_LEASE_RETRY_NS: Final = 1_000 * _MS
+_FIRST_LEASE_RETRY_NS: Final = 50 * NS_PER_MS
+_NEXT_LEASE_RETRY_NS: Final = NS_PER_S
 _BY_GSN: Final = itemgetter(0)
 _GSN_OF: Final = attrgetter("rid.gsn")
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import DeadlineError
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import LeaseQuery, Tail, TailReply
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement
     from ziplog.wire import LeaseHistory, Refused
 
-_MS: Final = 1_000_000
 #: Interval before a silent replica is asked again; it doubles up to the last value.
-_MIN_BACKOFF_NS: Final = 50 * _MS
-_MAX_BACKOFF_NS: Final = 500 * _MS
+_MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
+_MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
 
 
 class LogTail(msgspec.Struct, frozen=True, gc=False):

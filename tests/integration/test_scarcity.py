@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import signal
 import socket
 import threading
 from typing import TYPE_CHECKING, Final, Self
@@ -15,6 +17,8 @@ from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import ziplog
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -84,22 +88,27 @@ def _is_closed(connection: socket.socket) -> bool:
     return False
 
 
-@pytest.mark.nightly  # beside other load, a recovery may not end before the crowd goes
-def test_idle_connections_halt_no_server_and_cost_no_record(tmp_path: Path) -> None:
-    launcher = tmp_path / "launcher.py"
+def small_cluster(directory: Path) -> Cluster:
+    """One shard whose servers may open few files."""
+    launcher = directory / "launcher.py"
     launcher.write_text(LAUNCHER)
-    with (
-        Cluster(
-            tmp_path / "data",
-            shards=1,
-            settings={"segment_bytes": 1 << 20},
-            launcher=(str(launcher),),
-        ) as cluster,
-        cluster.connect(timeout=120.0) as log,
-    ):
+    return Cluster(
+        directory / "data",
+        shards=1,
+        settings={"segment_bytes": 1 << 20},
+        launcher=(str(launcher),),
+    )
+
+
+def is_live(log: ziplog.Log) -> bool:
+    [shard] = log.cluster()["shards"]
+    return [shard["state"], *(node["state"] for node in shard["replicas"])] == ["live", "up", "up"]
+
+
+def test_idle_connections_halt_no_server_and_cost_no_record(tmp_path: Path) -> None:
+    with small_cluster(tmp_path) as cluster, cluster.connect(timeout=120.0) as log:
         pids = {name: cluster.pid(name) for name in cluster.nodes}
         acked = log.insert_many([PAYLOAD] * 50)
-        log.sync()  # the replicas are connected: a new connection may wait long beside the crowd
         with Crowd(cluster) as crowd:
             wait_until(lambda: crowd.closed, "a server closes idle connections")
             # Four segments: each needs a descriptor for the next one.
@@ -111,3 +120,19 @@ def test_idle_connections_halt_no_server_and_cost_no_record(tmp_path: Path) -> N
             assert [record.rid for record in records] == acked
         segments = tmp_path / "data" / "shard-0-0" / "segments"
         wait_until(lambda: len(list(segments.glob("*.seg"))) >= 4, "there are four segments")
+
+
+def test_recoveries_end_beside_idle_connections(tmp_path: Path) -> None:
+    with small_cluster(tmp_path) as cluster, cluster.connect(timeout=120.0) as log:
+        acked = log.insert_many([PAYLOAD] * 50)
+        log.sync()
+        with Crowd(cluster) as crowd:
+            wait_until(lambda: crowd.closed, "a server closes idle connections")
+            for victim in ("shard-0-0", "shard-0-1", "shard-0-0"):
+                pid = cluster.pid(victim)
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                acked.append(log.insert_after(PAYLOAD))
+                wait_until(lambda: is_live(log), "the shard and both its servers are up again")
+        with log.subscribe(follow=False) as records:
+            assert [record.rid for record in records] == acked

@@ -3,7 +3,7 @@
 A running server needs descriptors: for the next segment, for a file that it reads, for a connection
 to another server. Each client uses one, so many clients must not use up the limit. `Reserve`
 selects the connections to close: first those without a greeting, then those with the longest
-silence. A closed peer may connect again, but the port does not answer for a second
+silence. A closed peer may connect again, but the port does not answer clients for a second
 (`AcceptPause`), so that the process spends no time on connections that it has no descriptor for.
 (docs/protocol.md, section 4: rules of every server.)
 """
@@ -35,10 +35,20 @@ _MAX_FREE: Final = 64
 _GREETING_BYTES: Final = 64
 #: Time for which the port does not answer after connections were closed for lack of descriptors.
 _PAUSE_NS: Final = NS_PER_S
-#: From <asm-generic/socket.h>, and the one instruction of a filter that drops every packet.
+#: IP type of service of the connections that nodes open: low-latency data (AF21, RFC 4594).
+NODE_TOS: Final = 0x48
+#: From <asm-generic/socket.h>.
 _SO_ATTACH_FILTER: Final = 26
 _SO_DETACH_FILTER: Final = 27
-_DROP: Final = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+#: A classic BPF program (code, jump if true, jump if false, operand) that keeps packets of nodes.
+_NODES_ONLY: Final = (
+    (0x30, 0, 0, 0xFFF0_0001),  # load byte 1 of the IP header: type of service
+    (0x54, 0, 0, 0xFC),  # without the two bits of congestion control
+    (0x15, 0, 1, NODE_TOS),  # skip the next instruction unless equal
+    (0x06, 0, 0, 0xFFFF_FFFF),  # keep the packet
+    (0x06, 0, 0, 0),  # drop the packet
+)
+_FILTER: Final = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *i) for i in _NODES_ONLY))
 #: Interval between warnings.
 _WARNING_NS: Final = 60_000_000_000
 ADVICE: Final = "raise the hard limit of open files (ulimit -Hn), or close idle clients"
@@ -175,10 +185,12 @@ class Reserve:
 
 
 class AcceptPause:
-    """Makes a listening socket ignore new connections for a second. For one thread.
+    """Makes a listening socket ignore new connections of clients for a second. For one thread.
 
-    The kernel drops the packets, so the peers try again after a second or more. If they waited in
+    The kernel drops the packets, so the clients try again after a second or more. If they waited in
     the queue instead, while the process lacks descriptors, they would keep libzmq's thread busy.
+    Connections of nodes are accepted: a recovery must not wait for idle clients. The kernel
+    recognizes nodes by `NODE_TOS`; on a network that changes it, they wait as clients do.
     """
 
     def __init__(self) -> None:
@@ -187,13 +199,13 @@ class AcceptPause:
 
     @property
     def is_active(self) -> bool:
-        """Whether new connections are ignored now."""
+        """Whether new connections of clients are ignored now."""
         return self._ends_at is not None
 
     def start(self, listening: socket.socket, now: int) -> None:
-        """Ignore new connections for a second from now on."""
+        """Ignore new connections of clients for a second from now on."""
         if self._ends_at is None:
-            program = struct.pack("HP", 1, ctypes.addressof(_DROP))
+            program = struct.pack("HP", len(_NODES_ONLY), ctypes.addressof(_FILTER))
             listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
         self._ends_at = now + _PAUSE_NS
 

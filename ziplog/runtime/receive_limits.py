@@ -8,8 +8,8 @@ The unread bytes of a connection are the bytes that the kernel received, minus t
 `enforce` closes every connection with more than `LIMIT_BYTES` unread. If all connections together
 hold more than `TOTAL_BYTES`, it closes the largest ones; there, a frame counts with its overhead.
 A peer may connect again. But while closed connections have left more than `TOTAL_BYTES`, the port
-accepts no new ones. `enforce` also closes idle connections if file descriptors become scarce
-(ziplog/runtime/descriptors). (docs/protocol.md, section 4: rules of every server.)
+accepts new ones of nodes only. `enforce` also closes idle connections if file descriptors become
+scarce (ziplog/runtime/descriptors). (docs/protocol.md, section 4: rules of every server.)
 """
 
 from __future__ import annotations

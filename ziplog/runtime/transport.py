@@ -25,7 +25,7 @@ import zmq
 from ziplog.core.fields import MAX_FRAME
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
-from ziplog.runtime.descriptors import require, shortage_error
+from ziplog.runtime.descriptors import NODE_TOS, require, shortage_error
 from ziplog.runtime.receive_limits import Peer, ReceiveLimiter
 from ziplog.segments.entry import SCARCE
 
@@ -39,6 +39,8 @@ _RECEIVE_QUEUE: Final = 0
 _LINGER_MS: Final = 100
 _RECONNECT_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 500
+#: An attempt that the peer does not answer ends then; the kernel alone would try ever more rarely.
+_CONNECT_TIMEOUT_MS: Final = 1_500
 #: TCP keepalive for silent peers; a peer that acknowledges no data is disconnected.
 _SILENT_S: Final = 1
 _ASK_EVERY_S: Final = 1
@@ -90,6 +92,8 @@ class Transport:
         self._closed = False
         self._context, self._socket = _open()
         try:
+            if bind is not None:
+                self._socket.set(zmq.TOS, NODE_TOS)
             self._endpoint = None if bind is None else _bind(self._socket, bind)
             self._open_wake()
         except BaseException as error:
@@ -391,6 +395,7 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         (zmq.RCVHWM, _RECEIVE_QUEUE),
         (zmq.MAXMSGSIZE, MAX_FRAME + 1024),
         (zmq.LINGER, _LINGER_MS),
+        (zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS),
         (zmq.RECONNECT_IVL, _RECONNECT_MS),
         (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
         (zmq.TCP_KEEPALIVE, 1),

@@ -96,7 +96,7 @@ def test_silent_connections_are_closed_first_and_no_more_than_needed() -> None:
         assert not reserve._activity, "closed connections are removed"
 
 
-def test_paused_port_accepts_no_connection_until_the_pause_ends() -> None:
+def test_paused_port_accepts_no_client_until_the_pause_ends() -> None:
     pause = AcceptPause()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         pause.start(listening, 0)
@@ -113,6 +113,29 @@ def test_paused_port_accepts_no_connection_until_the_pause_ends() -> None:
             assert not pause.is_active
             assert poll.poll(30_000)
             assert not caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def test_paused_port_accepts_nodes_and_no_clients() -> None:
+    pause = AcceptPause()
+    with (
+        contextlib.closing(Transport("127.0.0.1:0")) as node,
+        contextlib.closing(Transport()) as client,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+    ):
+        pause.start(listening, 0)
+        endpoint = "{}:{}".format(*listening.getsockname())
+        client.connect(b"server", endpoint)
+        node.connect(b"server", endpoint)
+        listening.settimeout(30.0)
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.recv(1), "the node sends its greeting"
+            listening.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                listening.accept()
+            pause.end_if_due(listening, S)
+            listening.settimeout(30.0)
+            listening.accept()[0].close()
 
 
 SERVE = """

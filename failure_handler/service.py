@@ -12,7 +12,7 @@ Invariants: `check()`, those of `HandlerState` and of the parts. See docs/protoc
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from failure_handler.members import Members
 from failure_handler.recovery import Recovery
@@ -29,16 +29,11 @@ from ziplog.core.node import (
     Broadcast,
     Committed,
     Connect,
-    Halt,
-    LeaderChanged,
     LogWarning,
-    Received,
-    ReportBadMessage,
-    Restored,
     Send,
-    Wakeup,
 )
 from ziplog.core.units import NS_PER_MS
+from ziplog.raft.service_node import ServiceNode
 from ziplog.wire import (
     ClusterInfo,
     Frozen,
@@ -55,12 +50,9 @@ from ziplog.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from failure_handler.state import AnyCommand
     from ziplog.config import ClusterConfig
     from ziplog.core.message import Message
-    from ziplog.core.node import Effect, Event
 
 #: Interval between heartbeats to the membership service, and between placement queries.
 HEARTBEAT_NS: Final = 1000 * NS_PER_MS
@@ -72,34 +64,26 @@ MAX_ORDERS: Final = 4096
 TICK_NS: Final = 50 * NS_PER_MS
 
 
-class FailureHandler:
+class FailureHandler(ServiceNode):
     """One node of the failure handler."""
 
+    service = "the failure handler"
+    for_leader = frozenset({OrdersQuery})
+    state: HandlerState
+
     def __init__(self, config: ClusterConfig, name: str, *, pid: int, now: int) -> None:
-        """Start as a follower with no state; consensus delivers the rest.
-
-        Args:
-            config: the cluster file.
-            name: this node's name in it.
-            pid: this process.
-            now: monotonic nanoseconds.
-
-        """
-        self.config: Final = config
-        self.name: Final = name
+        """Start as a follower; see `ServiceNode`. `pid`: this process."""
+        super().__init__(config, name, config.failure_handlers, now)
         self._pid: Final = pid
-        self.state: Final = HandlerState()
+        self.state = HandlerState()
         self.members: Final = Members()
-        self._service: Final = tuple(node.name.encode() for node in config.mms)
+        self._service_nodes: Final = tuple(node.name.encode() for node in config.mms)
         #: The leader's recoveries, by shard.
         self._recoveries: dict[int, Recovery] = {}
-        self._leader = ""
-        self._leading = False
         self._connected = False
-        self._heartbeat_due = self._tick_due = self._now = now
+        self._heartbeat_due = self._tick_due = now
         self._requests = 0
-        self._effects: list[Effect] = []
-        self._handlers: Final[Mapping[type[Message], Callable[[bytes, Any], None]]] = {
+        self._handlers = {
             Suspect: self._on_suspect,
             Frozen: self._on_frozen,
             OrdersQuery: self._on_orders_query,
@@ -110,35 +94,25 @@ class FailureHandler:
             NotLeader: self._on_not_leader,
         }
 
+    @property
+    def cluster(self) -> int:
+        """The cluster's number; 0 while it is unknown."""
+        return self.members.cluster
+
     # --- events ---
 
-    def step(self, event: Event, now: int) -> list[Effect]:
-        """Process one event; see `ziplog.core.node`."""
+    def _check_pause(self, now: int) -> None:
         if now - self._now > STOPPED_NS:
-            # This process was paused; the servers may have sent messages meanwhile.
             for recovery in self._recoveries.values():
                 recovery.forgive_silence_before(now)
-        self._now = now
-        match event:
-            case Received():
-                self._on_received(event.src, event.message)
-            case Committed():
-                self._on_committed(event)
-            case Wakeup():
-                self._on_wakeup()
-            case LeaderChanged():
-                self._on_leader_changed(event)
-            case Restored():
-                self.state.restore(event.snapshot)
-                self._advance_all()
-        effects, self._effects = self._effects, []
-        return effects
 
     def next_wakeup(self) -> int | None:
         """Return this node's next wakeup."""
         if not self._connected:
             return self._now
-        if self._leading and any(recovery.is_busy for recovery in self._recoveries.values()):
+        if self._leadership.is_self and any(
+            recovery.is_busy for recovery in self._recoveries.values()
+        ):
             return min(self._heartbeat_due, self._tick_due)
         return self._heartbeat_due
 
@@ -154,53 +128,38 @@ class FailureHandler:
 
     def _send_heartbeat(self) -> None:
         self._heartbeat_due = self._now + HEARTBEAT_NS
-        cluster = self.members.cluster
-        heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._leading)
-        self._effects.append(Broadcast(self._service, heartbeat))
+        cluster = self.cluster
+        heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._leadership.is_self)
+        self._effects.append(Broadcast(self._service_nodes, heartbeat))
         self._query_placements()
 
     def _query_placements(self) -> None:
         self._requests += 1
-        self._effects.append(Broadcast(self._service, Hello(self.members.cluster, self._requests)))
-
-    def _on_received(self, src: bytes, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            self._reject(src, message, "the failure handler does not accept this message")
-        elif self.members.cluster and message.cluster not in {0, self.members.cluster}:
-            here = f"this is the failure handler of cluster {self.members.cluster}"
-            self._reject(src, message, f"it is for cluster {message.cluster}, but {here}")
-        else:
-            handler(src, message)
-
-    def _reject(self, src: bytes, message: Message, why: str) -> None:
-        self._effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
+        self._effects.append(Broadcast(self._service_nodes, Hello(self.cluster, self._requests)))
 
     # --- consensus ---
 
-    def _on_leader_changed(self, event: LeaderChanged) -> None:
-        self._leader = event.leader
-        if event.is_self == self._leading:
-            return
-        self._leading = event.is_self
+    def _start_leading(self) -> None:
+        self._heartbeat_due = self._now
+        # Earlier reports may still be valid; silence before now means nothing.
+        for shard in {*self.members.placements, *self.state.shards}:
+            self._recovery(shard)
+        self._advance_all()
+
+    def _stop_leading(self) -> None:
         self._recoveries.clear()
         self._heartbeat_due = self._now
-        if self._leading:
-            # Earlier reports may still be valid; silence before now means nothing.
-            for shard in {*self.members.placements, *self.state.shards}:
-                self._recovery(shard)
-            self._advance_all()
+
+    def _on_restored(self) -> None:
+        self._advance_all()
 
     def _on_committed(self, event: Committed) -> None:
-        result = self.state.apply(event.command)
-        if result != event.result:
-            self._effects.append(
-                Halt(f"command result: here {result!r}, in consensus {event.result!r}")
-            )
+        result = self._apply(event)
+        if result is None:
             return
         for recovery in self._recoveries.values():
             recovery.on_applied(event.command)
-        if decode_refusal(result) or not self._leading:
+        if decode_refusal(result) or not self._leadership.is_self:
             return
         command = decode_command(event.command)
         self._log_progress(command)
@@ -237,14 +196,14 @@ class FailureHandler:
                 shard,
                 self.state,
                 self.members,
-                self._service,
+                self._service_nodes,
                 reports_loss=self.config.durability == "memory",
                 now=self._now,
             )
         return recovery
 
     def _advance(self, shard: int) -> None:
-        if self._leading:
+        if self._leadership.is_self:
             self._effects += self._recovery(shard).advance(self._now)
 
     def _advance_all(self) -> None:
@@ -255,7 +214,7 @@ class FailureHandler:
     # --- storage servers ---
 
     def _on_suspect(self, src: bytes, message: Suspect) -> None:
-        if not self.members.cluster or message.cluster != self.members.cluster:
+        if not self.cluster or message.cluster != self.cluster:
             return  # the server repeats its report until this node knows the cluster
         if self.members.on_suspect(src, message, self._now) is None:
             self._reject(src, message, f"shard {message.shard} has no server {message.node}")
@@ -263,7 +222,7 @@ class FailureHandler:
             self._advance(message.shard)
 
     def _on_frozen(self, src: bytes, message: Frozen) -> None:
-        if self._leading and message.shard in self._recoveries:
+        if self._leadership.is_self and message.shard in self._recoveries:
             self._recovery(message.shard).on_frozen(src, message)
             self._advance(message.shard)
 
@@ -271,7 +230,7 @@ class FailureHandler:
 
     def _is_from_service(self, src: bytes, message: Message) -> bool:
         """Whether a message came over this node's own connection to the membership service."""
-        if src in self._service:
+        if src in self._service_nodes:
             return True
         self._reject(src, message, "the sender is not the membership service")
         return False
@@ -284,7 +243,7 @@ class FailureHandler:
             return
         self.members.cluster = message.cluster
         self.members.on_cluster_info(message.placements, self._now)
-        for shard in self.members.placements if self._leading else ():
+        for shard in self.members.placements if self._leadership.is_self else ():
             self._advance(shard)
 
     def _on_removed(self, src: bytes, message: Removed) -> None:
@@ -314,26 +273,19 @@ class FailureHandler:
     # --- supervisors ---
 
     def _on_orders_query(self, src: bytes, message: OrdersQuery) -> None:
-        if not self._leading:
-            nodes = self.config.failure_handlers
-            endpoint = next((node.endpoint for node in nodes if node.name == self._leader), "")
-            self._effects.append(
-                Send(src, NotLeader(self.members.cluster, message.request, endpoint))
-            )
-            return
         missing = (
             Order(name, self.state.shards[shard].attempt.recovery)
             for shard, recovery in self._recoveries.items()
             for name in recovery.unreachable(self._now)
         )
         orders = list(islice(missing, MAX_ORDERS))
-        self._effects.append(Send(src, Orders(self.members.cluster, message.request, orders)))
+        self._effects.append(Send(src, Orders(self.cluster, message.request, orders)))
 
     def check(self) -> None:
         """Assert the invariants of this node and of its parts."""
         self.state.check()
         self.members.check()
-        assert self._leading or not self._recoveries
+        assert self._leadership.is_self or not self._recoveries
         for shard, recovery in self._recoveries.items():
             assert shard == recovery.shard
             recovery.check()

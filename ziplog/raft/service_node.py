@@ -1,0 +1,177 @@
+"""One node of a replicated service: the base of the membership service and the failure handler.
+
+    follower --LeaderChanged(is_self)--> leader --LeaderChanged--> follower
+
+The node keeps a copy of the replicated state, and handles messages by their types. Rule: each node
+applies every committed command to its copy, and halts if the result differs from that of consensus.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final
+
+from ziplog.core.node import (
+    Committed,
+    Halt,
+    LeaderChanged,
+    PeersChanged,
+    Received,
+    ReportBadMessage,
+    Restored,
+    Send,
+    Wakeup,
+)
+from ziplog.wire import NotLeader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ziplog.config import ClusterConfig, NodeConfig
+    from ziplog.core.message import Message
+    from ziplog.core.node import Effect, Event
+    from ziplog.raft.state_machine import Machine
+
+
+class Leadership:
+    """The nodes of the service, and the leader among them, as far as one node knows."""
+
+    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
+        self._nodes: Final = nodes
+        self.is_self = False
+        #: Its name; "" while there is none.
+        self.leader = ""
+        #: The other nodes that this one can reach.
+        self.connected: tuple[str, ...] = ()
+
+    def endpoints(self) -> list[str]:
+        """Return the endpoints of all nodes, the leader's first."""
+        nodes = sorted(self._nodes, key=lambda node: node.name != self.leader)
+        return [node.endpoint for node in nodes]
+
+    def redirect(self, src: bytes, cluster: int, request: int) -> Effect:
+        """Return the reply to a request that only the leader answers."""
+        endpoint = next((node.endpoint for node in self._nodes if node.name == self.leader), "")
+        return Send(src, NotLeader(cluster, request, endpoint))
+
+
+class ServiceNode(ABC):
+    """One node of a replicated service."""
+
+    #: The service's name in reports.
+    service: str
+    #: The messages that only a leader handles.
+    for_leader: frozenset[type[Message]]
+    #: This node's copy of the replicated state.
+    state: Machine
+    _handlers: Mapping[type[Message], Callable[[bytes, Any], None]]
+
+    def __init__(
+        self, config: ClusterConfig, name: str, nodes: Sequence[NodeConfig], now: int
+    ) -> None:
+        """Start as a follower with no state; consensus delivers the rest.
+
+        Args:
+            config: the cluster file.
+            name: this node's name in it.
+            nodes: all nodes of the service.
+            now: monotonic nanoseconds.
+
+        """
+        self.config: Final = config
+        self.name: Final = name
+        self._leadership: Final = Leadership(nodes)
+        self._effects: list[Effect] = []
+        self._now = now
+
+    def step(self, event: Event, now: int) -> list[Effect]:
+        """Process one event; see `ziplog.core.node`."""
+        self._check_pause(now)
+        self._now = now
+        match event:
+            case Received():
+                self._on_received(event.src, event.message)
+            case Committed():
+                self._on_committed(event)
+            case Wakeup():
+                self._on_wakeup()
+            case LeaderChanged():
+                self._on_leader_changed(event)
+            case PeersChanged():
+                self._leadership.connected = event.connected
+            case Restored():
+                self.state.restore(event.snapshot)
+                self._on_restored()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _on_received(self, src: bytes, message: Message) -> None:
+        handler, cluster = self._handlers.get(type(message)), self.cluster
+        if handler is None:
+            self._reject(src, message, f"{self.service} does not accept this message")
+        elif cluster and message.cluster not in {0, cluster}:
+            self._on_wrong_cluster(src, message)
+        elif type(message) in self.for_leader and not self._leads():
+            self._redirect(src, getattr(message, "request", 0))
+        else:
+            handler(src, message)
+
+    def _on_wrong_cluster(self, src: bytes, message: Message) -> None:
+        why = f"it is for cluster {message.cluster}, but this is cluster {self.cluster}"
+        self._reject(src, message, why)
+
+    def _redirect(self, src: bytes, request: int) -> None:
+        self._effects.append(self._leadership.redirect(src, self.cluster, request))
+
+    def _reject(self, src: bytes, message: Message, why: str) -> None:
+        self._effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
+
+    def _on_leader_changed(self, event: LeaderChanged) -> None:
+        self._leadership.leader = event.leader
+        if event.is_self == self._leadership.is_self:
+            return
+        self._leadership.is_self = event.is_self
+        if event.is_self:
+            self._start_leading()
+        else:
+            self._stop_leading()
+
+    def _apply(self, event: Committed) -> bytes | None:
+        """Apply a command to this node's copy and return the result; None: the copy is wrong."""
+        result = self.state.apply(event.command)
+        if result == event.result:
+            return result
+        self._effects.append(
+            Halt(f"command result: here {result!r}, in consensus {event.result!r}")
+        )
+        return None
+
+    # --- what a service adds ---
+
+    def _leads(self) -> bool:
+        """Whether this node handles the messages for the leader."""
+        return self._leadership.is_self
+
+    @property
+    @abstractmethod
+    def cluster(self) -> int:
+        """The cluster's number; 0 while it is unknown."""
+
+    @abstractmethod
+    def _check_pause(self, now: int) -> None:
+        """Forgive silence if this process was paused: messages may have come meanwhile."""
+
+    @abstractmethod
+    def _on_wakeup(self) -> None: ...
+
+    @abstractmethod
+    def _on_committed(self, event: Committed) -> None: ...
+
+    @abstractmethod
+    def _on_restored(self) -> None: ...
+
+    @abstractmethod
+    def _start_leading(self) -> None: ...
+
+    @abstractmethod
+    def _stop_leading(self) -> None: ...

@@ -22,7 +22,6 @@ from ziplog.wire import (
     LeaseHistory,
     LeaseQuery,
     Limits,
-    NotLeader,
     Refused,
     StatusReply,
     TrimReply,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from mms.state import ClusterState
     from ziplog.config import ClusterConfig
     from ziplog.core.node import Effect
+    from ziplog.raft.service_node import Leadership
     from ziplog.wire import Hello, StatusQuery, Trim
 
 
@@ -51,6 +51,7 @@ class ClientRequests:
         servers: Servers,
         plan: LeasePlan,
         failure_handlers: FailureHandlers,
+        leadership: Leadership,
         *,
         pid: int,
         incarnation: int,
@@ -63,32 +64,26 @@ class ClientRequests:
         self._servers: Final = servers
         self._plan: Final = plan
         self._failure_handlers: Final = failure_handlers
+        self._leadership: Final = leadership
         self._read_barriers: Final = ReadBarriers(incarnation)
         self._trims: Final = Trims(state, servers)
-        #: The leader, as far as this node knows; "" while there is none.
-        self.leader = ""
-        #: The other nodes of the service that this one can reach.
-        self.connected: tuple[str, ...] = ()
 
     # --- immediate replies ---
 
     def not_leader(self, src: bytes, request: int) -> Effect:
         """Return a `NotLeader` reply with the leader's endpoint."""
-        nodes = self._config.mms
-        endpoint = next((node.endpoint for node in nodes if node.name == self.leader), "")
-        return Send(src, NotLeader(self._state.cluster, request, endpoint))
+        return self._leadership.redirect(src, self._state.cluster, request)
 
     def hello(self, src: bytes, message: Hello, now: int) -> Effect:
         """Return the cluster information; any node that knows the cluster may answer."""
         state, config = self._state, self._config
         if not state.cluster:
             return self.not_leader(src, message.request)
-        nodes = sorted(config.mms, key=lambda node: node.name != self.leader)
         return Send(
             src,
             ClusterInfo(
                 state.cluster, message.request, state.name, config.durability,
-                [node.endpoint for node in nodes], list(state.placements.values()),
+                self._leadership.endpoints(), list(state.placements.values()),
                 [run_of(lease) for lease in self._plan.current(now)], state.trim,
                 Limits(
                     config.max_payload_bytes, config.max_key_bytes, config.max_unsettled_units,
@@ -102,7 +97,7 @@ class ClientRequests:
         """Return the status document, as the leader sees the cluster."""
         found = status.document(
             self._config, self._state, self._servers, self._failure_handlers,
-            name=self._name, pid=self._pid, connected=self.connected,
+            name=self._name, pid=self._pid, connected=self._leadership.connected,
             lease=next(iter(self._plan.current(now)), None), epoch=self._plan.epoch(now),
             finalized=membership_rules.finalized(self._state, self._servers), now=now,
         )  # fmt: skip

@@ -185,7 +185,7 @@ def test_a_rate_that_changes_for_a_moment_costs_no_lease() -> None:
     number = world.lease.number
     send_rate(world, 1, 40_000)  # another lease may begin in 9 ms
     send_rate(world, 1, 15_000)
-    assert world.service._has_other_weights
+    assert world.service._leases._has_other_weights
     world.run(50 * MS)
-    assert not world.service._has_other_weights
+    assert not world.service._leases._has_other_weights
     assert (weights(world), world.lease.number) == ([2, 3, 2], number)

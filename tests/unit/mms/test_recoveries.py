@@ -375,7 +375,7 @@ def test_a_service_that_lost_its_directory_makes_no_second_cluster() -> None:
     world.log.clear()
     world.consensus = type(world.consensus)()
     world.start()
-    world.service._new_cluster = CLUSTER + 1  # type: ignore[misc]
+    world.service._creation._new_cluster = CLUSTER + 1  # type: ignore[misc]
     warned: list[str] = []
     carry_out = world.carry_out
 

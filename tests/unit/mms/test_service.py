@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mms.commands import GrantLease, decode_command
-from mms.service import ACTIVE_NS, FIRST_LEASE_NS, MembershipService
+from mms.lease_proposals import ACTIVE_NS, FIRST_LEASE_NS
+from mms.service import MembershipService
 from tests.unit.mms.world import CLUSTER, MS, FakeServer, S, World, config
 from ziplog.config import ClusterConfig, ShardConfig
 from ziplog.core.node import Committed, Halt, LeaderChanged, LogWarning, Received, Restored

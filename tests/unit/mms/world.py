@@ -273,7 +273,7 @@ class World:
             state.runs = state.runs + added
             state.history_bytes += sum(run.max_bytes for run in added)
         self.service.plan.on_restored(last, self.now)
-        self.service._weights.on_granted(last.members)
+        self.service._leases._weights.on_granted(last.members)
         self.service.check()
         self.is_checked = False  # a check would read every run
         return self

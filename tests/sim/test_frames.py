@@ -30,7 +30,8 @@ from shard.ordering.primary import MAX_FORWARD_BYTES, MAX_FORWARD_DECISIONS, MAX
 from shard.serving.readers import MAX_DELIVER_BYTES, UNIT_OVERHEAD_BYTES
 from shard.state.epoch_clock import EpochClock
 from tests.properties import examples
-from tests.unit.mms.world import CLUSTER, S, config
+from tests.services import CLUSTER, S
+from tests.unit.mms.world import config
 from ziplog import wire
 from ziplog.core.entries import Decision, Place, Unit
 from ziplog.core.fields import MAX_UNIT_RECORDS

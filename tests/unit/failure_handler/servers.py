@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from tests.services import CLUSTER, MS, S
 from ziplog.core.node import Received
 from ziplog.core.view import NO_DIGEST, Lease, fingerprint
 from ziplog.wire import Freeze, Frozen, Heartbeat, LeaseAnnounced, Suspect, ViewDecided
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from tests.unit.failure_handler.world import World
     from ziplog.core.message import Message
 
-MS: Final = 1_000_000
-S: Final = 1000 * MS
-CLUSTER: Final = 4711
 #: Duration of a message, and of a flush.
 HOP: Final = MS // 10
 FLUSH: Final = 3 * MS

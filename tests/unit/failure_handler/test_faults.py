@@ -5,7 +5,8 @@ import random
 import pytest
 
 from failure_handler.state import Begin, Finish
-from tests.unit.failure_handler.servers import HOP, MS, FakeServer, S
+from tests.services import MS, S
+from tests.unit.failure_handler.servers import HOP, FakeServer
 from tests.unit.failure_handler.world import PHASES, World, config, reach, storm
 from ziplog.core.message import Message
 from ziplog.wire import Freeze, LeaseAnnounced

@@ -7,7 +7,8 @@ import pytest
 
 from failure_handler.service import FailureHandler
 from failure_handler.state import Begin, Decide
-from tests.unit.failure_handler.servers import CLUSTER, HOP, MS, S
+from tests.services import CLUSTER, MS, S
+from tests.unit.failure_handler.servers import HOP
 from tests.unit.failure_handler.world import World, config
 from ziplog.core.message import Message
 from ziplog.core.node import (

@@ -3,7 +3,8 @@
 import pytest
 
 from failure_handler.state import Begin, Decide
-from tests.unit.failure_handler.servers import HOP, MS, S
+from tests.services import MS, S
+from tests.unit.failure_handler.servers import HOP
 from tests.unit.failure_handler.world import World, config, reach
 from ziplog.core.view import fingerprint
 from ziplog.wire import Frozen, Removed, Suspect

@@ -3,7 +3,7 @@
 import pytest
 
 from failure_handler.state import Begin, Finish
-from tests.unit.failure_handler.servers import CLUSTER, S
+from tests.services import CLUSTER, S
 from tests.unit.failure_handler.world import World, config
 from ziplog.core.node import Received
 from ziplog.wire import ChangeShard, Freeze, Suspect

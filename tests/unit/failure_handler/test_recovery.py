@@ -3,7 +3,8 @@
 import pytest
 
 from failure_handler.state import Begin, Decide, Finish
-from tests.unit.failure_handler.servers import FLUSH, HOP, MS, S
+from tests.services import MS, S
+from tests.unit.failure_handler.servers import FLUSH, HOP
 from tests.unit.failure_handler.world import COMMIT, World, config, reach
 from ziplog.wire import Frozen, Reinserted, Suspect, ViewDecided
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from failure_handler.candidate_selection import Candidate, hides_damage, longest
 from failure_handler.members import Member
 from failure_handler.state import Begin
-from tests.unit.failure_handler.servers import MS, FakeServer, S
+from tests.services import MS, S
 from tests.unit.failure_handler.world import World, config
 from ziplog.wire import Suspect
+
+if TYPE_CHECKING:
+    from tests.unit.failure_handler.servers import FakeServer
 
 
 def candidate(index: int, last: int, last_view: int = 1, *, is_damaged: bool = False) -> Candidate:

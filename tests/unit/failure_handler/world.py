@@ -6,31 +6,17 @@ import heapq
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from failure_handler.service import FailureHandler
 from failure_handler.state import Finish, HandlerState, decode_command
 from mms.commands import decode_command as decode_mms
 from mms.service import MembershipService
 from mms.state import ClusterState
-from tests.unit.failure_handler.servers import CLUSTER, HOP, MS, Entry, FakeServer, S
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from tests.services import CLUSTER, MS, S, ServiceWorld, cluster_config
+from tests.unit.failure_handler.servers import HOP, Entry, FakeServer
 from ziplog.core.message import Message
-from ziplog.core.node import (
-    Broadcast,
-    Committed,
-    Connect,
-    Effect,
-    Event,
-    LeaderChanged,
-    LogWarning,
-    Propose,
-    Received,
-    ReportBadMessage,
-    Send,
-    Wakeup,
-)
+from ziplog.core.node import Committed, Event, LeaderChanged, Received, Wakeup
 from ziplog.core.view import Replica
 from ziplog.wire import (
     Freeze,
@@ -43,6 +29,9 @@ from ziplog.wire import (
     ViewDecided,
 )
 
+if TYPE_CHECKING:
+    from ziplog.config import ClusterConfig
+
 #: Duration of a commit.
 COMMIT: Final = 2 * MS
 #: Delay after which a supervisor restarts a dead process.
@@ -53,34 +42,15 @@ Network = Callable[[str, str, Message], list[int]]
 
 
 def config(shards: int = 1, f: int = 1, handlers: int = 1, **options: Any) -> ClusterConfig:
-    return ClusterConfig(
-        name="c",
-        data_dir=Path("nowhere"),
-        f=f,
-        mms=(NodeConfig("mms-0", "127.0.0.1", 7000, 7100),),
-        failure_handlers=tuple(
-            NodeConfig(f"fh-{i}", "127.0.0.1", 7200 + i, 7300 + i) for i in range(handlers)
-        ),
-        shards=tuple(
-            ShardConfig(
-                shard,
-                tuple(
-                    NodeConfig(f"shard-{shard}-{i}", "127.0.0.1", 8000 + 16 * shard + i)
-                    for i in range(f + 1)
-                ),
-            )
-            for shard in range(shards)
-        ),
-        **options,
-    )
+    return cluster_config(shards, f=f, handlers=handlers, **options)
 
 
-class World:
+class World(ServiceWorld):
     """The whole cluster. Time passes in `run` and `until` only."""
 
     def __init__(self, cluster: ClusterConfig | None = None) -> None:
-        self.config = cluster or config()
-        self.now = self.started = 1000 * S
+        super().__init__(cluster or config())
+        self.started = self.now
         self.views: dict[tuple[int, int], ViewDecided] = {}  # as if confirmed
         self.heartbeats: dict[str, int] = {}
         self.network: Network = lambda _src, _dst, _message: [HOP]
@@ -88,8 +58,6 @@ class World:
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
         self.count = 0
         self.sent: list[tuple[int, str, str, Message]] = []
-        self.warnings: list[str] = []
-        self.complaints: list[str] = []
         self.acked: list[str] = []
         self.commands: list[tuple[int, Any]] = []
         self.mms_commands: list[Any] = []
@@ -185,7 +153,7 @@ class World:
 
         self.post(server.name, handler, deliver, message)
 
-    def send(self, src: str, dst: bytes, message: Message) -> None:
+    def transmit(self, src: str, dst: bytes, message: Message) -> None:
         """Deliver a message of a handler or of the membership service."""
         if dst == b"mms-0":
             event = Received(f"route {src}".encode(), message)
@@ -209,25 +177,6 @@ class World:
             self.sent.append((self.now, src, dst.decode(), message))
 
     # --- the nodes ---
-
-    def carry_out(self, name: str, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send():
-                    self.send(name, effect.dst, effect.message)
-                case Broadcast():
-                    for dst in effect.dsts:
-                        self.send(name, dst, effect.message)
-                case Propose():
-                    self.propose(name, effect.command)
-                case LogWarning():
-                    self.warnings.append(effect.text)
-                case ReportBadMessage():
-                    self.complaints.append(effect.reason)
-                case Connect():
-                    pass
-                case _:
-                    raise AssertionError(effect)
 
     def propose(self, name: str, command: bytes) -> None:
         if name == "mms-0":

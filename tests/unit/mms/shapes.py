@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tests.unit.mms.world import CLUSTER, MS, FakeServer, S, World, config
+from tests.services import CLUSTER, MS, S
+from tests.unit.mms.world import FakeServer, World, config
 from ziplog.core.view import Replica, fingerprint
 from ziplog.wire import ChangeShard, Rate, Reinsert, ShardChanged
 

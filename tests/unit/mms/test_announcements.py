@@ -9,7 +9,8 @@ import random
 import pytest
 
 from shard.state.epoch_clock import EpochClock, LeaseConflictError
-from tests.unit.mms.world import CLUSTER, MS, FakeServer, S, World, config
+from tests.services import CLUSTER, MS, S
+from tests.unit.mms.world import FakeServer, World, config
 from ziplog.core.node import Received
 from ziplog.core.view import (
     KEPT_RUNS,

@@ -3,7 +3,8 @@
 import pytest
 
 from mms.read_barriers import BURST, INTERVAL_NS, MAX_PENDING
-from tests.unit.mms.world import CLUSTER, MS, S, World, config
+from tests.services import CLUSTER, MS, S
+from tests.unit.mms.world import World, config
 from ziplog.core.node import LeaderChanged
 from ziplog.wire import (
     ClusterInfo,

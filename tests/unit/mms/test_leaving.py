@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from mms.reconfiguration import LEAVE_NS
+from tests.services import CLUSTER, MS, S
 from tests.unit.mms.shapes import (
     HANDLER,
     answers,
@@ -17,7 +18,7 @@ from tests.unit.mms.shapes import (
     servers_of,
     state,
 )
-from tests.unit.mms.world import CLUSTER, MS, S, World, config
+from tests.unit.mms.world import World, config
 from ziplog.core.node import LeaderChanged
 from ziplog.core.view import Lease, fingerprint
 from ziplog.wire import Rate, Reinsert, Remove, Trim, TrimReply, Want

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.mms.world import CLUSTER, MS, S, World, config
+from tests.services import CLUSTER, MS, S
+from tests.unit.mms.world import World, config
 from ziplog.core.node import LeaderChanged, Received
 from ziplog.wire import Rate
 

@@ -3,6 +3,7 @@
 from mms.commands import RetireShard
 from mms.read_barriers import MAX_PENDING
 from mms.reconfiguration import FORGET_NS, MAX_CHANGES
+from tests.services import CLUSTER, MS, S
 from tests.unit.mms.shapes import (
     HANDLER,
     answers,
@@ -17,7 +18,7 @@ from tests.unit.mms.shapes import (
     servers_of,
     state,
 )
-from tests.unit.mms.world import CLUSTER, MS, S, World, config
+from tests.unit.mms.world import World, config
 from ziplog.core.node import Committed, LeaderChanged, Restored, Wakeup
 from ziplog.core.view import fingerprint
 from ziplog.wire import (

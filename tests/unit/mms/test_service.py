@@ -7,7 +7,8 @@ import pytest
 from mms.commands import GrantLease, decode_command
 from mms.lease_proposals import ACTIVE_NS, FIRST_LEASE_NS
 from mms.service import MembershipService
-from tests.unit.mms.world import CLUSTER, MS, FakeServer, S, World, config
+from tests.services import CLUSTER, MS, S
+from tests.unit.mms.world import FakeServer, World, config
 from ziplog.config import ClusterConfig, ShardConfig
 from ziplog.core.node import Committed, Halt, LeaderChanged, LogWarning, Received, Restored
 from ziplog.core.view import Lease, fingerprint

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from tests.unit.mms.world import CLUSTER, S, World, config
+from tests.services import CLUSTER, S
+from tests.unit.mms.world import World, config
 from ziplog.core.node import PeersChanged
 from ziplog.wire import (
     ChangeShard,

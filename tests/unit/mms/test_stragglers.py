@@ -3,7 +3,8 @@
 import pytest
 
 from mms.stragglers import Stragglers
-from tests.unit.mms.world import CLUSTER, MS, S, World, config
+from tests.services import CLUSTER, MS, S
+from tests.unit.mms.world import World, config
 from ziplog.core.node import LeaderChanged
 from ziplog.core.view import NO_DIGEST, Lease, Member, fingerprint
 from ziplog.wire import Reinsert, Remove

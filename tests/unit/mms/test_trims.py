@@ -1,6 +1,7 @@
 """Trims: wanted, committed, refused by all servers, answered."""
 
-from tests.unit.mms.world import CLUSTER, MS, S, World
+from tests.services import CLUSTER, MS, S
+from tests.unit.mms.world import World
 from ziplog.wire import (
     Frontier,
     Trim,

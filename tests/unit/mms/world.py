@@ -1,53 +1,21 @@
 """The membership service in virtual time: emulated servers, consensus that commits on request."""
 
 import json
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from mms.commands import decode_command
 from mms.service import MembershipService
 from mms.state import ClusterState
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from tests.services import CLUSTER, MS, S, ServiceWorld, cluster_config
+from ziplog.config import ClusterConfig
 from ziplog.core.message import Message
-from ziplog.core.node import (
-    Broadcast,
-    Committed,
-    Effect,
-    Event,
-    LeaderChanged,
-    Propose,
-    Received,
-    ReportBadMessage,
-    Send,
-    Wakeup,
-)
+from ziplog.core.node import Committed, Event, LeaderChanged, Received, Wakeup
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Replica, run_of, unfold
 from ziplog.wire import Heartbeat, LeaseAnnounced, StatusQuery, StatusReply, Want
 
-MS: Final = 1_000_000
-S: Final = 1000 * MS
-CLUSTER: Final = 4711
-
 
 def config(shards: int = 2, mms: int = 1, **options: Any) -> ClusterConfig:
-    return ClusterConfig(
-        name="c",
-        data_dir=Path("nowhere"),
-        mms=tuple(
-            NodeConfig(f"mms-{i}", "127.0.0.1", 7000 + i, 7100 + i) for i in range(mms)
-        ),
-        shards=tuple(
-            ShardConfig(
-                shard,
-                tuple(
-                    NodeConfig(f"shard-{shard}-{i}", "127.0.0.1", 8000 + 2 * shard + i)
-                    for i in range(2)
-                ),
-            )
-            for shard in range(shards)
-        ),
-        **options,
-    )  # fmt: skip
+    return cluster_config(shards, mms=mms, **options)
 
 
 class FakeServer:
@@ -127,20 +95,19 @@ class FakeServer:
             self.lease = last
 
 
-class World:
+class World(ServiceWorld):
     """The service, its servers, and a consensus that commits after `delay` ns."""
 
     def __init__(self, cluster: ClusterConfig | None = None, delay: int = MS) -> None:
-        self.config = cluster or config()
-        self.now = 1000 * S
+        super().__init__(cluster or config())
         self.delay = delay
         self.consensus = ClusterState()
         self.log: list[bytes] = []
         self.proposed: list[tuple[int, bytes]] = []
         self.sent: list[tuple[bytes, Message]] = []
-        self.complaints: list[str] = []
         self.is_cut_off = False
         self.is_checked = True
+        self.may_warn = False
         #: Leases, with their past or planned starts.
         self.begun: list[tuple[int, Lease]] = []
         self.servers = [
@@ -175,26 +142,15 @@ class World:
         return self
 
     def step(self, event: Event) -> None:
-        for effect in self.service.step(event, self.now):
-            self.carry_out(effect)
+        self.carry_out("mms-0", self.service.step(event, self.now))
+        assert self.may_warn or not self.warnings, self.warnings
         if self.is_checked:
             self.service.check()
 
-    def carry_out(self, effect: Effect) -> None:
-        match effect:
-            case Propose():
-                self.proposed.append((self.now + self.delay, effect.command))
-            case Send():
-                self.deliver(effect.dst, effect.message)
-            case Broadcast():
-                for dst in effect.dsts:
-                    self.deliver(dst, effect.message)
-            case ReportBadMessage():
-                self.complaints.append(effect.reason)
-            case _:
-                raise AssertionError(effect)
+    def propose(self, _name: str, command: bytes) -> None:
+        self.proposed.append((self.now + self.delay, command))
 
-    def deliver(self, dst: bytes, message: Message) -> None:
+    def transmit(self, _src: str, dst: bytes, message: Message) -> None:
         self.sent.append((dst, message))
         for server in self.servers:
             if server.route == dst:

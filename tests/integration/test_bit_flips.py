@@ -3,7 +3,7 @@
 A real cluster writes the files; this process loads them with the code of a start. Some bytes of
 each file (all of them with a large ZIPLOG_FLIPS) have a bit flipped. Allowed results: an error that
 names the file, the state without the flip, or a reduced state that shows what is missing (a server
-without its checkpoint is in limbo). For segments see tests/unit/shard/test_segments_damage.py.
+without its checkpoint is in limbo). For segments see tests/unit/shard/test_segment_damage.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FILES = {
     r"(mms|failure-handler|fh)-\d/(journal|flushed|snapshot)": "consensus",
     r"shard-0-\d/(lock|identity\.json|started|checkpoint)": "server",
     r"shard-0-\d/segments/(flushed|.*\.(idx|rows))": "server",
-    r"shard-0-\d/segments/.*\.seg": "",  # tests/unit/shard/test_segments_damage.py
+    r"shard-0-\d/segments/.*\.seg": "",  # tests/unit/shard/test_segment_damage.py
 }
 
 

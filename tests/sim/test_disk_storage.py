@@ -22,10 +22,10 @@ import tests.unit.shard.logs
 import ziplog.segments.segment
 from shard.storage.data_directory import DataDirectory
 from shard.storage.store import FullError
-from tests.integration.shard.test_segments_cut import CHANGES, after, check_image, grown
+from tests.integration.shard.test_segment_store_cut import CHANGES, after, check_image, grown
 from tests.sim.disks import sync
 from tests.simulator.disk import Disk, installed
-from tests.unit.shard import test_segments_repair as repairs
+from tests.unit.shard import test_segment_rewrite as repairs
 from tests.unit.shard.logs import Oracle, apply, compare, compare_numbers, reopen
 from ziplog.core.node import StorageChanged
 from ziplog.errors import UnavailableError

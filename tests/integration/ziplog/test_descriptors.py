@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 import ziplog
-from tests.integration.ziplog.test_floods import GREETING
+from tests.integration.ziplog.test_receive_limits import GREETING
 from tests.waiting import wait_until
 from ziplog import policy
 from ziplog.client.client_node import ClientCore

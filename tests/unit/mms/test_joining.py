@@ -3,7 +3,15 @@
 import pytest
 
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.shapes import HANDLER, answers, change, members, recover, servers_of, state
+from tests.unit.mms.reconfiguration import (
+    HANDLER,
+    answers,
+    change,
+    members,
+    recover,
+    servers_of,
+    state,
+)
 from tests.unit.mms.world import World, config
 from ziplog.core.view import Replica, fingerprint
 from ziplog.wire import Remove, Trim, TrimReply

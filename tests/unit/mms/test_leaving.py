@@ -6,7 +6,7 @@ import msgspec
 
 from mms.reconfiguration import LEAVE_NS
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.shapes import (
+from tests.unit.mms.reconfiguration import (
     HANDLER,
     answers,
     change,

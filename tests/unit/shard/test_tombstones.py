@@ -9,7 +9,7 @@ from shard.recovery.checkpoint import Checkpoint
 from shard.replica import Replica
 from shard.state.sessions import ALL_COPIES
 from tests.checkers import decided, places
-from tests.unit.shard.leavers import (
+from tests.unit.shard.draining import (
     AGAIN,
     BACKUP,
     LEASE,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.actors import Client, Service
 from tests.checkers import places
-from tests.unit.shard.leavers import (
+from tests.unit.shard.draining import (
     AGAIN,
     BACKUP,
     BOTH,

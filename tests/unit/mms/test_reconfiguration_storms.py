@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.shapes import HANDLER, drained, is_settled, servers_of
+from tests.unit.mms.reconfiguration import HANDLER, drained, is_settled, servers_of
 from tests.unit.mms.world import World, config
 from ziplog.core.view import fingerprint
 from ziplog.wire import ChangeShard, Reinsert, Remove, ShardChanged

@@ -4,7 +4,7 @@ from mms.commands import RetireShard
 from mms.read_barriers import MAX_PENDING
 from mms.reconfiguration import FORGET_NS, MAX_CHANGES
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.shapes import (
+from tests.unit.mms.reconfiguration import (
     HANDLER,
     answers,
     change,

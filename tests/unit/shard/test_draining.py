@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.checkers import places
-from tests.unit.shard.leavers import (
+from tests.unit.shard.draining import (
     AGAIN,
     BACKUP,
     LEASE,

@@ -114,7 +114,7 @@ class LeaseProposals:
             self._weights.observe(shard, message.rate_per_s)
             self._check_weights()
         if self._stragglers.on_heartbeat(
-            shard, message.frontier, now, is_watched=message.is_watched
+            shard, message.frontier, now, has_readers=message.has_readers
         ):
             self._change_members(now)
 

@@ -142,7 +142,7 @@ def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[
     )
     found: dict[int, list[int]] = {}
     most = 0
-    for index, (_, shard, stable, is_watched) in enumerate(reports):
+    for index, (_, shard, stable, has_readers) in enumerate(reports):
         # In most cases no earlier report reaches so far, and the search is skipped.
         if shard in open_from and open_from[shard] <= most:
             held_back = (
@@ -150,7 +150,7 @@ def blockers(state: ClusterState, servers: Servers, now: int) -> dict[int, list[
                 for _, other, gsn, other_has_readers in reports[
                     max(index - _MAX_CANDIDATES, 0) : index
                 ]
-                if open_from[shard] <= gsn and (is_watched or other_has_readers)
+                if open_from[shard] <= gsn and (has_readers or other_has_readers)
             )
             if some := list(islice(held_back, _MAX_BLOCKED)):
                 found[shard] = sorted(some)
@@ -171,7 +171,7 @@ def _reporting_server(replicas: list[Server], now: int) -> Server | None:
 
 
 def _has_readers(replicas: list[Server]) -> bool:
-    return any(one.heartbeat is not None and one.heartbeat.is_watched for one in replicas)
+    return any(one.heartbeat is not None and one.heartbeat.has_readers for one in replicas)
 
 
 def _epoch(state: ClusterState, frontier: int) -> int:

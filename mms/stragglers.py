@@ -97,39 +97,39 @@ class Stragglers:
         """Store a lease's start; it replaces earlier leases with a later planned start."""
         self._leases.append((starts, lease))
 
-    def on_heartbeat(self, shard: int, frontier: int, now: int, *, is_watched: bool) -> bool:
+    def on_heartbeat(self, shard: int, frontier: int, now: int, *, has_readers: bool) -> bool:
         """Check a primary's heartbeat; return whether the shard became a straggler."""
-        if not is_watched:
+        if not has_readers:
             self.forget(shard)
-        if not is_watched or self.is_parked(shard, now):
+        if not has_readers or self.is_parked(shard, now):
             return False
-        parked, on_heartbeat = self._parked.get(shard), self._checks.get(shard)
+        parked, checks = self._parked.get(shard), self._checks.get(shard)
         if parked is not None and parked.back_at is None:
             parked.back_at = now
-        if on_heartbeat is None:
-            on_heartbeat = self._checks[shard] = _Checks(now)
-        if now - on_heartbeat.at < _MIN_INTERVAL_NS:
+        if checks is None:
+            checks = self._checks[shard] = _Checks(now)
+        if now - checks.at < _MIN_INTERVAL_NS:
             return False
-        on_heartbeat.at = now
-        self._count(shard, on_heartbeat, is_late=frontier < self._late_below(now))
-        return on_heartbeat.late_in_a_row == _MAX_LATE
+        checks.at = now
+        self._count(shard, checks, is_late=frontier < self._late_below(now))
+        return checks.late_in_a_row == _MAX_LATE
 
     def check_silent(self, members: Collection[int], now: int) -> None:
         """Count silent members as late, and forget shards that are no longer members."""
         silent = 2 * min(max(_HEARTBEAT_NS, len(members) * _S // _HEARTBEATS_PER_S), _S)
-        for shard, on_heartbeat in list(self._checks.items()):
+        for shard, checks in list(self._checks.items()):
             if shard not in members:
                 self.forget(shard)
-            elif now - on_heartbeat.at >= silent:
-                on_heartbeat.at = now
-                self._count(shard, on_heartbeat, is_late=True)
+            elif now - checks.at >= silent:
+                checks.at = now
+                self._count(shard, checks, is_late=True)
 
-    def _count(self, shard: int, on_heartbeat: _Checks, *, is_late: bool) -> None:
+    def _count(self, shard: int, checks: _Checks, *, is_late: bool) -> None:
         if is_late:
-            on_heartbeat.late_in_a_row += 1
+            checks.late_in_a_row += 1
             self._late_shards.add(shard)
         else:
-            on_heartbeat.late_in_a_row = 0
+            checks.late_in_a_row = 0
             self._late_shards.discard(shard)
 
     def _late_below(self, now: int) -> int:
@@ -182,9 +182,6 @@ class Stragglers:
     def check(self) -> None:
         """Assert the invariants."""
         assert self._late_shards == {
-            shard for shard, on_heartbeat in self._checks.items() if on_heartbeat.late_in_a_row
+            shard for shard, checks in self._checks.items() if checks.late_in_a_row
         }
-        assert all(
-            not self.is_parked(shard, on_heartbeat.at)
-            for shard, on_heartbeat in self._checks.items()
-        )
+        assert all(not self.is_parked(shard, checks.at) for shard, checks in self._checks.items())

@@ -51,7 +51,7 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     #: Its shard's state in the last placement that it received; "": it received none.
     shard_state: ShardState | Literal[""] = ""
     #: It has readers, so positions are decided at the end of every epoch.
-    is_watched: bool = False
+    has_readers: bool = False
     #: Number of positions given up since the process started because readers waited for them.
     holes: Unsigned = 0
     #: All positions that its shard will ever own are durable here, and this server knows it.

@@ -100,7 +100,7 @@ def report(world: World, shard: int, frontier: int, stable: int, *, watched: boo
     primary = world.servers[2 * shard]
     primary.frontier, primary.stable_gsn = frontier, stable
     world.run(1000)
-    heartbeat = msgspec.structs.replace(primary.heartbeat(), is_watched=watched)
+    heartbeat = msgspec.structs.replace(primary.heartbeat(), has_readers=watched)
     world.send(heartbeat, primary.route)
 
 

@@ -26,7 +26,7 @@ class Watched:
         self.stragglers = Stragglers()
         self.stragglers.on_lease(lease(epoch_ms), 0)
         self.now = 100 * self.epoch_ns
-        self.is_watched = True
+        self.has_readers = True
         self.silent: set[int] = set()
         self.apart = 250 * MS
 
@@ -49,7 +49,7 @@ class Watched:
     def check_shard(self, shard: int) -> bool:
         epoch = (self.now - self.behind[shard]) // self.epoch_ns
         frontier = 1 + epoch * SIZE
-        return self.stragglers.on_heartbeat(shard, frontier, self.now, is_watched=self.is_watched)
+        return self.stragglers.on_heartbeat(shard, frontier, self.now, has_readers=self.has_readers)
 
     def wait_for(self, shard: int) -> float:
         """Wait until the shard may come back; return how long that took, in seconds."""
@@ -135,9 +135,9 @@ def test_if_all_shards_are_late_none_is_parked() -> None:
 def test_a_shard_without_readers_is_not_parked() -> None:
     watched = Watched(0, 300 * MS, 0)
     assert watched.check_all(3) == []
-    watched.is_watched = False
+    watched.has_readers = False
     assert watched.check_all(20) == []
-    watched.is_watched = True
+    watched.has_readers = True
     assert watched.check_all(3) == []
 
 
@@ -164,7 +164,7 @@ def test_silence_is_a_late_check_every_half_second() -> None:
 
 def test_silence_of_a_shard_without_readers_does_not_count() -> None:
     watched = Watched(0, 0, 0)
-    watched.is_watched = False
+    watched.has_readers = False
     watched.check_all(4)
     watched.silent = {1}
     assert watched.check_all(40) == []
@@ -175,7 +175,7 @@ def test_many_shards_send_heartbeats_more_slowly() -> None:
     stragglers.on_lease(lease(), 0)
     members = range(4000)
     for shard in members:
-        stragglers.on_heartbeat(shard, SIZE * 10_000, S, is_watched=True)
+        stragglers.on_heartbeat(shard, SIZE * 10_000, S, has_readers=True)
     stragglers.check_silent(members, 3 * S - 1)
     stragglers.check()
     assert not any(checks.late_in_a_row for checks in stragglers._checks.values())
@@ -225,7 +225,7 @@ def test_a_lease_that_never_started_makes_no_shard_late() -> None:
         for frontier in (first.base + 3 * SIZE, third.base, third.base + 13 * SIZE):
             other = Stragglers()
             other._leases = stragglers._leases
-            other.on_heartbeat(0, frontier, at * MS, is_watched=True)
+            other.on_heartbeat(0, frontier, at * MS, has_readers=True)
             late[at, frontier] = other._checks[0].late_in_a_row
     assert list(late.values()) == [0, 0, 0, 1, 0, 0, 1, 1, 0]
 

@@ -57,7 +57,7 @@ class FakeServer:
             99, self.state, self.active, self.rate, self.frontier, 0,  # type: ignore[arg-type]
             lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim,
             self.stable_gsn, 5, self.identity, self.placed,  # type: ignore[arg-type]
-            is_watched=self.has_readers, holes=3, is_sealed=self.sealed,
+            has_readers=self.has_readers, holes=3, is_sealed=self.sealed,
             has_gap=self.has_gap, needs_from=self.needs_from,
         )  # fmt: skip
 

@@ -375,10 +375,10 @@ def test_primary_with_readers_sends_four_heartbeats_a_second() -> None:
         return len([b for b in received(world, wire.Heartbeat, "mms-0") if b.node == name]) - before
 
     assert beats(PRIMARY) in range(15, 19)
-    assert last_beat(world, PRIMARY).is_watched
+    assert last_beat(world, PRIMARY).has_readers
     assert beats(BACKUP) in range(3, 6)
     world.run(3 * S)
-    assert not last_beat(world, PRIMARY).is_watched
+    assert not last_beat(world, PRIMARY).has_readers
 
 
 def test_idle_shard_that_has_left_is_quiet() -> None:

@@ -29,10 +29,9 @@ from ziplog.wire import (
 
 if TYPE_CHECKING:
     from mms.commands import Barrier
-    from mms.failure_handlers import FailureHandlers
     from mms.leases import LeasePlan
     from mms.read_barriers import PendingRead
-    from mms.servers import Servers
+    from mms.servers import FailureHandlers, Servers
     from mms.state import ClusterState
     from ziplog.config import ClusterConfig
     from ziplog.core.node import Effect

@@ -1,23 +1,24 @@
-"""The storage servers, as their heartbeats show them: routes, states, frontiers.
+"""Storage servers and failure handlers, as their heartbeats show them: routes, states, frontiers.
 
 Rule: time only serves to guess which servers are up, never to decide the content of a position.
 Invariant: a stored frontier never decreases, because all positions below it stay stable.
 
-See docs/protocol.md, sections 3 and 5.
+See docs/protocol.md, sections 3, 5 and 11.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from ziplog.config import NodeConfig
     from ziplog.core.view import NodeState, Placement
-    from ziplog.wire import Heartbeat
+    from ziplog.wire import HandlerHeartbeat, Heartbeat
 
 #: A server is up for this time after a heartbeat, then suspect, then down.
 UP_NS: Final = 5 * NS_PER_S // 2
@@ -218,3 +219,37 @@ class Servers:
             self.silence(server, now) < SILENT_NS and not server.is_unfit(now)
             for server in self._by_shard[shard]
         )
+
+
+class FailureHandlers:
+    """All nodes of the failure handler: their last heartbeats, for the status document."""
+
+    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
+        self._nodes: Final = nodes
+        self._names: Final = {node.name for node in nodes}
+        #: By name: the last heartbeat, and when it came.
+        self._last_heartbeats: dict[str, tuple[HandlerHeartbeat, int]] = {}
+
+    def on_heartbeat(self, heartbeat: HandlerHeartbeat, now: int) -> bool:
+        """Store a heartbeat; return whether the cluster file has its node."""
+        if heartbeat.node not in self._names:
+            return False
+        self._last_heartbeats[heartbeat.node] = (heartbeat, now)
+        return True
+
+    def status(self, now: int) -> list[dict[str, Any]]:
+        """Return their part of the status document."""
+        return [self._status(node, now) for node in self._nodes]
+
+    def _status(self, node: NodeConfig, now: int) -> dict[str, Any]:
+        heartbeat, last_at = self._last_heartbeats.get(node.name, (None, now - SUSPECT_NS))
+        silence = now - last_at
+        state = "up" if silence < UP_NS else "suspect" if silence < SUSPECT_NS else "down"
+        return {
+            "name": node.name,
+            "endpoint": node.endpoint,
+            "pid": heartbeat.pid if heartbeat is not None else None,
+            "state": state,
+            "leader": heartbeat is not None and heartbeat.leader and state != "down",
+            "heartbeat_age_ms": silence // NS_PER_MS if heartbeat is not None else None,
+        }

@@ -31,13 +31,12 @@ from mms.commands import (
     decode_command,
     decode_refusal,
 )
-from mms.failure_handlers import FailureHandlers
 from mms.lease_proposals import LeaseProposals
 from mms.leases import LeasePlan
 from mms.read_barriers import MAX_PENDING
 from mms.reconfiguration import Reconfiguration
 from mms.recoveries import Recoveries
-from mms.servers import Servers
+from mms.servers import FailureHandlers, Servers
 from mms.state import ClusterState
 from ziplog.core.node import Halt, LogWarning, Send
 from ziplog.raft.service_node import ServiceNode

@@ -16,8 +16,7 @@ from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from mms.commands import RecordLoss
-    from mms.failure_handlers import FailureHandlers
-    from mms.servers import Server, Servers
+    from mms.servers import FailureHandlers, Server, Servers
     from mms.state import ClusterState
     from ziplog.config import ClusterConfig
     from ziplog.core.view import Lease, Placement

@@ -4,8 +4,8 @@ import pytest
 
 from mms.leases import HISTORY_STEP_BYTES, LeasePlan
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.test_rates import send_rate, weights, working
-from tests.unit.mms.world import World
+from tests.unit.mms.test_rates import send_rate, weights
+from tests.unit.mms.world import World, working
 from tests.world import first_lease
 from ziplog.core.view import run_of
 from ziplog.wire import Trim

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.world import FakeServer, World, config
+from tests.unit.mms.world import FakeServer, World, config, state
 from ziplog.core.view import Replica, fingerprint
 from ziplog.wire import ChangeShard, Rate, Reinsert, ShardChanged
 
@@ -23,14 +23,6 @@ def change(
 
 def answers(world: World, src: bytes = b"client") -> list[tuple[int, int, str]]:
     return [(one.request, one.shard, one.error) for one in world.answers(ShardChanged, src)]
-
-
-def members(world: World) -> list[int]:
-    return [member.shard for member in world.lease.members]
-
-
-def state(world: World, shard: int) -> str:
-    return world.service.state.placements[shard].state
 
 
 def limit(world: World, shard: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from shard.state.epoch_clock import EpochClock, LeaseConflictError
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.world import FakeServer, World, config
+from tests.unit.mms.world import FakeServer, World, working
 from ziplog.core.node import Received
 from ziplog.core.view import (
     KEPT_RUNS,
@@ -25,14 +25,6 @@ from ziplog.core.view import (
     unfold,
 )
 from ziplog.wire import LeaseAnnounced, LeaseHistory, LeaseQuery, Rate, encode
-
-
-def working(shards: int) -> World:
-    world = World(config(shards=shards)).lead().run(S)
-    for server in world.servers:
-        server.rate = 1000
-    world.set_active()
-    return world.run(3 * S)
 
 
 def announcements(world: World, since: int = 0) -> list[LeaseAnnounced]:
@@ -114,12 +106,12 @@ def test_a_server_goes_by_steps_and_halts_on_those_of_another_history() -> None:
 
 
 def test_few_members_are_announced_whole() -> None:
-    world = working(MANY_MEMBERS - 1)
+    world = working(MANY_MEMBERS - 1, rate=1000)
     assert not any(message.steps for message in announcements(world))
 
 
 def test_many_members_are_announced_as_changes() -> None:
-    world = working(MANY_MEMBERS)
+    world = working(MANY_MEMBERS, rate=1000)
     since = len(world.servers[0].announced)
     world.run(2 * S)
     messages = announcements(world, since)
@@ -130,7 +122,7 @@ def test_many_members_are_announced_as_changes() -> None:
 
 
 def test_a_change_of_weights_is_announced_in_a_few_bytes() -> None:
-    world = working(60)
+    world = working(60, rate=1000)
     since = len(world.servers[0].announced)
     primary = world.servers[10]
     primary.rate = 3000
@@ -146,7 +138,7 @@ def test_a_change_of_weights_is_announced_in_a_few_bytes() -> None:
 
 
 def test_a_lost_announcement_is_repeated() -> None:
-    world = working(20)
+    world = working(20, rate=1000)
     chance = random.Random(7)
     for turn in range(40):
         for server in world.servers:
@@ -164,7 +156,7 @@ def test_a_lost_announcement_is_repeated() -> None:
 
 
 def test_a_server_that_was_away_while_its_leases_were_trimmed_gets_whole_leases() -> None:
-    world = working(20)
+    world = working(20, rate=1000)
     away = world.servers[0]
     away.is_disconnected = True
     for turn in range(6):
@@ -184,14 +176,14 @@ def test_a_server_that_was_away_while_its_leases_were_trimmed_gets_whole_leases(
 
 
 def test_with_many_members_each_server_gets_its_own_placement() -> None:
-    world = working(20)
+    world = working(20, rate=1000)
     for server in world.servers:
         mentioned = {p.shard for message in server.announced for p in message.placements}
         assert mentioned == {server.shard}
 
 
 def test_a_lost_placement_is_announced_again_while_leases_come() -> None:
-    world = working(20)
+    world = working(20, rate=1000)
     server = world.servers[4]
     server.is_disconnected = True
     world.servers[5].state = "limbo"
@@ -211,7 +203,7 @@ def started_anew(world: World) -> FakeServer:
 
 
 def test_a_heartbeat_from_before_an_announcement_causes_no_other_one() -> None:
-    world = working(20)
+    world = working(20, rate=1000)
     server = started_anew(world)
     server.is_disconnected = True
     before = len(world.sent)
@@ -225,7 +217,7 @@ def test_a_heartbeat_from_before_an_announcement_causes_no_other_one() -> None:
 
 
 def test_a_new_server_that_missed_its_first_lease_gets_it_again_while_leases_come() -> None:
-    world = working(20)
+    world = working(20, rate=1000)
     server = started_anew(world)
     server.is_disconnected = True
     world.run(5 * S)
@@ -236,7 +228,7 @@ def test_a_new_server_that_missed_its_first_lease_gets_it_again_while_leases_com
 
 
 def test_an_announced_lease_counts_as_held_until_the_server_reports_a_gap() -> None:
-    world = working(20)
+    world = working(20, rate=1000)
     disconnected, other = world.servers[4], world.servers[5]
     disconnected.is_disconnected = True
     world.run(200 * MS)  # a lease or two that it misses
@@ -359,7 +351,7 @@ def test_readers_query_a_long_history_part_by_part(aged: World) -> None:
 
 
 def test_steps_that_would_not_fit_are_sent_as_whole_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = working(20)
+    world = working(20, rate=1000)
     away = world.servers[0]
     away.is_disconnected = True
     for turn in range(6):

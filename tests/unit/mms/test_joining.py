@@ -7,12 +7,10 @@ from tests.unit.mms.reconfiguration import (
     HANDLER,
     answers,
     change,
-    members,
     recover,
     servers_of,
-    state,
 )
-from tests.unit.mms.world import World, config
+from tests.unit.mms.world import World, config, members, state
 from ziplog.core.view import Replica, fingerprint
 from ziplog.wire import Remove, Trim, TrimReply
 

@@ -14,11 +14,9 @@ from tests.unit.mms.reconfiguration import (
     is_settled,
     left,
     limit,
-    members,
     servers_of,
-    state,
 )
-from tests.unit.mms.world import World, config
+from tests.unit.mms.world import World, config, members, state
 from ziplog.core.node import LeaderChanged
 from ziplog.core.view import Lease, fingerprint
 from ziplog.wire import Rate, Reinsert, Remove, Trim, TrimReply, Want

@@ -5,18 +5,9 @@ from itertools import pairwise
 import pytest
 
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.world import World, config
+from tests.unit.mms.world import World, working
 from ziplog.core.node import LeaderChanged, Received
 from ziplog.wire import Rate
-
-
-def working(shards: int = 3, delay: int = MS) -> World:
-    """Return a service at work: all shards are equally fast."""
-    world = World(config(shards=shards), delay).lead().run(S)
-    for server in world.servers:
-        server.rate = 10_000
-    world.set_active()
-    return world.run(3 * S)
 
 
 def send_rate(world: World, shard: int, per_s: int, **changes: int) -> None:

@@ -13,12 +13,10 @@ from tests.unit.mms.reconfiguration import (
     is_settled,
     left,
     limit,
-    members,
     recover,
     servers_of,
-    state,
 )
-from tests.unit.mms.world import World, config
+from tests.unit.mms.world import World, config, members, state
 from ziplog.core.node import Committed, LeaderChanged, Restored, Wakeup
 from ziplog.core.view import fingerprint
 from ziplog.wire import (

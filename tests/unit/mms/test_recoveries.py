@@ -7,7 +7,7 @@ import pytest
 
 from mms.commands import RecordLoss
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.world import World, config
+from tests.unit.mms.world import World, config, state
 from ziplog.core.node import LeaderChanged
 from ziplog.core.view import fingerprint
 from ziplog.wire import (
@@ -37,10 +37,6 @@ def reinsert(world: World, view: int = 2, lost_from: int = 0, **changes: Any) ->
 
 def members(world: World) -> list[tuple[int, int]]:
     return [(member.shard, member.view) for member in world.lease.members]
-
-
-def state(world: World, shard: int = 0) -> str:
-    return world.service.state.placements[shard].state
 
 
 def removed(shards: int = 2) -> World:

@@ -4,7 +4,7 @@ import pytest
 
 from mms.stragglers import Stragglers
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.world import World, config
+from tests.unit.mms.world import World, config, members
 from ziplog.core.node import LeaderChanged
 from ziplog.core.view import NO_DIGEST, Lease, Member, fingerprint
 from ziplog.wire import Reinsert, Remove
@@ -243,10 +243,6 @@ def watched_world(shards: int = 3) -> World:
 
 def states(world: World) -> dict[int, str]:
     return {shard: p.state for shard, p in world.service.state.placements.items()}
-
-
-def members(world: World) -> list[int]:
-    return [member.shard for member in world.lease.members]
 
 
 def test_prompt_shards_stay() -> None:

@@ -246,3 +246,20 @@ class World(ServiceWorld):
         self.send(StatusQuery(0, 5))
         document: dict[str, Any] = json.loads(self.answers(StatusReply)[0].document)
         return document
+
+
+def working(shards: int = 3, delay: int = MS, rate: int = 10_000) -> World:
+    """Return a service at work: all shards are equally fast."""
+    world = World(config(shards=shards), delay).lead().run(S)
+    for server in world.servers:
+        server.rate = rate
+    world.set_active()
+    return world.run(3 * S)
+
+
+def members(world: World) -> list[int]:
+    return [member.shard for member in world.lease.members]
+
+
+def state(world: World, shard: int = 0) -> str:
+    return world.service.state.placements[shard].state

@@ -110,9 +110,7 @@ class FailureHandler(ServiceNode):
         """Return this node's next wakeup."""
         if not self._connected:
             return self._now
-        if self._leadership.is_self and any(
-            recovery.is_busy for recovery in self._recoveries.values()
-        ):
+        if self._is_leader and any(recovery.is_busy for recovery in self._recoveries.values()):
             return min(self._heartbeat_due, self._tick_due)
         return self._heartbeat_due
 
@@ -129,7 +127,7 @@ class FailureHandler(ServiceNode):
     def _send_heartbeat(self) -> None:
         self._heartbeat_due = self._now + HEARTBEAT_NS
         cluster = self.cluster
-        heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._leadership.is_self)
+        heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._is_leader)
         self._effects.append(Broadcast(self._service_nodes, heartbeat))
         self._query_placements()
 
@@ -159,7 +157,7 @@ class FailureHandler(ServiceNode):
             return
         for recovery in self._recoveries.values():
             recovery.on_applied(event.command)
-        if decode_refusal(result) or not self._leadership.is_self:
+        if decode_refusal(result) or not self._is_leader:
             return
         command = decode_command(event.command)
         self._log_progress(command)
@@ -203,7 +201,7 @@ class FailureHandler(ServiceNode):
         return recovery
 
     def _advance(self, shard: int) -> None:
-        if self._leadership.is_self:
+        if self._is_leader:
             self._effects += self._recovery(shard).advance(self._now)
 
     def _advance_all(self) -> None:
@@ -222,7 +220,7 @@ class FailureHandler(ServiceNode):
             self._advance(message.shard)
 
     def _on_frozen(self, src: bytes, message: Frozen) -> None:
-        if self._leadership.is_self and message.shard in self._recoveries:
+        if self._is_leader and message.shard in self._recoveries:
             self._recovery(message.shard).on_frozen(src, message)
             self._advance(message.shard)
 
@@ -243,7 +241,7 @@ class FailureHandler(ServiceNode):
             return
         self.members.cluster = message.cluster
         self.members.on_cluster_info(message.placements, self._now)
-        for shard in self.members.placements if self._leadership.is_self else ():
+        for shard in self.members.placements if self._is_leader else ():
             self._advance(shard)
 
     def _on_removed(self, src: bytes, message: Removed) -> None:
@@ -285,7 +283,7 @@ class FailureHandler(ServiceNode):
         """Assert the invariants of this node and of its parts."""
         self.state.check()
         self.members.check()
-        assert self._leadership.is_self or not self._recoveries
+        assert self._is_leader or not self._recoveries
         for shard, recovery in self._recoveries.items():
             assert shard == recovery.shard
             recovery.check()

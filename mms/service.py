@@ -134,12 +134,12 @@ class MembershipService(ServiceNode):
     # --- events ---
 
     def _check_pause(self, now: int) -> None:
-        if self._leadership.is_self and self._leases.was_paused(now):
+        if self._is_leader and self._leases.was_paused(now):
             self.servers.forgive_silence_before(now)
 
     def next_wakeup(self) -> int | None:
         """Return this node's next wakeup; None for a follower."""
-        if not self._leadership.is_self:
+        if not self._is_leader:
             return None
         if not self.cluster:
             return self._creation.due_at
@@ -148,7 +148,7 @@ class MembershipService(ServiceNode):
         return min([due, *self._requests.next_wakeup(self._now), *changes])
 
     def _on_wakeup(self) -> None:
-        if not self._leadership.is_self:
+        if not self._is_leader:
             return
         now = self._now
         if not self.cluster:
@@ -161,8 +161,9 @@ class MembershipService(ServiceNode):
         self._effects += self._requests.propose_barrier(now)
         self._advance()
 
-    def _leads(self) -> bool:
-        return self._leadership.is_self and bool(self.cluster)
+    @property
+    def _can_lead(self) -> bool:
+        return self._is_leader and bool(self.cluster)
 
     def _on_wrong_cluster(self, src: bytes, message: Message) -> None:
         super()._on_wrong_cluster(src, message)
@@ -189,8 +190,7 @@ class MembershipService(ServiceNode):
     def _on_committed(self, event: Committed) -> None:
         trim = self.state.trim
         result = self._apply(event)
-        refusal = decode_refusal(result) if result is not None else "malformed"
-        if refusal == "malformed":
+        if result is None or (refusal := decode_refusal(result)) == "malformed":
             return
         command = decode_command(event.command)
         if refusal:
@@ -231,7 +231,7 @@ class MembershipService(ServiceNode):
                 self._effects += self._reconfiguration.on_refused(command, refusal)
 
     def _on_lease_granted(self, command: GrantLease) -> None:
-        self._leases.on_granted(command.lease, self._now, leading=self._leadership.is_self)
+        self._leases.on_granted(command.lease, self._now, leading=self._is_leader)
         if command.placements:
             self.announcements.placements_changed_at = command.lease.number
             self._on_placements()
@@ -267,7 +267,7 @@ class MembershipService(ServiceNode):
         if server is None:
             self._reject(src, message, f"shard {message.shard} has no server {message.node}")
             return
-        if not self._leadership.is_self:
+        if not self._is_leader:
             return
         if not self.cluster:
             self._creation.on_heartbeat(now)
@@ -285,7 +285,7 @@ class MembershipService(ServiceNode):
         if not self.servers.is_primary(src, message.shard, message.view):
             self._reject(src, message, f"the sender is not the primary of shard {message.shard}")
             return
-        if not self._leadership.is_self:
+        if not self._is_leader:
             return
         if not message.per_s:
             self._reconfiguration.on_drained(message.shard)
@@ -300,7 +300,7 @@ class MembershipService(ServiceNode):
         self._effects += self._requests.advance(self._now)
 
     def _announce(self) -> None:
-        if self._leadership.is_self:
+        if self._is_leader:
             self._effects += self.announcements.announce_all(self._now)
 
     def _announce_to_servers(self, shard: int) -> None:
@@ -323,7 +323,7 @@ class MembershipService(ServiceNode):
         self._on_placements()
         self._leases.on_removed(command.shard)
         self._effects += self._recoveries.on_remove_command(command, "")
-        if self._leadership.is_self:
+        if self._is_leader:
             self._announce_to_servers(command.shard)
             self._effects += self._leases.propose_at_once(self._now)
 
@@ -333,7 +333,7 @@ class MembershipService(ServiceNode):
 
     def _return_shards(self) -> None:
         """Grant a lease at once if it returns a shard and no such lease is pending."""
-        if self._leadership.is_self and self._recoveries.claim_lease(self._now):
+        if self._is_leader and self._recoveries.claim_lease(self._now):
             self._effects += self._leases.propose_at_once(self._now)
 
     # --- operators and clients ---
@@ -345,7 +345,7 @@ class MembershipService(ServiceNode):
     def _on_shard_changed(self, command: AnyChange) -> None:
         self._on_placements()
         shard = self._reconfiguration.on_applied(command)
-        if self._leadership.is_self and self.state.last is not None:
+        if self._is_leader and self.state.last is not None:
             self._announce_to_servers(shard)
 
     def _advance(self) -> None:
@@ -355,7 +355,7 @@ class MembershipService(ServiceNode):
 
     def _advance_changes(self) -> None:
         """Take the next steps for shards that join, leave and are finalized."""
-        if not self._leadership.is_self:
+        if not self._is_leader:
             return
         self._effects += self._reconfiguration.advance(self._now)
         if self._reconfiguration.claim_lease(self._now):
@@ -380,4 +380,4 @@ class MembershipService(ServiceNode):
         assert {server.shard for server in self.servers} >= set(self.state.placements)
         waiting = len(self._requests)
         assert waiting <= MAX_PENDING
-        assert self._leadership.is_self or not waiting
+        assert self._is_leader or not waiting

@@ -105,13 +105,17 @@ class ServiceNode(ABC):
         effects, self._effects = self._effects, []
         return effects
 
+    @property
+    def _is_leader(self) -> bool:
+        return self._leadership.is_self
+
     def _on_received(self, src: bytes, message: Message) -> None:
         handler, cluster = self._handlers.get(type(message)), self.cluster
         if handler is None:
             self._reject(src, message, f"{self.service} does not accept this message")
         elif cluster and message.cluster not in {0, cluster}:
             self._on_wrong_cluster(src, message)
-        elif type(message) in self.for_leader and not self._leads():
+        elif type(message) in self.for_leader and not self._can_lead:
             self._redirect(src, getattr(message, "request", 0))
         else:
             handler(src, message)
@@ -148,9 +152,10 @@ class ServiceNode(ABC):
 
     # --- what a service adds ---
 
-    def _leads(self) -> bool:
+    @property
+    def _can_lead(self) -> bool:
         """Whether this node handles the messages for the leader."""
-        return self._leadership.is_self
+        return self._is_leader
 
     @property
     @abstractmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import select
 import socket
 import struct
 import threading
@@ -18,15 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
 
 import msgspec
 import pytest
-import zmq
 
 import ziplog
+from tests.raw_peer import RawPeer, framed
 from tests.waiting import wait_until
 from ziplog import wire
 from ziplog.core.entries import Body, encode_body
 from ziplog.core.fields import MAX_FRAME
 from ziplog.core.message import Message
 from ziplog.local import Cluster
+from ziplog.runtime.connection import GREETING, pack_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +43,6 @@ WRONG_SHARD: Final = b"stranger" * 2
 _Kind = TypeVar("_Kind", bound=Message)
 #: What witnesses insert.
 PAYLOADS: Final = {b"start", b"witness", b"end"}
-GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 
 
 @pytest.fixture(scope="module")
@@ -123,34 +124,27 @@ class Witness:
             self._reader.close()
 
 
-class Stranger:
-    """A peer that speaks ZMTP, and possibly the protocol."""
+class Stranger(RawPeer):
+    """A peer that sends frames to a node, and possibly messages."""
 
     def __init__(self, node: NodeConfig) -> None:
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 5000)
-        self.socket.setsockopt(zmq.SNDTIMEO, 5000)
-        self.socket.connect(f"tcp://{node.endpoint}")
+        super().__init__(node.port)
+        # A node that is busy with other tests may take longer to read.
+        self.socket.settimeout(DEADLINE_S)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-        self._context.term()
-
-    def send(self, message: Message | bytes) -> None:
-        frame = message if isinstance(message, bytes) else wire.encode(message)
-        self.socket.send(frame)
+    def send_message(self, message: Message | bytes) -> None:
+        self.send_frame(message if isinstance(message, bytes) else wire.encode(message))
 
     def ask(self, message: Message, kind: type[_Kind]) -> _Kind:
-        """Send a message until an answer of this kind comes."""
+        """Send a message, and again until an answer of this kind comes."""
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end:
-            self.send(message)
-            if self.socket.poll(500):
-                answer = wire.decode(self.socket.recv())
+            self.send_message(message)
+            if select.select([self.socket], [], [], 0.5)[0]:
+                answer = wire.decode(self.receive_frame())
                 if isinstance(answer, kind):
                     return answer
         raise AssertionError(f"no {kind.__name__} within {DEADLINE_S} s")
@@ -194,12 +188,7 @@ def send_until_logged(
 # --- bytes -----------------------------------------------------------------------------------
 
 
-def zmtp(mechanism: bytes, rest: bytes) -> bytes:
-    return GREETING + mechanism.ljust(20, b"\0") + b"\0" * 32 + rest
-
-
 NOISE: Final = random.Random(7).randbytes(100_000)
-READY: Final = b"\x04\x29\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
 BYTES: Final = [
     b"\n",
     NOISE,
@@ -207,15 +196,16 @@ BYTES: Final = [
     b"\0" * 1000,
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + NOISE[:500],
+    b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48),
+    GREETING[:-1],
+    GREETING[:-1] + b"\1",
     GREETING,
-    zmtp(b"NULL", NOISE),
-    zmtp(b"CURVE", NOISE),
-    zmtp(b"PLAIN", b"\x04\x05HELLO"),
-    zmtp(b"NULL", READY + b"\x02" + struct.pack(">Q", 2**63 - 1) + NOISE),
-    zmtp(b"NULL", READY + b"\x02" + struct.pack(">Q", 2**32) + NOISE),
-    zmtp(b"NULL", READY.replace(b"DEALER", b"ROUTER") + b"\x01\x01a\x00\x01b"),
-    zmtp(b"NULL", READY + b"\x04\x05\x04PING" + b"\x04\xff" * 50),
-    b"\x01\x00" + NOISE[:100],
+    GREETING + NOISE,
+    GREETING + pack_length(2**32 - 1) + NOISE,
+    GREETING + pack_length(MAX_FRAME + 1) + NOISE,
+    GREETING + pack_length(MAX_FRAME) + NOISE,
+    GREETING + pack_length(0) * 20_000,
+    GREETING + framed(NOISE) * 50,
 ]
 
 
@@ -248,26 +238,16 @@ def test_random_bytes_at_every_port(cluster: Cluster) -> None:
             pour(port, data)
 
 
-def greeted(port: int) -> socket.socket:
-    """Return a connection that has shaken hands."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=5)
-    connection.sendall(zmtp(b"NULL", READY))
-    answer = b""
-    while b"READY" not in answer:
-        answer += connection.recv(4096)
-    return connection
-
-
 def test_a_disconnect_during_a_flood_affects_no_other_client(cluster: Cluster) -> None:
-    flood = b"\0\1x" * 2000 + b"\x04\x07\x04PING\0\0" * 10
+    flood = framed(b"x") * 2000 + framed(NOISE)[:-1]
     with Witness(cluster):
         for node in cluster.config.nodes * 5:
-            with greeted(node.port) as stranger:
-                stranger.sendall(flood)
-                # The thread that answers a later greeting has read the flood before it.
-                greeted(node.port).close()
-                # A reset: bytes in flight are lost.
-                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with RawPeer(node.port) as stranger:
+                stranger.send(flood)
+                # The process that answers a later greeting has read a part of the flood.
+                with RawPeer(node.port) as later:
+                    assert later.is_greeted()
+                stranger.reset()
 
 
 @pytest.mark.parametrize("claim", [False, True])
@@ -379,9 +359,7 @@ def test_frames_that_are_not_messages(cluster: Cluster, number: int) -> None:
         for node in cluster.config.nodes:
             with Stranger(node) as stranger:
                 for frame in frames:
-                    stranger.send(frame)
-                stranger.socket.send_multipart([b"a", b"b", b"c"])
-                stranger.socket.send_multipart([b"", good])
+                    stranger.send_message(frame)
                 # Still answered over the same connection.
                 if node in servers(cluster):
                     shard = cluster.config.shard_of(node.name)[0].id
@@ -390,9 +368,17 @@ def test_frames_that_are_not_messages(cluster: Cluster, number: int) -> None:
                     greet(stranger, node, cluster, number)
             with Stranger(node) as stranger:
                 # Longer than any frame may be: that connection is cut.
-                stranger.send(bytes(MAX_FRAME + 4096))
-                if node.name in {"mms-0", "shard-0-0"}:
-                    send_until_logged(cluster, node, lambda: stranger.send(b""), "frame dropped")
+                with contextlib.suppress(ConnectionError):
+                    stranger.send_frame(bytes(MAX_FRAME + 4096))
+                wait_until(stranger.is_closed, f"{node.name} ends the connection")
+            if node.name in {"mms-0", "shard-0-0"}:
+                with Stranger(node) as stranger:
+                    send_until_logged(
+                        cluster,
+                        node,
+                        lambda: stranger.send_frame(b""),
+                        "frame dropped",
+                    )
 
 
 def test_messages_of_another_cluster_shard_or_view_are_refused(
@@ -504,9 +490,9 @@ def test_every_kind_of_message_with_every_extreme_value(cluster: Cluster, number
                     for view in (1, 7):
                         if kind not in TRUSTED:
                             for frame in extremes(kind, number, shard, view):
-                                stranger.send(frame)
+                                stranger.send_message(frame)
                     for frame in extremes(kind, number ^ 1, shard, 1):
-                        stranger.send(frame)
+                        stranger.send_message(frame)
                 # After all of it, on the same connection.
                 if is_server:
                     stranger.ask(wire.Read(number, shard, 1, 1, 1), wire.ReadReply)
@@ -518,11 +504,11 @@ def test_leases_and_halt_orders_of_a_stranger_are_ignored(cluster: Cluster, numb
     for node in cluster.config.shards[0].replicas:
         with Witness(cluster), Stranger(node) as stranger:
             for of in (number, number ^ 1):
-                stranger.send(wire.LeaseHistory(of, 1, [], [], LARGEST))
+                stranger.send_message(wire.LeaseHistory(of, 1, [], [], LARGEST))
                 send_until_logged(
                     cluster,
                     node,
-                    lambda: stranger.send(wire.LeaseAnnounced(of, [], 0, [], LARGEST)),  # noqa: B023
+                    lambda: stranger.send_message(wire.LeaseAnnounced(of, [], 0, [], LARGEST)),  # noqa: B023
                     "LeaseAnnounced",
                 )
 
@@ -550,13 +536,14 @@ def test_a_subscriber_that_never_reads_and_one_that_floods_credit(
         log.insert_many([bytes(100_000)] * 100)
         node = cluster.config.shards[0].replicas[0]
         with Stranger(node) as silent, Stranger(node) as greedy:
-            silent.socket.setsockopt(zmq.RCVHWM, 1)
             for subscription in range(1, 20):
-                silent.send(
+                silent.send_message(
                     wire.Subscribe(number, 0, 1, WRONG_SHARD, subscription, start.gsn, LARGEST)
                 )
             for credit in range(3000):
-                greedy.send(wire.Credit(number, 0, 1, WRONG_SHARD, credit % 40, LARGEST - credit))
+                greedy.send_message(
+                    wire.Credit(number, 0, 1, WRONG_SHARD, credit % 40, LARGEST - credit)
+                )
             # On a busy machine the shard may look late, and be parked for a while.
             log.insert_many([bytes(100_000)] * 100, timeout=60)
             with cluster.connect() as reader:

@@ -227,6 +227,9 @@ class SimTransport:
         """Return the next frame and its source; None if there is none."""
         return self._inbox.popleft() if self._inbox else None
 
+    def poll(self) -> None:
+        """Do nothing: `receive` returns every frame that has arrived."""
+
     @property
     def is_waiting(self) -> bool:
         """Whether frames wait."""

@@ -97,7 +97,7 @@ CLOCKS = {
     "ziplog/deploy/new_shard.py": {"monotonic"},
     "ziplog/local.py": {"monotonic"},
     "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns"},
-    "ziplog/runtime/receive_limits.py": {"monotonic_ns", "thread_time_ns"},
+    "ziplog/runtime/resolver.py": {"monotonic_ns"},
     "ziplog/raft/connections.py": {"monotonic"},
     "ziplog/raft/raft_node.py": {"monotonic"},  # the clock of PySyncObj's timers
     "ziplog/segments/directory.py": {"time_ns"},
@@ -226,11 +226,6 @@ def test_nothing_can_run_code_that_a_peer_sent() -> None:
 def test_only_the_adapter_knows_the_consensus_library() -> None:
     users = {name_of(path) for path in SOURCES if "pysyncobj" in imported(parse(path))}
     assert all(user.startswith("ziplog/raft/") for user in users), users
-
-
-def test_only_the_runtime_knows_the_socket_library() -> None:
-    users = {name_of(path) for path in SOURCES if "zmq" in imported(parse(path))}
-    assert all(user.startswith("ziplog/runtime/") for user in users), users
 
 
 def test_a_blocking_program_does_not_load_asyncio() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import heapq
 import os
 import resource
 import socket
@@ -23,6 +24,9 @@ from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Iterable
+
+    from ziplog.runtime.connection import Connection
 
 #: Upper bound of the limit that this process requests; some systems allow 1,000 times as many.
 _MAX_USEFUL: Final = 1_048_576
@@ -31,8 +35,6 @@ _MIN_COMFORTABLE: Final = 1024
 #: The reserve: an eighth of the limit stays free, but at most `_MAX_FREE` descriptors.
 _FREE_PART: Final = 8
 _MAX_FREE: Final = 64
-#: Minimum size of a peer's greeting, in bytes.
-_GREETING_BYTES: Final = 64
 #: Time for which the port does not answer after connections were closed for lack of descriptors.
 _PAUSE_NS: Final = NS_PER_S
 #: IP type of service of the connections that nodes open: low-latency data (AF21, RFC 4594).
@@ -85,8 +87,6 @@ def descriptor_limit() -> int:
 def require(count: int, what: str) -> None:
     """Check that this process can open `count` more descriptors now.
 
-    libzmq ends the process if it lacks a descriptor during its own start.
-
     Raises:
         UnavailableError: the system refuses some of them; `what` names the purpose.
 
@@ -134,45 +134,35 @@ class Reserve:
 
     #: Number of connections selected so far.
     shed: int
+    #: Number of checks so far. A connection's `last_active` is this number at its last input.
+    checks: int
 
     def __init__(self) -> None:
         """Start without connections."""
-        self.shed = 0
+        self.shed = self.checks = 0
         #: Loaded now: importing a module needs a descriptor.
         self._log: Final = _log()
-        self._number = 0
         self._warn_at = 0
-        #: By connection: the bytes received, and the number of the check at which they had grown.
-        self._activity: dict[int, tuple[int, int]] = {}
-        self._connections: list[tuple[int, int, int]] = []
 
-    def observe(self, fd: int, cookie: int, received: int) -> None:
-        """Record a connection to the port, and the number of bytes received from it so far."""
-        before, number = self._activity.get(cookie, (-1, 0))
-        if received != before:
-            number = self._number
-            self._activity[cookie] = received, number
-        self._connections.append((number if received >= _GREETING_BYTES else -1, fd, cookie))
+    def choose(self, connections: Iterable[Connection], used: int, now: int) -> list[Connection]:
+        """Return the connections to close so that enough descriptors are free.
 
-    def choose(self, used: int, now: int) -> list[int]:
-        """Return the observed connections to close so that enough descriptors are free.
+        First those without a greeting, unless they are new, then those that are silent longest.
 
         Args:
+            connections: the connections that peers opened.
             used: number of open descriptors of the process.
             now: monotonic nanoseconds.
 
         """
-        self._number += 1
-        connections, self._connections = self._connections, []
-        if len(self._activity) > len(connections):
-            self._activity = {cookie: self._activity[cookie] for _, _, cookie in connections}
+        self.checks += 1
         limit = descriptor_limit()
         excess = used - (limit - min(limit // _FREE_PART, _MAX_FREE))
         if excess <= 0:
             return []
-        chosen = [fd for _, fd, _ in sorted(connections)[:excess]]
+        chosen = heapq.nsmallest(excess, connections, key=self._rank)
         self.shed += len(chosen)
-        if now >= self._warn_at:
+        if chosen and now >= self._warn_at:
             self._warn_at = now + _WARNING_NS
             self._log.warning(
                 "too many connections: closing idle ones",
@@ -183,12 +173,17 @@ class Reserve:
             )
         return chosen
 
+    def _rank(self, connection: Connection) -> int:
+        """Return the order in which connections are closed: the lowest first."""
+        is_new = connection.last_active >= self.checks - 1
+        return connection.last_active if connection.is_greeted or is_new else -1
+
 
 class AcceptPause:
     """Makes a listening socket ignore new connections of clients for a second. For one thread.
 
     The kernel drops the packets, so the clients try again after a second or more. If they waited in
-    the queue instead, while the process lacks descriptors, they would keep libzmq's thread busy.
+    the queue instead, the process would spend its time on them while it lacks descriptors.
     Connections of nodes are accepted: a recovery must not wait for idle clients. The kernel
     recognizes nodes by `NODE_TOS`; on a network that changes it, they wait as clients do.
     """

@@ -201,6 +201,7 @@ class Driver:
 
     def _read_ahead(self) -> None:
         """Read all waiting frames into the inbox; step `Pressed` when `is_unread` changes."""
+        self._transport.poll()
         self._inbox.fill()
         if self._inbox.is_unread is not self._is_unread:
             self._is_unread = self._inbox.is_unread

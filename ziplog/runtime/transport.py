@@ -1,13 +1,12 @@
-"""The transport: one ZeroMQ ROUTER socket per process, for all frames in both directions.
+"""The transport: one stream connection per peer, for all frames in both directions.
 
-Sending never blocks: a frame that cannot be queued at once is dropped and counted; the protocols
-repeat what matters. A message has two parts, route and frame; anything else is garbage.
+Sending never blocks: a frame that cannot be queued is dropped and counted; the protocols repeat
+what matters. The transport reads a connection only when the process takes frames, so TCP holds back
+a peer that sends too much. While frames of one read wait, sent frames are gathered: each connection
+gets one system call for all of them.
 
 Invariant: `src` is a connected peer's name only if the frame arrived over our own connection to it.
-An inbound peer may choose its ROUTER identity, and libzmq aborts the process if an outbound
-connection gets an identity that is in use. So outbound connections get random routes, and inbound
-ones are accepted only with a route that libzmq generated.
-libzmq must never stop reading a connection, nor send ZMTP heartbeats: see `receive_limits`.
+Peers that connect get routes, which begin with a zero byte; names do not.
 (docs/protocol.md, section 4: rules of every server.)
 """
 
@@ -17,67 +16,51 @@ import contextlib
 import errno
 import os
 import select
+import socket
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from operator import attrgetter
+from typing import Final
 
-import zmq
-
-from ziplog.core.fields import MAX_FRAME
-from ziplog.core.units import NS_PER_MS
-from ziplog.errors import ClosedError, ConfigError, UnavailableError
+from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.errors import ClosedError, ConfigError, ProtocolError
+from ziplog.runtime.clock import now_ns
+from ziplog.runtime.connection import (
+    LENGTH_BYTES,
+    Connection,
+    pack_length,
+    unpack_length,
+)
 from ziplog.runtime.descriptors import NODE_TOS, require, shortage_error
-from ziplog.runtime.receive_limits import Peer, ReceiveLimiter
-from ziplog.segments.entry import SCARCE
+from ziplog.runtime.listener import Listener, open_socket, parse_endpoint
+from ziplog.runtime.resolver import Resolver
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-#: Frames queued for one peer; the protocols limit their bytes (credit, windows).
-_SEND_QUEUE: Final = 10_000
-#: No limit: a connection that libzmq stops reading can end the process. See `receive_limits`.
-_RECEIVE_QUEUE: Final = 0
-_LINGER_MS: Final = 100
-_RECONNECT_MS: Final = 20
-_RECONNECT_MAX_MS: Final = 500
+#: The buffer that every connection is read into, and the reads of one connection in a row.
+_READ_BYTES: Final = 256 * 1024
+_MAX_READS: Final = 4
+#: Frames up to this size are sent with one copy; longer ones are queued without.
+_COPY_BYTES: Final = 64 * 1024
+#: Memory of all incomplete frames together. Above it, the largest are dropped.
+_MAX_HELD_BYTES: Final = 128 * 1024 * 1024
+#: Output of all connections together. Above it, connections with more than `_COPY_BYTES` get none.
+_MAX_QUEUED_BYTES: Final = 256 * 1024 * 1024
+_LINGER_NS: Final = 100 * NS_PER_MS
+_RETRY_NS: Final = 20 * NS_PER_MS
+_MAX_RETRY_NS: Final = 500 * NS_PER_MS
 #: An attempt that the peer does not answer ends then; the kernel alone would try ever more rarely.
-_CONNECT_TIMEOUT_MS: Final = 1_500
-#: TCP keepalive for silent peers; a peer that acknowledges no data is disconnected.
-_SILENT_S: Final = 1
-_ASK_EVERY_S: Final = 1
-_ASK_TIMES: Final = 3
-_TAKES_NOTHING_MS: Final = 3_000
-#: Number of frames in a row after which `receive` calls `ready` before it tries to read.
-_ASK_FIRST: Final = 2
-#: Frames between checks of the receive limits, besides those in `wait`: a busy process never waits.
-_CHECK_EVERY_FRAMES: Final = 256
-#: On the wire, a frame of up to this size has a short header.
-_SMALL_FRAME: Final = 255
-_SMALL_HEAD: Final = 2
-_HEAD: Final = 9
-#: Maximum number of garbage messages that one `receive` skips.
-_GARBAGE_LIMIT: Final = 64
-#: `select` supports file descriptors below this number only.
-_SELECT_LIMIT: Final = 1024
-#: Waits up to this are timed in microseconds, longer ones in milliseconds (rounded up).
-_EXACT_WAIT_NS: Final = 10_000_000
-_MAX_WAIT_NS: Final = 3_600_000_000_000
-_MAX_PORT: Final = 65_535
-
+_CONNECT_TIMEOUT_NS: Final = 1_500 * NS_PER_MS
+_MAX_WAIT_S: Final = 3600.0
 #: Descriptors that a transport needs for itself and for its first connections.
 _OWN_DESCRIPTORS: Final = 16
 _WHAT: Final = "cannot open a connection to the log"
-
-_NOBLOCK: Final = int(zmq.NOBLOCK)
-_NOBLOCK_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-_POLLIN: Final = int(zmq.POLLIN)
 
 
 class Transport:
     """Sends and receives frames. For one thread at a time; `wake` may be called from any."""
 
-    #: Number of frames not sent: there is no such peer, or its queue is full.
+    #: Number of frames not sent: there is no such peer, its queue is full, or its connection ended.
     dropped: int
-    #: Number of messages received that were not a valid frame.
+    #: Number of connections closed because the peer did not speak the protocol.
     garbage: int
 
     def __init__(self, bind: str | None = None) -> None:
@@ -88,64 +71,45 @@ class Transport:
             ConfigError: `bind` is not an address of this machine.
 
         """
+        require(_OWN_DESCRIPTORS, _WHAT)
         self.dropped = self.garbage = 0
         self._closed = False
-        self._context, self._socket = _open()
-        try:
-            if bind is not None:
-                self._socket.set(zmq.TOS, NODE_TOS)
-            self._endpoint = None if bind is None else _bind(self._socket, bind)
-            self._open_wake()
-        except BaseException as error:
-            self._socket.close(0)
-            self._context.term()
-            if isinstance(error, OSError):
+        self._listener: Listener | None = None
+        with contextlib.ExitStack() as opened:
+            try:
+                self._epoll = opened.enter_context(contextlib.closing(select.epoll()))
+                self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+                opened.callback(os.close, self._wake_read)
+                opened.callback(os.close, self._wake_write)
+                self._epoll.register(self._wake_read, select.EPOLLIN)
+                if bind is not None:
+                    self._listener = Listener(bind, self._epoll)
+                    opened.callback(self._listener.close)
+            except OSError as error:
                 raise shortage_error(_WHAT, error) from error
-            raise
-        self._secret = b"\x01" + os.urandom(8)
-        self._connections = 0
-        self._endpoints: dict[bytes, str] = {}
-        self._routes: dict[bytes, bytes] = {}
-        #: By route.
-        self._peers: dict[bytes, Peer] = {}
-        self._limiter = None if self._endpoint is None else ReceiveLimiter(_port(self._endpoint))
-        self._closed_peers: list[Peer] = []
-        # Bound methods below pyzmq's own Python layer, which costs 1-2 us per call.
-        backend: Any = super(zmq.Socket, self._socket)
-        self._send: Callable[[bytes, int], object] = backend.send
-        self._recv: Callable[[int], bytes] = backend.recv
-        self._recv_frame: Callable[[int, bool], zmq.Frame] = backend.recv
-        self._get: Callable[[int], int] = backend.get
-        self._taken = 0
-        self._is_quiet = False
-        # Without this, garbage collection of an unclosed transport would block for ever: pyzmq
-        # terminates a context without its sockets there, and libzmq waits for the sockets.
-        self._end: Final = weakref.finalize(
-            self,
-            _release,
-            self._context,
-            self._socket,
-            self._epoll,
-            self._wake_read,
-            self._wake_write,
-        )
-        self._end.atexit = False
-
-    def _open_wake(self) -> None:
+            resources = opened.pop_all()
         self._is_woken = False
-        self._epoll = select.epoll()
-        try:
-            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            self._epoll.close()
-            raise
-        queue = self._socket.get(zmq.FD)
-        assert isinstance(queue, int)
-        self._fds = (queue, self._wake_read)
-        self._poll = select.poll()
-        for fd in self._fds:
-            self._epoll.register(fd, select.EPOLLIN)
-            self._poll.register(fd, select.POLLIN)
+        self._resolver: Final = Resolver()
+        #: By name or route: every connection, also those that are closed until the next attempt.
+        self._connections: Final[dict[bytes, Connection]] = {}
+        #: By descriptor: those that are open, established or not.
+        self._open: Final[dict[int, Connection]] = {}
+        self._end: Final = weakref.finalize(self, _release, resources, self._open)
+        self._end.atexit = False
+        #: Connections of this process that are not established: the time to try, or to give up.
+        self._attempts: Final[dict[Connection, int]] = {}
+        self._routes = 0
+        #: Connections with unread input, as of the last poll.
+        self._readable: Final[deque[Connection]] = deque()
+        #: Frames of the last read, and their source.
+        self._frames: Final[deque[bytes]] = deque()
+        self._source = b""
+        self._buffer: Final = bytearray(_READ_BYTES)
+        self._view: Final = memoryview(self._buffer)
+        #: Connections with frames to send once the frames of the last read were taken.
+        self._gathering: Final[list[Connection]] = []
+        self._held_bytes = self._queued_bytes = 0
+        self._checks = 0
 
     @property
     def is_closed(self) -> bool:
@@ -155,17 +119,14 @@ class Transport:
     @property
     def endpoint(self) -> str | None:
         """The endpoint where it listens, "host:port" with the actual port; None if it does not."""
-        return self._endpoint
-
-    @property
-    def cut(self) -> int:
-        """Number of inbound connections that were closed for exceeding the receive limits."""
-        return 0 if self._limiter is None else self._limiter.cut
+        return None if self._listener is None else self._listener.endpoint
 
     @property
     def wake_fd(self) -> int:
         """For `signal.set_wakeup_fd`: a byte written here ends `wait`."""
         return self._wake_write
+
+    # --- connections of this process ---
 
     def connect(self, name: bytes, endpoint: str) -> None:
         """Connect `name` to the peer that listens at `endpoint` ("host:port"), until `disconnect`.
@@ -179,260 +140,347 @@ class Transport:
         """
         if not name or name[0] == 0:
             raise ConfigError("name", name, "non-empty, with a first byte other than 0")
-        if self._endpoints.get(name) == endpoint:
+        known = self._connections.get(name)
+        if known is not None and known.endpoint == endpoint:
             return
-        _check("endpoint", endpoint)
+        parse_endpoint("endpoint", endpoint)
         self.disconnect(name)
-        self._connect(name, endpoint)
-
-    def _connect(self, name: bytes, endpoint: str) -> None:
-        # A route serves one connection: frames over an earlier one no longer have a name.
-        self._connections += 1
-        route = self._secret + self._connections.to_bytes(8, "big")
-        self._socket.set(zmq.CONNECT_ROUTING_ID, route)
-        try:
-            self._socket.connect(f"tcp://{endpoint}")
-        except zmq.ZMQError as error:
-            raise ConfigError("endpoint", endpoint, f"'host:port' ({error.strerror})") from error
-        self._endpoints[name] = endpoint
-        self._routes[name] = route
-        self._peers[route] = Peer(name)
-        self._is_quiet = False
+        connection = self._connections[name] = Connection(name, endpoint)
+        self._try(connection)
 
     def disconnect(self, name: bytes) -> None:
         """Disconnect `name`; frames to it are dropped from now on. Idempotent."""
-        endpoint = self._endpoints.pop(name, None)
-        if endpoint is None:
+        connection = self._connections.pop(name, None)
+        if connection is None:
             return
-        del self._peers[self._routes.pop(name)]
-        self._socket.disconnect(f"tcp://{endpoint}")
-        # libzmq has closed every connection to this endpoint.
-        for other in [key for key, value in self._endpoints.items() if value == endpoint]:
-            del self._peers[self._routes.pop(other)]
-            self._connect(other, endpoint)
+        if connection.fd >= 0 and connection not in self._attempts:
+            with contextlib.suppress(OSError):
+                connection.flush()
+        self._attempts.pop(connection, None)
+        self._close(connection)
+        self._queued_bytes -= connection.queued_bytes
+        connection.drop_output()
+        if self._source == name:
+            self._frames.clear()
+
+    def _try(self, connection: Connection) -> None:
+        """Start an attempt to connect, or a lookup of the host, or wait to try again."""
+        assert connection.endpoint is not None
+        host, port = parse_endpoint("endpoint", connection.endpoint)
+        address = self._resolver.address_of(host)
+        now = now_ns()
+        if address is None:
+            self._attempts[connection] = now + self._next_retry(connection)
+            return
+        try:
+            opened = open_socket()
+        except OSError:  # No descriptor is left.
+            self._attempts[connection] = now + self._next_retry(connection)
+            return
+        if self._listener is not None:
+            opened.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, NODE_TOS)
+        connection.open(opened, select.EPOLLOUT, self._epoll)
+        self._open[connection.fd] = connection
+        self._attempts[connection] = now + _CONNECT_TIMEOUT_NS
+        error = opened.connect_ex((address, port))
+        if error not in {0, errno.EINPROGRESS}:
+            self._lose(connection)
+        elif connection.is_connected():  # On one machine, mostly at once.
+            self._establish(connection)
+
+    def _next_retry(self, connection: Connection) -> int:
+        retry = min(max(2 * connection.retry_ns, _RETRY_NS), _MAX_RETRY_NS)
+        connection.retry_ns = retry
+        return retry
+
+    def _try_again(self, now: int) -> None:
+        for connection in [one for one, due in self._attempts.items() if due <= now]:
+            if connection.fd >= 0:
+                self._lose(connection)
+            else:
+                self._try(connection)
+
+    def _establish(self, connection: Connection) -> None:
+        """Use a connection that is established now."""
+        del self._attempts[connection]
+        connection.retry_ns = 0
+        self._start(connection)
+
+    def _start(self, connection: Connection) -> None:
+        """Send the greeting, and the frames that wait."""
+        connection.last_active = self._checks
+        connection.greet()
+        self._queued_bytes += connection.queued_bytes
+        self._flush(connection)
+
+    def _lose(self, connection: Connection) -> None:
+        """Close a connection that ended, or could not be established; try again later."""
+        is_attempt = connection in self._attempts
+        self._close(connection)
+        if connection.endpoint is None:
+            del self._connections[connection.name]
+        else:
+            self._attempts[connection] = now_ns() + self._next_retry(connection)
+        if not is_attempt:
+            self._queued_bytes -= connection.queued_bytes
+            self.dropped += connection.drop_output()
+
+    def _close(self, connection: Connection) -> None:
+        if connection.fd >= 0:
+            del self._open[connection.fd]
+            self._held_bytes -= connection.held_bytes
+            connection.close()
+
+    # --- connections of peers ---
+
+    def _accept(self, listener: Listener) -> None:
+        for accepted in listener.accept():
+            self._routes += 1
+            route = b"\0" + self._routes.to_bytes(8, "big")
+            connection = self._connections[route] = Connection(route)
+            connection.open(accepted, select.EPOLLIN, self._epoll)
+            self._open[connection.fd] = connection
+            self._start(connection)
+
+    def _check_descriptors(self, listener: Listener, now: int) -> None:
+        peers = [one for one in self._connections.values() if one.endpoint is None]
+        for connection in listener.check(peers, now):
+            self._lose(connection)
+        self._checks = listener.checks
+
+    # --- frames ---
 
     def send(self, dst: bytes, frame: bytes) -> bool:
-        """Queue a frame for a connected name, or for a route that `receive` returned.
+        """Send a frame to a connected name, or along a route that `receive` returned.
 
         Returns False, and counts, if the frame was dropped: there is no such peer, or its queue is
         full.
         """
+        connection = self._connections.get(dst)
+        if connection is None:
+            return self._drop()
+        if self._frames or connection.queued_bytes or connection in self._attempts:
+            return self._queue(connection, frame)
+        size = len(frame)
+        if size > _COPY_BYTES:
+            return self._queue(connection, frame) and self._flush(connection)
         try:
-            self._is_quiet = False
-            self._send(self._routes.get(dst, dst), _NOBLOCK_MORE)
-            self._send(frame, _NOBLOCK)
-        except zmq.ZMQError as error:
-            if self._closed:
-                raise ClosedError("this transport") from None
-            if error.errno not in {errno.EAGAIN, errno.EHOSTUNREACH}:
-                raise
-            self.dropped += 1
-            return False
+            written = connection.write(pack_length(size) + frame)
+        except BlockingIOError:
+            written = 0
+        except OSError:
+            self._lose(connection)
+            return self._drop()
+        if written < LENGTH_BYTES + size:
+            connection.queue_rest(memoryview(pack_length(size) + frame)[written:])
+            self._queued_bytes += connection.queued_bytes
+            connection.watch(self._epoll)
         return True
 
-    def receive(self) -> tuple[bytes, bytes] | None:
-        """Return the next received frame: (name or route of its sender, frame). Never blocks."""
-        for _ in range(_GARBAGE_LIMIT):
-            # A failed read costs 4 us, a call of `ready` 2 us. A single frame is mostly the last
-            # one; after a few there are usually more.
-            if 0 < self._taken <= _ASK_FIRST and not self.ready():
-                break
-            try:
-                route = self._recv(_NOBLOCK)
-            except zmq.Again:
-                break
-            except zmq.ZMQError:
-                if self._closed:
-                    raise ClosedError("this transport") from None
-                raise
-            peer = self._peers.get(route)
-            if peer is None:
-                frame, peer = self._receive_first(route)
-            else:
-                frame = self._recv(_NOBLOCK)
-            self._taken += 1
-            if not self._taken % _CHECK_EVERY_FRAMES:
-                self._enforce_limits()
-            if self._get(zmq.RCVMORE):
-                self._drop_rest()
-                continue
-            if peer is None:
-                self.garbage += 1
-                continue
-            size = len(frame)
-            peer.frames += 1
-            peer.taken += size + (_SMALL_HEAD if size <= _SMALL_FRAME else _HEAD)
-            return peer.name, frame
+    def _drop(self) -> bool:
+        if self._closed:
+            raise ClosedError("this transport")
+        self.dropped += 1
+        return False
+
+    def _queue(self, connection: Connection, frame: bytes) -> bool:
+        """Queue a frame until the frames of the last read were taken, or the peer accepts it."""
+        before = connection.queued_bytes
+        if (
+            self._queued_bytes > _MAX_QUEUED_BYTES and before > _COPY_BYTES
+        ) or not connection.queue(frame):
+            return self._drop()
+        self._queued_bytes += connection.queued_bytes - before
+        if not before and connection not in self._attempts:
+            self._gathering.append(connection)
+        return True
+
+    def _flush(self, connection: Connection) -> bool:
+        """Write queued output; return False if the connection has ended."""
+        before, is_open = connection.queued_bytes, True
+        try:
+            connection.flush()
+        except OSError:
+            is_open = False
+        self._queued_bytes -= before - connection.queued_bytes
+        if is_open:
+            connection.watch(self._epoll)
         else:
-            return None
-        self._taken = 0
-        self._is_quiet = True
-        self._forget_closed()
-        return None
+            self._lose(connection)
+        return is_open
 
-    def _receive_first(self, route: bytes) -> tuple[bytes, Peer | None]:
-        """Read the frame of a new route; register the route if frames can be sent to it."""
-        frame = self._recv_frame(_NOBLOCK, False)
-        if self._limiter is None or route[0] != 0:
-            return frame.bytes, None
-        peer = Peer(route)
-        with contextlib.suppress(zmq.ZMQError):  # The connection has ended.
-            if self._limiter.add(peer, int(frame.get(zmq.SRCFD))):
-                self._peers[route] = peer
-        return frame.bytes, peer
+    def _flush_gathered(self) -> None:
+        for connection in self._gathering:
+            if connection.fd >= 0 and connection not in self._attempts:
+                self._flush(connection)
+        self._gathering.clear()
 
-    def _enforce_limits(self) -> None:
-        if self._limiter is not None:
-            self._closed_peers += self._limiter.enforce()
+    def receive(self) -> tuple[bytes, bytes] | None:
+        """Return the next frame: (name or route of its sender, frame). Never blocks.
 
-    def _forget_closed(self) -> None:
-        # Only now: their last frames may have waited until here.
-        for peer in self._closed_peers:
-            self._peers.pop(peer.name, None)
-        self._closed_peers.clear()
-        if self._limiter is not None:
-            self._limiter.on_drained()
+        None: every connection with input was read, as of the last `wait` or `poll`.
+        """
+        frames = self._frames
+        if not frames:
+            if self._closed:
+                raise ClosedError("this transport")
+            if self._gathering:
+                self._flush_gathered()
+            while self._readable and not frames:
+                self._read(self._readable.popleft())
+            if not frames:
+                return None
+        return self._source, frames.popleft()
 
-    def _drop_rest(self) -> None:
-        while self._get(zmq.RCVMORE):
-            self._recv(_NOBLOCK)
-        self.garbage += 1
+    def _read(self, connection: Connection) -> None:
+        """Read what one connection has received, up to a limit, into `_frames`."""
+        self._source = connection.name
+        connection.is_readable = False
+        if connection in self._attempts:
+            return
+        for _ in range(_MAX_READS):
+            if connection.fd < 0:
+                return
+            try:
+                count = connection.read_into(self._buffer)
+            except BlockingIOError:
+                return
+            except OSError:
+                count = 0
+            if not count:
+                self._lose(connection)
+                return
+            connection.last_active = self._checks
+            if connection.is_between_frames and count >= LENGTH_BYTES:
+                (size,) = unpack_length(self._buffer)
+                if size == count - LENGTH_BYTES:
+                    self._frames.append(bytes(self._view[LENGTH_BYTES:count]))
+                    return
+            self._parse(connection, self._view[:count])
+            if count < _READ_BYTES:
+                return
+
+    def _parse(self, connection: Connection, data: memoryview) -> None:
+        before = connection.held_bytes
+        try:
+            connection.parse(data, self._frames)
+        except ProtocolError:
+            self.garbage += 1
+            self._lose(connection)
+            return
+        self._held_bytes += connection.held_bytes - before
+        if self._held_bytes > _MAX_HELD_BYTES:
+            self.garbage += 1
+            self._lose(max(self._open.values(), key=attrgetter("held_bytes")))
 
     def ready(self) -> bool:
-        """Whether `receive` would return a frame now."""
-        return bool(self._get(zmq.EVENTS) & _POLLIN)
+        """Whether `receive` may return a frame now, without `wait` or `poll`."""
+        return bool(self._frames or self._readable)
+
+    # --- waiting ---
 
     def wait(self, timeout_ns: int | None) -> None:
-        """Sleep until input, `wake` or the time-out (None: none); may return early.
+        """Sleep until input, `wake` or the time-out (None: none); may return early. Write output.
 
-        Up to 10 ms it is exact to about 0.1 ms; longer times are rounded up to milliseconds.
+        The time-out is rounded up to milliseconds.
         """
-        self._enforce_limits()
-        if self._is_woken:
-            self._clear_wake()
-        elif timeout_ns is not None and timeout_ns <= 0:
-            if self._is_quiet or not self.ready():
-                self._clear_wake()
-        elif self._is_quiet or not self.ready():
-            self._sleep(timeout_ns)
+        if self._gathering:
+            self._flush_gathered()
+        if self._frames or self._readable:
+            self.poll()
+            return
+        timeout_s = _MAX_WAIT_S if timeout_ns is None else timeout_ns / NS_PER_S
+        timer = self.next_timer()
+        if timer is not None:
+            timeout_s = min(timeout_s, (timer - now_ns()) / NS_PER_S)
+        self._on_events(self._epoll.poll(max(timeout_s, 0.0)))
 
-    def _sleep(self, timeout_ns: int | None) -> None:
-        # libzmq's file descriptor is edge-triggered. That is enough here: since `ready` returned
-        # False, or `receive` None, no call of ours has consumed an edge.
-        if timeout_ns is None:
-            found = [fd for fd, _ in self._poll.poll()]
-        elif timeout_ns <= _EXACT_WAIT_NS and max(self._fds) < _SELECT_LIMIT:
-            found = select.select(self._fds, (), (), timeout_ns / 1e9)[0]
-        else:
-            waited_ms = -(-min(timeout_ns, _MAX_WAIT_NS) // NS_PER_MS)
-            found = [fd for fd, _ in self._poll.poll(waited_ms)]
-        if self._wake_read in found:
+    def poll(self) -> None:
+        """Find the connections that have input now, and write output. Never blocks."""
+        self._on_events(self._epoll.poll(0))
+
+    def _on_events(self, events: list[tuple[int, int]]) -> None:
+        for fd, mask in events:
+            connection = self._open.get(fd)
+            if connection is None:
+                self._on_other_event(fd)
+            elif connection in self._attempts:
+                if connection.is_connected():
+                    self._establish(connection)
+                else:
+                    self._lose(connection)
+            else:
+                if mask & ~select.EPOLLOUT and not connection.is_readable:
+                    connection.is_readable = True
+                    self._readable.append(connection)
+                if mask & select.EPOLLOUT:
+                    self._flush(connection)
+        if self._attempts or self._listener is not None:
+            self._run_timers()
+
+    def _on_other_event(self, fd: int) -> None:
+        if fd == self._wake_read:
             self._clear_wake()
+        elif self._listener is not None and fd == self._listener.fileno():
+            self._accept(self._listener)
+
+    def _run_timers(self) -> None:
+        now = now_ns()
+        if self._attempts:
+            self._try_again(now)
+        if self._listener is not None:
+            self._check_descriptors(self._listener, now)
+
+    def next_timer(self) -> int | None:
+        """Time of the next attempt to connect, or the like (`now_ns`); None: none is due."""
+        due = None if self._listener is None else self._listener.next_check
+        if self._attempts:
+            attempt = min(self._attempts.values())
+            return attempt if due is None else min(attempt, due)
+        return due
 
     def wake(self) -> None:
         """End the current `wait`, or else the next. From any thread, and from signal handlers."""
         if not self._is_woken:
             self._is_woken = True
-            try:
+            with contextlib.suppress(BlockingIOError):  # The pipe is full of wake-ups.
                 os.write(self._wake_write, b"\0")
-            except BlockingIOError:  # The pipe is full of wake-ups.
-                return
 
     def _clear_wake(self) -> None:
         # In this order: a `wake` in between leaves its flag, and the next `wait` returns at once.
         self._is_woken = False
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
-        except BlockingIOError:
-            return
 
     def fileno(self) -> int:
-        """A file descriptor for an event loop: readable means `wait(0)`, then `receive` to None.
-
-        It is edge-triggered, so call `ready` again after the last `send`.
-        """
+        """Return a descriptor for an event loop: readable means `poll`, then `receive` to None."""
         return self._epoll.fileno()
 
     def close(self) -> None:
         """Close all connections; queued frames get 100 ms. Idempotent."""
         if self._closed:
             return
+        self._frames.clear()
+        self._linger()
         self._closed = True
         self._is_woken = True  # So that no late `wake` writes to a reused descriptor.
+        self._connections.clear()
+        self._readable.clear()
         self._end()
 
-
-def _release(
-    context: zmq.Context[zmq.Socket[bytes]],
-    socket: zmq.Socket[bytes],
-    epoll: select.epoll,
-    wake_read: int,
-    wake_write: int,
-) -> None:
-    epoll.close()
-    socket.close(_LINGER_MS)
-    context.term()
-    os.close(wake_read)
-    os.close(wake_write)
+    def _linger(self) -> None:
+        """Send what is queued for established connections, for a limited time."""
+        until = now_ns() + _LINGER_NS
+        self._flush_gathered()
+        while any(one.has_output for one in self._open.values() if one not in self._attempts):
+            left = until - now_ns()
+            if left <= 0:
+                return
+            self._readable.clear()
+            self._on_events(self._epoll.poll(left / NS_PER_S))
 
 
-def _open() -> tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]:
-    require(_OWN_DESCRIPTORS, _WHAT)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-    try:
-        return context, _router(context)
-    except zmq.ZMQError as error:
-        context.term()
-        raise shortage_error(_WHAT, OSError(error.errno or 0, error.strerror)) from error
-
-
-def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.ROUTER)
-    for option, value in (
-        # Without it, libzmq silently drops frames for unknown peers and beyond the high-water mark.
-        (zmq.ROUTER_MANDATORY, 1),
-        (zmq.SNDHWM, _SEND_QUEUE),
-        (zmq.RCVHWM, _RECEIVE_QUEUE),
-        (zmq.MAXMSGSIZE, MAX_FRAME + 1024),
-        (zmq.LINGER, _LINGER_MS),
-        (zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS),
-        (zmq.RECONNECT_IVL, _RECONNECT_MS),
-        (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
-        (zmq.TCP_KEEPALIVE, 1),
-        (zmq.TCP_KEEPALIVE_IDLE, _SILENT_S),
-        (zmq.TCP_KEEPALIVE_INTVL, _ASK_EVERY_S),
-        (zmq.TCP_KEEPALIVE_CNT, _ASK_TIMES),
-        (zmq.TCP_MAXRT, _TAKES_NOTHING_MS),
-    ):
-        socket.set(option, value)
-    return socket
-
-
-def _port(endpoint: str) -> int:
-    return int(endpoint.rpartition(":")[2])
-
-
-def _check(option: str, endpoint: str) -> None:
-    """Reject endpoints that libzmq would misread (it truncates port 99999 to 16 bits)."""
-    host, _, port = endpoint.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > _MAX_PORT:
-        raise ConfigError(option, endpoint, f"'host:port', with a port up to {_MAX_PORT}")
-
-
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    _check("bind", endpoint)
-    try:
-        socket.bind(f"tcp://{endpoint}")
-    except zmq.ZMQError as error:
-        if error.errno == errno.EADDRINUSE:
-            advice = "stop the process that listens there, or choose another port"
-            raise UnavailableError(
-                f"cannot listen at {endpoint}: it is in use; {advice}"
-            ) from error
-        if error.errno in SCARCE:
-            raise shortage_error(_WHAT, OSError(error.errno, error.strerror)) from error
-        allowed = f"'host:port' of this machine ({error.strerror})"
-        raise ConfigError("bind", endpoint, allowed) from error
-    bound = socket.get(zmq.LAST_ENDPOINT)
-    assert isinstance(bound, bytes)
-    return bound.rstrip(b"\0").decode().removeprefix("tcp://")
+def _release(opened: contextlib.ExitStack, connections: dict[int, Connection]) -> None:
+    for connection in connections.values():
+        connection.close()
+    opened.close()

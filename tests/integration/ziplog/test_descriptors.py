@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -20,13 +21,13 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 import ziplog
-from tests.integration.ziplog.test_receive_limits import GREETING
 from tests.waiting import wait_until
 from ziplog import policy
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import NEVER, ConnectRequest
 from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.errors import ClosedError, UnavailableError
+from ziplog.runtime.connection import GREETING, Connection
 from ziplog.runtime.descriptors import AcceptPause, Reserve
 from ziplog.runtime.transport import Transport
 
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 S = 1_000_000_000
-#: The greeting of a peer, before its first frame.
-READY = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
-HELLO = GREETING + b"\x04" + bytes([len(READY)]) + READY
-
 RAISE = """
 import resource, sys
 from ziplog.runtime import descriptors, process_logging
@@ -74,26 +71,31 @@ def descriptors() -> set[str]:
 # --- what is closed --------------------------------------------------------------------------
 
 
+def peer(number: int, last_active: int, *, is_greeted: bool = True) -> Connection:
+    connection = Connection(b"\0%d" % number)
+    connection.last_active = last_active
+    if is_greeted:
+        connection.parse(memoryview(GREETING), deque())
+    return connection
+
+
 def test_silent_connections_are_closed_first_and_no_more_than_needed() -> None:
     reserve = Reserve()
-
-    def look(used: int, **received: int) -> list[int]:
-        for name, count in received.items():
-            reserve.observe(int(name[1:]), 1000 + int(name[1:]), count)
-        return reserve.choose(used, 0)
-
+    busy, idle, silent = peer(1, 9), peer(2, 3), peer(3, 5)
+    greetless = peer(4, 8, is_greeted=False)
+    connections = [busy, idle, silent, greetless]
+    reserve.checks = 10
     with limited_to(128):
-        # Connection 6 keeps sending; 7 and 9 never send a greeting; 8 connects later.
-        assert look(112, _5=100, _6=100, _7=0) == []
-        assert look(112, _5=100, _6=200, _7=0) == []
-        both = {"_5": 100, "_6": 300, "_7": 0, "_8": 100, "_9": 63}
-        assert look(113, **both) == [7]
-        assert look(114, **both) == [7, 9]
-        assert look(115, **both) == [7, 9, 5]
-        assert look(116, **both | {"_5": 101}) == [7, 9, 6, 8]
+        assert reserve.choose(connections, 112, 0) == []
+        assert reserve.choose(connections, 113, 0) == [greetless]
+        assert reserve.choose(connections, 114, 0) == [greetless, idle]
+        assert reserve.choose(connections, 115, 0) == [greetless, idle, silent]
+        assert reserve.choose(connections, 200, 0) == [greetless, idle, silent, busy]
         assert reserve.shed == 10
-        assert look(10) == []
-        assert not reserve._activity, "closed connections are removed"
+        # The greeting of a new connection may not have been read yet.
+        new = peer(5, reserve.checks, is_greeted=False)
+        assert reserve.choose([*connections, new], 116, 0) == [greetless, idle, silent, busy]
+        assert reserve.choose([*connections, new], 115, 0) == [greetless, new, idle]
 
 
 def test_paused_port_accepts_no_client_until_the_pause_ends() -> None:
@@ -177,10 +179,10 @@ class Caller:
 
 
 def greets(busy: Caller, connection: socket.socket) -> bool:
-    """Complete the handshake, so that the connection is not closed for lack of a greeting."""
+    """Send the greeting, so that the connection is not closed for lack of one."""
     busy.ask()
     try:
-        connection.sendall(HELLO)
+        connection.sendall(GREETING)
     except BlockingIOError:
         return False
     except OSError as error:

@@ -65,6 +65,9 @@ class FakeTransport:
     def receive(self) -> tuple[bytes, bytes] | None:
         return self.incoming.popleft() if self.incoming else None
 
+    def poll(self) -> None:
+        return
+
     def send(self, dst: bytes, frame: bytes) -> bool:
         self.story.append((dst, wire.decode(frame)))
         return True

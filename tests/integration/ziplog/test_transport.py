@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -12,9 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-import zmq
 
+from tests.raw_peer import RawPeer
+from tests.waiting import wait_until
+from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
+from ziplog.runtime.connection import Connection
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -36,29 +40,26 @@ def opened() -> Iterator[Callable[..., Transport]]:
         transport.close()
 
 
-def take(transport: Transport, within_s: float = 10) -> tuple[bytes, bytes]:
-    """Return the next frame, or fail."""
+def take(transport: Transport, *others: Transport, within_s: float = 10) -> tuple[bytes, bytes]:
+    """Return the next frame, or fail; `others` make progress meanwhile."""
     deadline = time.monotonic_ns() + int(within_s * SECOND)
     while time.monotonic_ns() < deadline:
         received = transport.receive()
         if received is not None:
             return received
-        transport.wait(SECOND // 10)
+        transport.wait(SECOND // 100 if others else SECOND // 10)
+        for other in others:
+            other.wait(0)
     raise AssertionError("no frame came")
-
-
-def take_until(transport: Transport, condition: Callable[[], bool]) -> None:
-    """Receive (and discard) until the condition holds."""
-    deadline = time.monotonic_ns() + 10 * SECOND
-    while not condition():
-        assert time.monotonic_ns() < deadline, "the condition never held"
-        if transport.receive() is None:
-            transport.wait(SECOND // 100)
 
 
 def endpoint_of(transport: Transport) -> str:
     assert transport.endpoint is not None
     return transport.endpoint
+
+
+def port_of(transport: Transport) -> int:
+    return int(endpoint_of(transport).rpartition(":")[2])
 
 
 def test_a_request_and_its_answer(opened: Callable[..., Transport]) -> None:
@@ -88,7 +89,8 @@ def test_frames_wait_for_a_peer_that_starts_later(opened: Callable[..., Transpor
     client = opened()
     client.connect(b"server", endpoint)
     assert client.send(b"server", b"early")
-    assert take(opened(endpoint))[1] == b"early"
+    client.wait(SECOND // 10)  # The attempt fails.
+    assert take(opened(endpoint), client)[1] == b"early"
 
 
 def test_name_survives_a_restart_of_its_peer(opened: Callable[..., Transport]) -> None:
@@ -99,11 +101,15 @@ def test_name_survives_a_restart_of_its_peer(opened: Callable[..., Transport]) -
     take(server)
     server.close()
     again = opened(endpoint)
-    deadline = time.monotonic() + 10
-    while again.receive() is None:  # What was sent into the dying connection may be lost.
-        assert time.monotonic() < deadline
+
+    def is_received() -> bool:  # What was sent into the dying connection may be lost.
         client.send(b"server", b"two")
-        again.wait(SECOND // 20)
+        client.wait(SECOND // 100)
+        assert client.receive() is None
+        again.wait(0)
+        return again.receive() is not None
+
+    wait_until(is_received, "a frame")
 
 
 def test_frame_for_an_unknown_peer_is_dropped_and_counted(opened: Callable[..., Transport]) -> None:
@@ -153,48 +159,60 @@ def test_two_names_of_one_endpoint_are_independent(opened: Callable[..., Transpo
     assert take(client) == (b"mms-0", b"yes")
 
 
-def test_peer_with_the_identity_of_another_has_no_name(opened: Callable[..., Transport]) -> None:
-    # libzmq would abort the process at `connect` if the identity were in use.
-    server, other = opened("127.0.0.1:0"), opened("127.0.0.1:0")
-    context = zmq.Context()
-    try:
-        liar = context.socket(zmq.DEALER)
-        liar.setsockopt(zmq.ROUTING_ID, b"shard-0-1")
-        liar.setsockopt(zmq.LINGER, 0)
-        liar.connect(f"tcp://{server.endpoint}")
-        liar.send(b"I am shard-0-1")
-        take_until(server, lambda: server.garbage == 1)
-        server.connect(b"shard-0-1", endpoint_of(other))
-        server.send(b"shard-0-1", b"to the real one")
-        assert take(other)[1] == b"to the real one"
-    finally:
-        context.destroy(linger=0)
-
-
-def test_messages_of_several_parts_are_garbage(opened: Callable[..., Transport]) -> None:
+def test_peer_that_connects_gets_a_route_of_its_own(opened: Callable[..., Transport]) -> None:
     server = opened("127.0.0.1:0")
-    context = zmq.Context()
-    try:
-        dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.connect(f"tcp://{server.endpoint}")
-        for number in range(100):
-            dealer.send_multipart([b"a", b"%d" % number, b"c"][: 2 + number % 2])
-        dealer.send(b"good")
-        assert take(server)[1] == b"good"
-        assert server.garbage == 100
-    finally:
-        context.destroy(linger=0)
+    with RawPeer(port_of(server)) as one, RawPeer(port_of(server)) as two:
+        routes = set()
+        for peer in (one, two):
+            peer.send_frame(b"x")
+            route, _ = take(server)
+            assert route[0] == 0, "no name starts with this byte"
+            routes.add(route)
+            server.send(route, b"answer")
+            assert peer.receive_frame() == b"answer"
+        assert len(routes) == 2
 
 
-def test_bytes_that_are_not_zmtp_do_no_harm(opened: Callable[..., Transport]) -> None:
+@pytest.mark.parametrize("data", [os.urandom(4096), b"\n", b"GET / HTTP/1.1\r\n", b"ziplog\2\0"])
+def test_peer_of_another_protocol_is_disconnected(
+    opened: Callable[..., Transport], data: bytes
+) -> None:
     server, client = opened("127.0.0.1:0"), opened()
-    host, port = endpoint_of(server).split(":")
-    with socket.create_connection((host, int(port))) as raw:
-        raw.sendall(os.urandom(4096))
+    with socket.create_connection(("127.0.0.1", port_of(server))) as raw:
+        raw.sendall(data)
         client.connect(b"server", endpoint_of(server))
         client.send(b"server", b"fine")
         assert take(server)[1] == b"fine"
+        wait_until(lambda: server.poll() or server.receive() or server.garbage, "a disconnect")
+        assert server.garbage == 1
+
+
+def test_two_processes_that_only_connect_do_not_meet(opened: Callable[..., Transport]) -> None:
+    """An attempt to a free port of the same machine may connect the socket to itself."""
+    with socket.socket() as itself:
+        itself.bind(("127.0.0.1", 0))
+        itself.connect(itself.getsockname())  # As the kernel may do by chance.
+        connection = Connection(b"server", "127.0.0.1:1")
+        with contextlib.closing(select.epoll()) as epoll:
+            connection.open(itself, select.EPOLLIN, epoll)
+            assert not connection.is_connected()
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_537, 262_140, 1_000_000, MAX_FRAME])
+def test_frames_of_any_size_in_both_directions(opened: Callable[..., Transport], size: int) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(server))
+    frames = [os.urandom(size), b"between", os.urandom(size)]
+    for frame in frames:
+        assert client.send(b"server", frame)
+    route = b""
+    for frame in frames:
+        route, received = take(server, client)
+        assert received == frame
+    for frame in frames:
+        assert server.send(route, frame)
+    assert [take(client, server) for _ in frames] == [(b"server", frame) for frame in frames]
+    assert client.dropped == server.dropped == 0
 
 
 def test_a_port_in_use_is_named(opened: Callable[..., Transport]) -> None:
@@ -247,7 +265,6 @@ def test_a_wait_times_out(opened: Callable[..., Transport], timeout_ns: int) -> 
 
 
 def test_no_frame_is_missed_by_a_wait(opened: Callable[..., Transport]) -> None:
-    """libzmq's descriptor is edge-triggered; each way to miss an edge would hang here."""
     server, client = opened("127.0.0.1:0"), opened()
     client.connect(b"server", endpoint_of(server))
 
@@ -274,36 +291,24 @@ def test_no_frame_is_missed_by_a_wait(opened: Callable[..., Transport]) -> None:
     assert not thread.is_alive()
 
 
-def test_send_that_consumes_the_edge_of_a_frame(opened: Callable[..., Transport]) -> None:
-    server, client = opened("127.0.0.1:0"), opened()
-    client.connect(b"server", endpoint_of(server))
-    client.send(b"server", b"x")
-    route, _ = take(server)
-    while client.receive() is not None:
-        pass
-    server.send(route, b"answer")
-    assert select.select([client._fds[0]], [], [], 10)[0]
-    for _ in range(3_000):  # libzmq looks at its mailbox once in a while
-        client.send(b"unknown", b"")
-    client.wait(None)
-    assert take(client) == (b"server", b"answer")
-
-
 def test_the_event_loop_s_descriptor(opened: Callable[..., Transport]) -> None:
     server, client = opened("127.0.0.1:0"), opened()
     client.connect(b"server", endpoint_of(server))
     assert server.receive() is None
     client.send(b"server", b"x")
-    for expected in (b"x", None):
+    received = None
+    while received is None:  # The first event is the connection.
         assert select.select([server.fileno()], [], [], 10)[0]
-        server.wait(0)
+        server.poll()
         received = server.receive()
-        while expected and received is None:  # The first report is of the connection only.
-            select.select([server.fileno()], [], [], 10)
-            server.wait(0)
-            received = server.receive()
-        assert received is None or received[1] == expected
-        server.wake()
+    assert received[1] == b"x"
+    server.poll()
+    assert server.receive() is None
+    assert not select.select([server.fileno()], [], [], 0)[0]
+    server.wake()
+    assert select.select([server.fileno()], [], [], 10)[0]
+    server.poll()
+    assert not select.select([server.fileno()], [], [], 0)[0]
 
 
 def test_a_byte_of_a_signal_ends_a_wait(opened: Callable[..., Transport]) -> None:

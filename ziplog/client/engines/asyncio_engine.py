@@ -1,7 +1,7 @@
 """The asyncio engine: drives the client node in an event loop.
 
-The loop watches the transport's file descriptor, which reports changes only. So the engine receives
-all frames when it is readable, and polls again after each send. One timer stands for `next_wakeup`.
+The loop watches the transport's file descriptor. When it is readable, the engine polls the
+transport and receives all frames. One timer stands for the next timer of the node and of the transport.
 Rules: everything runs in the loop's thread. The loop holds a weak reference, so a dropped client is
 closed, unless it has pending calls.
 """
@@ -132,14 +132,11 @@ class AsyncioEngine:
             SHIELD.leave(self)
 
     def _readable(self) -> None:
-        if not self.is_closed and not self._drive():
-            # A change without a frame, or `wake`.
-            self.engine.transport.wait(0)
-            if self.engine.transport.ready():
-                self._poll_soon()
+        if not self.is_closed:
+            self._drive()
 
     def _poll_soon(self) -> None:
-        """Poll in the next iteration, because a send may have consumed the readable event."""
+        """Step the engine in the next iteration."""
         if not self._is_poll_due:
             self._is_poll_due = True
             self._loop.call_soon(_call, self._self, AsyncioEngine._poll)
@@ -147,23 +144,27 @@ class AsyncioEngine:
     def _poll(self) -> None:
         self._is_poll_due = False
         if not self.is_closed:
-            self._drive(self.engine.transport.ready())
+            self._shielded(self._step)
 
-    def _drive(self, is_likely: bool = True) -> int:
-        """Process frames, if any are likely, and due timers; return the number of frames."""
-        return self._shielded(self._step, is_likely)
+    def _drive(self) -> None:
+        """Process frames that have arrived, and due timers."""
+        self._shielded(self._poll_and_step)
 
-    def _step(self, is_likely: bool) -> int:
+    def _poll_and_step(self) -> None:
+        self.engine.transport.poll()
+        self._step()
+
+    def _step(self) -> None:
         engine, count = self.engine, 0
         if self.owners.collected:
             for request in self.owners.endings():
                 engine.submit(0, request)
-        while is_likely and count < _BATCH and engine.receive():
+        while count < _BATCH and engine.receive():
             count += 1
         engine.end_batch()
         if engine.transport.ready():
             self._poll_soon()
-        due = engine.core.next_wakeup()
+        due = engine.next_wakeup()
         if due is not None and due < self._timer_due:
             if self._timer is not None:
                 self._timer.cancel()
@@ -172,7 +173,6 @@ class AsyncioEngine:
             self._timer = self._loop.call_later(
                 delay_s, _call, self._self, AsyncioEngine._timed_out
             )
-        return count
 
     def _timed_out(self) -> None:
         self._timer, self._timer_due = None, NEVER

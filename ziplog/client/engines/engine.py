@@ -118,6 +118,11 @@ class Engine:
         if due is not None and now >= due:
             self._execute(self._step(_WAKEUP, now))
 
+    def next_wakeup(self) -> int | None:
+        """Return the time of the next timer, of the node or the transport; None: no timer."""
+        due, other = self.core.next_wakeup(), self.transport.next_timer()
+        return due if other is None else other if due is None else min(due, other)
+
     def timeout_ns(self) -> int | None:
         """Return the nanoseconds until the next timer; None: no timer."""
         due = self.core.next_wakeup()

@@ -82,7 +82,8 @@ class ServedCluster(FakeCluster):
                     self._take(name, *received)
             if not any(transport.ready() for transport in self._transports.values()):
                 select.select([t.fileno() for t in self._transports.values()], [], [], 0.5)
-            self._transports[SERVICE].wait(0)
+            for transport in self._transports.values():
+                transport.poll()
 
     def _take(self, name: str, route: bytes, frame: bytes) -> None:
         message = wire.decode(frame)

@@ -1,0 +1,182 @@
+"""The listening socket of a server: accepts connections while the process has descriptors.
+
+A server keeps descriptors free for its files. If too few are left, it closes idle connections and
+accepts none of clients for a second (`descriptors`). (docs/protocol.md, section 4: rules of every
+server.)
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Final
+
+from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.runtime.descriptors import AcceptPause, Reserve, descriptor_limit
+from ziplog.segments.entry import SCARCE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ziplog.runtime.connection import Connection
+
+_BACKLOG: Final = 4096
+#: Connections accepted before other input is read.
+_MAX_ACCEPTS: Final = 64
+#: Interval between checks of the free descriptors, and between attempts to accept without any.
+_CHECK_INTERVAL_NS: Final = NS_PER_S
+_RETRY_NS: Final = 100 * NS_PER_MS
+#: TCP keepalive for silent peers; a peer that acknowledges no data is disconnected.
+_SILENT_S: Final = 1
+_PROBE_INTERVAL_S: Final = 1
+_PROBES: Final = 3
+_UNACKNOWLEDGED_MS: Final = 3_000
+_MAX_PORT: Final = 65_535
+
+
+class Listener:
+    """A listening socket. Of the transport's thread."""
+
+    #: The endpoint, "host:port", with the actual port.
+    endpoint: str
+
+    def __init__(self, endpoint: str, epoll: select.epoll) -> None:
+        """Listen at `endpoint` ("host:port"; port 0: any free one), and watch for connections.
+
+        Raises:
+            UnavailableError: the port is in use, or the system refuses a descriptor.
+            ConfigError: it is not an address of this machine.
+
+        """
+        self._socket: Final = _listen(endpoint)
+        self.endpoint = "{}:{}".format(*self._socket.getsockname())
+        self._epoll: Final = epoll
+        epoll.register(self._socket, select.EPOLLIN)
+        self._reserve: Final = Reserve()
+        self._pause: Final = AcceptPause()
+        self._next_check = 0
+        self._is_check_due = False
+        self._is_refused = False
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._socket.fileno()
+
+    def accept(self) -> list[socket.socket]:
+        """Return connections that wait, up to a limit."""
+        found: list[socket.socket] = []
+        self._is_check_due = True
+        while len(found) < _MAX_ACCEPTS:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in SCARCE:
+                    self._set_refused(True)
+                    break
+                continue  # The connection ended while it waited.
+            connection.setblocking(False)
+            found.append(connection)
+        return found
+
+    def check(self, connections: Collection[Connection], now: int) -> list[Connection]:
+        """Return the connections to close so that enough descriptors are free.
+
+        It checks after each `accept`, and once a second.
+        """
+        if not self._is_check_due and now < self._next_check:
+            return []
+        self._is_check_due = False
+        self._next_check = now + (_RETRY_NS if self._is_refused else _CHECK_INTERVAL_NS)
+        self._set_refused(False)
+        self._pause.end_if_due(self._socket, now)
+        chosen = self._reserve.choose(connections, _open_descriptors(), now)
+        if chosen:
+            self._pause.start(self._socket, now)
+        return chosen
+
+    @property
+    def checks(self) -> int:
+        """Number of checks so far."""
+        return self._reserve.checks
+
+    @property
+    def next_check(self) -> int | None:
+        """Time of the next `check` that may accept connections again; None: it accepts them."""
+        return self._next_check if self._pause.is_active or self._is_refused else None
+
+    def _set_refused(self, is_refused: bool) -> None:
+        """Stop or start watching for connections, which wait while the system has no descriptor."""
+        if self._is_refused != is_refused:
+            self._is_refused = is_refused
+            self._epoll.modify(self._socket, 0 if is_refused else select.EPOLLIN)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+
+def parse_endpoint(option: str, endpoint: str) -> tuple[str, int]:
+    """Return the host and the port of "host:port".
+
+    Raises:
+        ConfigError: it is something else; `option` names it.
+
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > _MAX_PORT:
+        raise ConfigError(option, endpoint, f"'host:port', with a port up to {_MAX_PORT}")
+    return host, int(port)
+
+
+def open_socket() -> socket.socket:
+    """Return a non-blocking TCP socket; connections that it accepts have the same options.
+
+    Raises:
+        OSError: the system refuses it.
+
+    """
+    opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_INTERVAL_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS),
+    ):
+        opened.setsockopt(level, option, value)
+    return opened
+
+
+def _listen(endpoint: str) -> socket.socket:
+    host, port = parse_endpoint("bind", endpoint)
+    listening = open_socket()
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            advice = "stop the process that listens there, or choose another port"
+            raise UnavailableError(
+                f"cannot listen at {endpoint}: it is in use; {advice}"
+            ) from error
+        if error.errno in SCARCE:
+            raise
+        allowed = f"'host:port' of this machine ({error.strerror or error})"
+        raise ConfigError("bind", endpoint, allowed) from error
+    return listening
+
+
+def _open_descriptors() -> int:
+    """Return the number of open descriptors of this process."""
+    try:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - without objects for the paths
+    except OSError:  # None is left for the list.
+        return descriptor_limit()

@@ -72,7 +72,7 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
 
         def send(self, dst: bytes, frame: bytes) -> bool:
             current, now = source.current(), time.monotonic_ns()
-            if dst in self._endpoints:
+            if not _is_route(dst):
                 person: str | None = dst.decode(errors="replace")
                 if now - self._introduced.get(dst, 0) >= _INTRODUCE_NS:
                     self._introduce(dst, now)
@@ -96,7 +96,7 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
                         self._people.clear()
                     self._people[src] = frame[len(_INTRODUCTION) :].decode(errors="replace")
                     continue
-                is_client = src not in self._endpoints and src not in self._people
+                is_client = _is_route(src) and src not in self._people
                 if not (is_client and source.current().no_clients):
                     return received
                 self.swallowed += 1
@@ -115,6 +115,11 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
                 super().send(dst, frame)
 
     return FaultyTransport
+
+
+def _is_route(peer: bytes) -> bool:
+    """Whether a peer connected to this process; if not, this process connected to it."""
+    return peer[0] == 0
 
 
 def _link(source: FaultSource, raft_nodes: Mapping[str, str]) -> None:

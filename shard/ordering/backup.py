@@ -42,8 +42,10 @@ MAX_PROMISED_UNITS: Final = 4096
 MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
 #: Most bytes not yet written to disk; above this, the backup sends no reports.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
-#: Number of consecutive right guesses after which the primary may batch forwards.
-BATCH_AFTER_GUESSES: Final = 256
+#: The primary may batch forwards while at most this many of the latest guesses were wrong.
+COUNTED_GUESSES: Final = 256
+MAX_WRONG_GUESSES: Final = 5
+_ALL_WRONG: Final = (1 << COUNTED_GUESSES) - 1
 
 
 class Backup:
@@ -73,8 +75,10 @@ class Backup:
         #: Time when the stream last advanced within an epoch: it determines the current epoch.
         self._last_activity_at = -(2**62)
         self._requested_at = -(2**62)
-        #: Number of consecutive right guesses.
-        self._right_guesses = 0
+        #: The latest guesses, a bit for each; 1: it was wrong.
+        self._wrong_guesses = _ALL_WRONG
+        #: The unit that is being accepted.
+        self._arriving: HeldUnit | None = None
         #: Bytes of bodies of units that the primary has not placed.
         self._undecided_bytes = 0
 
@@ -101,7 +105,9 @@ class Backup:
         """Promise a new unit slots, or let it wait for the primary's decision."""
         self._undecided_bytes += len(unit.body)
         if self._pending:
+            self._arriving = unit
             self._apply(now)
+            self._arriving = None
             if unit.is_placed or self._is_pending(unit):
                 return
         if self._is_stream_complete:
@@ -257,10 +263,11 @@ class Backup:
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
         state.placed_records += unit.count
-        if is_kept:
-            self._right_guesses += 1
-        else:
-            self._right_guesses = 0
+        if unit is self._arriving:  # The decision came first: no guess was needed, none was wrong.
+            state.ack(unit)
+            return True
+        self._wrong_guesses = (self._wrong_guesses << 1 | (not is_kept)) & _ALL_WRONG
+        if not is_kept:
             state.ack(unit, waited=True)
         return True
 
@@ -325,7 +332,7 @@ class Backup:
             Report(
                 state.cluster, state.shard, state.view, state.server, state.incarnation,
                 last, min(self._durable, last),
-                state.has_subscribers or self._right_guesses < BATCH_AFTER_GUESSES,
+                state.has_subscribers or self._wrong_guesses.bit_count() > MAX_WRONG_GUESSES,
                 state.has_subscribers,
             ),
         )  # fmt: skip

@@ -52,7 +52,7 @@ MAX_RESEND_AFTER_NS: Final = 1000 * NS_PER_MS
 #: Longest delay of a watermark to the backups if no decision is forwarded.
 WATERMARK_DELAY_NS: Final = 5 * NS_PER_MS
 #: Longest time that decisions of a batched shard wait to be forwarded, and their largest number.
-LINGER_NS: Final = 1 * NS_PER_MS
+LINGER_NS: Final = 2 * NS_PER_MS
 MAX_LINGERING: Final = 64
 _NEVER: Final = 2**63
 
@@ -379,7 +379,7 @@ class Primary:
         return (
             not self._forward_now
             and not self._state.has_subscribers
-            and not self._waiters.wait_for_frontier
+            and not self._waiters
             and not self._waiting
             and len(self._batching_backups) == len(self._replicated)
             and len(self._unforwarded) < MAX_LINGERING

@@ -78,10 +78,8 @@ class Waiters:
         self._for_frontier: Final = _Requests()
         self._for_durable: Final = _Requests()
 
-    @property
-    def wait_for_frontier(self) -> bool:
-        """Whether a client waits for the frontier to pass a gsn."""
-        return len(self._for_frontier) > 0
+    def __len__(self) -> int:
+        return len(self._for_frontier) + len(self._for_durable)
 
     def on_want(self, route: bytes, want: Want) -> None:
         """Reply when the frontier has passed a gsn, if the want has a request number."""

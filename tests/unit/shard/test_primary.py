@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shard.ordering import primary as module
-from shard.ordering.backup import BATCH_AFTER_GUESSES
+from shard.ordering.backup import COUNTED_GUESSES, MAX_WRONG_GUESSES
+from shard.ordering.primary import LINGER_NS
 from shard.replica import Replica
 from tests.actors import Service
 from tests.checkers import decided, places
@@ -361,7 +362,7 @@ def test_want_beyond_the_leases_decides_nothing() -> None:
     world = calm_world()
     send(world, wire.Want(CLUSTER, 0, 9, 2**62))
     assert decided(world, PRIMARY) == []
-    assert not primary_of(world)._waiters.wait_for_frontier
+    assert not primary_of(world)._waiters
     grant(world, first_lease(1).following(), 1)
     world.run(50 * MS)
     assert primary_of(world)._state.stream.end < 2**40
@@ -535,10 +536,10 @@ def insert_everywhere(world: World, seq: int, pause: int) -> None:
 
 
 def become_calm(world: World) -> int:
-    for seq in range(1, BATCH_AFTER_GUESSES + 2):
+    for seq in range(1, COUNTED_GUESSES + 2):
         insert_everywhere(world, seq, 200 * US)
     world.run(5 * MS)
-    return BATCH_AFTER_GUESSES + 2
+    return COUNTED_GUESSES + 2
 
 
 def test_batched_shard_forwards_several_decisions_at_once() -> None:
@@ -552,20 +553,43 @@ def test_batched_shard_forwards_several_decisions_at_once() -> None:
     assert sum(len(message.decisions) for message in forwards(world)) == 100
 
 
-@pytest.mark.parametrize(
-    "disturbance",
-    [wire.Subscribe(CLUSTER, 0, 1, b"r" * 16, 1, 1, 1 << 20), None],
-    ids=["a reader", "a wrong guess"],
-)
-def test_conditions_that_end_batching(disturbance: wire.Subscribe | None) -> None:
+def test_reader_ends_batching() -> None:
     world = calm_world(lease=first_lease(1, epoch_ms=1000))
     first = become_calm(world)
-    if disturbance is not None:
-        send(world, disturbance)
-    else:  # an insert that reaches the backup only through the primary
-        send(world, insert(first), run=5 * MS)
-        first += 1
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"r" * 16, 1, 1, 1 << 20))
     world.sent.clear()
     for seq in range(first, first + 10):
         insert_everywhere(world, seq, 300 * US)
     assert len(forwards(world)) == 10
+
+
+def test_many_wrong_guesses_end_batching_and_a_few_do_not() -> None:
+    world = calm_world(lease=first_lease(1, epoch_ms=1000))
+    seq = become_calm(world)
+    for wrong in range(1, MAX_WRONG_GUESSES + 2):
+        # An insert that reaches the backup through the primary only counts as a wrong guess.
+        send(world, insert(seq), run=20 * MS)
+        seq += 1
+        world.sent.clear()
+        for _ in range(10):
+            insert_everywhere(world, seq, 300 * US)
+            seq += 1
+        world.run(5 * MS)
+        assert (len(forwards(world)) == 10) == (wrong > MAX_WRONG_GUESSES)
+
+
+def test_copy_that_arrives_after_the_decision_counts_as_no_wrong_guess() -> None:
+    world = calm_world(lease=first_lease(1, epoch_ms=1000))
+    first = become_calm(world)
+    primary, backup = shard_names(0, 1)
+    world.sent.clear()
+    for seq in range(first, first + 2 * MAX_WRONG_GUESSES):
+        world.send("c", primary, insert(seq))
+        world.run(LINGER_NS + 500 * US)
+        world.send("c", backup, insert(seq))
+        world.run(200 * US)
+    sent = [message for src, _, message in world.sent if src == backup]
+    acks = [message for message in sent if isinstance(message, wire.InsertAck)]
+    assert len(acks) == 2 * MAX_WRONG_GUESSES
+    assert all(ack.confirmed and not ack.waited for ack in acks)
+    assert not any(m.forward_immediately for m in sent if isinstance(m, wire.Report))

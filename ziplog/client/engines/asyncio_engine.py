@@ -1,7 +1,7 @@
 """The asyncio engine: drives the client node in an event loop.
 
 The loop watches the transport's file descriptor. When it is readable, the engine polls the
-transport and receives all frames. One timer stands for the next timer of the node and of the transport.
+transport and receives all frames. One timer stands for the next one of the node and the transport.
 Rules: everything runs in the loop's thread. The loop holds a weak reference, so a dropped client is
 closed, unless it has pending calls.
 """

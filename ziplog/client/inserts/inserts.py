@@ -166,7 +166,8 @@ class Inserts:
         window.bytes += len(body)
         call.sent += 1
         call.previous = seq
-        context.effects.append(Broadcast(route.names, message))
+        # The backups first: a copy that arrives before the primary's forward is acked at once.
+        context.effects.append(Broadcast(route.names[::-1], message))
 
     # --- replies ---
 

@@ -1,147 +1,167 @@
-"""Let faults come by chance over a cluster under load, and judge what its clients saw.
+"""Inject random faults into a cluster of its own under load, and judge what its clients saw.
 
     python scripts/chaos.py --seed 1 --minutes 10 [--f 2] [--durability disk]
+    python scripts/chaos.py --workload logdb [--mix bank|keys|all]
 
-Prints each fault with its time; then heals everything, waits until the cluster is whole, lets a
-fresh subscriber read the whole log, and checks the history. Exit codes: 0 as promised, 1 not, 2 bad
-usage. What went wrong stays in a folder that the last line names.
+The workload is clients and subscribers of the log, or transactions of a LogDB database, of which
+the coordinators fail too. Prints each fault with its time; then heals everything, waits until the
+cluster is whole, reads all of it with a new client, and checks the history (docs/history.md). Exit
+codes: 0 as promised, 1 not, 2 bad usage. What went wrong stays in a folder that the last line
+names.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shlex
 import shutil
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
-from fault_injection.trial import Shape, Trial, explain, wrong
+from fault_injection.database import DatabaseShape, DatabaseTrial
+from fault_injection.log import LogShape, LogTrial
+from fault_injection.schedule import KINDS, Chaos, kinds_of
+from fault_injection.trial import first, in_one_line
+from history.report import figures_line
+from history.transactors import BANK, KEYS
 
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Mean interval between kills of a client, in seconds; each is replaced by a new one.
-_KILL_CLIENT_S: Final = 15.0
+    from fault_injection.trial import Trial
+
+MIXES: Final = {"bank": BANK, "keys": KEYS, "all": BANK | KEYS}
 
 
 def run_chaos(
-    folder: Path,
-    shape: Shape,
+    trial: Trial,
     seconds: float,
     say: Callable[[str], None],
     *,
     kinds: Sequence[str] = KINDS,
     beyond: bool = False,
 ) -> list[str]:
-    """Run the trial; return the violations.
+    """Run a trial under random faults; return the violations.
 
     Args:
-        folder: gets the cluster's data and the history.
-        shape: of the cluster and its workload.
+        trial: not yet entered.
         seconds: the duration of the faults.
         say: called with a line for each event.
-        kinds: of faults.
+        kinds: of faults of the cluster's nodes.
         beyond: fail whole groups too.
 
     """
     try:
-        with Trial(folder, shape) as trial:
+        with trial:
+            began = time.monotonic()
 
-            def note(line: str) -> None:
+            def note(text: str) -> None:
+                line = f"{time.monotonic() - began:7.2f} s  {text}"
                 say(line)
-                trial.workload.note(line)
+                trial.note(line)
 
-            chaos = Chaos(
-                trial.nodes,
-                shape.seed,
-                kinds,
-                trial.probe.unhealthy,
-                note,
-                beyond=beyond,
-            )
-            chaos.run(seconds, _Each(trial))
+            seed = trial.shape.seed
+            chaos = Chaos(trial.nodes, seed, kinds, trial.health.unhealthy, note, beyond=beyond)
+            chance = random.Random(seed)  # noqa: S311 - no secret
+            disturbances = list(trial.disturbances(chance, note))
+
+            def each() -> None:
+                trial.look()
+                for disturb in disturbances:
+                    disturb()
+
+            chaos.run(seconds, each)
             say(f"whole {trial.settle():.2f} s after everything was healed")
-            outages = trial.outages.of_shards()
-            if outages:
-                median, longest = statistics.median(outages), max(outages)
-                say(
-                    f"{chaos.injected} faults, {len(outages)} outages of shards:"
-                    f" median {median:.2f} s, longest {longest:.2f} s"
-                )
+            say(_outages(chaos.injected, trial.outages.of_shards()))
             verdict = trial.judge()
     except (ZiplogError, RuntimeError, OSError) as error:
-        return [wrong(error)]
-    say(f"{verdict.acknowledged} records acknowledged, {verdict.lost} lost as reported")
-    return explain(verdict)
+        return [in_one_line(error)]
+    say(figures_line(verdict.figures))
+    return verdict.broken
 
 
-class _Each:
-    """Run the workload between faults."""
-
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
-        self._random = random.Random(trial.shape.seed)  # noqa: S311 - no secret
-        self._kill_at = self._next()
-
-    def _next(self) -> float:
-        return time.monotonic() + self._random.uniform(0.5, 1.5) * _KILL_CLIENT_S
-
-    def __call__(self) -> None:
-        self._trial.look()
-        if time.monotonic() >= self._kill_at:
-            self._kill_at = self._next()
-            workload = self._trial.workload
-            workload.kill_client(self._random.choice(workload.clients_running()))
-            workload.start_client()
+def _outages(faults: int, seconds: list[float]) -> str:
+    """Return the number of faults of nodes, and the outages that these caused."""
+    if not seconds:
+        return f"{faults} faults of nodes, no outage of a shard"
+    return (
+        f"{faults} faults of nodes, {len(seconds)} outages of shards:"
+        f" median {statistics.median(seconds):.2f} s, longest {max(seconds):.2f} s"
+    )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the arguments say; return the exit code."""
-    parser = argparse.ArgumentParser(description="Faults by chance, under load, and a verdict.")
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Random faults under load, and a verdict.")
+    parser.add_argument("--workload", choices=("log", "logdb"), default="log")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--f", type=int, default=1)
     parser.add_argument("--durability", choices=("memory", "disk"), default="memory")
-    parser.add_argument("--rate", type=float, default=60.0, help="operations a second, each client")
+    parser.add_argument("--clients", "--processes", type=int, help="client processes (3; LogDB: 4)")
     parser.add_argument(
-        "--kinds",
-        default=",".join(KINDS),
-        help=f"of faults, with commas; also {KILL_GROUP}, {', '.join(DAMAGE)}",
+        "--rate", type=float, help="operations a second of a client (60; of a LogDB thread: 20)"
+    )
+    parser.add_argument(
+        "--kinds", type=kinds_of, default=KINDS, help=f"of faults, with commas: {', '.join(KINDS)}"
     )
     parser.add_argument("--beyond", action="store_true", help="let whole groups fail too")
     parser.add_argument("--folder", type=Path, help="keep everything in this (new) directory")
-    options = parser.parse_args(arguments)
-    kinds = options.kinds.split(",")
-    unknown = set(kinds) - {*KINDS, *DAMAGE, KILL_GROUP}
-    if unknown:
-        parser.error(f"--kinds: {', '.join(sorted(unknown))}: no kind of fault")
-    shape = Shape(
-        shards=options.shards,
-        f=options.f,
-        durability=options.durability,
-        seed=options.seed,
-        rate_per_s=options.rate,
+    logdb = parser.add_argument_group("of the workload logdb")
+    logdb.add_argument("--mix", choices=MIXES, default="all")
+    logdb.add_argument("--coordinators", type=int, default=2)
+    logdb.add_argument("--threads", type=int, default=4, help="of each client process")
+    logdb.add_argument("--checkpoint-every", type=int, default=2_000, metavar="RECORDS")
+    logdb.add_argument("--command", help="command of a coordinator, instead of python -m logdb")
+    return parser
+
+
+def _trial(options: argparse.Namespace, folder: Path) -> Trial:
+    common: dict[str, Any] = {
+        "shards": options.shards,
+        "f": options.f,
+        "durability": options.durability,
+        "seed": options.seed,
+    }
+    if options.clients is not None:
+        common["clients"] = options.clients
+    if options.workload == "log":
+        rate = 60.0 if options.rate is None else options.rate
+        return LogTrial(folder, LogShape(**common, rate_per_s=rate))
+    if options.command:
+        common["command"] = shlex.split(options.command)
+    shape = DatabaseShape(
+        **common,
+        rate_per_s=20.0 if options.rate is None else options.rate,
+        coordinators=options.coordinators,
+        threads=options.threads,
+        mix=MIXES[options.mix],
+        checkpoint_every=options.checkpoint_every,
     )
+    return DatabaseTrial(folder, shape)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the arguments say; return the exit code."""
+    options = _parser().parse_args(arguments)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="ziplog-chaos-"))
-    bad = run_chaos(
-        folder,
-        shape,
+    broken = run_chaos(
+        _trial(options, folder),
         options.minutes * 60,
         lambda line: print(line, flush=True),
-        kinds=kinds,
+        kinds=options.kinds,
         beyond=options.beyond,
     )
-    for line in bad:
+    for line in first(broken):
         print(line)
-    if bad:
+    if broken:
         print(f"NOT as promised; see {folder}")
         return 1
     print("as promised: no rule is broken")

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fault_injection.nodes import Nodes
-from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos
-from history.clients import Plan
-from history.probe import Probe
+from fault_injection.schedule import DAMAGE, KINDS, Chaos, kinds_of
+from history.probe import Health
 
 from ziplog.errors import ConfigError, ZiplogError
 
@@ -67,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     chance = verbs.add_parser("random")
     chance.add_argument("--seed", type=int, default=1)
     chance.add_argument("--seconds", type=float, default=60.0)
-    chance.add_argument("--kinds", type=_kinds, default=KINDS, help=f"of {', '.join(KINDS)}")
+    chance.add_argument("--kinds", type=kinds_of, default=KINDS, help=f"of {', '.join(KINDS)}")
     chance.add_argument("--beyond", action="store_true", help="strike whole groups too")
     matrix = verbs.add_parser("matrix")
     matrix.add_argument("--f", type=int, default=1)
@@ -78,14 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     matrix.add_argument("--durability", choices=("memory", "disk"), default="memory")
     matrix.add_argument("--keep", type=Path, help="keep histories and logs in this directory")
     return parser
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(text.split(","))
-    unknown = set(kinds) - {*KINDS, *DAMAGE, KILL_GROUP}
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: no kind of fault")
-    return kinds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,18 +138,17 @@ def _cut(nodes: Nodes, options: argparse.Namespace) -> None:
 
 
 def _random(nodes: Nodes, options: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="ziplog-faults-") as folder:
-        plan = Plan(nodes.config.bootstrap, folder, {})
-        with Probe(plan) as probe:
-            chaos = Chaos(
-                nodes,
-                options.seed,
-                options.kinds,
-                probe.unhealthy,
-                lambda line: print(line, flush=True),
-                beyond=options.beyond,
-            )
-            chaos.run(options.seconds)
+    began = time.monotonic()
+    with Health(nodes.config.bootstrap) as health:
+        chaos = Chaos(
+            nodes,
+            options.seed,
+            options.kinds,
+            health.unhealthy,
+            lambda text: print(f"{time.monotonic() - began:7.2f} s  {text}", flush=True),
+            beyond=options.beyond,
+        )
+        chaos.run(options.seconds)
 
 
 if __name__ == "__main__":

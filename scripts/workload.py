@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from history.clients import OPERATIONS, Plan
+from history.clients import OPERATIONS, LogPlan
 from history.payloads import MIN_BYTES
 from history.workload import Workload, read_all
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.payload < MIN_BYTES:
         parser.error(f"--payload is {options.payload}; it must be {MIN_BYTES} or more")
-    plan = Plan(
+    plan = LogPlan(
         bootstrap=options.bootstrap,
         directory=str(options.history),
         seed=options.seed,
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with Workload(plan, options.clients, options.subscribers) as workload:
         end = time.monotonic() + options.seconds
-        while time.monotonic() < end and workload.clients_running():
+        while time.monotonic() < end and workload.clients.running():
             time.sleep(0.1)
             workload.note_losses()
     if not options.no_final:

@@ -16,8 +16,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fault_injection.log import LogShape, LogTrial
 from fault_injection.nodes import LAUNCHER
-from fault_injection.trial import Shape, Trial, explain, wrong
+from fault_injection.trial import first, in_one_line
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from fault_injection.trial import Verdict
 
-Fault = Callable[[Trial], Iterator[float]]
+Fault = Callable[[LogTrial], Iterator[float]]
 
 #: Duration of the workload before the fault, and after the recovery, in seconds.
 _BEFORE_S, _AFTER_S = 1.0, 1.0
@@ -46,19 +47,19 @@ def fault(function: Fault) -> Fault:
     return function
 
 
-def _replicas(trial: Trial) -> list[str]:
+def _replicas(trial: LogTrial) -> list[str]:
     return [replica.name for replica in trial.nodes.config.shards[0].replicas]
 
 
 @fault
-def primary_killed(trial: Trial) -> Iterator[float]:
+def primary_killed(trial: LogTrial) -> Iterator[float]:
     """A shard's primary dies."""
     trial.nodes.kill(_replicas(trial)[0])
     yield 0.0
 
 
 @fault
-def primary_killed_unheard(trial: Trial) -> Iterator[float]:
+def primary_killed_unheard(trial: LogTrial) -> Iterator[float]:
     """A primary dies, and its backups know its decisions only by their guesses."""
     primary, *backups = _replicas(trial)
     trial.nodes.cut(primary, backups, one_way=True)
@@ -68,14 +69,14 @@ def primary_killed_unheard(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def backup_killed(trial: Trial) -> Iterator[float]:
+def backup_killed(trial: LogTrial) -> Iterator[float]:
     """A shard's last backup dies."""
     trial.nodes.kill(_replicas(trial)[-1])
     yield 0.0
 
 
 @fault
-def all_paused(trial: Trial) -> Iterator[float]:
+def all_paused(trial: LogTrial) -> Iterator[float]:
     """All replicas of a shard hang for a while."""
     for name in _replicas(trial):
         _pause(trial, name)
@@ -85,7 +86,7 @@ def all_paused(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def primary_paused(trial: Trial) -> Iterator[float]:
+def primary_paused(trial: LogTrial) -> Iterator[float]:
     """A primary hangs for a while, and wakes up in an old view."""
     name = _replicas(trial)[0]
     _pause(trial, name)
@@ -94,7 +95,7 @@ def primary_paused(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def primary_cut_from_peers(trial: Trial) -> Iterator[float]:
+def primary_cut_from_peers(trial: LogTrial) -> Iterator[float]:
     """A primary hears clients, but no backup."""
     trial.nodes.cut_from_peers(_replicas(trial)[0])
     yield _CUT_S
@@ -102,7 +103,7 @@ def primary_cut_from_peers(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def backup_cut_from_peers(trial: Trial) -> Iterator[float]:
+def backup_cut_from_peers(trial: LogTrial) -> Iterator[float]:
     """A backup hears clients, but not the primary."""
     trial.nodes.cut_from_peers(_replicas(trial)[-1])
     yield _CUT_S
@@ -110,7 +111,7 @@ def backup_cut_from_peers(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def primary_cut_from_clients(trial: Trial) -> Iterator[float]:
+def primary_cut_from_clients(trial: LogTrial) -> Iterator[float]:
     """A primary hears its peers, but no client."""
     trial.nodes.cut_from_clients(_replicas(trial)[0])
     yield _CUT_S
@@ -118,7 +119,7 @@ def primary_cut_from_clients(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def backup_isolated(trial: Trial) -> Iterator[float]:
+def backup_isolated(trial: LogTrial) -> Iterator[float]:
     """A backup receives no message at all."""
     trial.nodes.isolate(_replicas(trial)[-1])
     yield _CUT_S
@@ -126,7 +127,7 @@ def backup_isolated(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def primary_deaf(trial: Trial) -> Iterator[float]:
+def primary_deaf(trial: LogTrial) -> Iterator[float]:
     """Backups hear the primary, and it does not hear them."""
     primary, *backups = _replicas(trial)
     for backup in backups:
@@ -137,14 +138,14 @@ def primary_deaf(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def handler_leader_killed(trial: Trial) -> Iterator[float]:
+def handler_leader_killed(trial: LogTrial) -> Iterator[float]:
     """The failure handler's leader dies."""
     _kill_leader(trial, "failure_handlers")
     yield 0.0
 
 
 @fault
-def handler_leader_killed_before_a_recovery(trial: Trial) -> Iterator[float]:
+def handler_leader_killed_before_a_recovery(trial: LogTrial) -> Iterator[float]:
     """... at the moment at which a server should be suspected."""
     trial.nodes.kill(_replicas(trial)[-1])
     _kill_leader(trial, "failure_handlers")
@@ -152,7 +153,7 @@ def handler_leader_killed_before_a_recovery(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def handler_leader_killed_when_a_shard_is_removed(trial: Trial) -> Iterator[float]:
+def handler_leader_killed_when_a_shard_is_removed(trial: LogTrial) -> Iterator[float]:
     """... when the shard is out of the leases: in the middle of state acquisition."""
     trial.nodes.kill(_replicas(trial)[-1])
     _await(trial, lambda shard: shard["state"] == "recovering")
@@ -161,7 +162,7 @@ def handler_leader_killed_when_a_shard_is_removed(trial: Trial) -> Iterator[floa
 
 
 @fault
-def handler_leader_killed_when_a_view_is_decided(trial: Trial) -> Iterator[float]:
+def handler_leader_killed_when_a_view_is_decided(trial: LogTrial) -> Iterator[float]:
     """... when the survivor is chosen, and the others copy its state."""
     trial.nodes.kill(_replicas(trial)[-1])
     _wait(lambda: _handlers_said(trial, "is decided"))
@@ -170,14 +171,14 @@ def handler_leader_killed_when_a_view_is_decided(trial: Trial) -> Iterator[float
 
 
 @fault
-def membership_leader_killed(trial: Trial) -> Iterator[float]:
+def membership_leader_killed(trial: LogTrial) -> Iterator[float]:
     """The membership service's leader dies."""
     _kill_leader(trial, "mms")
     yield 0.0
 
 
 @fault
-def membership_leader_killed_in_a_recovery(trial: Trial) -> Iterator[float]:
+def membership_leader_killed_in_a_recovery(trial: LogTrial) -> Iterator[float]:
     """... when a shard is out of the leases."""
     trial.nodes.kill(_replicas(trial)[-1])
     _await(trial, lambda shard: shard["state"] == "recovering")
@@ -186,7 +187,7 @@ def membership_leader_killed_in_a_recovery(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def survivor_killed(trial: Trial) -> Iterator[float]:
+def survivor_killed(trial: LogTrial) -> Iterator[float]:
     """The survivor dies during the state transfer; with f=1 it is the last replica."""
     *others, last = _replicas(trial)
     trial.nodes.kill(last)
@@ -196,15 +197,15 @@ def survivor_killed(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def client_killed(trial: Trial) -> Iterator[float]:
+def client_killed(trial: LogTrial) -> Iterator[float]:
     """A client dies during an operation; another one replaces it."""
-    trial.workload.kill_client(trial.workload.clients_running()[0])
-    trial.workload.start_client()
+    trial.clients.kill(trial.clients.running()[0])
+    trial.clients.start()
     yield 0.0
 
 
 @fault
-def disk_lost(trial: Trial) -> Iterator[float]:
+def disk_lost(trial: LogTrial) -> Iterator[float]:
     """A backup dies, and its data directory with it."""
     name = _replicas(trial)[-1]
     _pause(trial, name)
@@ -214,21 +215,21 @@ def disk_lost(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def tail_torn(trial: Trial) -> Iterator[float]:
+def tail_torn(trial: LogTrial) -> Iterator[float]:
     """A backup dies in the middle of a write to its log."""
     trial.nodes.torn_tail(_replicas(trial)[-1], trial.shape.seed)
     yield 0.0
 
 
 @fault
-def bit_flipped(trial: Trial) -> Iterator[float]:
+def bit_flipped(trial: LogTrial) -> Iterator[float]:
     """A backup dies, and a bit of its log is another one."""
     trial.nodes.bitflip(_replicas(trial)[-1], trial.shape.seed)
     yield 0.0
 
 
 @fault
-def disk_full(trial: Trial) -> Iterator[float]:
+def disk_full(trial: LogTrial) -> Iterator[float]:
     """A backup's disk takes nothing for a while."""
     name = _replicas(trial)[-1]
     trial.nodes.fill_disk(name)
@@ -237,14 +238,14 @@ def disk_full(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def shard_killed(trial: Trial) -> Iterator[float]:
+def shard_killed(trial: LogTrial) -> Iterator[float]:
     """All replicas of a shard die at once."""
     trial.nodes.kill_all(_replicas(trial))
     yield 0.0
 
 
 @fault
-def shard_killed_before_it_wrote(trial: Trial) -> Iterator[float]:
+def shard_killed_before_it_wrote(trial: LogTrial) -> Iterator[float]:
     """All replicas of a shard die, with slow disks: at level `memory` acked records are lost."""
     for name in _replicas(trial):
         trial.nodes.slow(name, flush_ms=_SLOW_FLUSH_MS)
@@ -255,35 +256,35 @@ def shard_killed_before_it_wrote(trial: Trial) -> Iterator[float]:
 
 
 @fault
-def power_lost(trial: Trial) -> Iterator[float]:
+def power_lost(trial: LogTrial) -> Iterator[float]:
     """All replicas of a shard die at once, in the middle of a flush."""
     for name in _replicas(trial):
         trial.nodes.slow(name, flush_ms=_SLOW_FLUSH_MS / 10, notes_syncs=True)
     yield _SLOW_FLUSH_MS / 1000
     said = trial.nodes.power_cut(_replicas(trial), trial.shape.seed)
-    trial.workload.note("; ".join(said))
+    trial.note("; ".join(said))
     for name in _replicas(trial):
         trial.nodes.heal(name)
 
 
 @fault
-def everything_killed(trial: Trial) -> Iterator[float]:
+def everything_killed(trial: LogTrial) -> Iterator[float]:
     """All nodes die at once."""
     trial.nodes.kill_all(trial.nodes.names)
     yield 0.0
 
 
-def _pause(trial: Trial, name: str) -> None:
+def _pause(trial: LogTrial, name: str) -> None:
     """Freeze a node, once it runs: another fault may have killed it."""
     _wait(lambda: trial.nodes.find(name) is not None)
     trial.nodes.pause(name)
 
 
-def _kill_leader(trial: Trial, group: str) -> None:
+def _kill_leader(trial: LogTrial, group: str) -> None:
     found: list[str | None] = [None]
 
     def is_known() -> bool:
-        found[0] = trial.probe.leader(group)
+        found[0] = trial.health.leader(group)
         return found[0] is not None
 
     _wait(is_known)
@@ -291,17 +292,17 @@ def _kill_leader(trial: Trial, group: str) -> None:
         trial.nodes.kill(found[0])
 
 
-def _handlers_said(trial: Trial, text: str) -> bool:
+def _handlers_said(trial: LogTrial, text: str) -> bool:
     logs = trial.nodes.data_dir / "logs"
     handlers = trial.nodes.config.failure_handlers
     return any(text in (logs / f"{handler.name}.log").read_text() for handler in handlers)
 
 
-def _await(trial: Trial, condition: Callable[[dict[str, object]], bool]) -> None:
+def _await(trial: LogTrial, condition: Callable[[dict[str, object]], bool]) -> None:
     """Wait until shard 0 looks so."""
 
     def is_so() -> bool:
-        status = trial.probe.status()
+        status = trial.health.status()
         return status is not None and condition(status["shards"][0])
 
     _wait(is_so)
@@ -329,13 +330,13 @@ class Row(NamedTuple):
     wrong: str
 
 
-def run_trial(names: tuple[str, ...], shape: Shape, folder: Path) -> Row:
+def run_trial(names: tuple[str, ...], shape: LogShape, folder: Path) -> Row:
     """Run one cluster through these faults at once."""
     name = " + ".join(names)
     verdict = None
     struck = healed = whole = math.nan
     try:
-        with Trial(folder, shape) as trial:
+        with LogTrial(folder, shape) as trial:
             _run(trial, _BEFORE_S)
             struck = time.monotonic()
             running = [FAULTS[name](trial) for name in names]
@@ -349,12 +350,12 @@ def run_trial(names: tuple[str, ...], shape: Shape, folder: Path) -> Row:
             _run(trial, _AFTER_S)
             verdict = trial.judge()
     except (ZiplogError, RuntimeError, OSError) as error:
-        return Row(name, whole - struck, whole - healed, verdict, wrong(error))
-    bad = "; ".join(explain(verdict, 3))
+        return Row(name, whole - struck, whole - healed, verdict, in_one_line(error))
+    bad = "; ".join(first(verdict.broken, 3))
     return Row(name, whole - struck, whole - healed, verdict, bad)
 
 
-def _run(trial: Trial, seconds: float) -> None:
+def _run(trial: LogTrial, seconds: float) -> None:
     """Run the workload for a while."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -372,7 +373,7 @@ def run_matrix(options: argparse.Namespace) -> int:
         return 2
     trials: list[tuple[str, ...]] = [(name,) for name in chosen]
     trials += combinations(chosen, 2) if options.pairs else []
-    shape = Shape(
+    shape = LogShape(
         f=options.f, durability=options.durability, seed=options.seed, rate_per_s=options.rate
     )
     print(f"{'fault':64} {'whole after':>11} {'healed':>7} {'acked':>6} {'lost':>5}  verdict")
@@ -380,7 +381,8 @@ def run_matrix(options: argparse.Namespace) -> int:
     for names in trials:
         row = _in_folder(names, shape, options.keep)
         bad += bool(row.wrong)
-        acked, lost = (row.verdict.acknowledged, row.verdict.lost) if row.verdict else ("-", "-")
+        figures = row.verdict.figures if row.verdict else {}
+        acked, lost = (figures.get(name, "-") for name in ("acknowledged", "lost_as_reported"))
         print(
             f"{row.name:64} {row.since_strike:9.2f} s {row.since_heal:5.2f} s {acked:>6} {lost:>5}"
             f"  {row.wrong or 'clean'}",
@@ -390,7 +392,7 @@ def run_matrix(options: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _in_folder(names: tuple[str, ...], shape: Shape, keep: Path | None) -> Row:
+def _in_folder(names: tuple[str, ...], shape: LogShape, keep: Path | None) -> Row:
     """Run a trial in a folder that stays if it is asked for, or if something was wrong."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ members fail at once. Invariant: at the end every fault is healed.
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -40,6 +41,20 @@ _DURATION_S: Final = (0.2, 6.0)
 #: Timeout for the recovery of a group, in seconds; after it, the group's fault is left out.
 _TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.05
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """Return the kinds of faults in an option's text: names with commas.
+
+    Raises:
+        argparse.ArgumentTypeError: a name is unknown.
+
+    """
+    kinds = tuple(text.split(","))
+    unknown = set(kinds) - {*KINDS, *DAMAGE, KILL_GROUP}
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: no kind of fault")
+    return kinds
 
 
 class Fault(NamedTuple):
@@ -149,7 +164,6 @@ class Chaos:
         """
         self._nodes, self._unhealthy, self._say, self._beyond = nodes, unhealthy, say, beyond
         self._faults: Final = faults(nodes, seed, kinds)
-        self._began: Final = time.monotonic()
         #: Times at which nodes are healed, in order.
         self._heals: list[tuple[float, str]] = []
         self.injected = 0
@@ -165,22 +179,22 @@ class Chaos:
                 self._inject(fault, end, each)
         finally:
             self._nodes.heal_all()
-            self._report("everything is healed")
+            self._say("everything is healed")
 
     def _inject(self, fault: Fault, end: float, each: Callable[[], None]) -> None:
         deadline = min(end, time.monotonic() + _TIMEOUT_S)
         while not self._beyond and not self._is_healthy(fault.node):
             if time.monotonic() >= deadline:
-                self._report(f"left out, its group is not healthy: {fault}")
+                self._say(f"left out, its group is not healthy: {fault}")
                 return
             self._pass(time.monotonic() + _POLL_S, each)
         try:
             said = inject(self._nodes, fault)
         except UnavailableError as error:
-            self._report(f"{fault}: not done: {error}")
+            self._say(f"{fault}: not done: {error}")
             return
         self.injected += 1
-        self._report(f"{fault}{': ' if said else ''}{said}")
+        self._say(f"{fault}{': ' if said else ''}{said}")
         self._heals.append((time.monotonic() + fault.seconds, fault.node))
         self._heals.sort()
 
@@ -198,14 +212,11 @@ class Chaos:
             while self._heals and self._heals[0][0] <= time.monotonic():
                 _, node = self._heals.pop(0)
                 self._nodes.heal(node)
-                self._report(f"heal {node}")
+                self._say(f"heal {node}")
             left = until - time.monotonic()
             if left <= 0:
                 return
             time.sleep(min(left, _POLL_S))
-
-    def _report(self, text: str) -> None:
-        self._say(f"{time.monotonic() - self._began:7.2f} s  {text}")
 
 
 def _shard_of(node: str) -> str:

@@ -1,73 +1,80 @@
 """A cluster under a workload, which is hurt, becomes whole again, and is judged.
 
-    with Trial(folder) as trial:
+    with LogTrial(folder, LogShape()) as trial:
         trial.nodes.kill("shard-0-0")
         trial.settle()
-    verdict = trial.judge()
+        verdict = trial.judge()
 
-Rule: the cluster lives until the last reader has read everything. Invariant: when a `Trial` is
-left, none of its processes runs any more.
+A workload is a subclass: clients of the log (`log`), or of a database in it (`database`). Rule: the
+cluster lives until the last reader has read everything. Invariant: when a trial is left, none of
+its processes runs any more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from history import events
-from history.clients import Plan
-from history.observed import ACKED, gather
-from history.probe import Probe
+from history import events, report
+from history.observed import gather
 from history.rules import check
-from history.workload import Workload, read_all
 
 from fault_injection.nodes import LAUNCHER, Nodes
 from ziplog.errors import ZiplogError
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import Self
 
-    from history.observed import Observed, Violation
+    from history.events import Recorder
+    from history.probe import Health
+    from history.processes import ClientProcesses
 
-#: Weights of what clients do.
-MIX: Final = {"insert": 50, "nowait": 10, "batch": 10, "read": 15, "scan": 1, "tail": 3, "sync": 3}
 #: Interval between status requests, in seconds.
 _LOOK_S: Final = 0.1
-HEALTHY_S: Final = 60.0
+_HEALTHY_S: Final = 60.0
+#: Interval between kills of a client, in seconds; each is replaced by a new one.
+_KILL_CLIENT_S: Final = (7.5, 22.5)
 
 
-class Shape(NamedTuple):
-    """Size of the cluster and its workload."""
+@dataclass(frozen=True)
+class Shape:
+    """Size of the cluster, and what all workloads have."""
 
     shards: int = 2
     f: int = 1
     mms: int = 3
     failure_handlers: int = 3
     durability: Literal["memory", "disk"] = "memory"
+    #: Client processes.
     clients: int = 3
-    subscribers: int = 2
-    #: Operations a second of one client.
+    #: Operations a second of one client; 0: no limit.
     rate_per_s: float = 60.0
     seed: int = 1
-    #: Whether clients call `sync` too.
-    syncs: bool = True
 
 
 class Verdict(NamedTuple):
-    """Result of a trial: what clients observed, and violations."""
+    """Result of a trial."""
 
-    acknowledged: int
-    #: Acknowledged records that the cluster reported as lost.
-    lost: int
-    violations: list[Violation]
-    observed: Observed
+    #: Numbers of checked operations (`history.report.summary`).
+    figures: dict[str, Any]
+    #: Violations, and processes that ended by an error; a line each.
+    broken: list[str]
 
 
-class Trial:
-    """A cluster with a layer of faults, and a workload on it."""
+class Trial(ABC):
+    """A cluster with a layer of faults, and a workload that records its history."""
+
+    cluster: Cluster
+    nodes: Nodes
+    clients: ClientProcesses
+    health: Health
 
     def __init__(self, folder: Path, shape: Shape) -> None:
         """Prepare; `folder` gets the cluster's data and the history."""
@@ -76,10 +83,11 @@ class Trial:
         self.history: Final = folder / "history"
         self.outages: Final = Outages()
         self._stack: Final = contextlib.ExitStack()
+        self._recorder: Recorder
         self._look_at = 0.0
 
     def __enter__(self) -> Self:
-        """Start everything."""
+        """Start everything; returns when the clients work."""
         shape = self.shape
         with contextlib.ExitStack() as stack:
             self.cluster = stack.enter_context(
@@ -95,19 +103,10 @@ class Trial:
                 )
             )
             self.nodes = Nodes(self.folder / "data")
-            self.plan = Plan(
-                self.cluster.endpoint,
-                str(self.history),
-                MIX if shape.syncs else {name: n for name, n in MIX.items() if name != "sync"},
-                seed=shape.seed,
-                rate_per_s=shape.rate_per_s,
-                timeout_s=3.0,
-            )
-            self.workload = stack.enter_context(
-                Workload(self.plan, shape.clients, shape.subscribers)
-            )
-            self.probe = stack.enter_context(Probe(self.plan))
-            self.workload.wait_working()
+            self.history.mkdir()
+            path = self.history / f"trial{events.SUFFIX}"
+            self._recorder = stack.enter_context(events.Recorder(path, "trial"))
+            self._start(stack)
             self._stack.push(stack.pop_all())
         return self
 
@@ -115,47 +114,109 @@ class Trial:
         """Stop everything."""
         self._stack.close()
 
+    # --- of a workload ---
+
+    @abstractmethod
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        """Start the workload and the health check; return when the clients work."""
+
+    def _heal(self) -> None:  # noqa: B027 - the log has nothing else
+        """Heal what is not a node of the cluster."""
+
+    def _look(self) -> None:  # noqa: B027 - a database has nothing more
+        """Look at what only this workload has."""
+
+    @abstractmethod
+    def _finish(self) -> list[str]:
+        """Stop the clients, and read everything; return what ended by an error.
+
+        Raises:
+            ZiplogError: it cannot be read.
+
+        """
+
+    def disturbances(self, chance: random.Random, say: Callable[[str], None]) -> Iterator[Occasion]:
+        """Yield the random faults that hit other processes than the nodes of the cluster.
+
+        Args:
+            chance: of all random choices.
+            say: called with a line for each fault.
+
+        """
+
+        def replace_client() -> None:
+            running = self.clients.running()
+            if running:
+                number = chance.choice(running)
+                self.clients.kill(number)
+                self.clients.start()
+                say(f"kill client {number}")
+
+        yield Occasion(chance, _KILL_CLIENT_S, replace_client)
+
+    # --- of all workloads ---
+
+    def note(self, text: str) -> None:
+        """Write a fault into the history."""
+        self._recorder.call(events.Fault(events.now(), text))
+
     def look(self) -> None:
         """Look at the status, not too often: what fails since when, what may be lost."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_S
-            self.outages.note(self.probe.unhealthy())
-            self.workload.note_losses()
+            self.outages.note(self.health.unhealthy())
+            self._look()
 
-    def settle(self, timeout_s: float = HEALTHY_S) -> float:
+    def settle(self) -> float:
         """Heal everything; return after how many seconds the cluster is whole.
 
         Raises:
-            TimeoutError: it is not whole by then.
+            TimeoutError: it is not whole in time.
+            UnavailableError: a process does not come up.
 
         """
+        began = time.monotonic()
         self.nodes.heal_all()
+        self._heal()
         try:
-            return self.probe.wait_healthy(timeout_s)
+            self.health.wait_healthy(_HEALTHY_S)
         finally:
-            self.outages.note(self.probe.unhealthy())
+            self.outages.note(self.health.unhealthy())
+        return time.monotonic() - began
 
     def judge(self) -> Verdict:
-        """Stop the workload, read the whole log, and check the history.
+        """Stop the workload, read everything, and check the history.
 
         At level `disk` no record may be lost; at level `memory`, only reported records.
-
-        Raises:
-            ZiplogError: the log cannot be read.
-            RuntimeError: a client or a subscriber ended by an error.
-
         """
-        self.workload.stop()
-        self.probe.close()
-        if self.workload.crashed:
-            raise RuntimeError(f"ended by an error: {', '.join(self.workload.crashed)}")
         try:
-            read_all(self.plan)
-        finally:
-            observed = gather(events.files_of([self.history]))
+            ended = self._finish()
+        except ZiplogError as error:
+            ended = [f"it cannot be read at the end: {error}"]
+        self._recorder.close()
+        observed = gather(events.files_of([self.history]))
         judgement = check(observed, allow_loss=self.shape.durability == "memory")
-        acknowledged = sum(state == ACKED for state in observed.records.state)
-        return Verdict(acknowledged, len(judgement.lost), judgement.violations, observed)
+        return Verdict(report.summary(judgement), [*ended, *report.violation_lines(judgement)])
+
+
+class Occasion:
+    """Acts at random intervals, whenever it is called and an action is due."""
+
+    def __init__(
+        self, chance: random.Random, interval_s: tuple[float, float], act: Callable[[], None]
+    ) -> None:
+        """Prepare; the first action is due after an interval."""
+        self._chance, self._interval_s, self._act = chance, interval_s, act
+        self._due = self._next()
+
+    def _next(self) -> float:
+        return time.monotonic() + self._chance.uniform(*self._interval_s)
+
+    def __call__(self) -> None:
+        """Act if it is time."""
+        if time.monotonic() >= self._due:
+            self._due = self._next()
+            self._act()
 
 
 class Outages:
@@ -167,7 +228,7 @@ class Outages:
         self.ended: Final[list[tuple[str, float]]] = []
 
     def note(self, unhealthy: dict[str, str]) -> None:
-        """Take what ails now."""
+        """Record which nodes and shards are unhealthy now."""
         now = time.monotonic()
         for name in [name for name in self._since if name not in unhealthy]:
             self.ended.append((name, now - self._since.pop(name)))
@@ -179,17 +240,13 @@ class Outages:
         return [seconds for name, seconds in self.ended if name.startswith("shard ")]
 
 
-def explain(verdict: Verdict, limit: int = 10) -> list[str]:
-    """Return the violations as lines."""
-    lines = [
-        f"VIOLATION {v.rule}: {v.text} [{verdict.observed.where(v.source)}]"
-        for v in verdict.violations[:limit]
-    ]
-    more = len(verdict.violations) - limit
-    return [*lines, f"... and {more} more"] if more > 0 else lines
+def first(lines: list[str], limit: int = 10) -> list[str]:
+    """Return the first lines, and the number of the others."""
+    more = len(lines) - limit
+    return [*lines[:limit], f"... and {more} more"] if more > 0 else lines
 
 
-def wrong(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return what went wrong, as one line."""
     kind = "" if isinstance(error, ZiplogError | TimeoutError) else f"{type(error).__name__}: "
     return f"{kind}{error}"

@@ -6,21 +6,17 @@ is used. The next operation depends on the seed and on earlier results.
 
 from __future__ import annotations
 
-import ctypes
 import random
-import signal
 import time
 from collections import deque
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 import ziplog
 from history import events
-from history.events import Recorder, now
+from history.events import now
 from history.payloads import PER_CLIENT, number_of, payload
+from history.processes import Pace, Plan, Stopped
 from ziplog import (
     RID_GENESIS,
     RID_RECENT,
@@ -35,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
+    from history.events import Recorder
+
 OPERATIONS: Final = ("insert", "nowait", "batch", "read", "scan", "sync", "tail", "trim")
 #: Rids that a client remembers, of its own and of others.
 _MEMORY: Final = 2000
@@ -45,44 +43,18 @@ _RESOLVE_S: Final = 1.0
 _SCAN: Final = 2000
 _TEXT: Final = 300
 _RETRY_S: Final = 0.2
-_PR_SET_PDEATHSIG: Final = 1
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """Settings that all processes of a workload share."""
+class LogPlan(Plan, frozen=True, kw_only=True):
+    """Settings of the processes that use the log itself."""
 
+    #: "host:port,..." of the membership service.
     bootstrap: str
-    directory: str
-    mix: dict[str, int]
-    seed: int = 1
     payload_bytes: int = 100
+    #: Inserts name the record that they come after.
     chains: bool = True
-    #: Operations per second of one client; 0: no limit.
-    rate_per_s: float = 0.0
-    timeout_s: float = 5.0
     #: Of one client; 0: until it is stopped.
     operations: int = 0
-
-    def recorder(self, process: str) -> Recorder:
-        """Begin the history of a process."""
-        note = msgspec.to_builtins(self)
-        return Recorder(Path(self.directory) / f"{process}{events.SUFFIX}", process, plan=note)
-
-
-class Stopped:
-    """Becomes true on SIGTERM, or when the parent process is gone."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        signal.signal(signal.SIGTERM, self._set)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def _set(self, *_: object) -> None:
-        self._is_set = True
-
-    def __bool__(self) -> bool:
-        return self._is_set
 
 
 def failed(op: int, error: Exception) -> events.Failed:
@@ -124,7 +96,7 @@ def batches(subscription: Iterator[ziplog.Record], size: int) -> Iterator[list[z
         yield batch
 
 
-def connected(plan: Plan, stopped: Stopped) -> ziplog.Log | None:
+def connected(plan: LogPlan, stopped: Stopped) -> ziplog.Log | None:
     """Connect, with retries; None if it was stopped first."""
     while not stopped:
         try:
@@ -134,7 +106,7 @@ def connected(plan: Plan, stopped: Stopped) -> ziplog.Log | None:
     return None
 
 
-def run_client(plan: Plan, number: int) -> None:
+def run_client(plan: LogPlan, number: int) -> None:
     """Be client `number` until SIGTERM, or as many operations as planned."""
     stopped = Stopped()
     with plan.recorder(f"client-{number}") as recorder:
@@ -150,7 +122,7 @@ def run_client(plan: Plan, number: int) -> None:
 class Client:
     """Inserts, reads and asks, one call at a time."""
 
-    def __init__(self, plan: Plan, number: int, log: ziplog.Log, recorder: Recorder) -> None:
+    def __init__(self, plan: LogPlan, number: int, log: ziplog.Log, recorder: Recorder) -> None:
         self._plan: Final = plan
         self._log: Final = log
         self._recorder: Final = recorder
@@ -175,15 +147,13 @@ class Client:
         """Run until stopped; then wait for pending inserts and resolve those in doubt."""
         mix, plan = self._plan.mix, self._plan
         names, weights = list(mix), list(mix.values())
-        due, done = time.monotonic(), 0
+        pace, done = Pace(plan.rate_per_s), 0
         while not stopped and (done < plan.operations or not plan.operations):
             self._actions[self._random.choices(names, weights)[0]]()
             done += 1
             if self._doubts and self._random.random() < 0.2:
                 self._resolve()
-            if plan.rate_per_s:
-                due = max(due + 1 / plan.rate_per_s, time.monotonic() - 1.0)
-                time.sleep(max(0.0, due - time.monotonic()))
+            pace.wait()
         self._flush()
         for _ in range(2 * len(self._doubts)):
             if self._doubts:

@@ -1,6 +1,6 @@
-"""Health probe: checks that all nodes are up and that every shard accepts an insert.
+"""Health of a cluster: whether all nodes are up, and whether every shard accepts an insert.
 
-Its inserts are in the history like those of any client.
+The inserts of a `Probe` are in the history like those of any client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ziplog import ZiplogError
 if TYPE_CHECKING:
     from typing import Self
 
-    from history.clients import Plan
+    from history.clients import LogPlan
 
 #: The probe's number among the clients.
 _NUMBER: Final = 999
@@ -26,33 +26,30 @@ _TIMEOUT_S: Final = 1.0
 _POLL_S: Final = 0.02
 
 
-class Probe:
-    """Asks, and inserts one record at a time."""
+class Health:
+    """Requests the status document; connects with the first request."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Prepare; connects when it is asked for the first time."""
-        self._plan: Final = plan
-        self._recorder: Final = plan.recorder("probe")
+    def __init__(self, bootstrap: str) -> None:
+        """Prepare; `bootstrap`: "host:port,..." of the membership service."""
+        self._bootstrap: Final = bootstrap
         self._log: ziplog.Log | None = None
-        self._next = _NUMBER * PER_CLIENT
 
     def __enter__(self) -> Self:
         """Do nothing more."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close everything."""
+        """Close the client."""
         self.close()
 
     def close(self) -> None:
-        """Close the client and its history. Idempotent."""
+        """Close the client. Idempotent."""
         if self._log is not None:
             self._log.close()
             self._log = None
-        self._recorder.close()
 
     def _connected(self) -> ziplog.Log:
-        self._log = self._log or ziplog.connect(self._plan.bootstrap, timeout=_TIMEOUT_S)
+        self._log = self._log or ziplog.connect(self._bootstrap, timeout=_TIMEOUT_S)
         return self._log
 
     def status(self) -> dict[str, Any] | None:
@@ -65,7 +62,50 @@ class Probe:
     def unhealthy(self) -> dict[str, str]:
         """Return the unhealthy nodes and shards ("shard 0") with their states."""
         status = self.status()
-        return {"the membership service": "silent"} if status is None else unhealthy_in(status)
+        return {"the membership service": "silent"} if status is None else _unhealthy_in(status)
+
+    def refusing(self) -> dict[str, str]:
+        """Return the shards that accept no insert; here none is tried."""
+        return {}
+
+    def wait_healthy(self, timeout_s: float) -> float:
+        """Wait until all nodes are up and no shard is `refusing`; return the seconds.
+
+        Raises:
+            TimeoutError: the deadline passed; the message lists what is unhealthy.
+
+        """
+        began = time.monotonic()
+        missing: dict[str, str] = {}
+        while time.monotonic() < began + timeout_s:
+            missing = self.unhealthy() or self.refusing()
+            if not missing:
+                return time.monotonic() - began
+            time.sleep(_POLL_S)
+        raise TimeoutError(f"not whole after {timeout_s:g} s: {missing}")
+
+    def leader(self, group: str) -> str | None:
+        """Return the leader's name among "mms" or "failure_handlers"; None if it is not known."""
+        for node in (self.status() or {}).get(group, ()):
+            if node.get("leader") and node["state"] == "up":
+                return str(node["name"])
+        return None
+
+
+class Probe(Health):
+    """Also inserts, one record at a time."""
+
+    def __init__(self, plan: LogPlan) -> None:
+        """Begin the probe's history."""
+        super().__init__(plan.bootstrap)
+        self._payload_bytes: Final = plan.payload_bytes
+        self._recorder: Final = plan.recorder("probe")
+        self._next = _NUMBER * PER_CLIENT
+
+    def close(self) -> None:
+        """Close the client and its history. Idempotent."""
+        super().close()
+        self._recorder.close()
 
     def insert(self, shard: int) -> None:
         """Insert a record at a shard.
@@ -80,29 +120,14 @@ class Probe:
         op = self._recorder.next_op()
         self._recorder.call(events.Insert(op, now(), 0, [self._next]))
         try:
-            rid = log.insert_after(payload(self._next, self._plan.payload_bytes))
+            rid = log.insert_after(payload(self._next, self._payload_bytes))
         except ZiplogError as error:
             self._recorder.result(failed(op, error))
             raise
         self._recorder.result(events.Inserted(op, now(), [rid.gsn], [rid.shard]))
 
-    def wait_healthy(self, timeout_s: float) -> float:
-        """Wait until all nodes are up and each shard accepts an insert; return the seconds.
-
-        Raises:
-            TimeoutError: the deadline passed; the message lists what is unhealthy.
-
-        """
-        began = time.monotonic()
-        missing: dict[str, str] = {}
-        while time.monotonic() < began + timeout_s:
-            missing = self.unhealthy() or self._refusing()
-            if not missing:
-                return time.monotonic() - began
-            time.sleep(_POLL_S)
-        raise TimeoutError(f"not whole after {timeout_s:g} s: {missing}")
-
-    def _refusing(self) -> dict[str, str]:
+    def refusing(self) -> dict[str, str]:
+        """Return the shards that accept no insert, with the errors."""
         refusing = {}
         for shard in (self.status() or {"shards": []})["shards"]:
             try:
@@ -111,15 +136,8 @@ class Probe:
                 refusing[f"shard {shard['id']}"] = f"takes no insert: {error}"
         return refusing
 
-    def leader(self, group: str) -> str | None:
-        """Return the leader's name among "mms" or "failure_handlers"; None if it is not known."""
-        for node in (self.status() or {}).get(group, ()):
-            if node.get("leader") and node["state"] == "up":
-                return str(node["name"])
-        return None
 
-
-def unhealthy_in(status: dict[str, Any]) -> dict[str, str]:
+def _unhealthy_in(status: dict[str, Any]) -> dict[str, str]:
     """Return the nodes and shards of a status document that are not as they should be."""
     found = {}
     for node in (*status["mms"], *status.get("failure_handlers", ())):

@@ -12,15 +12,12 @@ import random
 import threading
 import time
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 import logdb
 from history import events
-from history.clients import Stopped
-from history.events import Recorder, now
+from history.events import now
+from history.processes import Pace, Plan, Stopped
 from logdb import SnapshotExpired, TransactionAborted
 from ziplog.errors import (
     ConfigError,
@@ -34,7 +31,7 @@ from ziplog.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from history.events import Step
+    from history.events import Recorder, Step
     from logdb import Database, Transaction
 
     #: Runs a transaction and appends its steps; returns the gsn of its commit, or 0.
@@ -70,25 +67,13 @@ _TEXT: Final = 300
 ACCOUNT, LEDGER, LIST, REGISTER = "account/", "ledger/", "list/", "register/"
 
 
-class TransactPlan(msgspec.Struct, frozen=True):
-    """Settings that all processes of a workload share."""
+class TransactPlan(Plan, frozen=True, kw_only=True):
+    """Settings of the processes that use a database; a client is a thread."""
 
     #: "host:port", several with commas.
     coordinators: str
-    directory: str
-    #: Weights of what threads do.
-    mix: dict[str, int]
-    seed: int = 1
     threads: int = 4
     accounts: int = 8
-    #: Transactions per second of one thread; 0: no limit.
-    rate_per_s: float = 0.0
-    timeout_s: float = 5.0
-
-    def recorder(self, process: str) -> Recorder:
-        """Begin the history of a process."""
-        note = msgspec.to_builtins(self)
-        return Recorder(Path(self.directory) / f"{process}{events.SUFFIX}", process, plan=note)
 
 
 def run_transactors(plan: TransactPlan, number: int) -> None:
@@ -158,13 +143,11 @@ class Transactor:
     def run(self, stopped: Stopped) -> None:
         """Act until stopped."""
         names, weights = list(self._plan.mix), list(self._plan.mix.values())
-        due = time.monotonic()
+        pace = Pace(self._plan.rate_per_s)
         while not stopped:
             self._db = self._random.choice(self._databases)
             getattr(self, f"_{self._random.choices(names, weights)[0]}")()
-            if self._plan.rate_per_s:
-                due = max(due + 1 / self._plan.rate_per_s, time.monotonic() - 1.0)
-                time.sleep(max(0.0, due - time.monotonic()))
+            pace.wait()
 
     # --- writing it down ---
 

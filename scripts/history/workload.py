@@ -6,30 +6,24 @@ that the living ones did.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ziplog
 from history import events
-from history.clients import Plan, Stopped, batches, connected, delivered, failed, run_client
+from history.clients import LogPlan, batches, connected, delivered, failed, run_client
 from history.events import now
 from history.payloads import number_of
+from history.processes import ClientProcesses, Stopped
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, TrimmedError, ZiplogError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.context import SpawnProcess
     from typing import Self
 
-_SPAWN: Final = multiprocessing.get_context("spawn")
 #: Interval between requests for reported losses, in seconds.
 _LOSSES_S: Final = 1.0
-#: Timeout for the end of the processes, in seconds.
-_STOP_S: Final = 30.0
 _FETCH_S: Final = 0.25
 _BATCH: Final = 5000
 #: Mean number of batches between two restarts of a subscription.
@@ -44,18 +38,16 @@ _SAMPLE: Final = 500
 class Workload:
     """Processes that drive a cluster, from `with` on. For one thread."""
 
-    def __init__(self, plan: Plan, clients: int, subscribers: int) -> None:
+    def __init__(self, plan: LogPlan, clients: int, subscribers: int) -> None:
         """Prepare; the plan's directory is made."""
         self._plan: Final = plan
         Path(plan.directory).mkdir(parents=True, exist_ok=True)
         self._recorder: Final = plan.recorder("workload")
-        self._clients: Final[dict[int, SpawnProcess]] = {}
-        self._subscribers: Final[list[SpawnProcess]] = []
+        self.clients: Final = ClientProcesses("client", run_client, plan)
+        self._subscribers: Final = ClientProcesses("subscriber", run_subscriber, plan, first=0)
         self._counts: Final = (clients, subscribers)
-        self._next = 1
         #: Processes that ended by an error of their own; known once all have ended.
-        self.crashed: Final[list[str]] = []
-        self._killed: Final[set[int]] = set()
+        self.crashed: list[str] = []
         self._log: ziplog.Log | None = None
         self._losses: set[tuple[int, int, int]] = set()
         self._ask_at = 0.0
@@ -64,10 +56,10 @@ class Workload:
         """Start all processes."""
         clients, subscribers = self._counts
         try:
-            for number in range(subscribers):
-                self._subscribers.append(_started(run_subscriber, self._plan, number))
+            for _ in range(subscribers):
+                self._subscribers.start()
             for _ in range(clients):
-                self.start_client()
+                self.clients.start()
         except BaseException:
             self.stop()
             raise
@@ -76,17 +68,6 @@ class Workload:
     def __exit__(self, *_: object) -> None:
         """End all processes."""
         self.stop()
-
-    def start_client(self) -> int:
-        """Start one more client; returns its number."""
-        number = self._next
-        self._next += 1
-        self._clients[number] = _started(run_client, self._plan, number)
-        return number
-
-    def clients_running(self) -> list[int]:
-        """Return the numbers of the clients that run."""
-        return [number for number, process in self._clients.items() if process.is_alive()]
 
     def wait_working(self, timeout_s: float = 30.0) -> None:
         """Wait until every client has begun to work.
@@ -98,24 +79,14 @@ class Workload:
         """
         deadline = time.monotonic() + timeout_s
         folder = Path(self._plan.directory)
-        for number, process in self._clients.items():
+        for number in self.clients.numbers:
             path = folder / f"client-{number}{events.SUFFIX}"
             while not path.exists() or path.stat().st_size < _WORKING_BYTES:
-                if not process.is_alive():
-                    raise RuntimeError(f"client {number} ended (exit code {process.exitcode})")
+                if (code := self.clients.exit_code(number)) is not None:
+                    raise RuntimeError(f"client {number} ended (exit code {code})")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"client {number} does not work after {timeout_s:g} s")
                 time.sleep(0.02)
-
-    def kill_client(self, number: int) -> None:
-        """Kill a client, whatever it is doing."""
-        self._killed.add(number)
-        self._clients[number].kill()
-        self._clients[number].join()
-
-    def note(self, text: str) -> None:
-        """Write a fault into the history."""
-        self._recorder.call(events.Fault(now(), text))
 
     def note_losses(self) -> None:
         """Write what the cluster says is lost into the history. Asks at most once a second."""
@@ -135,31 +106,12 @@ class Workload:
         """Ask all processes to end, wait for them, kill those that do not. Idempotent."""
         if self._recorder.is_closed:
             return
-        processes = {
-            **{f"client {n}": p for n, p in self._clients.items() if n not in self._killed},
-            **{f"subscriber {n}": p for n, p in enumerate(self._subscribers)},
-        }
-        for process in processes.values():
-            process.terminate()
-        deadline = time.monotonic() + _STOP_S
-        for name, process in processes.items():
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-            # A process that was asked to end before it could listen was ended by that.
-            if process.exitcode not in {0, -signal.SIGTERM}:
-                self.crashed.append(f"{name} (exit code {process.exitcode})")
+        self._subscribers.terminate()
+        self.crashed = self.clients.stop() + self._subscribers.stop()
         if self._log is not None:
             self._log.close()
             self._log = None
         self._recorder.close()
-
-
-def _started(target: Callable[..., None], *arguments: Any) -> SpawnProcess:
-    process = _SPAWN.Process(target=target, args=arguments, daemon=True)
-    process.start()
-    return process
 
 
 def losses_of(status: dict[str, Any]) -> set[tuple[int, int, int]]:
@@ -170,7 +122,7 @@ def losses_of(status: dict[str, Any]) -> set[tuple[int, int, int]]:
 # --- subscribers ---------------------------------------------------------------------------------
 
 
-def run_subscriber(plan: Plan, number: int) -> None:
+def run_subscriber(plan: LogPlan, number: int) -> None:
     """Follow the log until SIGTERM: from its beginning, from now on, or from its middle."""
     stopped = Stopped()
     with plan.recorder(f"subscriber-{number}") as recorder:
@@ -183,7 +135,9 @@ def run_subscriber(plan: Plan, number: int) -> None:
 
 
 class _Subscriber:
-    def __init__(self, plan: Plan, number: int, log: ziplog.Log, recorder: events.Recorder) -> None:
+    def __init__(
+        self, plan: LogPlan, number: int, log: ziplog.Log, recorder: events.Recorder
+    ) -> None:
         self._number, self._log, self._recorder = number, log, recorder
         self._random = random.Random(f"{plan.seed} subscriber {number}")  # noqa: S311
 
@@ -238,7 +192,7 @@ class _Subscriber:
 # --- at the end ----------------------------------------------------------------------------------
 
 
-def read_all(plan: Plan, process: str = "final", timeout_s: float = 60.0) -> int:
+def read_all(plan: LogPlan, process: str = "final", timeout_s: float = 60.0) -> int:
     """Read the whole log with a fresh client, and some records one by one; return how many.
 
     Raises:

@@ -1,11 +1,12 @@
 """Transactions of many clients on real processes, while these are killed and paused.
 
 What clients saw is written down and judged (docs/history.md): strictly serializable, and no money
-is lost or made. The longer form is scripts/logdb_faults.py.
+is lost or made. The longer form is scripts/chaos.py --workload logdb.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,13 +18,13 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHAPE = DatabaseShape(checkpoint_every=300)
+SHAPE = DatabaseShape(mms=1, failure_handlers=1, checkpoint_every=300)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mix", [BANK, KEYS], ids=["bank", "lists and registers"])
 def test_transactions_are_serializable_whatever_dies(tmp_path: Path, mix: dict[str, int]) -> None:
-    with DatabaseTrial(tmp_path, SHAPE._replace(mix=mix)) as trial:
+    with DatabaseTrial(tmp_path, replace(SHAPE, mix=mix)) as trial:
         coordinators = trial.coordinators
         trial.wait_commits(100)
         coordinators.kill(0)
@@ -44,16 +45,16 @@ def test_transactions_are_serializable_whatever_dies(tmp_path: Path, mix: dict[s
         trial.wait_commits(100)
         victim = trial.cluster.config.shards[0].replicas[0].name
         trial.cluster.kill(victim)
-        wait_until(lambda: victim in trial.unhealthy(), "the failure is detected")
+        wait_until(lambda: victim in trial.health.unhealthy(), "the failure is detected")
         trial.settle()
         trial.wait_commits(100)
         for number in coordinators.numbers:
             coordinators.kill(number)
         trial.settle()
         trial.wait_commits(100)
-        trial.kill_client(trial.clients_running()[0])
+        trial.clients.kill(trial.clients.running()[0])
         verdict = trial.judge()
     assert verdict.broken == []
-    assert verdict.committed >= 600
+    assert verdict.figures["committed"] >= 600
     # The checker saw all of it: a killed client leaves calls without results.
-    assert verdict.in_doubt > 0
+    assert verdict.figures["in_doubt"] > 0

@@ -36,8 +36,7 @@ _SCRIPTS: Final = str(Path(__file__).resolve().parents[2] / "scripts")
 if _SCRIPTS not in sys.path:  # the scripts are no package: they are imported from their folder
     sys.path.insert(0, _SCRIPTS)
 
-import check_history  # noqa: E402
-from history import events  # noqa: E402
+from history import events, report  # noqa: E402
 from history.observed import DID_NOT_HAPPEN, gather  # noqa: E402
 from history.payloads import FOREIGN, PER_CLIENT  # noqa: E402
 from history.rules import check  # noqa: E402
@@ -402,7 +401,7 @@ class History:
         rows = [f"{v.rule}: {v.text} [{observed.where(v.source)}]" for v in violations[:_NAMED]]
         if len(violations) > _NAMED:
             rows.append(f"... and {len(violations) - _NAMED} more")
-        rows += check_history.traces(observed, violations)
+        rows += report.traces(observed, violations)
         assert not violations, "the history violates rules:\n" + "\n".join(rows)
         return judgement
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import check_history
 import pytest
 
-from tests.sim.history import History, certainly_did_not_happen, check_history, events, gather
+from tests.sim.history import History, certainly_did_not_happen, events, gather
 from ziplog.client.common.requests import (
     NEVER,
     Fetched,

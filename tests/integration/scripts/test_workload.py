@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import workload as command
 from history import events
-from history.clients import OPERATIONS, Plan
+from history.clients import OPERATIONS, LogPlan
 from history.observed import UNKNOWN, gather
 from history.payloads import FOREIGN, MIN_BYTES, number_of, payload
 from history.rules import check
@@ -61,28 +61,29 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workload")
     with Cluster(folder / "data", failure_handlers=0) as cluster:
         # Generous: a shard may be unavailable for some seconds.
-        plan = Plan(
-            cluster.endpoint,
-            str(folder / "history"),
-            dict.fromkeys(OPERATIONS, 1),
+        plan = LogPlan(
+            bootstrap=cluster.endpoint,
+            directory=str(folder / "history"),
+            mix=dict.fromkeys(OPERATIONS, 1),
             timeout_s=60.0,
             operations=300,
         )
         with Workload(plan, 2, 3) as workload:
-            killed = workload.start_client()
+            killed = workload.clients.start()
             written = folder / "history" / f"client-{killed}{events.SUFFIX}"
             wait_until(
                 lambda: written.exists() and written.stat().st_size > 10_000,
                 "it works",
                 deadline_s=100,
             )
-            workload.kill_client(killed)
+            workload.clients.kill(killed)
             wait_until(
-                lambda: not workload.clients_running(),
+                lambda: not workload.clients.running(),
                 "the others have done it all",
                 deadline_s=100,
             )
-            workload.note("one client was killed")
+        with plan.recorder("trial") as recorder:
+            recorder.call(events.Fault(events.now(), "one client was killed"))
         assert read_all(plan) > 0
     return folder / "history"
 

@@ -27,9 +27,9 @@ from fault_injection.database import DatabaseShape, DatabaseTrial
 from fault_injection.log import LogShape, LogTrial
 from fault_injection.schedule import KINDS, Chaos, kinds_of
 from fault_injection.trial import first, in_one_line
-from history.report import figures_line
-from history.transactors import BANK, KEYS
 
+from tests.history.report import figures_line
+from tests.history.transactors import BANK, KEYS
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:

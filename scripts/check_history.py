@@ -16,16 +16,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from history import events, report
-from history.events import HistoryError
-from history.observed import gather
-from history.rules import check
+from tests.history import events, report
+from tests.history.events import HistoryError
+from tests.history.observed import gather
+from tests.history.rules import check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from history.observed import Observed, Violation
-    from history.rules import Judgement
+    from tests.history.observed import Observed, Violation
+    from tests.history.rules import Judgement
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

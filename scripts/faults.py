@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from fault_injection.nodes import Nodes
 from fault_injection.schedule import DAMAGE, KINDS, Chaos, kinds_of
-from history.probe import Health
 
+from tests.history.probe import Health
 from ziplog.errors import ConfigError, ZiplogError
 
 if TYPE_CHECKING:

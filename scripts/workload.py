@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from history.clients import OPERATIONS, LogPlan
-from history.payloads import MIN_BYTES
-from history.workload import Workload, read_all
-
 import ziplog
+from tests.history.clients import OPERATIONS, LogPlan
+from tests.history.payloads import MIN_BYTES
+from tests.history.workload import Workload, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from history import events
-from history.probe import Health
-from history.processes import ClientProcesses
-from history.transactors import (
+from fault_injection.coordinators import Coordinators
+from fault_injection.trial import Occasion, Shape, Trial
+from tests.history import events
+from tests.history.probe import Health
+from tests.history.processes import ClientProcesses
+from tests.history.transactors import (
     BANK,
     KEYS,
     TransactPlan,
@@ -22,9 +24,6 @@ from history.transactors import (
     read_database,
     run_transactors,
 )
-
-from fault_injection.coordinators import Coordinators
-from fault_injection.trial import Occasion, Shape, Trial
 
 if TYPE_CHECKING:
     import contextlib

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from history.clients import LogPlan
-from history.probe import Probe
-from history.workload import Workload, read_all
-
 from fault_injection.trial import Shape, Trial
+from tests.history.clients import LogPlan
+from tests.history.probe import Probe
+from tests.history.workload import Workload, read_all
 
 if TYPE_CHECKING:
     import contextlib

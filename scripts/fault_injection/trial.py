@@ -18,11 +18,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from history import events, report
-from history.observed import gather
-from history.rules import check
-
 from fault_injection.nodes import LAUNCHER, Nodes
+from tests.history import events, report
+from tests.history.observed import gather
+from tests.history.rules import check
 from ziplog.errors import ZiplogError
 from ziplog.local import Cluster
 
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from history.events import Recorder
-    from history.probe import Health
-    from history.processes import ClientProcesses
+    from tests.history.events import Recorder
+    from tests.history.probe import Health
+    from tests.history.processes import ClientProcesses
 
 #: Interval between status requests, in seconds.
 _LOOK_S: Final = 0.1
@@ -62,7 +61,7 @@ class Shape:
 class Verdict(NamedTuple):
     """Result of a trial."""
 
-    #: Numbers of checked operations (`history.report.summary`).
+    #: Numbers of checked operations (`tests.history.report.summary`).
     figures: dict[str, Any]
     #: Violations, and processes that ended by an error; a line each.
     broken: list[str]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fault_injection.database import DatabaseShape, DatabaseTrial
-from history.transactors import BANK, KEYS
 
+from tests.history.transactors import BANK, KEYS
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -370,7 +370,7 @@ class Deliveries:
     def allow_loss(self, shard: int, start: int, stop: int) -> None:
         """Ignore a shard's positions [start, stop), which may be lost.
 
-        The rules of `scripts/history` check whether a missing record reappears.
+        The rules of `tests/history` check whether a missing record reappears.
         """
         self._lost.append((shard, start, stop))
         first, last = bisect_left(self._gsns, start), bisect_left(self._gsns, stop)

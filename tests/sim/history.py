@@ -1,7 +1,7 @@
 """History of a simulation's clients: their calls and results, recorded in virtual time.
 
 Calls and results are recorded in their order, each with a unique time: events of the same
-nanosecond are moved on by as many nanoseconds as needed. So the rules of `scripts/history` see
+nanosecond are moved on by as many nanoseconds as needed. So the rules of `tests/history` see
 every pair of a result and a later call.
 
 The history numbers payloads, whatever bytes they have. A record with the payload, key and timestamp
@@ -12,14 +12,16 @@ writes and `scripts/check_history.py` reads (docs/history.md).
 from __future__ import annotations
 
 import io
-import sys
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from tests.history import events, report
+from tests.history.observed import DID_NOT_HAPPEN, gather
+from tests.history.payloads import FOREIGN, PER_CLIENT
+from tests.history.rules import check
 from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
@@ -32,21 +34,12 @@ from ziplog.client.common.requests import (
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.errors import NoSuchRecordError, OutcomeUnknownError, TrimmedError
 
-_SCRIPTS: Final = str(Path(__file__).resolve().parents[2] / "scripts")
-if _SCRIPTS not in sys.path:  # the scripts are no package: they are imported from their folder
-    sys.path.insert(0, _SCRIPTS)
-
-from history import events, report  # noqa: E402
-from history.observed import DID_NOT_HAPPEN, gather  # noqa: E402
-from history.payloads import FOREIGN, PER_CLIENT  # noqa: E402
-from history.rules import check  # noqa: E402
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
-    from history.observed import Observed
-    from history.rules import Judgement
-
+    from tests.history.observed import Observed
+    from tests.history.rules import Judgement
     from ziplog.types import Record, RecordId
 
     Request = (
@@ -386,7 +379,7 @@ class History:
         return gather(self._files.values())  # type: ignore[arg-type]  # `open` and `name` will do
 
     def judge(self, *, allow_loss: bool = False) -> Judgement:
-        """Check the history against the rules of `scripts/history`.
+        """Check the history against the rules of `tests/history`.
 
         Args:
             allow_loss: positions that were reported as lost may be missing.

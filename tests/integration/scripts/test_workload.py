@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import workload as command
-from history import events
-from history.clients import OPERATIONS, LogPlan
-from history.observed import UNKNOWN, gather
-from history.payloads import FOREIGN, MIN_BYTES, number_of, payload
-from history.rules import check
-from history.workload import Workload, losses_of, read_all
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ziplog
+from tests.history import events
+from tests.history.clients import OPERATIONS, LogPlan
+from tests.history.observed import UNKNOWN, gather
+from tests.history.payloads import FOREIGN, MIN_BYTES, number_of, payload
+from tests.history.rules import check
+from tests.history.workload import Workload, losses_of, read_all
 from tests.unit.scripts.mutations import MUTATIONS, Lines
 from tests.unit.scripts.simulated import write
 from tests.waiting import wait_until

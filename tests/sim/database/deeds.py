@@ -1,7 +1,7 @@
 """The recorded operations of a database's clients: reads, writes and outcomes.
 
 Each is recorded twice: as a `Deed`, to be checked against the model of the log, and as lines of the
-history, to be checked by `scripts/history`. Calls and results are numbered in the order in which
+history, to be checked by `tests/history`. Calls and results are numbered in the order in which
 they happen.
 """
 
@@ -14,8 +14,7 @@ from logdb.values import decode_value
 from ziplog.errors import OutcomeUnknownError
 
 if TYPE_CHECKING:
-    from history.events import Step
-
+    from tests.history.events import Step
     from tests.sim.history import History
     from tests.simulator.kernel import Kernel
 

@@ -1,7 +1,7 @@
 """A run with clients of a database, on coordinators that tail the log.
 
 Every run is checked three times: coordinators against each other and the model, the clients'
-operations against the model, and the history by `scripts/history`.
+operations against the model, and the history by `tests/history`.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from history import events
-from history.payloads import FOREIGN
 from msgspec.structs import replace
+
+from tests.history import events
+from tests.history.payloads import FOREIGN
 
 Lines = dict[str, list[events.Event]]
 Mutation = Callable[[Lines, Random], bool]

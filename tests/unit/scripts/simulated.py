@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from history import events
-from history.payloads import PER_CLIENT
+from tests.history import events
+from tests.history.payloads import PER_CLIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import check_history
 import msgspec
 import pytest
-from history import events
-from history.observed import gather
-from history.rules import check
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.history import events
+from tests.history.observed import gather
+from tests.history.rules import check
 from tests.unit.scripts.mutations import LATE, MUTATIONS, Lines
 from tests.unit.scripts.simulated import World, write
 

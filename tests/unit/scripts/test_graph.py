@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from history.graph import ALL, REALTIME, RW, WR, WW, Graph
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.history.graph import ALL, REALTIME, RW, WR, WW, Graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

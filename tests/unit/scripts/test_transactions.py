@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import check_history
 import pytest
-from history import events
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.history import events
 from tests.unit.scripts.transacting import Done, Serial, did, judged, lines_of, named
 from tests.unit.scripts.untruths import UNTRUTHS
 

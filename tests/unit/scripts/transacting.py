@@ -5,15 +5,15 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from history import events
-from history.observed import gather
-from history.rules import check
+from tests.history import events
+from tests.history.observed import gather
+from tests.history.rules import check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from history.observed import Violation
+    from tests.history.observed import Violation
 
 
 class Done(NamedTuple):

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from random import Random
 
-    from history.events import Step
-
+    from tests.history.events import Step
     from tests.unit.scripts.transacting import Done
 
     Untruth = Callable[[list[Done], Random], list[Done] | None]

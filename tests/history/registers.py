@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from history.graph import RW, WR, WW
-from history.observed import Violation
-from history.transactions import ABORTED, IN_DOUBT, NEVER_REPORTED
+from tests.history.graph import RW, WR, WW
+from tests.history.observed import Violation
+from tests.history.transactions import ABORTED, IN_DOUBT, NEVER_REPORTED
 
 if TYPE_CHECKING:
-    from history.graph import Graph
-    from history.transactions import Transaction
+    from tests.history.graph import Graph
+    from tests.history.transactions import Transaction
 
 
 class Written(NamedTuple):

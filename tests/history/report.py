@@ -6,15 +6,15 @@ import resource
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from history import events
-from history.observed import ACKED, NEVER
-from history.transactions import COMMITTED, IN_DOUBT
+from tests.history import events
+from tests.history.observed import ACKED, NEVER
+from tests.history.transactions import COMMITTED, IN_DOUBT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from history.observed import Observed, Violation
-    from history.rules import Judgement
+    from tests.history.observed import Observed, Violation
+    from tests.history.rules import Judgement
 
 #: Violations of one rule that are reported; the others are counted.
 _REPORTED: Final = 20

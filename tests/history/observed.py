@@ -1,6 +1,6 @@
 """Observed history: the content of all files, in columns; a million operations fit in memory.
 
-Rule: this module only joins calls with their results; `history.rules` interprets them. A call
+Rule: this module only joins calls with their results; `tests.history.rules` interprets them. A call
 without a result has an unknown outcome.
 """
 
@@ -10,9 +10,9 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from history import events, transactions
-from history.events import HistoryError
-from history.transactions import Transactions
+from tests.history import events, transactions
+from tests.history.events import HistoryError
+from tests.history.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ziplog
-from history import events
-from history.clients import LogPlan, batches, connected, delivered, failed, run_client
-from history.events import now
-from history.payloads import number_of
-from history.processes import ClientProcesses, Stopped
+from tests.history import events
+from tests.history.clients import LogPlan, batches, connected, delivered, failed, run_client
+from tests.history.events import now
+from tests.history.payloads import number_of
+from tests.history.processes import ClientProcesses, Stopped
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, TrimmedError, ZiplogError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class _Subscriber:
         self, plan: LogPlan, number: int, log: ziplog.Log, recorder: events.Recorder
     ) -> None:
         self._number, self._log, self._recorder = number, log, recorder
-        self._random = random.Random(f"{plan.seed} subscriber {number}")  # noqa: S311
+        self._random = random.Random(f"{plan.seed} subscriber {number}")
 
     def run(self, stopped: Stopped) -> None:
         start, resumes = self._first(stopped), 0
@@ -199,7 +199,7 @@ def read_all(plan: LogPlan, process: str = "final", timeout_s: float = 60.0) -> 
         ZiplogError: it cannot be read.
 
     """
-    chooser = random.Random(f"{plan.seed} {process}")  # noqa: S311
+    chooser = random.Random(f"{plan.seed} {process}")
     rids: list[RecordId] = []
     with (
         plan.recorder(process) as recorder,

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from history.graph import RW, WR, WW
-from history.observed import Violation
-from history.transactions import ABORTED, IN_DOUBT, short
+from tests.history.graph import RW, WR, WW
+from tests.history.observed import Violation
+from tests.history.transactions import ABORTED, IN_DOUBT, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from history.graph import Graph
-    from history.transactions import Transaction
+    from tests.history.graph import Graph
+    from tests.history.transactions import Transaction
 
 
 class Append(NamedTuple):

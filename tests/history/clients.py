@@ -13,10 +13,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import ziplog
-from history import events
-from history.events import now
-from history.payloads import PER_CLIENT, number_of, payload
-from history.processes import Pace, Plan, Stopped
+from tests.history import events
+from tests.history.events import now
+from tests.history.payloads import PER_CLIENT, number_of, payload
+from tests.history.processes import Pace, Plan, Stopped
 from ziplog import (
     RID_GENESIS,
     RID_RECENT,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from history.events import Recorder
+    from tests.history.events import Recorder
 
 OPERATIONS: Final = ("insert", "nowait", "batch", "read", "scan", "sync", "tail", "trim")
 #: Rids that a client remembers, of its own and of others.
@@ -126,7 +126,7 @@ class Client:
         self._plan: Final = plan
         self._log: Final = log
         self._recorder: Final = recorder
-        self._random: Final = random.Random(f"{plan.seed} {number}")  # noqa: S311 - no secret
+        self._random: Final = random.Random(f"{plan.seed} {number}")
         self._next_payload = number * PER_CLIENT
         self._own: Final[deque[RecordId]] = deque(maxlen=_MEMORY)
         self._learned: Final[deque[RecordId]] = deque(maxlen=_MEMORY)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from history.observed import Violation
-from history.transactions import ABORTED, COMMITTED
+from tests.history.observed import Violation
+from tests.history.transactions import ABORTED, COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from history.transactions import Transaction
+    from tests.history.transactions import Transaction
 
 #: What such a transaction does: opens accounts with these balances; moves [from, to, amount];
 #: reads all balances, in order; reads the ledger: {number: [from, to, amount, times]}.

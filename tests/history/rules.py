@@ -11,15 +11,15 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
-from history import isolation
-from history.events import Failed
-from history.observed import ACKED, END, NEVER, Violation
-from history.payloads import FOREIGN
+from tests.history import isolation
+from tests.history.events import Failed
+from tests.history.observed import ACKED, END, NEVER, Violation
+from tests.history.payloads import FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from history.observed import Observed, Reading, Subscription
+    from tests.history.observed import Observed, Reading, Subscription
 
 _SHARD_BITS: Final = 31
 _SHARD_MASK: Final = (1 << _SHARD_BITS) - 1

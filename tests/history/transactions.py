@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from history import events
-    from history.events import Step
+    from tests.history import events
+    from tests.history.events import Step
 
 #: Outcomes of a transaction.
 COMMITTED, ABORTED, IN_DOUBT = 1, 2, 3

@@ -15,10 +15,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import logdb
-from history import events
-from history.events import now
-from history.processes import Pace, Plan, Stopped
 from logdb import SnapshotExpired, TransactionAborted
+from tests.history import events
+from tests.history.events import now
+from tests.history.processes import Pace, Plan, Stopped
 from ziplog.errors import (
     ConfigError,
     DeadlineError,
@@ -31,8 +31,8 @@ from ziplog.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from history.events import Recorder, Step
     from logdb import Database, Transaction
+    from tests.history.events import Recorder, Step
 
     #: Runs a transaction and appends its steps; returns the gsn of its commit, or 0.
     Act = Callable[[list[Step]], int]
@@ -133,7 +133,7 @@ class Transactor:
         self._databases: Final = databases
         self._db = databases[0]
         self._recorder: Final = recorder
-        self._random: Final = random.Random(f"{plan.seed} {process}")  # noqa: S311 - no secret
+        self._random: Final = random.Random(f"{plan.seed} {process}")
         self._numbers: Final = count((process + 1) * _PER_THREAD)
         #: From a list's number to which one of its line is used by now.
         self._generations: Final = [0] * _LISTS

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from history import events
-from history.events import Recorder
+from tests.history import events
+from tests.history.events import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,18 +13,18 @@ from __future__ import annotations
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from history.bank import Bank
-from history.graph import LOG, PROCESS, REALTIME, RW, WR, WW, Cycle, Graph
-from history.lists import Lists
-from history.observed import Violation
-from history.registers import Registers
-from history.transactions import ABORTED, COMMITTED, NEVER_REPORTED
+from tests.history.bank import Bank
+from tests.history.graph import LOG, PROCESS, REALTIME, RW, WR, WW, Cycle, Graph
+from tests.history.lists import Lists
+from tests.history.observed import Violation
+from tests.history.registers import Registers
+from tests.history.transactions import ABORTED, COMMITTED, NEVER_REPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from history.observed import Observed
-    from history.transactions import Transaction
+    from tests.history.observed import Observed
+    from tests.history.transactions import Transaction
 
 #: Kinds of edges in addition to the data's, weakest guarantee first.
 _LEVELS: Final = (0, PROCESS, PROCESS | REALTIME, PROCESS | REALTIME | LOG)

@@ -9,16 +9,16 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import ziplog
-from history import events
-from history.clients import failed
-from history.events import now
-from history.payloads import PER_CLIENT, payload
+from tests.history import events
+from tests.history.clients import failed
+from tests.history.events import now
+from tests.history.payloads import PER_CLIENT, payload
 from ziplog import ZiplogError
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from history.clients import LogPlan
+    from tests.history.clients import LogPlan
 
 #: The probe's number among the clients.
 _NUMBER: Final = 999

@@ -1,1 +1,0 @@
-"""Histories of client operations: the file format, the recording clients, and the checker."""

@@ -116,10 +116,9 @@ def _do(nodes: Nodes, options: argparse.Namespace) -> None:
             nodes.lose(options.node, options.percent)
         case "fill-disk":
             print(nodes.fill_disk(options.node, options.bytes))
-        case "torn-tail":
-            print(nodes.torn_tail(options.node, options.seed))
-        case "bitflip":
-            print(nodes.bitflip(options.node, options.seed))
+        case "torn-tail" | "bitflip":
+            damage = getattr(nodes, options.verb.replace("-", "_"))
+            print(damage(options.node, options.seed))
         case "random":
             _random(nodes, options)
 

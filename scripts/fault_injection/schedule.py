@@ -96,6 +96,24 @@ def faults(nodes: Nodes, seed: int, kinds: Sequence[str] = KINDS) -> Iterator[tu
         )
 
 
+_STRIKES: Final[dict[str, Callable[[Nodes, Fault], str | None]]] = {
+    "kill": lambda nodes, fault: nodes.kill(fault.node),
+    "pause": lambda nodes, fault: nodes.pause(fault.node),
+    "restart": lambda nodes, fault: nodes.restart(fault.node),
+    "cut-peers": lambda nodes, fault: nodes.cut_from_peers(fault.node),
+    "cut-clients": lambda nodes, fault: nodes.cut_from_clients(fault.node),
+    "cut-one-way": lambda nodes, fault: nodes.cut(fault.node, [fault.other], one_way=True),
+    "isolate": lambda nodes, fault: nodes.isolate(fault.node),
+    "lose": lambda nodes, fault: nodes.lose(fault.node, fault.amount),
+    "slow": lambda nodes, fault: nodes.slow(fault.node, send_ms=fault.amount),
+    "slow-disk": lambda nodes, fault: nodes.slow(fault.node, flush_ms=fault.amount),
+    "fill-disk": lambda nodes, fault: nodes.fill_disk(fault.node, fault.amount * 1024),
+    "torn-tail": lambda nodes, fault: nodes.torn_tail(fault.node, fault.amount),
+    "bitflip": lambda nodes, fault: nodes.bitflip(fault.node, fault.amount),
+    KILL_GROUP: lambda nodes, fault: nodes.kill_all(nodes.group_of(fault.node)),
+}
+
+
 def inject(nodes: Nodes, fault: Fault) -> str:
     """Inject a fault; return its description.
 
@@ -103,39 +121,7 @@ def inject(nodes: Nodes, fault: Fault) -> str:
         UnavailableError: the node does not run.
 
     """
-    node = fault.node
-    match fault.kind:
-        case "kill":
-            nodes.kill(node)
-        case "kill-group":
-            nodes.kill_all(nodes.group_of(node))
-        case "pause":
-            nodes.pause(node)
-        case "restart":
-            nodes.restart(node)
-        case "cut-peers":
-            nodes.cut_from_peers(node)
-        case "cut-clients":
-            nodes.cut_from_clients(node)
-        case "cut-one-way":
-            nodes.cut(node, [fault.other], one_way=True)
-        case "isolate":
-            nodes.isolate(node)
-        case "lose":
-            nodes.lose(node, fault.amount)
-        case "slow":
-            nodes.slow(node, send_ms=fault.amount)
-        case "slow-disk":
-            nodes.slow(node, flush_ms=fault.amount)
-        case "fill-disk":
-            return nodes.fill_disk(node, fault.amount * 1024)
-        case "torn-tail":
-            return nodes.torn_tail(node, fault.amount)
-        case "bitflip":
-            return nodes.bitflip(node, fault.amount)
-        case _:
-            raise AssertionError(f"no such fault: {fault.kind}")
-    return ""
+    return _STRIKES[fault.kind](nodes, fault) or ""
 
 
 class Chaos:

@@ -70,6 +70,7 @@ class Verdict(NamedTuple):
 class Trial(ABC):
     """A cluster with a layer of faults, and a workload that records its history."""
 
+    shape: Shape
     cluster: Cluster
     nodes: Nodes
     clients: ClientProcesses
@@ -78,7 +79,7 @@ class Trial(ABC):
     def __init__(self, folder: Path, shape: Shape) -> None:
         """Prepare; `folder` gets the cluster's data and the history."""
         self.folder: Final = folder
-        self.shape: Final = shape
+        self.shape = shape
         self.history: Final = folder / "history"
         self.outages: Final = Outages()
         self._stack: Final = contextlib.ExitStack()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metrics.loops import exact_loop
 from metrics.windows import percentile
+from metrics.workers import Workers
 
 from logdb_bench import delayed_inserts
 from logdb_bench.workloads import Session, session
@@ -22,11 +22,9 @@ from logdb_bench.workloads import Session, session
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
-    from typing import Self
 
     from logdb_bench.plan import Plan
 
-_SPAWN: Final = multiprocessing.get_context("spawn")
 PROCESSES: Final = 4
 #: Interval between the start signal and the first operation, in nanoseconds.
 _LEAD_NS: Final = 50_000_000
@@ -84,27 +82,12 @@ class Outcome(NamedTuple):
         return Tally([us for t in tallies for us in t.took_us], sum(t.aborted for t in tallies))
 
 
-class ClientProcesses:
-    """The client processes of a plan, as a context manager."""
+class ClientProcesses(Workers):
+    """The client processes of a plan."""
 
     def __init__(self, plan: Plan, processes: int = PROCESSES) -> None:
         """Start them."""
-        self._workers = []
-        for _ in range(processes):
-            here, there = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_work, args=(plan, there), daemon=True)
-            process.start()
-            there.close()
-            self._workers.append((process, here))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process, pipe in self._workers:
-            process.kill()
-            process.join()
-            pipe.close()
+        super().__init__(_work, [(plan,)] * processes)
 
     def run(self, clients: int, seconds: float, warm_s: float) -> Outcome:
         """Run `clients` clients for `seconds` after `warm_s`.
@@ -113,8 +96,8 @@ class ClientProcesses:
             RuntimeError: a client failed; the message has its error.
 
         """
-        count = min(clients, len(self._workers))
-        working = [pipe for _, pipe in self._workers[:count]]
+        count = min(clients, len(self.pipes))
+        working = self.pipes[:count]
         for index, pipe in enumerate(working):
             pipe.send(range(index, clients, count))
         for pipe in working:

@@ -1,21 +1,19 @@
-"""Cluster of a LogDB benchmark: its own servers, one coordinator process, and progress output."""
+"""Cluster of a LogDB benchmark: its own servers, and one coordinator process."""
 
 from __future__ import annotations
 
 import sys
-import tempfile
-import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 from fault_injection.coordinators import Coordinators
-
-from ziplog.local import Cluster
+from metrics.setup import cluster as new_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from ziplog.local import Cluster
 
 
 class BenchSetup(NamedTuple):
@@ -58,35 +56,13 @@ def bench_setup(
 
     """
     with (
-        tempfile.TemporaryDirectory(prefix="logdb-bench-") as folder,
-        Cluster(Path(folder) / "log", shards=shards, launcher=launcher, supervise=False) as cluster,
+        new_cluster(shards, launcher=launcher, supervise=False) as cluster,
         Coordinators(
-            Path(folder) / "coordinators", cluster.endpoint, 1, command=command, options=options
+            cluster.config.data_dir.parent / "coordinators",
+            cluster.endpoint,
+            1,
+            command=command,
+            options=options,
         ) as coordinators,
     ):
         yield BenchSetup(cluster, coordinators)
-
-
-class Progress:
-    """Progress on stderr, with an estimate of the remaining time."""
-
-    def __init__(self, name: str, steps: int, seconds: float) -> None:
-        """Say what begins; `seconds`: about how long it will take."""
-        self._name, self._steps, self._done = name, steps, 0
-        self._began = time.monotonic()
-        self.report(f"{steps} steps, about {_minutes(seconds)}")
-
-    def step(self, text: str) -> None:
-        """One more is done."""
-        self._done += 1
-        passed = time.monotonic() - self._began
-        left = passed / self._done * (self._steps - self._done)
-        self.report(f"{self._done}/{self._steps} {text}; about {_minutes(left)} left")
-
-    def report(self, text: str) -> None:
-        """Say something."""
-        print(f"{self._name}: {text}", file=sys.stderr, flush=True)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import other_systems
+from log_bench import other_systems
+from metrics.picture import axes
+from metrics.setup import Progress
 
 import logdb
 from logdb_bench.clients import PROCESSES, ClientProcesses, Outcome
-from logdb_bench.cluster_setup import Progress, bench_setup
+from logdb_bench.cluster_setup import bench_setup
 from logdb_bench.delayed_inserts import SCALOG_US
 from logdb_bench.plan import Plan
 from logdb_bench.workloads import COUNTERS
@@ -144,10 +146,10 @@ def _target(line: Line, shards: int) -> Iterator[tuple[str, Callable[[], int]]]:
 # --- output -------------------------------------------------------------------------------
 
 
-def tables(result: Figures) -> Iterator[str]:
+def lines(result: Figures) -> Iterator[str]:
     """Yield the lines of the output."""
-    lines = result["lines"]
-    width = max(map(len, lines))
+    measured = result["lines"]
+    width = max(map(len, measured))
     for key, title, scale, form in (
         ("per_s", "commits/s", 1, ",.0f"),
         ("abort_share", "aborted, % of attempts", 100, ".1f"),
@@ -157,7 +159,7 @@ def tables(result: Figures) -> Iterator[str]:
     ):
         yield ""
         yield f"{title:<{width}}  " + "".join(f"{clients:>9}" for clients in CLIENTS)
-        for name, points in lines.items():
+        for name, points in measured.items():
             cells = ("-" if of[key] is None else format(of[key] * scale, form) for of in points)
             yield f"{name:<{width}}  " + "".join(f"{cell:>9}" for cell in cells)
 
@@ -172,8 +174,13 @@ _STYLES: Final = {
 }
 
 
-def draw(result: Figures, left: Any, right: Any) -> None:
+def draw(result: Figures, path: Path) -> None:
     """Draw Fig. 4.8 and Fig. 4.9."""
+    with axes(path, size=(11, 4.6)) as (left, right):
+        _draw(result, left, right)
+
+
+def _draw(result: Figures, left: Any, right: Any) -> None:
     for name, points in result["lines"].items():
         colour, style = _STYLES[name]
         rates = [of["per_s"] for of in points]

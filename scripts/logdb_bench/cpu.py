@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 from metrics import frames
 from metrics.cpu import spent
+from metrics.setup import Progress
 
 import logdb
-from logdb_bench.cluster_setup import Progress, bench_setup
+from logdb_bench.cluster_setup import bench_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -165,7 +166,7 @@ def _counts(folder: Path, pids: dict[str, int]) -> dict[str, Counter[str]]:
 # --- output -------------------------------------------------------------------------------
 
 
-def tables(result: Figures) -> Iterator[str]:
+def lines(result: Figures) -> Iterator[str]:
     """Yield the lines of the output."""
     yield ""
     yield f"of one read-modify-write ({result['cpu']['latency_us']:,.0f} µs, sequential)"

@@ -12,23 +12,24 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import tempfile
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 from fault_injection.coordinators import Coordinators
+from metrics.setup import Progress
+from metrics.setup import cluster as new_cluster
 
 import logdb
 import logdb.aio
-from logdb_bench.cluster_setup import Progress
 from logdb_bench.workloads import YCSB_BYTES, key_of
-from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from ziplog.local import Cluster
 
     Figures = dict[str, Any]
 
@@ -54,25 +55,24 @@ def measure(scale: float, shards: int) -> Figures:
     keys = max(_KEYS * commits // COMMITS, 1)
     expected = commits / _PUTS_PER_S + _STARTS * commits / _REPLAYED_PER_S + 60
     progress = Progress("restart", 5, expected)
-    with tempfile.TemporaryDirectory(prefix="logdb-bench-") as name:
-        folder = Path(name)
-        with Cluster(folder / "log", shards=shards, supervise=False) as cluster:
-            segment_mib = cluster.config.segment_bytes / _MIB
-            empty = _starts(cluster, folder)
-            progress.step("starts with an empty log")
-            with _coordinator(cluster, folder, "--no-checkpoints") as running:
-                per_s = asyncio.run(_write(running.endpoints, commits, keys, progress))
-                before = {"after_writing_rss_mib": _rss(running)} | _sizes(cluster, running)
-            progress.step(f"{commits:,} commits, {per_s:,.0f}/s")
-            replay = _starts(cluster, folder)
-            progress.step("starts by replay")
-            with _coordinator(
-                cluster, folder, "--checkpoint-every", str(max(commits // 10, 1))
-            ) as running:
-                after = _clean(cluster, running)
-            progress.step("a checkpoint, and the cleaner")
-            checkpoint = _starts(cluster, folder)
-            progress.step("starts from the checkpoint")
+    with new_cluster(shards, supervise=False) as cluster:
+        folder = cluster.config.data_dir.parent
+        segment_mib = cluster.config.segment_bytes / _MIB
+        empty = _starts(cluster, folder)
+        progress.step("starts with an empty log")
+        with _coordinator(cluster, folder, "--no-checkpoints") as running:
+            per_s = asyncio.run(_write(running.endpoints, commits, keys, progress))
+            before = {"after_writing_rss_mib": _rss(running)} | _sizes(cluster, running)
+        progress.step(f"{commits:,} commits, {per_s:,.0f}/s")
+        replay = _starts(cluster, folder)
+        progress.step("starts by replay")
+        with _coordinator(
+            cluster, folder, "--checkpoint-every", str(max(commits // 10, 1))
+        ) as running:
+            after = _clean(cluster, running)
+        progress.step("a checkpoint, and the cleaner")
+        checkpoint = _starts(cluster, folder)
+        progress.step("starts from the checkpoint")
     return {
         "shards": shards,
         "commits": commits,
@@ -186,7 +186,7 @@ def _disk(cluster: Cluster) -> int:
     return total
 
 
-def tables(result: Figures) -> Iterator[str]:
+def lines(result: Figures) -> Iterator[str]:
     """Yield the lines of the output."""
     yield ""
     yield (

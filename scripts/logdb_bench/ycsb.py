@@ -13,9 +13,11 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, Final
 
+from metrics.setup import Progress
+
 import logdb.aio
 from logdb_bench.clients import PROCESSES, ClientProcesses, Outcome
-from logdb_bench.cluster_setup import Progress, bench_setup
+from logdb_bench.cluster_setup import bench_setup
 from logdb_bench.contention import median
 from logdb_bench.plan import YCSB_KEYS, Plan
 from logdb_bench.workloads import DISTRIBUTIONS, MIXES, YCSB_BYTES, key_of
@@ -92,7 +94,7 @@ async def load(setup: BenchSetup, keys: int) -> None:
         await asyncio.gather(*(put_some() for _ in range(_LOADERS)))
 
 
-def tables(result: Figures) -> Iterator[str]:
+def lines(result: Figures) -> Iterator[str]:
     """Yield the lines of the output."""
     yield ""
     heads = ("ops/s", "p50 µs", "p99 µs", "aborted")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+import psutil
 
-    import psutil
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 #: Number of threads of a process that a report lists.
 _THREADS: Final = 3
@@ -33,6 +34,16 @@ def spent(
         }
     result["total_us"] = sum(of["total_us"] for of in result.values())
     return result
+
+
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """Return the CPU seconds of processes; those that have ended do not count."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def threads_of(process: psutil.Process) -> dict[int, tuple[float, float]]:

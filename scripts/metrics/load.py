@@ -1,8 +1,9 @@
 """Open-loop clients and a follower in separate processes, and the result of every insert.
 
-Each client inserts after pauses that are uniform in [0, 2T) (T Fig. 4.6), whether or not earlier
-inserts are complete. Rule: a client's inserts follow from its number and the load's seed, so two
-loads of the same plan insert at the same times. All processes share the monotonic clock.
+Each client inserts at a steady pace, or after pauses that are uniform in [0, 2T) (T Fig. 4.6),
+whether or not earlier inserts are complete. Rule: a client's inserts follow from its number and the
+load's seed, so two loads of the same plan insert at the same times. All processes share the
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ import contextlib
 import gc
 import heapq
 import math
-import multiprocessing
 import random
 import struct
 import time
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 
 import ziplog
 import ziplog.aio
+from metrics.cpu import cpu_s
 from metrics.loops import exact_loop
+from metrics.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from ziplog.policy import Policy
 
-_SPAWN: Final = multiprocessing.get_context("spawn")
 _HEAD: Final = struct.Struct("<Q")
 #: Between the sign that all are ready and the first insert.
 _LEAD_NS: Final = 300_000_000
@@ -57,6 +58,8 @@ class Client:
     policy: str
     #: It inserts within these half-open ranges, in seconds from the load's begin.
     spans: tuple[tuple[float, float], ...]
+    #: Pauses of T, instead of U(0, 2T).
+    is_steady: bool = False
 
     def due(self, seed: int) -> Iterator[float]:
         """Yield the times of its inserts, in seconds from the start of the load."""
@@ -67,7 +70,7 @@ class Client:
             at = start + 2 * self.pause_s * (1 - math.sqrt(rng.random()))
             while at < stop:
                 yield at
-                at += rng.uniform(0, 2 * self.pause_s)
+                at += self.pause_s if self.is_steady else rng.uniform(0, 2 * self.pause_s)
 
 
 class Insert(NamedTuple):
@@ -137,10 +140,10 @@ class Load:
     ) -> None:
         """Prepare `clients`, spread over `processes`, with payloads of `size` bytes (from 8)."""
         shares = [tuple(clients[index::processes]) for index in range(processes)]
-        self._clients: Final = [
-            _start(_insert, endpoint, share, seed, size) for share in shares if share
-        ]
-        self._follower: Final = _start(_follow, endpoint)
+        self._clients: Final = Workers(
+            _insert, [(endpoint, share, seed, size) for share in shares if share]
+        )
+        self._follower: Final = Workers(_follow, [(endpoint,)])
         self._warm_ups: Final = len(clients)
         self._begin = 0
         self._cpu = _cpu_times()
@@ -148,9 +151,8 @@ class Load:
     def __enter__(self) -> Self:
         """Wait until the follower follows and every client has inserted once."""
         try:
-            self._follower[1].recv()
-            for _, pipe in self._clients:
-                pipe.recv()
+            self._follower.receive()
+            self._clients.receive()
         except BaseException:
             self.__exit__()
             raise
@@ -158,16 +160,13 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         """End all processes."""
-        for process, pipe in (*self._clients, self._follower):
-            process.kill()
-            process.join()
-            pipe.close()
+        self._clients.__exit__()
+        self._follower.__exit__()
 
     def begin(self) -> int:
         """Let the clients begin soon; returns when, in monotonic nanoseconds."""
         self._begin = time.monotonic_ns() + _LEAD_NS
-        for _, pipe in self._clients:
-            pipe.send(self._begin)
+        self._clients.send(self._begin)
         self.sleep_until(0)
         self._cpu = _cpu_times()
         return self._begin
@@ -180,31 +179,23 @@ class Load:
         """Wait until the clients are through, and the follower has had all of it, or 15 s."""
         inserts: list[Insert] = []
         failed: list[str] = []
-        for index, (_, pipe) in enumerate(self._clients):
+        for index, pipe in enumerate(self._clients.pipes):
             rows, errors = pipe.recv()
             if not index:
                 busy = _busy(self._cpu)
             inserts += [Insert(*row) for row in rows]
             failed += errors
-        self._follower[1].send(sum(i.gsn >= 0 for i in inserts) + self._warm_ups)
-        seen, repeated = self._follower[1].recv()
+        self._follower.send(sum(i.gsn >= 0 for i in inserts) + self._warm_ups)
+        ((seen, repeated),) = self._follower.receive()
         return Outcome(self._begin, inserts, failed, seen, repeated, *busy)
-
-
-def _start(target: Any, *arguments: Any) -> tuple[Any, Connection]:
-    here, there = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=target, args=(*arguments, there), daemon=True)
-    process.start()
-    there.close()
-    return process, here
 
 
 def _cpu_times() -> tuple[float, float, float]:
     """Return CPU seconds: of all cores, the busy ones, and those of our processes."""
     times = psutil.cpu_times()
     here = psutil.Process()
-    own = [process.cpu_times() for process in (here, *here.children(recursive=True))]
-    return sum(times), sum(times) - times.idle - times.iowait, sum(t.user + t.system for t in own)
+    own = cpu_s([here, *here.children(recursive=True)])
+    return sum(times), sum(times) - times.idle - times.iowait, own
 
 
 def _busy(before: tuple[float, float, float]) -> tuple[float, float]:

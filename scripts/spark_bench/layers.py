@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
+from metrics.cpu import cpu_s
 from metrics.spark import session
 
 from spark_bench import floor, reading
@@ -136,12 +137,9 @@ def _spent() -> dict[str, float]:
     """Return the CPU seconds of this process's descendants, by role."""
     spent: dict[str, float] = {}
     for process in psutil.Process().children(recursive=True):
-        try:
-            command, times = process.cmdline(), process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        kind = _kind(command)
-        spent[kind] = spent.get(kind, 0.0) + times.user + times.system
+        with suppress(psutil.NoSuchProcess):
+            kind = _kind(process.cmdline())
+            spent[kind] = spent.get(kind, 0.0) + cpu_s([process])
     return spent
 
 

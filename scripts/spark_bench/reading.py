@@ -12,7 +12,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb_bench.cluster_setup import Progress
+from metrics.picture import axes
+from metrics.setup import Progress
 from metrics.spark import session
 
 from spark_bench.cluster_setup import Shape, bench_setup
@@ -182,22 +183,15 @@ def label(point: Figures) -> str:
 
 def draw(result: Figures, path: Any) -> None:
     """Draw what share of Parquet's rate is reached, by kind of log."""
-    import matplotlib as mpl  # noqa: PLC0415  optional
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
-    points = result["points"]
-    for axis, cores in zip(axes, CORES, strict=True):
-        for shift, (name, colour) in enumerate(((SERVERS, "#2a6f97"), (FILES, "#c58b2b"))):
-            ratios = [point["cores"][str(cores)][name]["to_parquet"] for point in points]
-            places = [index + 0.4 * shift for index in range(len(points))]
-            axis.barh(places, ratios, height=0.38, color=colour, label=name)
-        axis.set_yticks([index + 0.2 for index in range(len(points))], list(map(label, points)))
-        axis.axvline(1, color="#888888", linestyle=":")
-        axis.set_xlabel(f"rows/s over those from Parquet, local[{cores}]")
-    axes[0].invert_yaxis()
-    axes[1].legend()
-    figure.tight_layout()
-    figure.savefig(path)
+    with axes(path, sharey=True) as found:
+        points = result["points"]
+        for axis, cores in zip(found, CORES, strict=True):
+            for shift, (name, colour) in enumerate(((SERVERS, "#2a6f97"), (FILES, "#c58b2b"))):
+                ratios = [point["cores"][str(cores)][name]["to_parquet"] for point in points]
+                places = [index + 0.4 * shift for index in range(len(points))]
+                axis.barh(places, ratios, height=0.38, color=colour, label=name)
+            axis.set_yticks([index + 0.2 for index in range(len(points))], list(map(label, points)))
+            axis.axvline(1, color="#888888", linestyle=":")
+            axis.set_xlabel(f"rows/s over those from Parquet, local[{cores}]")
+        found[0].invert_yaxis()
+        found[1].legend()

@@ -8,29 +8,29 @@ end the log has all rows of all rounds.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import statistics
-import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from logdb_bench.cluster_setup import Progress
+from metrics.setup import Progress
+from metrics.setup import cluster as new_cluster
 from metrics.spark import session
+from metrics.workers import Workers
 
 import ziplog
 from spark_bench.cluster_setup import values
 from spark_bench.reading import rotated, timed
 from ziplog import policy
-from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from multiprocessing.synchronize import Barrier
+    from multiprocessing.connection import Connection
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from ziplog.local import Cluster
 
     Figures = dict[str, Any]
 
@@ -55,7 +55,6 @@ _CALL_BYTES: Final = 2 << 20
 _TIMEOUT_S: Final = 120.0
 #: Estimated duration of a shape at scale 1, in seconds.
 _SHAPE_S: Final = 25.0
-_SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 class Rows(NamedTuple):
@@ -77,12 +76,11 @@ def measure(scale: float) -> Figures:
     progress = Progress("spark-write", len(shapes), len(shapes) * _SHAPE_S * min(scale, 1))
     points = []
     with (
-        tempfile.TemporaryDirectory(prefix="ziplog-bulk-") as folder,
-        Cluster(Path(folder) / "log", shards=SHARDS, f=0, name="bench") as cluster,
+        new_cluster(shards=SHARDS, f=0, name="bench") as cluster,
         session("bulk", CORES) as spark,
     ):
         for number, rows in enumerate(shapes):
-            parquet = Path(folder) / f"rows-{number}"
+            parquet = cluster.config.data_dir.parent / f"rows-{number}"
             put_down(rows, parquet)
             points.append(of_rows(spark, cluster, rows, parquet))
             progress.step(label(points[-1]))
@@ -150,34 +148,25 @@ def by_spark(frame: DataFrame, bootstrap: str, rows: Rows) -> float:
 
 def by_clients(bootstrap: str, rows: Rows) -> float:
     """Write as much by `insert_many`; return the seconds from when all clients are ready."""
-    barrier = _SPAWN.Barrier(CORES)
-    with ProcessPoolExecutor(CORES, _SPAWN, _await_others, (barrier,)) as pool:
-        asked = [pool.submit(_insert, bootstrap, rows, number) for number in range(CORES)]
-        spans = [done.result() for done in asked]
-    return max(end for _, end in spans) - min(begin for begin, _ in spans)
+    with Workers(_insert, [(bootstrap, rows, number) for number in range(CORES)]) as workers:
+        workers.receive()
+        began = time.perf_counter()
+        workers.send("go")
+        workers.receive()
+        return time.perf_counter() - began
 
 
-_ready: Barrier | None = None
-
-
-def _await_others(barrier: Barrier) -> None:
-    """Keep what the clients meet at (in a client process)."""
-    global _ready  # noqa: PLW0603 - of this process
-    _ready = barrier
-
-
-def _insert(bootstrap: str, rows: Rows, number: int) -> tuple[float, float]:
-    """Insert a share of the rows round robin; return start and end (in a client process)."""
+def _insert(bootstrap: str, rows: Rows, number: int, pipe: Connection) -> None:
+    """Insert a share of the rows round robin (in a client process)."""
     drawn, keys = draw(rows, number, CORES)
     call = max(1, _CALL_BYTES // rows.size)
-    assert _ready is not None
     with ziplog.connect(bootstrap, policy=policy.round_robin(), timeout=_TIMEOUT_S) as log:
-        _ready.wait(_TIMEOUT_S)
-        began = time.monotonic()
+        pipe.send("ready")
+        pipe.recv()
         for at in range(0, len(drawn), call):
             named = None if keys is None else keys[at : at + call]
             log.insert_many(drawn[at : at + call], keys=named)
-        return began, time.monotonic()
+        pipe.send("done")
 
 
 def summary(count: int, seconds: Mapping[str, list[float]]) -> Figures:

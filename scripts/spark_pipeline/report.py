@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from metrics.picture import axes
+
 from spark_pipeline.answers import LATE_MINUTES, Anomaly, Delays, LostLegs, Session
 
 if TYPE_CHECKING:
@@ -159,17 +161,10 @@ def as_json(outcome: Outcome) -> str:
 
 def draw(outcome: Outcome, path: Path) -> None:
     """Draw the delays over the day, and the stream over time."""
-    import matplotlib as mpl  # noqa: PLC0415  optional
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
-
     found = figures(outcome)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
-    _draw_delays(found["mean_delay"], left)
-    _draw_stream(found["stream"], right)
-    figure.tight_layout()
-    figure.savefig(path)
+    with axes(path) as (left, right):
+        _draw_delays(found["mean_delay"], left)
+        _draw_stream(found["stream"], right)
 
 
 def _draw_delays(means: dict[str, dict[int, float]], axis: Any) -> None:

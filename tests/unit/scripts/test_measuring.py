@@ -8,10 +8,9 @@ import statistics
 from typing import TYPE_CHECKING
 
 import bench
-import reconfigure
-import sequential
 from hypothesis import given
 from hypothesis import strategies as st
+from log_bench import reconfigure, sequential
 from metrics import noops
 from metrics.leases import share_of
 from metrics.load import Client, Insert, Outcome

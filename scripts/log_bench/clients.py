@@ -8,13 +8,17 @@ step, so every view that begins, and every error, is the load's doing.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
+from metrics.cpu import cpu_s
+from metrics.picture import axes
+from metrics.setup import cluster as new_cluster
+from metrics.setup import progress
+from metrics.workers import Workers
 
 import ziplog
 import ziplog.aio
@@ -27,9 +31,8 @@ if TYPE_CHECKING:
 
 Figures = dict[str, Any]
 
-_SPAWN: Final = multiprocessing.get_context("spawn")
 #: Number of clients in each step.
-STEPS: Final = (16, 64, 300, 600, 1000)
+_STEPS: Final = (16, 64, 300, 600, 1000)
 _PROCESSES: Final = 4
 _SIZE: Final = 100
 _MIB: Final = 2**20
@@ -39,26 +42,27 @@ _CONNECTING: Final = 25
 _LEAD_S: Final = 0.5
 
 
+def measure(seconds: float) -> Figures:
+    """Return goodput, copies, times, views and memory of more and more clients; 2 shards, f=1."""
+    steps = []
+    for count in progress(_STEPS, "clients"):
+        with new_cluster(shards=2) as running:
+            steps.append(step(running, count, seconds))
+    rates = [one["per_s"] for one in steps]
+    return {"steps": steps, "lowest_to_peak": min(rates) / max(rates)}
+
+
 def step(cluster: Cluster, clients: int, seconds: float) -> Figures:
     """Run `clients` inserting clients for `seconds`; return the result."""
     shares = [len(range(index, clients, _PROCESSES)) for index in range(_PROCESSES)]
-    workers = [_start(cluster.endpoint, share, seconds) for share in shares if share]
-    try:
-        for _, pipe in workers:
-            pipe.recv()
-        before, cpu = _servers(cluster), _cpu_of(cluster)
-        begin = time.monotonic() + _LEAD_S
-        for _, pipe in workers:
-            pipe.send(begin)
-        rows = [pipe.recv() for _, pipe in workers]
-        after, spent = _servers(cluster), _cpu_of(cluster) - cpu
-        for _, pipe in workers:
-            pipe.send("end")
-    finally:
-        for process, _ in workers:
-            process.join(30)
-            process.kill()
-    return _figures(rows, clients, seconds, spent) | {
+    arguments = [(cluster.endpoint, share, seconds) for share in shares if share]
+    with Workers(_run, arguments) as workers:
+        workers.receive()
+        before = _servers(cluster)
+        workers.send(time.monotonic() + _LEAD_S)
+        rows = workers.receive()
+        after = _servers(cluster)
+    return _figures(rows, clients, seconds, after["cpu_s"] - before["cpu_s"]) | {
         "views": after["views"],
         "new_views": after["views"] - before["views"],
         "not_live": after["not_live"],
@@ -66,36 +70,18 @@ def step(cluster: Cluster, clients: int, seconds: float) -> Figures:
     }
 
 
-def _start(endpoint: str, clients: int, seconds: float) -> tuple[Any, Connection]:
-    here, there = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_run, args=(endpoint, clients, seconds, there), daemon=True)
-    process.start()
-    there.close()
-    return process, here
-
-
 def _servers(cluster: Cluster) -> Figures:
-    """Return the views of all shards together, and the memory of the largest server, in MiB."""
+    """Return the views of all shards together, and the servers' CPU seconds and largest memory."""
     with cluster.connect() as log:
         shards = log.cluster()["shards"]
-    sizes = [
-        psutil.Process(replica["pid"]).memory_info().rss
-        for shard in shards
-        for replica in shard["replicas"]
-        if psutil.pid_exists(replica["pid"])
-    ]
+    pids = [replica["pid"] for shard in shards for replica in shard["replicas"]]
+    servers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     return {
         "views": sum(shard["view"] for shard in shards),
         "not_live": sum(shard["state"] != "live" for shard in shards),
-        "mib": max(sizes) / _MIB,
+        "mib": max(server.memory_info().rss for server in servers) / _MIB,
+        "cpu_s": cpu_s(servers),
     }
-
-
-def _cpu_of(cluster: Cluster) -> float:
-    """Return the CPU seconds of all storage servers."""
-    with cluster.connect() as log:
-        pids = [r["pid"] for shard in log.cluster()["shards"] for r in shard["replicas"]]
-    return sum(sum(psutil.Process(p).cpu_times()[:2]) for p in pids if psutil.pid_exists(p))
 
 
 def _figures(rows: list[Figures], clients: int, seconds: float, servers_s: float) -> Figures:
@@ -166,15 +152,13 @@ async def _drive(endpoint: str, clients: int, seconds: float, pipe: Connection) 
             "mib": psutil.Process().memory_info().rss / _MIB,
         }
     )
-    await loop.run_in_executor(None, pipe.recv)
-    for log in logs:
-        await log.close()
+    await loop.run_in_executor(None, pipe.recv)  # with all connections, until it is killed
 
 
 # --- output ---
 
 
-def table(figures: Figures) -> list[str]:
+def lines(figures: Figures) -> list[str]:
     """Return the steps as lines."""
     head = (
         "  clients inserts/s retries/insert  p50 ms  p99 ms  server CPU µs  client CPU µs"
@@ -189,32 +173,19 @@ def table(figures: Figures) -> list[str]:
     return [head, *rows, f"  lowest goodput / peak: {figures['lowest_to_peak']:.2f}"]
 
 
-def summary(steps: list[Figures]) -> Figures:
-    """Return the figures of a ramp."""
-    rates = [step["per_s"] for step in steps]
-    return {"steps": steps, "lowest_to_peak": min(rates) / max(rates)}
-
-
 def draw(figures: Figures, path: Path) -> None:
     """Draw goodput, and the times of inserts, over the number of clients."""
-    import matplotlib as mpl  # noqa: PLC0415  optional
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
-    clients = [step["clients"] for step in figures["steps"]]
-    left.plot(clients, [step["per_s"] for step in figures["steps"]], "o-", color="#2a6f97")
-    left.set_ylabel("inserts/s")
-    left.set_ylim(bottom=0)
-    for key, line in (("p50_ms", "-"), ("p99_ms", "--")):
-        row = [step[key] for step in figures["steps"]]
-        right.plot(clients, row, line, marker="o", color="#2a6f97", label=key[:3])
-    right.set_ylabel("ms, one insert")
-    right.set_yscale("log")
-    right.legend()
-    for axis in (left, right):
-        axis.set_xlabel("clients, each with one insert at a time")
-        axis.set_xscale("log")
-    figure.tight_layout()
-    figure.savefig(path)
+    with axes(path) as (left, right):
+        clients = [step["clients"] for step in figures["steps"]]
+        left.plot(clients, [step["per_s"] for step in figures["steps"]], "o-", color="#2a6f97")
+        left.set_ylabel("inserts/s")
+        left.set_ylim(bottom=0)
+        for key, line in (("p50_ms", "-"), ("p99_ms", "--")):
+            row = [step[key] for step in figures["steps"]]
+            right.plot(clients, row, line, marker="o", color="#2a6f97", label=key[:3])
+        right.set_ylabel("ms, one insert")
+        right.set_yscale("log")
+        right.legend()
+        for axis in (left, right):
+            axis.set_xlabel("clients, each with one insert at a time")
+            axis.set_xscale("log")

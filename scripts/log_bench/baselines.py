@@ -6,21 +6,20 @@ both returned it. No message is decoded, ordered or stored.
 
 from __future__ import annotations
 
-import multiprocessing
 import select
 import socket
 from typing import TYPE_CHECKING, Self
 
 import zmq
+from metrics.workers import Workers
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_SPAWN = multiprocessing.get_context("spawn")
 _HOST = "127.0.0.1"
 
 
-def _echo_tcp(ready: Connection, size: int) -> None:
+def _echo_tcp(size: int, ready: Connection) -> None:
     with socket.create_server((_HOST, 0)) as server:
         ready.send(server.getsockname()[1])
         peer, _ = server.accept()
@@ -36,7 +35,7 @@ def _echo_tcp(ready: Connection, size: int) -> None:
             peer.sendall(buffer)
 
 
-def _echo_zmq(ready: Connection, size: int) -> None:  # noqa: ARG001
+def _echo_zmq(size: int, ready: Connection) -> None:  # noqa: ARG001
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         ready.send(router.bind_to_random_port(f"tcp://{_HOST}"))
         while True:
@@ -49,29 +48,21 @@ class Floor:
     def __init__(self, size: int) -> None:
         """Start the servers for payloads of `size` bytes."""
         self._size = size
-        self._servers = []
-        self.ports: list[int] = []
-        for _ in range(2):
-            here, there = _SPAWN.Pipe()
-            server = _SPAWN.Process(target=self.serve, args=(there, size), daemon=True)
-            server.start()
-            self._servers.append(server)
-            self.ports.append(here.recv())
+        self._servers = Workers(self.serve, [(size,)] * 2)
+        self.ports: list[int] = self._servers.receive()
 
     serve = staticmethod(_echo_tcp)
 
     @property
     def pids(self) -> list[int]:
         """The servers' processes."""
-        return [server.pid for server in self._servers if server.pid is not None]
+        return self._servers.pids
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for server in self._servers:
-            server.kill()
-            server.join()
+        self._servers.__exit__()
 
 
 class TcpFloor(Floor):

@@ -10,22 +10,20 @@ five times its rate for 100 ms, with and without lag-fix (Bhat et al., SpecLog, 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import statistics
 import struct
-import tempfile
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from metrics import noops
 from metrics.leases import leases_of, share_of
 from metrics.load import Client, Load, Outcome
+from metrics.setup import cluster as new_cluster
 from metrics.windows import distribution, percentile_ms, phases, sorted_in
+from metrics.workers import Workers
 
 import ziplog
-from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,10 +33,9 @@ if TYPE_CHECKING:
 
 Figures = dict[str, Any]
 
-_SPAWN: Final = multiprocessing.get_context("spawn")
 _STAMP: Final = struct.Struct("<q")
 _SIZE: Final = 4096
-_EPOCH_MS: Final = 10
+EPOCH_MS: Final = 10
 
 #: Open loops: shards, inserts a second at each, and clients of each.
 _SHARDS: Final = 4
@@ -59,7 +56,7 @@ _BURST_SHARDS: Final = 2
 _BURST_PER_S: Final = 160
 _BURST_CLIENTS: Final = 4
 _BURST_EVERY_S: Final = 1.0
-_BURST_S: Final = 0.1
+BURST_S: Final = 0.1
 _BURST_FACTOR: Final = 5
 _BURST_WINDOW_S: Final = 0.02
 
@@ -85,25 +82,19 @@ def one_client(count: int) -> Figures:
 
 def _one_by_one(shards: int, count: int) -> Figures:
     with (
-        tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder,
-        Cluster(folder, shards=shards) as cluster,
+        new_cluster(shards=shards) as cluster,
         cluster.connect() as log,
+        Workers(_follow, [(cluster.endpoint, count)]) as follower,
     ):
-        here, there = _SPAWN.Pipe()
-        follower = _SPAWN.Process(
-            target=_follow, args=(cluster.endpoint, count, there), daemon=True
-        )
-        follower.start()
         filler = bytes(_SIZE - _STAMP.size)
         log.insert_after(_STAMP.pack(0) + filler)
-        here.recv()
+        follower.receive()
         inserts = []
         for _ in range(count):
             stamp = time.monotonic_ns()
             log.insert_after(_STAMP.pack(stamp) + filler)
             inserts.append((time.monotonic_ns() - stamp) / 1e9)
-        delivered = here.recv()
-        follower.join()
+        (delivered,) = follower.receive()
     insert, delivery = _latency(inserts), _latency(delivered)
     ratio = delivery["p50_ms"] / insert["p50_ms"]
     return {"insert": insert, "delivery": delivery, "p50_ratio": ratio}
@@ -146,17 +137,18 @@ def _run(
     shards: int,
     seed: int,
     *,
-    epoch_ms: int = _EPOCH_MS,
+    epoch_ms: int = EPOCH_MS,
     lag_fix: bool = True,
 ) -> tuple[Outcome, LeaseMap, list[list[noops.Stored]]]:
     """Run a load on a cluster of its own; return also its leases, and what its primaries stored."""
-    with tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder:
-        with Cluster(folder, shards=shards, epoch_ms=epoch_ms, lag_fix=lag_fix) as cluster:
-            with Load(cluster.endpoint, clients, seed=seed, size=_SIZE) as load:
-                load.begin()
-                outcome = load.finish()
-            leases = leases_of(cluster.endpoint)
-        stored = [noops.stored(Path(folder) / f"shard-{shard}-0") for shard in range(shards)]
+    with new_cluster(shards=shards, epoch_ms=epoch_ms, lag_fix=lag_fix) as cluster:
+        with Load(cluster.endpoint, clients, seed=seed, size=_SIZE) as load:
+            load.begin()
+            outcome = load.finish()
+        leases = leases_of(cluster.endpoint)
+        cluster.stop()
+        folder = cluster.config.data_dir
+        stored = [noops.stored(folder / f"shard-{shard}-0") for shard in range(shards)]
     return outcome, leases, stored
 
 
@@ -181,7 +173,7 @@ def pauses(seconds: float) -> Figures:
             "clients_a_shard": crowd,
             "insert": _latency(took for _, took in outcome.insert_s()),
             "delivery": _latency(delivered),
-            "no_ops": _no_ops(outcome, leases, stored, seconds, _EPOCH_MS),
+            "no_ops": _no_ops(outcome, leases, stored, seconds, EPOCH_MS),
             **_health(outcome),
             "windows": {"delivery_ms": _distribution(delivered)},
         }
@@ -286,9 +278,9 @@ def steps(phase_s: float, rounds: int) -> Figures:
     return {
         "shards": _STEP_SHARDS,
         "per_s_and_shard": _STEP_PER_S,
-        "epoch_ms": _EPOCH_MS,
+        "epoch_ms": EPOCH_MS,
         "weights_after_p50_ms": statistics.median(took) if took else None,
-        "weights_after_p50_epochs": statistics.median(took) / _EPOCH_MS if took else None,
+        "weights_after_p50_epochs": statistics.median(took) / EPOCH_MS if took else None,
         "changes": found,
         **_health(outcome),
         "windows": {
@@ -375,14 +367,14 @@ def bursts(count: int) -> Figures:
     for shard in range(_BURST_SHARDS):
         clients += _crowd(shard, 10 * shard, _BURST_CLIENTS, _BURST_PER_S, ((0.0, stop),))
     more = _BURST_PER_S * (_BURST_FACTOR - 1)
-    spans = tuple((start, start + _BURST_S) for start in starts)
+    spans = tuple((start, start + BURST_S) for start in starts)
     clients += _crowd(0, 100, _BURST_CLIENTS, more, spans)
     result: Figures = {"shards": _BURST_SHARDS, "per_s_and_shard": _BURST_PER_S}
     for name, lag_fix in (("lag-fix", True), ("no lag-fix", False)):
         outcome, _, _ = _run(clients, _BURST_SHARDS, seed=1, lag_fix=lag_fix)
         delays = [(outcome.seconds(i.called), took) for i, took in outcome.delivery_s()]
         laid = phases(delays, starts, _BURST_EVERY_S, _BURST_WINDOW_S)
-        edge = round(_BURST_S / _BURST_WINDOW_S)
+        edge = round(BURST_S / _BURST_WINDOW_S)
         result[name] = {
             "in_bursts": _latency(took for row in laid[:edge] for took in row),
             "just_after": _latency(took for row in laid[edge : 2 * edge] for took in row),
@@ -395,95 +387,3 @@ def bursts(count: int) -> Figures:
             },
         }
     return result
-
-
-# --- the picture ---------------------------------------------------------------------------------
-
-
-def draw(result: Figures, path: Path) -> None:
-    """Draw the distributions, the steps and the bursts."""
-    import matplotlib as mpl  # noqa: PLC0415  optional
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
-
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7.6))
-    _draw_distributions(axes[0][0], result["pauses"], result["no_ops"])
-    _draw_no_ops(axes[0][1], result["no_ops"])
-    _draw_steps(axes[1][0], result["steps"])
-    _draw_bursts(axes[1][1], result["bursts"])
-    figure.tight_layout()
-    figure.savefig(path)
-
-
-def _loops(result: Figures) -> dict[str, Figures]:
-    return {name: of for name, of in result.items() if name.startswith("T = ")}
-
-
-def _draw_distributions(axis: Any, result: Figures, long: Figures) -> None:
-    for of, line, epoch_ms in ((result, "-", _EPOCH_MS), (long, "--", long["epoch_ms"])):
-        for name, loop in _loops(of).items():
-            points = zip(*loop["windows"]["delivery_ms"], strict=True)
-            colour = f"C{list(_loops(result)).index(name)}"
-            axis.plot(*points, line, color=colour, label=f"{name}, epochs of {epoch_ms} ms")
-    axis.set_xscale("log")
-    axis.set_xlabel("ms from insert to delivery")
-    axis.set_ylabel("share of the records")
-    axis.set_title(f"pauses U(0, 2T), {result['shards']} x {result['per_s_and_shard']}/s")
-    axis.legend(fontsize="small")
-
-
-def _draw_no_ops(axis: Any, result: Figures) -> None:
-    rows = {
-        "within epochs": "entries_within_epochs_per_s",
-        "ends of epochs": "entries_at_ends_per_s",
-        "thesis:\nat once": "thesis_entries_timeout_0_per_s",
-        "thesis: after\na mean gap": "thesis_entries_timeout_mean_gap_per_s",
-    }
-    loops = _loops(result)
-    width = 0.8 / len(loops)
-    for index, (name, of) in enumerate(loops.items()):
-        at = [place + index * width for place in range(len(rows))]
-        axis.bar(at, [of[key] for key in rows.values()], width, label=name)
-    axis.set_xticks([place + 0.2 for place in range(len(rows))], list(rows), fontsize="small")
-    axis.set_ylabel("no-op entries a second and shard")
-    axis.set_title(f"{result['per_s_and_shard']} inserts/s, epochs of {result['epoch_ms']} ms")
-    axis.legend()
-
-
-def _draw_steps(axis: Any, result: Figures) -> None:
-    windows = result["windows"]
-    for name, colour in (("other shards", "#bbbbbb"), ("the shard", "#2a6f97")):
-        at = [(index + 0.5) * windows["width_s"] for index in range(len(windows[name]))]
-        axis.plot(
-            at, [math.nan if v is None else v for v in windows[name]], color=colour, label=name
-        )
-    for change in result["changes"]:
-        axis.axvline(change["at_s"], color="#888888", linestyle=":")
-        axis.annotate(
-            f"x{change['to']:g}", (change["at_s"], 1), xycoords=("data", "axes fraction"),
-            xytext=(2, -10), textcoords="offset points", fontsize="small",
-        )  # fmt: skip
-        if change["weights_after_ms"] is not None:
-            stop = change["at_s"] + change["weights_after_ms"] / 1000
-            axis.axvspan(change["at_s"], stop, color="#c58b2b", alpha=0.4, linewidth=0)
-    axis.set_ylim(0, None)
-    axis.set_xlabel("seconds (shaded: until the new weights are in force)")
-    axis.set_ylabel("ms to delivery, p50")
-    axis.legend()
-
-
-def _draw_bursts(axis: Any, result: Figures) -> None:
-    for name, colour in (("no lag-fix", "#c58b2b"), ("lag-fix", "#2a6f97")):
-        windows = result[name]["windows"]
-        for percent, line in ((50, "-"), (99, ":")):
-            row = windows[f"p{percent}_ms"]
-            at = [(index + 0.5) * windows["width_s"] * 1000 for index in range(len(row))]
-            row = [math.nan if value is None else value for value in row]
-            axis.plot(at, row, line, color=colour, label=f"{name}, p{percent}")
-    axis.axvspan(0, _BURST_S * 1000, color="#888888", alpha=0.2, linewidth=0)
-    axis.set_xlim(0, 5 * _BURST_S * 1000)
-    axis.set_yscale("log")
-    axis.set_xlabel("ms from a burst's begin")
-    axis.set_ylabel("ms to delivery")
-    axis.legend(fontsize="small")

@@ -13,18 +13,19 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from metrics.load import Client, Load, Outcome
+from metrics.picture import axes
+from metrics.setup import cluster as new_cluster
 from metrics.windows import counts, percentile_ms, sorted_in
-
-from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ziplog.local import Cluster
 
 WINDOW_S: Final = 0.1
 KINDS: Final = ("control", "starts", "change")
@@ -79,8 +80,7 @@ def _run(kind: str, seconds: float, per_s: float, seed: int) -> dict[str, Any]:
     ]
     events: dict[str, tuple[float, float]] = {}
     with (
-        tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder,
-        Cluster(folder, shards=_SHARDS, epoch_ms=_EPOCH_MS) as cluster,
+        new_cluster(shards=_SHARDS, epoch_ms=_EPOCH_MS) as cluster,
         Load(cluster.endpoint, clients, seed=seed) as load,
     ):
         begin = load.begin()
@@ -175,47 +175,41 @@ _EVENT_COLOURS: Final = {"add": "#3a8f4d", "remove": "#b3413a"}
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Draw the first round: throughput of all and of single shards, and latency."""
-    import matplotlib as mpl  # noqa: PLC0415  optional
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  optional
-
-    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 8.5), sharex=True)
-    for kind, colour in _COLOURS.items():
-        run = result["runs"][f"{kind} 1"]
-        windows = run["windows"]["all"]
-        at = [index * WINDOW_S for index in range(len(windows))]
-        top.step(
-            at, [count / WINDOW_S for count in windows], where="post", color=colour, label=kind
-        )
-        p50, p99 = (run["insert"]["windows"][f"p{p}_ms"] for p in (50, 99))
-        at = [(index + 0.5) * _SLICE_S for index in range(len(p50))]
-        bottom.plot(at, p50, color=colour, label=f"{kind}, p50")
-        bottom.plot(at, p99, color=colour, linestyle="--", label=f"{kind}, p99")
-    change = result["runs"]["change 1"]
-    shards = [name for name in change["windows"] if name != "all"]
-    for name in shards:
-        row = _smooth(change["windows"][name], 5)
-        at = [(index + 0.5) * 5 * WINDOW_S for index in range(len(row))]
-        event, label = {str(_REMOVED): ("remove", "removed"), str(_SHARDS): ("add", "added")}.get(
-            name, ("", "")
-        )
-        colour = _EVENT_COLOURS.get(event, "#bbbbbb")
-        middle.plot(at, [c / WINDOW_S for c in row], color=colour, label=label or None)
-    for axis in (top, middle, bottom):
-        for name, (start, stop) in change["events"].items():
-            axis.axvspan(start, stop, color=_EVENT_COLOURS[name], alpha=0.2)
-        axis.legend(loc="lower left", fontsize="small", ncols=3)
-    for axis in (top, middle):
-        axis.set_ylim(0, None)
-    top.set_ylabel("inserts/s, all shards (100 ms)")
-    middle.set_ylabel("inserts/s, each shard")
-    bottom.set_ylabel("ms until the insert is done")
-    bottom.set_yscale("log")
-    bottom.set_xlim(0, result["seconds"])
-    bottom.set_xlabel("seconds (shaded: a shard is being added, then one removed)")
-    figure.tight_layout()
-    figure.savefig(path)
+    with axes(path, 3, 1, (9, 8.5), sharex=True) as (top, middle, bottom):
+        for kind, colour in _COLOURS.items():
+            run = result["runs"][f"{kind} 1"]
+            windows = run["windows"]["all"]
+            at = [index * WINDOW_S for index in range(len(windows))]
+            top.step(
+                at, [count / WINDOW_S for count in windows], where="post", color=colour, label=kind
+            )
+            p50, p99 = (run["insert"]["windows"][f"p{p}_ms"] for p in (50, 99))
+            at = [(index + 0.5) * _SLICE_S for index in range(len(p50))]
+            bottom.plot(at, p50, color=colour, label=f"{kind}, p50")
+            bottom.plot(at, p99, color=colour, linestyle="--", label=f"{kind}, p99")
+        change = result["runs"]["change 1"]
+        shards = [name for name in change["windows"] if name != "all"]
+        for name in shards:
+            row = _smooth(change["windows"][name], 5)
+            at = [(index + 0.5) * 5 * WINDOW_S for index in range(len(row))]
+            event, label = {
+                str(_REMOVED): ("remove", "removed"),
+                str(_SHARDS): ("add", "added"),
+            }.get(name, ("", ""))
+            colour = _EVENT_COLOURS.get(event, "#bbbbbb")
+            middle.plot(at, [c / WINDOW_S for c in row], color=colour, label=label or None)
+        for axis in (top, middle, bottom):
+            for name, (start, stop) in change["events"].items():
+                axis.axvspan(start, stop, color=_EVENT_COLOURS[name], alpha=0.2)
+            axis.legend(loc="lower left", fontsize="small", ncols=3)
+        for axis in (top, middle):
+            axis.set_ylim(0, None)
+        top.set_ylabel("inserts/s, all shards (100 ms)")
+        middle.set_ylabel("inserts/s, each shard")
+        bottom.set_ylabel("ms until the insert is done")
+        bottom.set_yscale("log")
+        bottom.set_xlim(0, result["seconds"])
+        bottom.set_xlabel("seconds (shaded: a shard is being added, then one removed)")
 
 
 def _smooth(row: list[int], width: int) -> list[float]:

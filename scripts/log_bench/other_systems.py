@@ -9,21 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
 
+from ziplog.deploy.new_shard import free_ports
+
 _HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    """Return a port that was free just now."""
-    with socket.create_server((_HOST, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 class Peer:
@@ -71,7 +65,7 @@ class Redis(Peer):
         super().__init__()
         import redis  # noqa: PLC0415  an optional peer
 
-        ports = [free_port(), free_port()]
+        ports = list(free_ports(2, _HOST))
         for index, port in enumerate(ports):
             options = ["--replicaof", _HOST, str(ports[0])] if index else []
             folder = self._folder / str(index)
@@ -107,8 +101,8 @@ class Nats(Peer):
 
     def __init__(self) -> None:
         super().__init__()
-        ports = [free_port() for _ in range(3)]
-        routes = [free_port() for _ in range(3)]
+        free = list(free_ports(6, _HOST))
+        ports, routes = free[:3], free[3:]
         urls = ",".join(f"nats://{_HOST}:{port}" for port in routes)
         for index in range(3):
             config = self._folder / f"{index}.conf"

@@ -5,20 +5,15 @@ emulated server has its own TCP connection, sends the heartbeats of a server wit
 changed rate now and then, and receives leases. It checks the chain of leases, and looks up its
 owner table with every heartbeat. One other process runs all emulated servers. The arrival time of
 an announcement is the kernel's, so their sequential processing does not count.
-
-    python scripts/emulation.py [SHARDS ...] [--seconds S] [--replicas R]
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import heapq
-import json
 import random
 import resource
 import select
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psutil
+from metrics.cpu import cpu_s
 from metrics.windows import percentile
 from metrics.zmtp import Dealer
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
 from ziplog.core.view import NO_DIGEST, unfold
+from ziplog.deploy.new_shard import free_ports
 from ziplog.raft.journal import HEADER_BYTES
 from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 
@@ -59,13 +56,12 @@ _OTHER_FILES: Final = 200
 _START_S: Final = 60
 
 
-def measure(shards: int, seconds: float, replicas: int = 1) -> dict[str, Any]:
+def measure(shards: int, seconds: float) -> dict[str, Any]:
     """Run a membership service with emulated servers, all of them at work.
 
     Args:
         shards: how many; every one is read along.
         seconds: how long to measure, after all hold leases.
-        replicas: servers of a shard.
 
     Returns:
         `shards`, `connections`, `seconds`; of the service's process `cpu_share` (of one core) and
@@ -81,22 +77,22 @@ def measure(shards: int, seconds: float, replicas: int = 1) -> dict[str, Any]:
         RuntimeError: the limit of open files is too low, or the servers do not get a lease.
 
     """
-    _allow_files(shards * replicas)
+    _allow_files(shards)
     # As the real servers have it (`ziplog.runtime.driver`): full passes cost more than all else.
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, 20, 100)
     with (
         tempfile.TemporaryDirectory() as directory,
-        _service(shards, replicas, Path(directory)) as (process, port, journal),
+        _service(shards, Path(directory)) as (process, port, journal),
     ):
-        fleet = Fleet(shards, replicas, port)
+        fleet = Fleet(shards, port)
         try:
             fleet.run(_START_S, until_all_hold=True)
             fleet.run(2)  # the epochs of work, and the weights of the first rates
             fleet.counts = dict.fromkeys(fleet.counts, 0)
             fleet.begin()
             watched = psutil.Process(process.pid)
-            used, commands, since = _cpu_s(watched), _commands(journal), time.monotonic()
+            used, commands, since = cpu_s([watched]), _commands(journal), time.monotonic()
             own = time.process_time()
             fleet.run(seconds)
             took = time.monotonic() - since
@@ -104,7 +100,7 @@ def measure(shards: int, seconds: float, replicas: int = 1) -> dict[str, Any]:
                 "shards": shards,
                 "connections": len(fleet.servers),
                 "seconds": round(took, 3),
-                "cpu_share": (_cpu_s(watched) - used) / took,
+                "cpu_share": (cpu_s([watched]) - used) / took,
                 "emulator_cpu_share": (time.process_time() - own) / took,
                 "rss_mib": watched.memory_info().rss / 2**20,
                 "commands": (_commands(journal) - commands) / took,
@@ -113,10 +109,6 @@ def measure(shards: int, seconds: float, replicas: int = 1) -> dict[str, Any]:
         finally:
             fleet.close()
             gc.set_threshold(*thresholds)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    return float(sum(process.cpu_times()[:2]))
 
 
 def _allow_files(connections: int) -> None:
@@ -132,21 +124,16 @@ def _allow_files(connections: int) -> None:
 
 
 @contextmanager
-def _service(
-    shards: int, replicas: int, directory: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+def _service(shards: int, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
     """Run the real thing; yields its process, its port and its journal."""
-    port, raft_port = _free_ports(2)
+    port, raft_port = free_ports(2, "127.0.0.1")
     config = ClusterConfig(
         name="emulated",
         data_dir=directory,
-        f=replicas - 1,
+        f=0,
         epoch_ms=_EPOCH_MS,
         mms=(NodeConfig("mms-0", "127.0.0.1", port, raft_port),),
-        shards=tuple(
-            ShardConfig(shard, tuple(_node(shard * replicas + i) for i in range(replicas)))
-            for shard in range(shards)
-        ),
+        shards=tuple(ShardConfig(shard, (_node(shard),)) for shard in range(shards)),
     )
     path = directory / "cluster.toml"
     path.write_text(dump(config))
@@ -174,14 +161,6 @@ def _node(index: int) -> NodeConfig:
     return NodeConfig(f"server-{index}", f"127.1.{high}.{low + 1}", 1)
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def _commands(journal: Path) -> int:
     """Return the index of the last entry of a consensus journal that is being written."""
     data, at, last = journal.read_bytes(), HEADER_BYTES, 0
@@ -202,19 +181,19 @@ def _commands(journal: Path) -> int:
 
 
 class Server:
-    """An emulated storage server."""
+    """An emulated storage server, the only one of its shard."""
 
-    __slots__ = ("begins", "cluster", "connection", "index", "lease", "rate", "shard")
+    __slots__ = ("begins", "cluster", "connection", "lease", "rate", "shard")
 
-    def __init__(self, index: int, shard: int, connection: Dealer) -> None:
-        self.index, self.shard, self.connection = index, shard, connection
+    def __init__(self, shard: int, connection: Dealer) -> None:
+        self.shard, self.connection = shard, connection
         self.cluster = 0
         #: The last lease that it holds, and when that begins, in ns since 1970.
         self.lease: Lease | None = None
         self.begins = 0
         self.rate = _RATE_PER_S
 
-    def heartbeat(self, now: int, *, is_primary: bool) -> bytes:
+    def heartbeat(self, now: int) -> bytes:
         """Return the frame of its next heartbeat."""
         lease, frontier = self.lease, 0
         if lease is not None:
@@ -223,10 +202,10 @@ class Server:
             frontier = lease.next_owned(self.shard, base)
         return encode(
             Heartbeat(
-                self.cluster, f"server-{self.index}", "127.0.0.1:1", self.shard, int(bool(lease)),
+                self.cluster, f"server-{self.shard}", "127.0.0.1:1", self.shard, int(bool(lease)),
                 1, 1, "up" if lease else "starting", True, self.rate, frontier, frontier,
                 lease.number if lease else 0, lease.digest if lease else NO_DIGEST, 0, 0, 0,
-                f"directory {self.index}", "live" if lease else "", is_primary,
+                f"directory {self.shard}", "live" if lease else "", True,
             )
         )  # fmt: skip
 
@@ -234,11 +213,10 @@ class Server:
 class Fleet:
     """All emulated servers."""
 
-    def __init__(self, shards: int, replicas: int, port: int) -> None:
+    def __init__(self, shards: int, port: int) -> None:
         self.servers: Final[list[Server]] = []
         names = ("heartbeats", "rates", "announcements", "bytes", "early", "late", "lost")
         self.counts = dict.fromkeys(names, 0)
-        self._replicas = replicas
         self._chance = random.Random(shards)  # noqa: S311 - a load, no secret
         self._held: dict[bytes, LeaseAnnounced] = {}
         self._leases: dict[int, Lease] = {}
@@ -247,15 +225,11 @@ class Fleet:
         self._begins: dict[int, list[int]] = {}
         self._poll: Final = select.epoll()
         self._by_fd: Final[dict[int, Server]] = {}
-        for index in range(shards * replicas):
-            self._add(Server(index, index // replicas, Dealer("127.0.0.1", port)))
+        for shard in range(shards):
+            self._add(Server(shard, Dealer("127.0.0.1", port)))
             self._listen(0)  # the service disconnects a server that does not answer a PING
-        # As shard/membership/heartbeat.py has it: backups once a second, primaries four times, if
-        # not many.
-        watched_ns = min(_S, _S // 4 * max(shards, 1000) // 1000)
-        self._period: Final = [
-            _S if index % replicas else watched_ns for index in range(len(self.servers))
-        ]
+        # As shard/membership/heartbeat.py has it: primaries four times a second, if not many.
+        self._period: Final = min(_S, _S // 4 * max(shards, 1000) // 1000)
         self._change_at = now = time.time_ns()
         spread = _S // len(self.servers)
         #: Heap of the times of each server's next heartbeat.
@@ -300,16 +274,16 @@ class Fleet:
         while due[0][0] <= now:
             at, index = heapq.heappop(due)
             server = self.servers[index]
-            frame = server.heartbeat(now, is_primary=index % self._replicas == 0)
+            frame = server.heartbeat(now)
             self._count("heartbeats", "lost", is_done=server.connection.send(frame))
             self.counts["late"] += now - at > 100 * _MS
-            heapq.heappush(due, (max(at + self._period[index], now - _S), index))
+            heapq.heappush(due, (max(at + self._period, now - _S), index))
 
     def _change(self, now: int) -> None:
         """Change the rates of some shards, in sequence."""
         while self._change_at <= now:
-            self._change_at += int(_S / (_CHANGING * len(self.servers) / self._replicas))
-            server = self.servers[self._chance.randrange(0, len(self.servers), self._replicas)]
+            self._change_at += int(_S / (_CHANGING * len(self.servers)))
+            server = self._chance.choice(self.servers)
             if server.lease is not None:
                 # Up by a half, or back.
                 server.rate = _RATE_PER_S * 5 // 2 - server.rate
@@ -396,19 +370,3 @@ def _percentiles(values: list[int]) -> dict[str, float]:
         name: (percentile(values, percent) or 0) / _MS
         for name, percent in (("p50", 50), ("p99", 99), ("max", 100))
     }
-
-
-def main() -> int:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("shards", type=int, nargs="*", default=[100, 1000, 2000, 4000])
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--replicas", type=int, default=1)
-    options = parser.parse_args()
-    for shards in options.shards:
-        print(json.dumps(measure(shards, options.seconds, options.replicas)), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Measurements of the log: latency, throughput, failures, reconfiguration, membership."""

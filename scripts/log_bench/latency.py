@@ -1,0 +1,162 @@
+"""Latency and CPU of an insert, beside baselines and other systems; throughput of one client."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psutil
+from hdrh.histogram import HdrHistogram
+from metrics.cpu import spent
+from metrics.setup import cluster, progress
+
+from log_bench.baselines import TcpFloor, ZmqFloor
+from log_bench.other_systems import Nats, Redis
+
+if TYPE_CHECKING:
+    import ziplog
+
+Figures = dict[str, Any]
+
+
+class Target(Protocol):
+    """Something that takes a payload and returns when it is safe."""
+
+    name: str
+
+    def insert(self, payload: bytes) -> None:
+        """Put one payload."""
+        ...
+
+
+class ZiplogTarget:
+    """One blocking client of one shard."""
+
+    name = "Ziplog insert_after"
+
+    def __init__(self, log: ziplog.Log) -> None:
+        self.log = log
+
+    def insert(self, payload: bytes) -> None:
+        """Insert one record."""
+        self.log.insert_after(payload)
+
+
+def histogram() -> HdrHistogram:
+    """Return an empty one, of nanoseconds up to a minute, three digits."""
+    return HdrHistogram(1, 60_000_000_000, 3)
+
+
+def micros(recorded: HdrHistogram) -> Figures:
+    """Return the percentiles of a histogram, in microseconds."""
+    return {f"p{p:g}_us": recorded.get_value_at_percentile(p) / 1000 for p in (50, 99, 99.9)} | {
+        "count": recorded.get_total_count()
+    }
+
+
+def timed(target: Target, payload: bytes, count: int, into: HdrHistogram) -> float:
+    """Insert `count` times; return the median in microseconds."""
+    values = []
+    clock = time.perf_counter_ns
+    for _ in range(count):
+        start = clock()
+        target.insert(payload)
+        values.append(clock() - start)
+    for value in values:
+        into.record_value(value)
+    return statistics.median(values) / 1000
+
+
+# --- latency -----------------------------------------------------------------------------------
+
+
+def latency(rounds: int, count: int, size: int) -> Figures:
+    """Insert latency, f=1, one client, beside the baselines and the installed other systems."""
+    payload = os.urandom(size)
+    with ExitStack() as stack:
+        running = stack.enter_context(cluster())
+        log = stack.enter_context(running.connect())
+        targets: list[Target] = [
+            ZiplogTarget(log),
+            stack.enter_context(TcpFloor(size)),
+            stack.enter_context(ZmqFloor(size)),
+        ]
+        targets += [stack.enter_context(p()) for p in (Redis, Nats) if p.is_installed()]
+        recorded = {target.name: histogram() for target in targets}
+        medians: dict[str, list[float]] = {target.name: [] for target in targets}
+        for target in targets:
+            timed(target, payload, count, histogram())
+        for _ in progress(rounds, "latency"):
+            for target in targets:
+                medians[target.name].append(timed(target, payload, count, recorded[target.name]))
+        share = fast_share(log.stats())
+    ours = medians[ZiplogTarget.name]
+    return {
+        "size": size,
+        "fast_path_share": share,
+        "targets": {
+            name: micros(recorded[name])
+            | {"ratio": statistics.median(a / b for a, b in zip(ours, of, strict=True))}
+            for name, of in medians.items()
+        },
+    }
+
+
+def fast_share(stats: dict[str, Any]) -> float:
+    """Return which share of a client's inserts took the fast path."""
+    fast, slow = stats["fast_path"], stats["slow_path"]
+    return fast / max(fast + slow, 1)
+
+
+# --- CPU ---------------------------------------------------------------------------------------
+
+
+def cpu_of(target: Target, processes: dict[str, psutil.Process], count: int) -> Figures:
+    """Return the CPU time of each process, and of its busiest threads, in µs an insert."""
+    payload = os.urandom(4096)
+    timed(target, payload, count // 10, histogram())
+    return spent(processes, lambda times: timed(target, payload, times, histogram()), count)
+
+
+def cpu(count: int) -> Figures:
+    """CPU time of an insert by process: one client, 4 KB, f=1, beside the pyzmq baseline."""
+    with cluster() as running, running.connect() as log, ZmqFloor(4096) as floor:
+        shard = log.cluster()["shards"][0]
+        servers = {r["name"]: psutil.Process(r["pid"]) for r in shard["replicas"]}
+        echoes = {f"echo {pid}": psutil.Process(pid) for pid in floor.pids}
+        own = {"client": psutil.Process()}
+        return {
+            ZiplogTarget.name: cpu_of(ZiplogTarget(log), own | servers, count),
+            floor.name: cpu_of(floor, own | echoes, count),
+        }
+
+
+# --- throughput --------------------------------------------------------------------------------
+
+
+def throughput(seconds: float) -> Figures:
+    """`insert_many` of one client into one shard, f=1, and the same read back."""
+    result: Figures = {}
+    for size, batch in ((4096, 2048), (100, 16384)):
+        with cluster() as running, running.connect(timeout=60) as log:
+            payloads = [os.urandom(size) for _ in range(batch)]
+            log.insert_many(payloads)
+            rates = []
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                start = time.perf_counter()
+                log.insert_many(payloads)
+                rates.append(batch / (time.perf_counter() - start))
+            total = batch * (len(rates) + 1)
+            start = time.perf_counter()
+            with log.subscribe(follow=False) as subscription:
+                read = sum(1 for _ in subscription)
+            assert read == total, f"{read} records came back of {total}"
+            result[f"{size} B"] = {
+                "insert_per_s": statistics.median(rates),
+                "subscribe_per_s": read / (time.perf_counter() - start),
+            }
+    return result

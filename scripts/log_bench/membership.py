@@ -1,0 +1,75 @@
+"""Idle clusters, and the membership service with many shards."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from metrics import service_emulation
+from metrics.cpu import cpu_s
+from metrics.picture import axes
+from metrics.setup import cluster, progress
+
+from log_bench import emulation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Figures = dict[str, Any]
+
+
+def idle(seconds: float) -> Figures:
+    """CPU of all processes of an idle cluster of 2 shards, f=1 (P11)."""
+    with cluster(shards=2) as running:
+        with running.connect() as log:
+            log.insert_after(b"once")
+        time.sleep(5)  # until the epochs have grown long
+        processes = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if any(part in ("mms", "shard", "failure_handler") for part in process.cmdline())
+        ]
+        before = cpu_s(processes)
+        start = time.monotonic()
+        time.sleep(seconds)
+        used = cpu_s(processes) - before
+        return {"processes": len(processes), "core_share": used / (time.monotonic() - start)}
+
+
+def measure(seconds: float) -> Figures:
+    """Run the membership service with emulated shards: without sockets, and for real."""
+    return {
+        "without_sockets": {
+            str(shards): service_emulation.measure(shards, seconds) for shards in (100, 1000, 4000)
+        },
+        "real": {
+            str(shards): emulation.measure(shards, 2 * seconds)
+            for shards in progress((100, 500, 1000, 1500), "mms")
+        },
+    }
+
+
+def draw(results: Figures, path: Path) -> None:
+    """Draw what the service costs, and how exact its epochs are, over the number of shards."""
+    with axes(path) as (left, right):
+        for name, label in (
+            ("real", "its process"),
+            ("without_sockets", "without sockets and disk"),
+        ):
+            shards = [int(count) for count in results[name]]
+            left.plot(shards, [of["cpu_share"] for of in results[name].values()], "o-", label=label)
+        left.axhline(1, color="#888888", linestyle=":")
+        left.set_ylabel("share of one core")
+        for key, line in (("p50", "-"), ("p99", "--"), ("max", ":")):
+            for name, label, colour in (
+                ("jitter_ms", "off its time at a server", "#2a6f97"),
+                ("spread_ms", "first to last server", "#c58b2b"),
+            ):
+                row = {int(count): of[name][key] for count, of in results["real"].items()}
+                right.plot(row.keys(), row.values(), line, color=colour, label=f"{label}, {key}")
+        right.set_yscale("log")
+        right.set_ylabel("ms, begin of a lease of 16 epochs of 10 ms")
+        for axis in (left, right):
+            axis.set_xlabel("emulated shards")
+            axis.legend(fontsize="small")

@@ -1,0 +1,53 @@
+"""Processes of a measurement, each with a pipe to this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+    from typing import Self
+
+_SPAWN: Final = multiprocessing.get_context("spawn")
+
+
+class Workers:
+    """Runs a function in several processes; they are killed when the `with` block ends."""
+
+    def __init__(self, target: Callable[..., None], arguments: Iterable[tuple[Any, ...]]) -> None:
+        """Start a process for each of `arguments`; the function gets its end of a pipe as well."""
+        self.pipes: Final[list[Connection]] = []
+        self._processes: Final[list[SpawnProcess]] = []
+        for each in arguments:
+            here, there = _SPAWN.Pipe()
+            process = _SPAWN.Process(target=target, args=(*each, there), daemon=True)
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self._processes.append(process)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, pipe in zip(self._processes, self.pipes, strict=True):
+            process.kill()
+            process.join()
+            pipe.close()
+
+    def send(self, value: Any) -> None:
+        """Send a value to every process."""
+        for pipe in self.pipes:
+            pipe.send(value)
+
+    def receive(self) -> list[Any]:
+        """Receive a value from each process, in their order; raises EOFError if one has ended."""
+        return [pipe.recv() for pipe in self.pipes]

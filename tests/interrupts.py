@@ -25,6 +25,7 @@ SIGNAL: Final = signal.SIGUSR1
 _TRACED: Final = (
     "/ziplog/client/",
     "/ziplog/runtime/transport.py",
+    "/ziplog/runtime/connection.py",
     "/logdb/client/",
     "/concurrent/futures/_base.py",
     "/threading.py",

@@ -31,7 +31,7 @@ from tests.sim.plan import Fault, Plan
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
 from ziplog import wire
-from ziplog.client.inserts.inflight import InsertCall
+from ziplog.client.inserts.insert_calls import InsertCall
 from ziplog.client.inserts.inserts import Inserts
 from ziplog.core.view import LeaseRun, run_of
 

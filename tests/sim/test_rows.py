@@ -17,7 +17,7 @@ from ziplog.client.common.requests import (
     ScanRequest,
     TailRequest,
 )
-from ziplog.client.inserts import inflight
+from ziplog.client.inserts import insert_calls
 from ziplog.core.entries import Origin, Unit, decode_body
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import OutcomeUnknownError, UnavailableError
@@ -35,7 +35,7 @@ KEYS: Final = [b"%d" % number if number % 3 else None for number in range(24)]
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split the rows into twelve units."""
-    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 2)
+    monkeypatch.setattr(insert_calls, "MAX_UNIT_RECORDS", 2)
 
 
 def write(client: Client, shard: int = 0) -> Call:

@@ -247,6 +247,7 @@ class ClientCore:
             self._subscriptions.on_trimmed(trimmed)
 
     def _end_batch(self) -> None:
+        self._inserts.sender.on_batch_end()
         self._subscriptions.on_batch_end()
         self._scans.on_batch_end()
 

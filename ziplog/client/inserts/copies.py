@@ -132,4 +132,4 @@ class Copies:
             if route is not None and must_not_send(unit, route):
                 due = locate_at if not unit.is_absent else NEVER
             assert context.next_timer <= max(due, context.now + window.retransmit_timeout.ns // 4)
-            assert unit.outcome is None or unit.message.seq in unit.outcome.open
+            assert all(unit.message.seq in outcome.open for outcome, _ in unit.outcomes)

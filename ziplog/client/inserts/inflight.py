@@ -1,4 +1,4 @@
-"""The in-flight window of one shard: calls split into units, and units without an outcome.
+"""The in-flight window of one shard: calls that wait, and units without an outcome.
 
 Seqs start at 1, are assigned in the order of sending, and are never reused. A call is blocked by a
 view change while some of its units are of an older view, and a later unit than the first of them is
@@ -18,135 +18,21 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from ziplog.client.common.requests import NEVER
+from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.retransmission import RetransmitTimeout
-from ziplog.core.entries import Body, encode_body
-from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from ziplog.client.common.requests import InsertRequest
     from ziplog.client.common.routing import Route
     from ziplog.client.common.unknown_outcome import UnknownOutcome
     from ziplog.errors import ZiplogError
     from ziplog.wire import Insert, InsertAck, Refused
 
-#: Maximum number of records of a unit, and of bytes unless it has a single record.
-MAX_UNIT_RECORDS: Final = 256
-MAX_UNIT_BYTES: Final = 256 * 1024
 #: Maximum number of in-flight bytes at a shard; a unit is sent if there is room for some of it.
 MAX_INFLIGHT_BYTES: Final = 4 * 1024 * 1024
-_SINGLE: Final[Sequence[tuple[int, int]]] = ((0, 1),)
 _NO_SERVERS: Final[frozenset[int]] = frozenset()
 _NONE: Final[Mapping[int, int]] = MappingProxyType({})
-
-
-class InsertCall:
-    """One insert call: its payloads, split into units."""
-
-    __slots__ = (
-        "gsns", "number", "open", "placed_rids", "previous", "request", "sent", "shard", "since",
-        "unit_ranges",
-    )  # fmt: skip
-
-    def __init__(self, number: int, request: InsertRequest) -> None:
-        self.number: Final = number
-        self.request: Final = request
-        #: The rids of the payloads that were placed before `restart_remainder`.
-        self.placed_rids: tuple[RecordId, ...] = ()
-        #: The payloads [start, stop) of each unit.
-        payloads = request.payloads
-        self.unit_ranges: Sequence[tuple[int, int]] = (
-            split_into_units(payloads, request.keys) if len(payloads) > 1 else _SINGLE
-        )
-        #: The gsns of each unit; None while they are unknown.
-        self.gsns: list[list[int] | None] = [None] * len(self.unit_ranges)
-        #: Number of units without gsns.
-        self.open = len(self.unit_ranges)
-        #: The shard that the policy selected last; -1 before that.
-        self.shard = -1
-        #: Number of units that were sent, and the seq of the last one.
-        self.sent = 0
-        self.previous = 0
-        #: `ShardWindow.since` when the first unit was sent.
-        self.since = 0
-
-    @property
-    def rids(self) -> list[RecordId]:
-        """The rids of the payloads that are placed."""
-        shard = self.shard
-        rids = [RecordId(gsn, shard) for gsns in self.gsns if gsns is not None for gsn in gsns]
-        return [*self.placed_rids, *rids] if self.placed_rids else rids
-
-    @property
-    def is_partly_placed(self) -> bool:
-        """Whether some payloads are placed."""
-        return self.open < len(self.unit_ranges) or bool(self.placed_rids)
-
-    def restart_remainder(self) -> None:
-        """Give new identities to the units that are not placed; all of them are absent."""
-        self.placed_rids = tuple(self.rids)
-        first = len(self.unit_ranges) - self.open
-        self.unit_ranges, self.gsns = self.unit_ranges[first:], self.gsns[first:]
-        assert self.gsns.count(None) == self.open, "a unit would be placed after a later one"
-        self.sent = self.previous = 0
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether a unit is sent only after all units before it are placed.
-
-        With several units in flight, a later one might be placed alone: if the client crashes, or
-        if a recovery uses a backup that guessed them in another order than the primary's.
-        """
-        return self.request.origin is not None
-
-    @property
-    def floor(self) -> int:
-        """The gsn that must precede the next unit."""
-        before = self.gsns[self.sent - 1] if self.is_sequential and self.sent else None
-        if before:
-            return before[-1]
-        return self.placed_rids[-1].gsn if self.placed_rids else self.request.after.gsn
-
-    def has_later_unit(self, units: list[InflightUnit]) -> bool:
-        """Whether a unit after the first of these units is placed, or may be placed.
-
-        The primary places units in order. But a recovery keeps units that a backup acked, and may
-        lose earlier ones. An earlier unit that is sent again would be placed after them.
-        """
-        first, *rest = units
-        return not all(unit.is_absent for unit in rest) or self.has_later_unit_placed(first)
-
-    def has_later_unit_placed(self, unit: InflightUnit) -> bool:
-        """Whether a unit after this one is placed."""
-        return any(gsns is not None for gsns in self.gsns[unit.index + 1 : self.sent])
-
-    def body(self, start: int, stop: int) -> bytes:
-        """Return the encoded body of a unit with these payloads."""
-        request = self.request
-        origin, key, keys = request.origin, request.key, request.keys
-        if origin is not None:
-            origin = replace(origin, row=origin.row + start)
-        if keys is not None:
-            keys = keys[start:stop]
-            if keys.count(keys[0]) == len(keys):
-                key, keys = keys[0], None
-        payloads = request.payloads[start:stop]
-        return encode_body(Body(request.timestamp_us, key, payloads, origin, keys))
-
-    @property
-    def many(self) -> bool:
-        """Whether the caller passed a list."""
-        return self.request.many or len(self.request.payloads) > 1
-
-    @property
-    def results(self) -> list[RecordId | None]:
-        """The rid of each payload; None while it is unknown."""
-        results: list[RecordId | None] = [*self.placed_rids]
-        for (start, stop), gsns in zip(self.unit_ranges, self.gsns, strict=True):
-            known = [RecordId(gsn, self.shard) for gsn in gsns or ()]
-            results += known or [None] * (stop - start)
-        return results
 
 
 class InflightUnit:
@@ -154,8 +40,9 @@ class InflightUnit:
 
     __slots__ = (
         "acks", "backoff", "call", "first_sent", "index", "is_absent_in_newer_view", "is_expired",
-        "last_sent", "locate_count", "may_be_queued", "may_be_stale", "message", "outcome",
-        "pending_error", "redirects", "refusals", "replicas", "retransmit_at", "took_slow_path",
+        "is_of_singles", "last_sent", "locate_count", "may_be_queued", "may_be_stale", "message",
+        "outcomes", "pending_error", "redirects", "refusals", "replicas", "retransmit_at",
+        "took_slow_path",
     )  # fmt: skip
 
     def __init__(
@@ -163,8 +50,11 @@ class InflightUnit:
     ) -> None:
         #: None after its call ended.
         self.call: InsertCall | None = call
-        #: The unknown outcome of its call, if that ended with one.
-        self.outcome: UnknownOutcome | None = None
+        #: The unknown outcomes of its ended calls, each with the position of the call's record in
+        #: the unit; None: the call has all of its records.
+        self.outcomes: tuple[tuple[UnknownOutcome, int | None], ...] = ()
+        #: It counts as one of `ShardWindow.single_units`.
+        self.is_of_singles = False
         self.index: Final = index
         self.message = message
         self.first_sent: Final = now
@@ -227,7 +117,22 @@ class InflightUnit:
     @property
     def has_waiter(self) -> bool:
         """Whether a caller waits for its outcome."""
-        return self.call is not None or (self.outcome is not None and self.outcome.calls > 0)
+        return self.call is not None or any(outcome.calls for outcome, _ in self.outcomes)
+
+    @property
+    def calls(self) -> list[InsertCall]:
+        """The calls that wait for its outcome."""
+        return self.call.calls if self.call is not None else []
+
+    def detach(self, call: InsertCall, outcome: UnknownOutcome | None) -> None:
+        """Remove a call that ended; `outcome`: what its caller may ask for later."""
+        index = None
+        if isinstance(self.call, InsertGroup):
+            index = self.call.remove(call)
+        if not self.calls or index is None:
+            self.call = None
+        if outcome is not None:
+            self.outcomes = (*self.outcomes, (outcome, index))
 
     def add_refusal(self, refused: Refused) -> None:
         """Record a server's promise never to accept the first copies; it may arrive twice."""
@@ -268,7 +173,7 @@ class ShardWindow:
     __slots__ = (
         "answered_up_to", "avoid_until", "bytes", "highest_gsns", "inflight",
         "is_blocked_by_view_change", "next_seq", "probe_at", "progress_at", "queue", "reported",
-        "retransmit_timeout", "route", "shard", "since",
+        "retransmit_timeout", "route", "shard", "since", "single_units", "singles",
     )  # fmt: skip
 
     def __init__(self, shard: int, since: int) -> None:
@@ -284,6 +189,9 @@ class ShardWindow:
         self.bytes = 0
         #: Calls with unsent units; the client sends their units in turn.
         self.queue: deque[InsertCall] = deque()
+        #: Single inserts that wait to share a unit, and number of units of such inserts in flight.
+        self.singles: deque[InsertCall] = deque()
+        self.single_units = 0
         #: Some calls may be blocked by a view change; these are not in the queue.
         self.is_blocked_by_view_change = False
         self.retransmit_timeout: Final = RetransmitTimeout()
@@ -316,21 +224,29 @@ class ShardWindow:
         """The lowest seq in flight; the next seq if there is none."""
         return next(iter(self.inflight), self.next_seq)
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether calls wait to be sent."""
+        return bool(self.queue or self.singles)
+
     def enqueue(self, call: InsertCall) -> None:
         """Add a call to the queue unless it is there."""
         if call not in self.queue:
             self.queue.append(call)
 
     def dequeue(self, call: InsertCall) -> None:
-        """Remove a call from the queue."""
-        if call in self.queue:
-            self.queue.remove(call)
+        """Remove a call from the queues."""
+        for queue in (self.queue, self.singles):
+            if call in queue:
+                queue.remove(call)
 
     def dequeue_unsent(self) -> list[InsertCall]:
         """Remove and return the queued calls without a sent unit."""
         unsent = [call for call in self.queue if not call.sent]
         for call in unsent:
             self.queue.remove(call)
+        unsent += self.singles
+        self.singles.clear()
         return unsent
 
     def observe_latency(self, unit: InflightUnit, now: int) -> None:
@@ -386,6 +302,7 @@ class ShardWindow:
         """Remove a unit after its outcome is known."""
         del self.inflight[unit.message.seq]
         self.bytes -= len(unit.message.body)
+        self.single_units -= unit.is_of_singles
 
     def units_of_older_views(self, view: int) -> dict[InsertCall, list[InflightUnit]]:
         """Return the units of pending calls that were sent in another view than this one."""
@@ -397,7 +314,8 @@ class ShardWindow:
 
     def units_of(self, call: InsertCall) -> list[InflightUnit]:
         """Return the units of a call that are in flight."""
-        return [unit for unit in self.inflight.values() if unit.call is call]
+        sent = call.group or call
+        return [unit for unit in self.inflight.values() if unit.call is sent]
 
     def check(self, max_units: int) -> None:
         """Assert the invariant, and that all seqs are within `max_units` of the lowest one."""
@@ -405,22 +323,7 @@ class ShardWindow:
         assert all(map(lt, seqs, seqs[1:])), "seqs are out of order"
         assert self.next_seq - self.first_incomplete <= max_units, "servers would refuse this"
         assert self.bytes == sum(len(unit.message.body) for unit in self.inflight.values())
+        assert self.single_units == sum(unit.is_of_singles for unit in self.inflight.values())
         for unit in self.inflight.values():
             assert all(ack.view == unit.message.view for ack in unit.acks.values())
             assert not unit.acks.keys() & unit.redirects, "a replica refused and acked a unit"
-
-
-def split_into_units(
-    payloads: list[bytes], keys: list[bytes | None] | None = None
-) -> list[tuple[int, int]]:
-    """Split payloads into units [start, stop) within the limits of records and bytes."""
-    unit_ranges: list[tuple[int, int]] = []
-    start = size = 0
-    for index, payload in enumerate(payloads):
-        payload_size = len(payload) + (len(keys[index] or b"") if keys is not None else 0)
-        size += payload_size
-        if index > start and (size > MAX_UNIT_BYTES or index - start == MAX_UNIT_RECORDS):
-            unit_ranges.append((start, index))
-            start, size = index, payload_size
-    unit_ranges.append((start, len(payloads)))
-    return unit_ranges

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ziplog.client.common.routing import Routing
-    from ziplog.client.inserts.inflight import InsertCall, ShardWindow
+    from ziplog.client.inserts.inflight import ShardWindow
+    from ziplog.client.inserts.insert_calls import InsertCall
     from ziplog.errors import ZiplogError
 
 

@@ -4,12 +4,13 @@
                                                     |--deadline--> unknown --> placed or absent
                                                     '--absent--> rerouted, sent again, or failed
 
-A call is split into units; each is one `Insert` with the identity (client, seq). Rules: a sent unit
-is retransmitted at the same shard under the same identity, or located while the shard is not
-available, until its outcome is known, even after its call ended (D13). It is placed when the newest
-acks of all replicas, of one view, name the same gsns (D8). It is absent if all replicas promised
-never to accept it, or a newer view reports that. It is sent in a newer view only if no later unit
-of its call may be placed (rule 5). See docs/protocol.md, sections 4 and 11.
+A call is split into units; each is one `Insert` with the identity (client, seq). While two units of
+single inserts are in flight at a shard, further ones wait, and then share a unit (`InsertGroup`).
+Rules: a sent unit is retransmitted at the same shard under the same identity, or located while the
+shard is not available, until its outcome is known, even after its call ended (D13). It is placed
+when the newest acks of all replicas, of one view, name the same gsns (D8). It is absent if all
+replicas promised never to accept it, or a newer view reports that. It is sent in a newer view only
+if no later unit of its call may be placed (rule 5). See docs/protocol.md, sections 4 and 11.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client.common.unknown_outcome import UnknownOutcomes
 from ziplog.client.inserts import insert_errors
 from ziplog.client.inserts.copies import MAX_BACKOFF_NS, Copies
-from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, InflightUnit, InsertCall, ShardWindow
+from ziplog.client.inserts.inflight import ShardWindow
+from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.locate import LocateQueries
+from ziplog.client.inserts.sending import Sender
 from ziplog.client.inserts.settling import SettledReports
 from ziplog.client.inserts.shard_selector import ShardSelector
-from ziplog.core.node import Broadcast
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import NoSuchRecordError, ProtocolError, RecordTooLargeError, ZiplogError
 from ziplog.types import RecordId
-from ziplog.wire import Insert, InsertAck, Located, Refused
 
 if TYPE_CHECKING:
     from ziplog.client.common.requests import InsertRequest, Policy
     from ziplog.client.common.routing import Route, Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
+    from ziplog.client.inserts.inflight import InflightUnit
+    from ziplog.wire import InsertAck, Located, Refused
 
 #: Backoff before a refused unit is retransmitted; it doubles up to `MAX_BACKOFF_NS`.
 _REFUSED_BACKOFF_NS: Final = 2 * NS_PER_MS
@@ -52,6 +55,7 @@ class Inserts:
         self.shard_selector: Final = ShardSelector(context, routing, policy, self.windows)
         #: Calls without a shard, or with a shard that is not live.
         self._unassigned: dict[int, InsertCall] = {}
+        self.sender: Final = Sender(context, routing)
         #: `_reassign` runs after the next reply about placements.
         self._is_reassign_due = False
         self._outcomes: Final = UnknownOutcomes(context)
@@ -85,7 +89,7 @@ class Inserts:
         window = self.windows[outcome.shard]
         self._locates[outcome.shard].expedite()
         for unit in window.inflight.values():
-            if unit.outcome is outcome:
+            if any(known is outcome for known, _ in unit.outcomes):
                 unit.backoff = min(unit.backoff, window.retransmit_timeout.ns)
                 unit.retransmit_at, unit.may_be_queued = context.now, False
         context.set_timer(context.now)
@@ -114,9 +118,7 @@ class Inserts:
             since = self._routing.frontiers.get(shard, 0)
             window = self.windows[shard] = ShardWindow(shard, since)
             self._locates[shard] = LocateQueries()
-        window.queue.append(call)
-        if len(window.queue) == 1:
-            self._fill(window)
+        self.sender.queue(window, call)
 
     def _choose(self, call: InsertCall) -> int | None:
         """Select a shard; None if the policy failed, and so the call."""
@@ -125,49 +127,6 @@ class Inserts:
             return shard
         self._fail(call, shard)
         return None
-
-    def _fill(self, window: ShardWindow) -> None:
-        """Send queued units until the window is full, one unit of each call in turn."""
-        route = self._routing.route(window.shard)
-        if route is None or route.is_unavailable:
-            return
-        queue, max_units = window.queue, self._routing.limits.max_unsettled_units
-        while (
-            queue
-            and window.bytes < MAX_INFLIGHT_BYTES
-            and (not window.inflight or window.next_seq - next(iter(window.inflight)) < max_units)
-        ):
-            call = queue[0]
-            self._launch(window, call, route)
-            if call.sent == len(call.unit_ranges) or call.is_sequential:
-                queue.popleft()  # It is queued again when its unit is placed.
-            elif len(queue) > 1:
-                queue.rotate(-1)
-
-    def _launch(self, window: ShardWindow, call: InsertCall, route: Route) -> None:
-        context = self._context
-        start, stop = call.unit_ranges[call.sent]
-        body = call.body(start, stop)
-        if not call.sent:
-            call.since = window.since
-        seq = window.next_seq
-        message = Insert(
-            self._routing.cluster, window.shard, route.view, context.client, seq,
-            window.first_incomplete, call.previous, call.floor, stop - start, body, 1, call.since,
-        )  # fmt: skip
-        unit = InflightUnit(call, call.sent, message, route, context.now)
-        unit.backoff = window.retransmit_timeout.ns
-        unit.retransmit_at = context.now + unit.backoff
-        context.set_timer(unit.retransmit_at)
-        window.route = route
-        window.next_seq = seq + 1
-        window.inflight[seq] = unit
-        window.reported = message.first_incomplete
-        window.bytes += len(body)
-        call.sent += 1
-        call.previous = seq
-        # The backups first: a copy that arrives before the primary's forward is acked at once.
-        context.effects.append(Broadcast(route.names[::-1], message))
 
     # --- replies ---
 
@@ -232,7 +191,7 @@ class Inserts:
         self._routing.refresh()
         if unit.call is None:
             self._abandon(window, unit)
-            self._fill(window)
+            self.sender.fill(window)
         elif not self._reroute(window, unit.call) and window.is_blocked_by_view_change:
             self._context.set_timer(self._context.now)
 
@@ -244,14 +203,14 @@ class Inserts:
             self._protocol_violation(window, unit, f"{what}, after {message.after}")
             return
         window.retire(unit)
-        if unit.outcome is not None:
-            self._outcomes.on_unit_resolved(unit.outcome, unit.message.seq, gsns)
+        self._resolve_outcomes(unit, gsns)
         window.avoid_until = 0
         view = unit.message.view
         if gsns[-1] >= window.since:
             window.since = gsns[-1] + 1
         if gsns[-1] > window.highest_gsns.get(view, 0):
             window.highest_gsns[view] = gsns[-1]
+        self.sender.highest_gsn = max(self.sender.highest_gsn, gsns[-1])
         counters.inserts += len(gsns)
         if unit.took_slow_path:
             counters.slow_path += len(gsns)
@@ -267,7 +226,7 @@ class Inserts:
             elif window.is_blocked_by_view_change:
                 self._context.set_timer(self._context.now)
         if window.queue:
-            self._fill(window)
+            self.sender.fill(window)
         if not window.inflight:
             self.settled_reports.on_window_empty(window)
 
@@ -275,19 +234,25 @@ class Inserts:
         """Fail a unit because servers violated the protocol; an unknown outcome stays unknown."""
         self._context.counters.protocol_errors += 1
         window.retire(unit)
-        if unit.call is not None:
-            self._fail(unit.call, ProtocolError(what))
-        self._fill(window)
+        for call in unit.calls:
+            self._fail(call, ProtocolError(what))
+        self.sender.fill(window)
 
     def _abandon(self, window: ShardWindow, unit: InflightUnit) -> None:
         """Retire a unit that will never exist."""
         window.retire(unit)
-        if unit.outcome is not None:
-            self._outcomes.on_unit_resolved(unit.outcome, unit.message.seq, None)
+        self._resolve_outcomes(unit, None)
+
+    def _resolve_outcomes(self, unit: InflightUnit, gsns: list[int] | None) -> None:
+        """Record where a unit's records are for callers that wait no more; None: nowhere."""
+        for outcome, index in unit.outcomes:
+            known = gsns if gsns is None or index is None else gsns[index : index + 1]
+            self._outcomes.on_unit_resolved(outcome, unit.message.seq, known)
 
     def _complete(self, call: InsertCall) -> None:
-        del self._calls[call.number]
-        self._context.complete(call.number, call.rids)
+        for number, rids in call.results_by_call():
+            del self._calls[number]
+            self._context.complete(number, rids)
 
     def on_refused(self, refused: Refused) -> None:
         """Handle a refusal of a unit: retransmit it, reroute it, or fail its call."""
@@ -335,9 +300,14 @@ class Inserts:
 
     def _reject(self, window: ShardWindow, unit: InflightUnit, error: ZiplogError) -> None:
         self._abandon(window, unit)
-        if unit.call is not None:
+        if isinstance(unit.call, InsertGroup):
+            # The error may be about one of them.
+            for call in unit.call.dissolve():
+                call.is_single = False
+                self._assign(call, window.shard)
+        elif unit.call is not None:
             self._fail(unit.call, error)
-        self._fill(window)
+        self.sender.fill(window)
 
     def _on_expired(self, window: ShardWindow, unit: InflightUnit, refused: Refused) -> None:
         """Handle a server's report that it cannot distinguish this unit from a forgotten one.
@@ -346,9 +316,10 @@ class Inserts:
         was not placed, and is absent once all replicas refused it. Otherwise its outcome stays
         unknown.
         """
-        if self._context.now - unit.first_sent > self._context.session_expiry_ns:
+        is_late = self._context.now - unit.first_sent > self._context.session_expiry_ns
+        if is_late and not unit.is_absent:
             self._forget(window, unit)
-            self._fill(window)
+            self.sender.fill(window)
             return
         unit.is_expired = True
         unit.add_permanent_refusal(refused)
@@ -356,7 +327,7 @@ class Inserts:
             self._reroute(window, unit.call)
         elif unit.is_absent:
             self._abandon(window, unit)
-            self._fill(window)
+            self.sender.fill(window)
 
     def _postpone(self, window: ShardWindow, unit: InflightUnit, refused: Refused) -> None:
         """Retransmit a refused unit later, or reroute it if no server can have accepted it."""
@@ -369,7 +340,7 @@ class Inserts:
                 self._retransmit_soon(unit)
         elif unit.call is None:
             self._abandon(window, unit)
-            self._fill(window)
+            self.sender.fill(window)
         elif not self._reroute(window, unit.call):
             self._retransmit_soon(unit)
 
@@ -387,6 +358,8 @@ class Inserts:
         with new identities. The call fails if its shard never comes back, or if a later unit than
         an absent one is placed. Returns False if the call stays as it is.
         """
+        if isinstance(call, InsertGroup):
+            return self._reroute_group(window, call)
         units = window.units_of(call)
         if not all(unit.is_absent for unit in units):
             return False
@@ -405,14 +378,39 @@ class Inserts:
             window.retire(unit)
         window.dequeue(call)
         call.restart_remainder()
-        self._fill(window)
-        if shard == window.shard and not any(unit.is_expired for unit in units):
-            self._retry_after_refresh(call)
-        else:
-            if shard != window.shard:
-                self._context.counters.moved += len(call.request.payloads)
-            self._assign(call, shard)
+        self.sender.fill(window)
+        self._move(window, call, shard, is_expired=any(unit.is_expired for unit in units))
         return True
+
+    def _reroute_group(self, window: ShardWindow, group: InsertGroup) -> bool:
+        """Assign the calls of a group again, each by itself, if any of them may change its shard.
+
+        Returns False if the group stays as it is.
+        """
+        (unit,) = window.units_of(group)
+        if not unit.is_absent:
+            return False
+        chosen = [(call, self.shard_selector(call)) for call in group.calls]
+        if not unit.is_redirected and all(shard == window.shard for _, shard in chosen):
+            return False
+        self._abandon(window, unit)
+        group.dissolve()
+        self.sender.fill(window)
+        for call, shard in chosen:
+            if isinstance(shard, int):
+                self._move(window, call, shard, is_expired=unit.is_expired)
+            else:
+                self._fail(call, shard)
+        return True
+
+    def _move(self, window: ShardWindow, call: InsertCall, shard: int, *, is_expired: bool) -> None:
+        """Assign a call again after its units proved absent."""
+        if shard == window.shard and not is_expired:
+            self._retry_after_refresh(call)
+            return
+        if shard != window.shard:
+            self._context.counters.moved += len(call.request.payloads)
+        self._assign(call, shard)
 
     def _retry_after_refresh(self, call: InsertCall) -> None:
         """Reassign a call after the next reply about placements; its shard accepts nothing now."""
@@ -437,7 +435,7 @@ class Inserts:
         for window in list(self.windows.values()):
             lost = [unit.call for unit in window.inflight.values() if unit.is_absent_in_newer_view]
             for call in dict.fromkeys(lost):
-                if call is not None and call.number in self._calls:
+                if call is not None and any(each.number in self._calls for each in call.calls):
                     self._reroute(window, call)
 
     def _redirect(self, window: ShardWindow, route: Route) -> None:
@@ -478,7 +476,7 @@ class Inserts:
                 known.append(call)
         for call in known:
             self._reroute(window, call)
-        self._fill(window)
+        self.sender.fill(window)
 
     def _reassign(self) -> None:
         """Assign the calls without a shard."""
@@ -500,7 +498,7 @@ class Inserts:
                 number, insert_errors.unknown_outcome_error(outcome, self.windows, self._routing)
             )
         for window in list(self.windows.values()):
-            if window.inflight or window.queue:
+            if window.inflight or window.has_queue:
                 self._tick_window(window)
         newly_avoided, self.shard_selector.newly_avoided = self.shard_selector.newly_avoided, []
         for call in [call for window in newly_avoided for call in window.dequeue_unsent()]:
@@ -517,7 +515,7 @@ class Inserts:
         units = window.inflight.values()
         has_located = self._locates[window.shard].poll(self._context, route, units)
         if has_located or (
-            route.is_unavailable and (window.queue or any(u.has_waiter for u in units))
+            route.is_unavailable and (window.has_queue or any(u.has_waiter for u in units))
         ):
             self._routing.refresh()
 
@@ -533,11 +531,11 @@ class Inserts:
 
     def _forget(self, window: ShardWindow, unit: InflightUnit) -> None:
         """Stop retransmitting and locating a unit; its outcome stays unknown."""
-        if unit.call is not None:
-            self._expire(unit.call, is_session_expired=True)
+        for call in unit.calls:
+            self._expire(call, is_session_expired=True)
         window.retire(unit)
-        if unit.outcome is not None:
-            unit.outcome.is_session_expired = True
+        for outcome, _ in unit.outcomes:
+            outcome.is_session_expired = True
 
     # --- the end of a call ---
 
@@ -569,13 +567,17 @@ class Inserts:
         if window is None:
             return
         for unit in window.units_of(call):
-            unit.call = None
-            if unit.is_absent:
-                window.retire(unit)
-            else:
-                unit.outcome = outcome
+            if not unit.is_absent:
+                unit.detach(call, outcome)
+                continue
+            window.retire(unit)
+            if isinstance(unit.call, InsertGroup):
+                # No copy of the unit may be sent again, so the other calls need another one.
+                unit.call.remove(call)
+                for other in unit.call.dissolve():
+                    self._dispatch(other)
         window.dequeue(call)
-        self._fill(window)
+        self.sender.fill(window)
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -585,15 +587,13 @@ class Inserts:
             route = self._routing.route(shard)
             if route is not None and not route.is_unavailable:
                 blocked = window.units_of_older_views(route.view)
-                assert window.is_blocked_by_view_change or not blocked, (
-                    "a call stays in an older view"
-                )
-                assert not any(call in blocked for call in window.queue), (
-                    "a blocked call could send more"
-                )
+                assert window.is_blocked_by_view_change or not blocked, "a call is stale"
+                assert not any(call in blocked for call in window.queue), "it could send more"
             self._copies.check(window, route, self._locates[shard].due)
             for unit in window.inflight.values():
-                assert unit.call is None or unit.call.number in self._calls
+                assert unit.call is None or unit.calls, "a unit waits for ended calls"
+                assert all(call.number in self._calls for call in unit.calls)
+            self.sender.check(window)
         self._outcomes.check()
         for call in self._calls.values():
             assert self._context.next_timer <= call.request.deadline, "a deadline would be missed"

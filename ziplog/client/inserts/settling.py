@@ -56,7 +56,7 @@ class SettledReports:
     def tick(self) -> None:
         """Send the reports that are due."""
         for shard, window in self._windows.items():
-            if window.inflight or window.queue:
+            if window.inflight or window.has_queue:
                 continue
             idle = self._idle.get(shard)
             if idle is None or idle.next_seq != window.next_seq:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Policy
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
-    from ziplog.client.inserts.inflight import InsertCall, ShardWindow
+    from ziplog.client.inserts.inflight import ShardWindow
+    from ziplog.client.inserts.insert_calls import InsertCall
 
 #: Time for which a shard that does not answer gets no new unpinned records, in addition to twice
 #: its next backoff.

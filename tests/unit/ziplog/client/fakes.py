@@ -229,6 +229,8 @@ class FakeCluster:
         self.units: dict[int, list[tuple[list[int], bytes]]] = {s: [] for s in range(shards)}
         self.frontiers = dict(enumerate(range(1, shards + 1)))
         self.guessed: set[tuple[int, int]] = set()
+        #: Copies at backups of units that are not placed yet.
+        self.early: dict[tuple[int, int], dict[int, wire.Insert]] = {}
         #: Each shard's view, and its state at the membership service.
         self.views = dict.fromkeys(range(shards), 1)
         self.states: dict[int, Any] = dict.fromkeys(range(shards), "live")
@@ -369,9 +371,10 @@ class FakeCluster:
             return
         key = (message.shard, message.seq)
         if key not in self.placed:
-            if server or (
-                message.predecessor and (message.shard, message.predecessor) not in self.placed
-            ):
+            if server:
+                self.early.setdefault(key, {})[server] = message
+                return
+            if message.predecessor and (message.shard, message.predecessor) not in self.placed:
                 return
             gsn = self.frontiers[message.shard]
             while gsn <= message.after:
@@ -381,6 +384,8 @@ class FakeCluster:
             self.frontiers[message.shard] = stop
             self.units[message.shard].append((self.placed[key], message.body))
             self.push(message.shard)
+            for backup, copy in self.early.pop(key, {}).items():
+                self.insert(backup, copy)
         gsns = self.placed[key]
         if server and key not in self.guessed and self.random.random() < 0.3:
             self.guessed.add(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.unit.ziplog.client.fakes import MS, FakeCluster, Glass, S, pinned, resolve
-from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
 from ziplog.errors import OutcomeUnknownError, UnavailableError
 
 if TYPE_CHECKING:

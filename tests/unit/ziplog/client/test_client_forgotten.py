@@ -19,7 +19,7 @@ from tests.unit.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RecordId
@@ -66,6 +66,21 @@ def test_unit_that_all_replicas_refuse_gets_a_new_identity_at_once() -> None:
     glass.give(ack(again, 0, [51]), ack(again, 1, [51]))
     assert glass.answers[call] == [RecordId(51, 0)]
     assert glass.core.counters.moved == 0
+
+
+def test_unit_that_is_known_to_be_absent_may_be_refused_as_expired_later() -> None:
+    """The client was suspended between the two refusals."""
+    glass = connected(pinned)
+    call = glass.insert(b"x", timeout=2000 * S)
+    (insert,) = sent(glass)
+    glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
+    glass.now += 601 * S
+    glass.core._context.now = glass.now  # No step expires the session.
+    glass.give(expired(insert, 0), expired(insert, 1))
+    (again,) = sent(glass)
+    assert again.seq > insert.seq, "no server holds a copy, so the record gets a new identity"
+    glass.give(ack(again, 0, [51]), ack(again, 1, [51]))
+    assert glass.answers[call] == [RecordId(51, 0)]
 
 
 def test_call_of_many_units_restarts_as_a_whole() -> None:

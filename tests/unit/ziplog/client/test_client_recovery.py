@@ -24,7 +24,8 @@ from tests.unit.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES, MAX_UNIT_RECORDS
+from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES
+from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
 from ziplog.client.inserts.locate import MAX_LOCATES
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body

@@ -27,7 +27,7 @@ from tests.unit.ziplog.client.fakes import (
 )
 from tests.unit.ziplog.client.storms import in_a_storm, insert_all, shards_in_flight
 from ziplog import wire
-from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
 from ziplog.core.node import BatchEnd

@@ -23,7 +23,7 @@ from tests.unit.ziplog.client.fakes import (
 from ziplog import wire
 from ziplog.client import arguments
 from ziplog.client.common.requests import ReadRequest, SyncRequest, TailRequest
-from ziplog.client.inserts.inflight import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
 from ziplog.core.entries import decode_body
 from ziplog.core.view import Replica
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError

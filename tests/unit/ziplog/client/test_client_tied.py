@@ -20,7 +20,7 @@ from tests.unit.ziplog.client.fakes import (
 )
 from tests.unit.ziplog.client.test_client_recovery import located, sent_locates
 from ziplog.client.common.requests import InsertRequest
-from ziplog.client.inserts import inflight
+from ziplog.client.inserts import insert_calls
 from ziplog.errors import OutcomeUnknownError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -35,7 +35,7 @@ PAYLOADS = [b"0", b"1", b"2", b"3"]
 @pytest.fixture(autouse=True)
 def single_record_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each unit have one record."""
-    monkeypatch.setattr(inflight, "MAX_UNIT_RECORDS", 1)
+    monkeypatch.setattr(insert_calls, "MAX_UNIT_RECORDS", 1)
 
 
 def with_recovered_shard(

@@ -39,9 +39,12 @@ class FailingCluster(FakeCluster):
         if isinstance(message, wire.Insert) and self.refuses_as_full(int(name[3]), message):
             return
         super().serve(name, message)
-        key = (shard, getattr(message, "seq", 0))
-        if isinstance(message, wire.Insert) and key in self.placed:
-            self.holders.setdefault(key, set()).add(int(name[3]))  # type: ignore[arg-type]
+
+    def insert(self, server: int, message: wire.Insert) -> None:
+        super().insert(server, message)
+        key = (message.shard, message.seq)
+        if key in self.placed:
+            self.holders.setdefault(key, set()).add(server)
 
     def refuses_as_full(self, server: int, message: wire.Insert) -> bool:
         """Refuse a copy as full, and later copies that an earlier promise covers."""

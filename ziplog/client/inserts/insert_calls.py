@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from ziplog.client.inserts.inflight import InflightUnit
 
-#: Maximum number of records of a unit, and of bytes unless it has a single record.
-MAX_UNIT_RECORDS: Final = 256
-MAX_UNIT_BYTES: Final = 256 * 1024
+#: The largest units that a client sends: in records, and in bytes unless it has a single record.
+UNIT_RECORDS: Final = 256
+UNIT_BYTES: Final = 256 * 1024
 _SINGLE: Final[Sequence[tuple[int, int]]] = ((0, 1),)
 
 
@@ -205,9 +205,9 @@ def pop_unit(singles: deque[InsertCall]) -> InsertCall:
     """Remove the first single inserts, as many as one unit holds; return them as one call."""
     calls = [singles.popleft()]
     size = calls[0].payload_bytes
-    while singles and len(calls) < MAX_UNIT_RECORDS:
+    while singles and len(calls) < UNIT_RECORDS:
         size += singles[0].payload_bytes
-        if size > MAX_UNIT_BYTES:
+        if size > UNIT_BYTES:
             break
         calls.append(singles.popleft())
     return calls[0] if len(calls) == 1 else InsertGroup(calls)
@@ -222,7 +222,7 @@ def split_into_units(
     for index, payload in enumerate(payloads):
         payload_size = len(payload) + (len(keys[index] or b"") if keys is not None else 0)
         size += payload_size
-        if index > start and (size > MAX_UNIT_BYTES or index - start == MAX_UNIT_RECORDS):
+        if index > start and (size > UNIT_BYTES or index - start == UNIT_RECORDS):
             unit_ranges.append((start, index))
             start, size = index, payload_size
     unit_ranges.append((start, len(payloads)))

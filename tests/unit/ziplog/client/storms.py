@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.unit.ziplog.client.fakes import MS, FakeCluster, Glass, S, pinned, resolve
-from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.errors import OutcomeUnknownError, UnavailableError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def insert_all(
     glass = cluster.glass
     calls: dict[int, list[bytes]] = {}
     for number in range(40):
-        count = 1 if number % 4 else MAX_UNIT_RECORDS + 1
+        count = 1 if number % 4 else UNIT_RECORDS + 1
         size = 1 + number % cluster.shards
         records = [b"%d-%d" % (number, part) * size for part in range(count)]
         calls[glass.insert(*records, timeout=timeout if number % 3 else 1 * S)] = records

@@ -19,7 +19,7 @@ from tests.unit.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RecordId
@@ -85,7 +85,7 @@ def test_unit_that_is_known_to_be_absent_may_be_refused_as_expired_later() -> No
 
 def test_call_of_many_units_restarts_as_a_whole() -> None:
     glass = connected(pinned)
-    call = glass.insert(*[b"x"] * (2 * MAX_UNIT_RECORDS))
+    call = glass.insert(*[b"x"] * (2 * UNIT_RECORDS))
     first, second = sent(glass)
     glass.give(expired(first, 0), expired(first, 1), expired(second, 0))
     assert not sent(glass)

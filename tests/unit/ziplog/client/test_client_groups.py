@@ -27,7 +27,7 @@ from tests.unit.ziplog.client.test_client_redirect import ReshapedCluster, redir
 from ziplog import wire
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts import sending
-from ziplog.client.inserts.insert_calls import MAX_UNIT_BYTES, MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import UNIT_BYTES, UNIT_RECORDS
 from ziplog.core.entries import Body, decode_body
 from ziplog.core.node import BatchEnd
 from ziplog.errors import (
@@ -98,7 +98,7 @@ def test_inserts_wait_while_two_units_are_in_flight_and_then_share_one() -> None
 
 def test_group_is_limited_in_records_and_bytes() -> None:
     glass = connected()
-    sizes = [1] * 300 + [100_000] * 3 + [MAX_UNIT_BYTES + 1] * 2
+    sizes = [1] * 300 + [100_000] * 3 + [UNIT_BYTES + 1] * 2
     for size in (1, *sizes):
         glass.insert(bytes(size))
     units = sent(glass)
@@ -109,7 +109,7 @@ def test_group_is_limited_in_records_and_bytes() -> None:
             base = unit.seq * 1000
             place(glass, unit, *range(base, base + unit.count))
         units = sent(glass)
-    assert [insert.count for insert in found] == [1, MAX_UNIT_RECORDS, 300 - 256 + 2, 1, 1, 1]
+    assert [insert.count for insert in found] == [1, UNIT_RECORDS, 300 - 256 + 2, 1, 1, 1]
     assert len(glass.answers) == len(sizes) + 1
 
 

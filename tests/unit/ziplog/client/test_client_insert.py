@@ -15,7 +15,7 @@ from tests.properties import examples
 from tests.unit.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, placement, refused
 from ziplog import wire
 from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES
-from ziplog.client.inserts.insert_calls import MAX_UNIT_BYTES, MAX_UNIT_RECORDS, split_into_units
+from ziplog.client.inserts.insert_calls import UNIT_BYTES, UNIT_RECORDS, split_into_units
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS, MAX_DOUBLED_NS
 from ziplog.core.entries import decode_body
 from ziplog.errors import (
@@ -139,9 +139,9 @@ def test_first_incomplete_is_the_lowest_seq_in_flight() -> None:
 
 def test_many_payloads_become_chained_units_and_results_keep_their_order() -> None:
     glass = connected()
-    call = glass.insert(*(b"%d" % i for i in range(2 * MAX_UNIT_RECORDS + 1)))
+    call = glass.insert(*(b"%d" % i for i in range(2 * UNIT_RECORDS + 1)))
     units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
-    assert [u.count for u in units] == [MAX_UNIT_RECORDS, MAX_UNIT_RECORDS, 1]
+    assert [u.count for u in units] == [UNIT_RECORDS, UNIT_RECORDS, 1]
     assert [u.predecessor for u in units] == [0, units[0].seq, units[1].seq]
     gsn = 1
     placed = []
@@ -167,8 +167,8 @@ def test_unit_ranges_cover_all_payloads_within_their_limits(
     assert cuts[-1][1] == len(sizes)
     for (start, stop), (following, _) in zip(cuts, [*cuts[1:], (len(sizes), 0)], strict=True):
         assert stop == following
-        assert 1 <= stop - start <= MAX_UNIT_RECORDS
-        assert stop - start == 1 or sum(sizes[start:stop]) <= MAX_UNIT_BYTES
+        assert 1 <= stop - start <= UNIT_RECORDS
+        assert stop - start == 1 or sum(sizes[start:stop]) <= UNIT_BYTES
 
 
 def test_window_limits_the_units_in_flight() -> None:
@@ -188,7 +188,7 @@ def test_window_limits_the_bytes_in_flight() -> None:
     glass = connected()
     glass.insert(*[bytes(200_000)] * 100)
     sent = sum(len(m.body) for name, m in glass.take(wire.Insert) if name == "s0r0:1")
-    assert MAX_INFLIGHT_BYTES <= sent <= MAX_INFLIGHT_BYTES + MAX_UNIT_BYTES
+    assert MAX_INFLIGHT_BYTES <= sent <= MAX_INFLIGHT_BYTES + UNIT_BYTES
 
 
 def test_small_calls_do_not_wait_for_the_end_of_a_large_one() -> None:
@@ -396,9 +396,9 @@ def test_ack_with_invalid_positions_raises_protocol_error() -> None:
 
 def test_failed_insert_many_reports_the_placed_records() -> None:
     glass = connected()
-    call = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 2), timeout=1 * S)
+    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 2), timeout=1 * S)
     units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
-    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
+    gsns = list(range(1, UNIT_RECORDS + 1))
     glass.give(ack(units[0], 0, gsns), ack(units[0], 1, gsns))
     glass.pass_time(1 * S)
     error = glass.answers[call]

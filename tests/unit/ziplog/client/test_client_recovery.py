@@ -25,7 +25,7 @@ from tests.unit.ziplog.client.fakes import (
 )
 from ziplog import wire
 from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES
-from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.client.inserts.locate import MAX_LOCATES
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
@@ -192,10 +192,10 @@ def test_absent_unit_may_be_placed_after_a_retransmission() -> None:
 
 def test_partly_placed_call_is_never_rerouted() -> None:
     glass = connected()
-    call = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
+    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
     first, second = sent(glass)
     learn(glass)
-    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
+    gsns = list(range(1, UNIT_RECORDS + 1))
     glass.give(located(first, 2, gsns), located(second, 2))
     glass.pass_time(2 * S)
     assert not sent(glass)
@@ -209,7 +209,7 @@ def test_partly_placed_call_is_never_rerouted() -> None:
 
 def test_call_is_rerouted_only_when_all_its_units_are_absent() -> None:
     glass = connected()
-    glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
+    glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
     first, second = sent(glass)
     learn(glass)
     glass.give(located(second, 2))
@@ -516,22 +516,20 @@ def test_outcome_stays_unknown_when_resolve_times_out() -> None:
 
 
 def test_unknown_outcome_of_a_long_call_covers_its_sent_unplaced_units() -> None:
-    glass, error, (first, second, third) = with_unknown_outcome(
-        *[b"x"] * (2 * MAX_UNIT_RECORDS + 1)
-    )
+    glass, error, (first, second, third) = with_unknown_outcome(*[b"x"] * (2 * UNIT_RECORDS + 1))
     learn(glass)
     call = resolve(glass, error, 5 * S)
-    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
+    gsns = list(range(1, UNIT_RECORDS + 1))
     glass.give(located(first, 2, gsns), located(third, 2))
     assert call not in glass.answers
     glass.pass_time(5 * S)
     partly = glass.answers[call]
     placed = [RecordId(gsn, 0) for gsn in gsns]
-    assert partly.results == [*placed, *[None] * (MAX_UNIT_RECORDS + 1)]
+    assert partly.results == [*placed, *[None] * (UNIT_RECORDS + 1)]
     assert partly.seq == second.seq
     call = resolve(glass, partly)
     glass.give(located(second, 2))
-    assert glass.answers[call] == [*placed, *[None] * (MAX_UNIT_RECORDS + 1)]
+    assert glass.answers[call] == [*placed, *[None] * (UNIT_RECORDS + 1)]
 
 
 def test_cancelled_resolve_gets_no_result() -> None:

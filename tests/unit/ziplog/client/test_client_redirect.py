@@ -27,7 +27,7 @@ from tests.unit.ziplog.client.fakes import (
 )
 from tests.unit.ziplog.client.storms import in_a_storm, insert_all, shards_in_flight
 from ziplog import wire
-from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
 from ziplog.core.entries import decode_body
 from ziplog.core.node import BatchEnd
@@ -276,11 +276,11 @@ def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
     """Return a call of three units at shard 0, with only the first one placed, and its gsns."""
     glass = Glass()
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
-    payloads = [b"%d" % index for index in range(3 * MAX_UNIT_RECORDS)]
+    payloads = [b"%d" % index for index in range(3 * UNIT_RECORDS)]
     call = glass.insert(*payloads, **options)
     first, second = sent(glass)
     assert first.shard == 0
-    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
+    gsns = list(range(1, UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns))
     glass.give(redirect(second, 0), redirect(second, 1))
     assert call not in glass.answers, "the first part may be placed, or not"
@@ -305,7 +305,7 @@ def test_partly_placed_call_waits_for_its_shard_and_continues_after_its_placed_p
         assert (insert.shard, insert.after) == (0, gsns[-1])
         payloads = decode_body(insert.body, insert.count).payloads
         assert payloads == [b"%d" % n for n in range(index * 256, (index + 1) * 256)]
-        places = [1000 * index + n for n in range(MAX_UNIT_RECORDS)]
+        places = [1000 * index + n for n in range(UNIT_RECORDS)]
         glass.give(ack(insert, 0, places), ack(insert, 1, places))
         rids += [RecordId(gsn, 0) for gsn in places]
     assert glass.answers[call] == rids
@@ -318,7 +318,7 @@ def test_partly_placed_call_reports_its_placed_part_at_the_deadline() -> None:
     glass.pass_time(2 * S)
     error = glass.answers[call]
     assert type(error) is UnavailableError
-    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
+    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)
     assert not error.retriable, "a retry of the whole call would duplicate records"
     assert "512 of the 768 records before the deadline" in str(error)
     glass.inform(placement(0), placement(1))
@@ -331,7 +331,7 @@ def test_partly_placed_call_of_a_removed_shard_fails_at_once() -> None:
     glass.inform(placement(0, state="leaving"), placement(1))
     error = glass.answers[call]
     assert type(error) is UnavailableError
-    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * MAX_UNIT_RECORDS)
+    assert error.results == [RecordId(gsn, 0) for gsn in gsns] + [None] * (2 * UNIT_RECORDS)
     assert not error.retriable, "a retry of the whole call would duplicate records"
     assert "512 of the 768 records" in str(error)
     assert not shards_in_flight(glass)
@@ -342,9 +342,9 @@ def test_partly_placed_call_of_a_removed_shard_fails_at_once() -> None:
 def test_partly_placed_call_of_a_leaving_full_shard_is_sent_again() -> None:
     glass = Glass()
     glass.connect(placement(0), placement(1))
-    call = glass.insert(*[b"x"] * (2 * MAX_UNIT_RECORDS))
+    call = glass.insert(*[b"x"] * (2 * UNIT_RECORDS))
     first, second = sent(glass)
-    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
+    gsns = list(range(1, UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
     glass.pass_time(600 * MS)
     glass.inform(placement(0, state="leaving"), placement(1))

@@ -23,7 +23,7 @@ from tests.unit.ziplog.client.fakes import (
 from ziplog import wire
 from ziplog.client import arguments
 from ziplog.client.common.requests import ReadRequest, SyncRequest, TailRequest
-from ziplog.client.inserts.insert_calls import MAX_UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.core.entries import decode_body
 from ziplog.core.view import Replica
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
@@ -72,12 +72,12 @@ def test_unsent_calls_are_rerouted_and_started_calls_finish_at_their_shard() -> 
 
     glass = Glass(policy)
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=1))
-    long = glass.insert(*[b"x"] * (MAX_UNIT_RECORDS + 1))
+    long = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
     glass.insert(b"waits")
     (first,) = sent(glass)
     leave(glass)
     assert [(m.shard, payloads(m)) for m in sent(glass)] == [(1, [b"waits"])]
-    gsns = list(range(1, MAX_UNIT_RECORDS + 1))
+    gsns = list(range(1, UNIT_RECORDS + 1))
     glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
     (second,) = sent(glass)
     assert (second.shard, second.count) == (0, 1)

@@ -35,7 +35,7 @@ PAYLOADS = [b"0", b"1", b"2", b"3"]
 @pytest.fixture(autouse=True)
 def single_record_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each unit have one record."""
-    monkeypatch.setattr(insert_calls, "MAX_UNIT_RECORDS", 1)
+    monkeypatch.setattr(insert_calls, "UNIT_RECORDS", 1)
 
 
 def with_recovered_shard(

@@ -19,7 +19,7 @@ from ziplog.runtime.descriptors import AcceptPause, Reserve, descriptor_limit
 from ziplog.segments.entry import SCARCE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Iterable
 
     from ziplog.runtime.connection import Connection
 
@@ -83,7 +83,7 @@ class Listener:
             found.append(connection)
         return found
 
-    def check(self, connections: Collection[Connection], now: int) -> list[Connection]:
+    def check(self, connections: Iterable[Connection], now: int) -> list[Connection]:
         """Return the connections to close so that enough descriptors are free.
 
         It checks after each `accept`, and once a second.

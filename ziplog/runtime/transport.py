@@ -243,7 +243,7 @@ class Transport:
             self._start(connection)
 
     def _check_descriptors(self, listener: Listener, now: int) -> None:
-        peers = [one for one in self._connections.values() if one.endpoint is None]
+        peers = (one for one in self._connections.values() if one.endpoint is None)
         for connection in listener.check(peers, now):
             self._lose(connection)
         self._checks = listener.checks

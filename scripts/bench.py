@@ -3,6 +3,7 @@
     python scripts/bench.py latency      insert latency beside raw TCP, pyzmq, Redis and NATS
     python scripts/bench.py cpu          where an insert's CPU time goes, beside the pyzmq floor
     python scripts/bench.py paths        fast and slow path; share of the fast path over load
+    python scripts/bench.py concurrency  1 to 64 tasks or threads of one client
     python scripts/bench.py clients      16 to 1,000 clients, each with one insert at a time
     python scripts/bench.py throughput   pipelined insert_many into one shard
     python scripts/bench.py sequential   from insert to delivery: pauses, rates, bursts, no-ops
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from log_bench import (
     clients,
+    concurrency,
     failure,
     latency,
     membership,
@@ -95,6 +97,11 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "paths": Measurement(_scaled(paths.paths, 1.0, 3), draw=paths.draw),
     "clients": Measurement(
         _scaled(clients.measure, 3.0, 10), clients.lines, _own("clients", clients.draw)
+    ),
+    "concurrency": Measurement(
+        _scaled(concurrency.measure, 1.0, 3),
+        concurrency.lines,
+        _own("concurrency", concurrency.draw),
     ),
     "throughput": Measurement(_scaled(latency.throughput, 2.0, 6)),
     "sequential": Measurement(

@@ -149,7 +149,11 @@ def _serve(
         now=now_ns(),
     )
     driver = Driver(
-        replica, transport, store=store, flush_before_send=identity.durability == "disk"
+        replica,
+        transport,
+        store=store,
+        insert_path=replica.plain_inserts,
+        flush_before_send=identity.durability == "disk",
     )
     try:
         store.start(driver.post)

@@ -22,6 +22,7 @@ from shard.membership.lease_updates import LeaseUpdates
 from shard.ordering.admission import Admission
 from shard.ordering.backup import Backup
 from shard.ordering.lag_fix import LagFix
+from shard.ordering.plain_inserts import PlainInserts
 from shard.ordering.primary import Primary
 from shard.ordering.rate import RateReporter
 from shard.recovery.checkpoint import save, start
@@ -108,6 +109,8 @@ class Replica:
         self._recovery: Final = RecoveryParticipant(self._state)
         self._repair: Final = Repair(self._state, self._recovery)
         self._admission: Final = Admission(self._state)
+        #: The short path of most inserts, beside `step`.
+        self.plain_inserts: Final = PlainInserts(self._state)
         self._lag_fix: Final = LagFix(self._state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
@@ -164,6 +167,7 @@ class Replica:
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Process one event; see `ziplog.core.node`."""
+        self.plain_inserts.stop()
         if now - self._now > STALE_NS:
             self._health.on_pause(now)
             self._state.sessions.reset_idle_time(now)
@@ -176,6 +180,7 @@ class Replica:
                 self._report_bad_message(event.src, event.message, "a storage server accepts none")
         elif isinstance(event, BatchEnd):
             self._on_batch_end()
+            self.plain_inserts.start(self._role, self._now)
         elif isinstance(event, Wakeup):
             self._tick()
         elif isinstance(event, Persisted):
@@ -187,9 +192,7 @@ class Replica:
             self._health.on_unread_input(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
             self._state.archive_port = event.port
-        out = self._state.effects
-        self._state.effects = []
-        return out
+        return self._state.pop_effects()
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wakeup, in ns."""
@@ -554,7 +557,7 @@ class Replica:
     def part(self) -> list[Entry]:
         """Return the last entries for the store: a watermark record, if it is not stored."""
         self._marks.write()
-        out, self._state.effects = self._state.effects, []
+        out = self._state.pop_effects()
         return [effect.entry for effect in out if isinstance(effect, Persist)]
 
     def checkpoint(self) -> bytes:

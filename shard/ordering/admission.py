@@ -19,7 +19,8 @@ from ziplog.errors import ProtocolError
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import Session
-    from ziplog.wire import Insert
+    from ziplog.core.entries import Body
+    from ziplog.wire import Insert, Limits
 
 #: Largest body of a unit, in bytes: it must fit into every kind of frame, beside the leases.
 MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
@@ -103,21 +104,13 @@ class Admission:
         except ProtocolError as error:
             state.refuse(route, seq, "malformed", str(error))
             return session
-        keys = (body.key,) if body.keys is None else body.keys
-        if (
-            max(map(len, body.payloads)) > limits.max_payload_bytes
-            or max(map(len, filter(None, keys)), default=0) > limits.max_key_bytes
-            or len(message.body) > MAX_UNIT_BYTES
-        ):
+        if is_too_large(message, body, limits):
             detail = f"payloads have at most {limits.max_payload_bytes} bytes"
             state.refuse(route, seq, "too-large", detail)
         elif not role.can_accept():
             refuse_for_now(state, route, session, message, "too many inserts are waiting")
         else:
-            unit = session.units[seq] = HeldUnit(
-                message.client, seq, message.count, crc32c(message.body), message.body,
-                message.after, message.predecessor, route, copy=message.copy,
-            )  # fmt: skip
+            unit = session.units[seq] = held_unit(route, message)
             role.accept(session, unit, now)
         return session
 
@@ -183,6 +176,27 @@ class Admission:
         if state.server == 0 and state.has_no_positions:
             return True
         return state.is_leaving and message.after >= state.clock.limit
+
+
+def held_unit(route: bytes, message: Insert) -> HeldUnit:
+    """Return the unit of an insert, as a server holds it."""
+    body = message.body
+    return HeldUnit(
+        message.client, message.seq, message.count, crc32c(body), body, message.after,
+        message.predecessor, route, copy=message.copy,
+    )  # fmt: skip
+
+
+def is_too_large(message: Insert, body: Body, limits: Limits) -> bool:
+    """Whether a unit, one of its payloads or one of its keys exceeds the limits."""
+    size = len(message.body)
+    if size > MAX_UNIT_BYTES:
+        return True
+    if size > limits.max_payload_bytes and max(map(len, body.payloads)) > limits.max_payload_bytes:
+        return True
+    if body.keys is None:
+        return body.key is not None and len(body.key) > limits.max_key_bytes
+    return max(map(len, filter(None, body.keys)), default=0) > limits.max_key_bytes
 
 
 def refuse_permanently(

@@ -45,6 +45,7 @@ MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
 #: The primary may batch forwards while at most this many of the latest guesses were wrong.
 COUNTED_GUESSES: Final = 256
 MAX_WRONG_GUESSES: Final = 5
+_NEVER: Final = 2**63
 _ALL_WRONG: Final = (1 << COUNTED_GUESSES) - 1
 
 
@@ -128,12 +129,39 @@ class Backup:
         return self._acks_guesses and len(self.guesses.promised) < MAX_PROMISED_UNITS
 
     def _promise(self, unit: HeldUnit, now: int) -> None:
+        if self.guesses.promise(unit, self._next_guess_from(now)):
+            self._state.ack(unit)
+
+    def _next_guess_from(self, now: int) -> int:
+        """Return the first gsn that the primary may decide next."""
         state = self._state
         floor = max(state.stream.end, self._received_end)
         if now - self._last_activity_at >= STREAM_ACTIVE_NS:
             floor = max(floor, state.clock.current_epoch_base(now))
-        if self.guesses.promise(unit, floor):
-            state.ack(unit)
+        return floor
+
+    def plain_until(self, _now: int) -> int:
+        """Return the time until which `accept_plain` may be called, unless anything else happens.
+
+        Until then every unit whose predecessor is placed gets a guess. 0: not now.
+        """
+        can_guess = self._acks_guesses and self.guesses.is_aligned
+        return _NEVER if can_guess and not self._pending else 0
+
+    def accept_plain(self, session: Session, unit: HeldUnit, now: int) -> bool:
+        """Promise a new unit slots, if the leases held have them."""
+        if not self.can_accept() or not self._can_promise():
+            return False
+        if not self.guesses.promise(unit, self._next_guess_from(now)):
+            return False
+        session.units[unit.seq] = unit
+        self._undecided_bytes += len(unit.body)
+        return True
+
+    @property
+    def rest_until(self) -> int:
+        """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
+        return _NEVER
 
     def on_copy(self, unit: HeldUnit, since: int) -> None:
         """Handle another copy of a known unit: ack its slots again, or refuse it."""

@@ -24,6 +24,9 @@ EPOCH_END_DELAY_NS: Final = 2 * NS_PER_MS
 IDLE_EPOCH_INTERVAL_NS: Final = 50 * NS_PER_MS
 
 
+_NEVER: Final = 2**63
+
+
 class EpochCloser:
     """Schedules the ends of one primary's epochs."""
 
@@ -56,6 +59,22 @@ class EpochCloser:
             if self._state.has_readers(now)
             else clock.current_lease_base(then)
         )
+
+    def open_until(self, now: int) -> int:
+        """Return the time until which a record may follow the last one without a closed epoch.
+
+        Until then `min_gsn` does not exceed the end of the stream, if the shard gets no readers.
+        0: an epoch is to be closed first.
+        """
+        clock, flows_until = self._state.clock, self.last_activity_at + STREAM_ACTIVE_NS
+        if now >= flows_until or self._state.has_readers(now):
+            base, until = clock.current_epoch_base(now), clock.next_epoch_at(now)
+        else:
+            base, until = clock.current_lease_base(now), clock.next_lease_at
+            until = flows_until if until is None else min(until, flows_until)
+        if base > self._state.stream.end:
+            return 0
+        return _NEVER if until is None else until
 
     def close_due(self, now: int) -> int:
         """Return the gsn up to which epochs are to be closed now; 0: none is due."""

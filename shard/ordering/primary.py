@@ -75,6 +75,8 @@ class Primary:
         self._forward_now = False
         #: Latest time to forward lingering decisions, in ns; None: none linger.
         self._linger_due: int | None = None
+        #: Since the last batch, nothing but plain inserts can have happened, and they may linger.
+        self._may_rest = False
         #: The backups that accept batched forwards.
         self._batching_backups: Final[set[int]] = set()
         #: Backups with subscribers, and the time until which that counts.
@@ -119,7 +121,7 @@ class Primary:
                     else:
                         session.successors.setdefault(unit.predecessor, []).append(unit)
         self._unforwarded = [
-            _without_body(d) if type(d) is Place else d
+            d
             for d in (entry.decision for entry in self._state.stream.window)
             if not isinstance(d, WatermarkRecord | SessionTableRecord | SessionTablePartRecord)
         ]
@@ -144,6 +146,34 @@ class Primary:
             self._waiting[unit.client, unit.seq] = unit
         if self._waiting:
             self._place_waiting(now)
+
+    def plain_until(self, now: int) -> int:
+        """Return the time until which no unit waits and no epoch has to be closed; 0: not now."""
+        self._may_rest = self.has_backups and self._can_linger()
+        return 0 if self._undecided_units else self._epoch_closer.open_until(now)
+
+    def accept_plain(self, session: Session, unit: HeldUnit, now: int) -> bool:
+        """Place a new unit at the end of the stream, if it may be there and there is room."""
+        stream, clock = self._state.stream, self._state.clock
+        end, count = stream.end, unit.count
+        if unit.after >= end or not self._has_room():
+            return False
+        gsns = [clock.next_owned(end)] if count == 1 else clock.first_slots(end, count)
+        if not gsns or gsns[0] >= clock.limit or (count > 1 and clock.next_owned(end) < gsns[0]):
+            return False
+        session.units[unit.seq] = unit
+        self._epoch_closer.last_activity_at = now
+        self._record_place(session, unit, gsns)
+        if self._linger_due is None:
+            self._linger_due = now + LINGER_NS
+        return True
+
+    @property
+    def rest_until(self) -> int:
+        """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
+        if not self._may_rest or len(self._unforwarded) >= MAX_LINGERING:
+            return 0
+        return _NEVER if self._linger_due is None else self._linger_due
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
         """Handle another copy of a known unit: ack its slots again."""
@@ -217,23 +247,28 @@ class Primary:
             return self._defer_or_reject(unit, floor, now)
         if clock.next_owned(stream.end) < gsns[0]:
             self._decide(Skip(stream.end, gsns[0]))
-        session = state.sessions.by_client[unit.client]
-        epoch = clock.epoch_at(gsns[0])
-        place = Place(
-            unit.client, unit.seq, session.first_incomplete, epoch, gsns, unit.checksum, unit.body
-        )
-        state.record(place)
-        self._unforwarded.append(_without_body(place))
         self._undecided_units -= 1
         self._undecided_bytes -= len(unit.body)
-        session.confirm(unit, gsns)
-        if unit.count > 1:
-            state.sessions.schedule_packing(unit)
-        state.placed_records += unit.count
+        session = state.sessions.by_client[unit.client]
+        self._record_place(session, unit, gsns)
         state.ack(unit)
         if session.successors:
             self._release_successors(session, unit.seq)
         return True
+
+    def _record_place(self, session: Session, unit: HeldUnit, gsns: list[int]) -> None:
+        """Record the decision that a unit is at these positions."""
+        state = self._state
+        epoch = state.clock.epoch_at(gsns[0])
+        place = Place(
+            unit.client, unit.seq, session.first_incomplete, epoch, gsns, unit.checksum, unit.body
+        )
+        state.record(place)
+        self._unforwarded.append(place)
+        session.confirm(unit, gsns)
+        if unit.count > 1:
+            state.sessions.schedule_packing(unit)
+        state.placed_records += unit.count
 
     def _defer_or_reject(self, unit: HeldUnit, floor: int, now: int) -> bool:
         """Handle a unit that gets no slots now; return False if it must wait in order."""
@@ -386,7 +421,8 @@ class Primary:
         )
 
     def _broadcast(self, first: int, decisions: list[Decision]) -> None:
-        """Send decisions and the watermarks to all backups."""
+        """Send decisions, without bodies, and the watermarks to all backups."""
+        decisions = [_without_body(d) if type(d) is Place else d for d in decisions]
         self._sent_stable = self._state.stream.stable
         self._sent_durable = self._state.stream.durable
         self._watermarks_due = None

@@ -52,6 +52,11 @@ class Guesses:
         self.promised = OrderedDict(sorted(kept, key=itemgetter(0)))
         self._update_promised_end()
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the backup is neither behind nor ahead of the primary, as far as it knows."""
+        return not self._skip_slots and self._slots_ahead <= 0
+
     def promise(self, unit: HeldUnit, floor: int) -> bool:
         """Promise the unit the slots that the primary will probably give it, from `floor` on.
 

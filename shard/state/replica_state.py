@@ -160,6 +160,12 @@ class ReplicaState:
         if dsts:
             self.effects.append(Broadcast(dsts, message))
 
+    def pop_effects(self) -> list[Effect]:
+        """Return the effects of the current step, and begin the next one."""
+        out = self.effects
+        self.effects = []
+        return out
+
     def record(self, decision: Decision, view: int | None = None) -> None:
         """Append a decision to the log, with the current view unless another one is given."""
         entry = Entry(self.stream.last + 1, self.view if view is None else view, decision)
@@ -174,27 +180,16 @@ class ReplicaState:
 
         `waited`: the primary's decision, not the client's copy, is the reason for the ack.
         """
-        if not unit.route:
-            return
+        if unit.route:
+            self.effects.append(Send(unit.route, self.ack_of(unit, waited=waited)))
+
+    def ack_of(self, unit: HeldUnit, *, waited: bool = False) -> InsertAck:
+        """Return the next ack: of a unit with slots."""
         self.ack_counter += 1
-        self.effects.append(
-            Send(
-                unit.route,
-                InsertAck(
-                    self.cluster,
-                    self.shard,
-                    self.view,
-                    self.server,
-                    self.incarnation,
-                    unit.seq,
-                    self.ack_counter,
-                    unit.confirmed,
-                    unit.slots,
-                    waited,
-                    unit.copy,
-                ),
-            )
-        )
+        return InsertAck(
+            self.cluster, self.shard, self.view, self.server, self.incarnation, unit.seq,
+            self.ack_counter, unit.confirmed, unit.slots, waited, unit.copy,
+        )  # fmt: skip
 
     def refuse(
         self,

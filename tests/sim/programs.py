@@ -87,6 +87,7 @@ class StorageServer:
         assert process.transport is not None
         self._driver: Final = Driver(
             self.replica, process.transport, store=self.store,  # type: ignore[arg-type]
+            insert_path=self.replica.plain_inserts,
             flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,
         )  # fmt: skip
         self.store.flusher.set_listener(self._driver.post)

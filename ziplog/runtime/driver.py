@@ -49,6 +49,7 @@ from ziplog.wire import (
     Deliver,
     Frontier,
     Heartbeat,
+    Insert,
     Leaving,
     Located,
     Rate,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
     from ziplog.core.message import Message
     from ziplog.runtime.transport import Transport
+    from ziplog.wire import InsertAck
 
 #: Maximum number of messages in one iteration, and the time after which it stops stepping them.
 _MAX_BATCH: Final = 256
@@ -102,6 +104,23 @@ class EntryStore(Protocol):
         ...
 
 
+class InsertPath(Protocol):
+    """A short path for inserts, beside the node's `step` (docs/protocol.md, section 4.2)."""
+
+    @property
+    def rest_until(self) -> int:
+        """Time until which the node needs no `BatchEnd` after inserts on this path, in ns."""
+        ...
+
+    def insert(self, route: bytes, message: Insert, now: int, /) -> InsertAck | None:
+        """Accept an insert and return its ack; None: nothing happened, pass it to `step`."""
+        ...
+
+    def pop_effects(self) -> list[Effect]:
+        """Return the other effects of the inserts since the last step."""
+        ...
+
+
 class Driver:
     """Runs one node on a transport until `stop`."""
 
@@ -114,6 +133,7 @@ class Driver:
         transport: Transport,
         *,
         store: EntryStore | None = None,
+        insert_path: InsertPath | None = None,
         flush_before_send: bool = False,
         propose: Callable[[bytes], None] | None = None,
         decode: Callable[[bytes], Message] = decode,
@@ -126,6 +146,7 @@ class Driver:
             node: the node to run.
             transport: sends and receives the node's frames.
             store: receives the entries of `Persist` effects.
+            insert_path: accepts most inserts in place of the node's `step`.
             flush_before_send: durability level `disk`.
             propose: receives the commands of `Propose` effects; it must not block.
             decode: decodes incoming frames.
@@ -135,6 +156,11 @@ class Driver:
         """
         self.bad_frames = 0
         self._node, self._transport, self._store = node, transport, store
+        self._insert_path = insert_path
+        #: Since the last `BatchEnd`, nothing but inserts on the short path happened.
+        self._is_resting = False
+        #: There may be effects of inserts on the short path.
+        self._has_inserted = False
         self._flush_before_send = flush_before_send
         self._propose, self._clock, self._on_halt = propose, clock, on_halt
         self._decode = decode
@@ -186,9 +212,12 @@ class Driver:
 
     def run_once(self) -> None:
         """Run one iteration: step all events that are due, then wait for input or the timer."""
+        self._is_resting = self._insert_path is not None and not self._is_dirty
         if self._is_behind or self._is_unread:
             self._read_ahead()
         is_more = self._is_behind = self._step_messages()
+        if self._is_resting and self._rest(is_more=is_more):
+            return
         self._step_posted()
         now = self._clock()
         if self._deadline is not None and self._deadline <= now:
@@ -198,6 +227,18 @@ class Driver:
         self._deadline = self._node.next_wakeup()
         if not is_more and not self._posted and not self._stopping:
             self._transport.wait(self._sleep_limit(retry))
+
+    def _rest(self, *, is_more: bool) -> bool:
+        """Wait for more input without a `BatchEnd`, if that is not due; return whether it is not."""
+        assert self._insert_path is not None
+        if self._posted or self._stopping or self._deadline is None:
+            return False
+        now, due = self._clock(), min(self._deadline, self._insert_path.rest_until)
+        if now >= due:
+            return False
+        if not is_more:
+            self._transport.wait(due - now)
+        return True
 
     def _read_ahead(self) -> None:
         """Read all waiting frames into the inbox; step `Pressed` when `is_unread` changes."""
@@ -209,13 +250,8 @@ class Driver:
 
     def _step_messages(self) -> bool:
         """Step waiting messages; return whether there may be more."""
-        receive, decode, step, carry_out, clock = (
-            self._inbox.pop,
-            self._decode,
-            self._node.step,
-            self._carry_out,
-            self._clock,
-        )
+        receive, decode, clock = self._inbox.pop, self._decode, self._clock
+        insert = self._insert if self._insert_path is not None else None
         until = clock() + _STEP_BUDGET_NS
         for _ in range(_MAX_BATCH):
             received = receive()
@@ -228,11 +264,20 @@ class Driver:
                 self._drop_bad_frame(src, error)
                 continue
             now = clock()
-            effects = step(Received(src, message), now)
-            if effects:
-                carry_out(effects)
+            if insert is None or type(message) is not Insert or not insert(src, message, now):
+                self._step(Received(src, message), now)
             if now >= until:
                 break
+        return True
+
+    def _insert(self, src: bytes, message: Insert, now: int) -> bool:
+        """Pass an insert to the short path, and send its ack; return whether it was accepted."""
+        assert self._insert_path is not None
+        ack = self._insert_path.insert(src, message, now)
+        if ack is None:
+            return False
+        self._transport.send(src, encode(ack))
+        self._has_inserted = True
         return True
 
     def _step_posted(self) -> None:
@@ -241,7 +286,14 @@ class Driver:
             self._step(posted.popleft(), self._clock())
 
     def _step(self, event: Event, now: int) -> None:
-        self._carry_out(self._node.step(event, now))
+        self._is_resting = False
+        if self._has_inserted:  # The step may read what they stored.
+            self._has_inserted = False
+            assert self._insert_path is not None
+            self._carry_out(self._insert_path.pop_effects())
+        effects = self._node.step(event, now)
+        if effects:
+            self._carry_out(effects)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         handlers = self._handlers

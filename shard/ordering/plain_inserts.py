@@ -1,0 +1,131 @@
+"""The short path of plain inserts, beside `Replica.step`.
+
+An insert is plain if it depends on nothing but its session and the end of the log: it is new, within
+the limits, and waits for nothing. Most inserts are. After each batch the role determines until when
+it accepts plain inserts; every other event ends that time. Meanwhile an insert costs no look at the
+rest of the server, and its ack does not wait for the store, nor for the end of the batch.
+
+Invariant: the same inserts at the same times get the same slots and the same acks by `step`.
+See docs/protocol.md, section 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from shard.ordering.admission import held_unit, is_too_large
+from ziplog.core.entries import decode_body
+from ziplog.core.units import NS_PER_MS
+from ziplog.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from shard.state.replica_state import ReplicaState
+    from shard.state.sessions import HeldUnit, Session
+    from ziplog.core.node import Effect
+    from ziplog.wire import Insert, InsertAck
+
+#: Longest time without a full batch end.
+MAX_PLAIN_NS: Final = 5 * NS_PER_MS
+
+
+class Role(Protocol):
+    """The part of a replica that orders plain units: its primary or its backup."""
+
+    def plain_until(self, now: int, /) -> int:
+        """Return the time until which `accept_plain` may be called if nothing else happens."""
+        ...
+
+    def accept_plain(self, session: Session, unit: HeldUnit, now: int, /) -> bool:
+        """Order a new unit; return False, with nothing changed, if `accept` must do it."""
+        ...
+
+    def on_settled(self, session: Session, first_incomplete: int, now: int, /) -> None:
+        """Forget the units below the client's `first_incomplete`."""
+        ...
+
+    @property
+    def rest_until(self) -> int:
+        """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
+        ...
+
+
+class PlainInserts:
+    """The plain inserts at one replica."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self._state: Final = state
+        self._role: Role | None = None
+        #: Plain inserts are accepted until this time, in ns. Level `disk` acks after a flush.
+        self._until = 0
+        self._is_allowed: Final = state.config.durability == "memory"
+
+    def stop(self) -> None:
+        """Accept no plain inserts until `start`: another event happens."""
+        self._until = 0
+
+    def start(self, role: Role, now: int) -> None:
+        """Accept plain inserts for as long as the role allows; call it after a batch."""
+        state = self._state
+        self._role = role
+        if (
+            self._is_allowed
+            and state.state == "up"
+            and state.shard_state == "live"
+            and not state.full
+            and not state.has_no_positions
+        ):
+            self._until = min(role.plain_until(now), now + MAX_PLAIN_NS)
+
+    def insert(self, route: bytes, message: Insert, now: int) -> InsertAck | None:
+        """Accept a plain insert and return its ack; None: nothing happened, pass it to `step`.
+
+        The effect of storing it stays in the replica until `pop_effects`.
+        """
+        if now >= self._until:
+            return None
+        session = self._plain_session(message)
+        if session is None:
+            return None
+        role, state = self._role, self._state
+        assert role is not None, "plain inserts have not started"
+        if message.first_incomplete > session.first_incomplete:
+            role.on_settled(session, message.first_incomplete, now)
+        unit = held_unit(route, message)
+        if not role.accept_plain(session, unit, now):
+            return None
+        session.last_seen = state.last_insert = now
+        return state.ack_of(unit)
+
+    def _plain_session(self, message: Insert) -> Session | None:
+        """Return the session of a plain insert; None: it is not plain."""
+        state, seq = self._state, message.seq
+        session = state.sessions.by_client.get(message.client)
+        if (
+            session is None
+            or message.cluster != state.cluster
+            or message.shard != state.shard
+            or message.view != state.view
+            or session.refused
+            or 0 < message.since <= session.horizon
+            or seq in session.units
+            or message.predecessor >= seq
+            or not session.is_placed(message.predecessor)
+        ):
+            return None
+        lowest, limits = max(message.first_incomplete, session.first_incomplete), state.config.limits
+        if not lowest <= seq < lowest + limits.max_unsettled_units:
+            return None
+        try:
+            body = decode_body(message.body, message.count)
+        except ProtocolError:
+            return None
+        return None if is_too_large(message, body, limits) else session
+
+    @property
+    def rest_until(self) -> int:
+        """Time until which plain inserts need no `BatchEnd`, in ns."""
+        return self._role.rest_until if self._role is not None else 0
+
+    def pop_effects(self) -> list[Effect]:
+        """Return the effects of the plain inserts since the last step."""
+        return self._state.pop_effects()

@@ -180,7 +180,6 @@ class Replica:
                 self._report_bad_message(event.src, event.message, "a storage server accepts none")
         elif isinstance(event, BatchEnd):
             self._on_batch_end()
-            self.plain_inserts.start(self._role, self._now)
         elif isinstance(event, Wakeup):
             self._tick()
         elif isinstance(event, Persisted):
@@ -389,6 +388,7 @@ class Replica:
         if self._now >= self._rates.due:
             self._rates.sample(self._now)
         self._heartbeat.on_batch_end(self._now)
+        self.plain_inserts.start(self._role, self._now)
 
     def _tick(self) -> None:
         if not self._connected:

@@ -1,9 +1,9 @@
 """The short path of plain inserts, beside `Replica.step`.
 
-An insert is plain if it depends on nothing but its session and the end of the log: it is new, within
-the limits, and waits for nothing. Most inserts are. After each batch the role determines until when
-it accepts plain inserts; every other event ends that time. Meanwhile an insert costs no look at the
-rest of the server, and its ack does not wait for the store, nor for the end of the batch.
+An insert is plain if it depends on nothing but its session and the end of the log: it is new,
+within the limits, and waits for nothing. Most inserts are plain. After each batch, the role
+determines until when it accepts them; every other event ends that time. Meanwhile an insert needs
+no look at the rest of the server. Its ack waits neither for the store nor for the end of the batch.
 
 Invariant: the same inserts at the same times get the same slots and the same acks by `step`.
 See docs/protocol.md, section 4.2.
@@ -112,7 +112,8 @@ class PlainInserts:
             or not session.is_placed(message.predecessor)
         ):
             return None
-        lowest, limits = max(message.first_incomplete, session.first_incomplete), state.config.limits
+        lowest = max(message.first_incomplete, session.first_incomplete)
+        limits = state.config.limits
         if not lowest <= seq < lowest + limits.max_unsettled_units:
             return None
         try:

@@ -1,8 +1,10 @@
 """The event loop of every server: steps one node with events, and carries out its effects in order.
 
 One iteration (`run_once`) steps waiting messages, posted events and a due `Wakeup`, then
-`BatchEnd`, then sleeps. It steps at most 256 messages, or for 50 ms, so that timers are on time. If
-messages are left, the next iteration reads ahead and handles urgent messages first (`inbox`).
+`BatchEnd`, then sleeps. Inserts go to a server's short path first (`InsertPath`). While they are
+all that happens, an iteration has no `BatchEnd` until the path requests one. It steps at most 256
+messages, or for 50 ms, so that timers are on time. If messages are left, the next iteration reads
+ahead and handles urgent messages first (`inbox`).
 
 Group commit: with `flush_before_send`, frames sent after a `Persist` are held until the end of the
 iteration, and one flush serves all (docs/protocol.md, section 10). Messages that report only stable
@@ -229,7 +231,7 @@ class Driver:
             self._transport.wait(self._sleep_limit(retry))
 
     def _rest(self, *, is_more: bool) -> bool:
-        """Wait for more input without a `BatchEnd`, if that is not due; return whether it is not."""
+        """Wait for input without a `BatchEnd`; return False if it is due, or anything else is."""
         assert self._insert_path is not None
         if self._posted or self._stopping or self._deadline is None:
             return False

@@ -1,0 +1,315 @@
+"""Inserts on the short path have the same results as inserts that are stepped."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard.ordering.primary import LINGER_NS, MAX_LINGERING
+from shard.replica import Replica
+from tests.properties import examples
+from tests.world import (
+    CLUSTER,
+    MS,
+    US,
+    Link,
+    Probe,
+    World,
+    calm_world,
+    first_lease,
+    insert,
+    placements,
+    probe,
+)
+from ziplog import wire
+from ziplog.core.node import BatchEnd, Received, StorageChanged
+from ziplog.core.view import run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.core.message import Message
+    from ziplog.core.view import ShardState
+
+PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
+SERVERS = (BACKUP, PRIMARY)
+
+
+def replica(world: World, name: str) -> Replica:
+    node = world.nodes[name]
+    assert isinstance(node, Replica)
+    return node
+
+
+def settled(world: World, inserts: int, *, start: int = 1) -> int:
+    """Insert units one after another, as a single client does; return the next seq."""
+    for seq in range(start, start + inserts):
+        for name in SERVERS:
+            world.send("c", name, insert(seq, first_incomplete=seq))
+        world.run(300 * US)
+    return start + inserts
+
+
+def be_calm(world: World) -> None:
+    """Let the backup count all guesses so far as right."""
+    backup = replica(world, BACKUP)._backup
+    assert backup is not None
+    backup._wrong_guesses = 0
+
+
+def calm() -> tuple[World, int]:
+    """Return a world whose shard forwards in batches, and the next seq."""
+    world = calm_world()
+    be_calm(world)
+    return world, settled(world, 10)
+
+
+# --- which inserts take the short path ---
+
+
+def test_inserts_of_one_client_take_the_short_path() -> None:
+    world, seq = calm()
+    before = world.plain_inserts
+    settled(world, 100, start=seq)
+    assert world.plain_inserts - before >= 180
+
+
+def test_plain_insert_is_forwarded_after_the_linger_time() -> None:
+    world, seq = calm()
+    path = replica(world, PRIMARY).plain_inserts
+    world.run(3 * MS)
+    replica(world, PRIMARY).step(BatchEnd(), world.now)
+    assert path.rest_until > world.now + 10 * MS, "nothing lingers"
+    before = world.now
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), before) is not None
+    assert path.rest_until == before + LINGER_NS
+
+
+def test_full_batch_of_decisions_is_forwarded_at_once() -> None:
+    world, seq = calm()
+    path = replica(world, PRIMARY).plain_inserts
+    for number in range(seq, seq + MAX_LINGERING):
+        path.insert(b"<c", insert(number, first_incomplete=seq), world.now)
+    assert path.rest_until == 0
+
+
+def test_decisions_of_a_shard_that_is_not_calm_are_forwarded_after_each_batch() -> None:
+    world = calm_world()
+    seq = settled(world, 10)
+    path = replica(world, PRIMARY).plain_inserts
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
+    assert path.rest_until == 0
+
+
+def test_short_path_ends_where_the_next_lease_begins() -> None:
+    world, seq = calm()
+    path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
+    message = wire.LeaseAnnounced(
+        CLUSTER, [run_of(first_lease(1).following())], 2_000, placements(1, 1), 0
+    )
+    node.step(Received(b"mms-0", message), world.now)
+    node.step(BatchEnd(), world.now)
+    begins = world.now + 2 * MS
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), begins) is None
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), begins - 1) is not None
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_short_path_keeps_tombstones_and_the_horizon(name: str) -> None:
+    world, seq = calm()
+    path = replica(world, name).plain_inserts
+    session = replica(world, name)._state.sessions.by_client[b"c" * 16]
+    session.refused[seq] = 1
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is None
+    session.refused.clear()
+    session.horizon = 5
+    old = msgspec.structs.replace(insert(seq, first_incomplete=seq), since=5)
+    assert path.insert(b"<c", old, world.now) is None
+    new = msgspec.structs.replace(old, since=6)
+    assert path.insert(b"<c", new, world.now) is not None
+    assert session.last_seen == world.now
+
+
+@pytest.mark.parametrize("state", ["leaving", "parked", "recovering"])
+@pytest.mark.parametrize("name", SERVERS)
+def test_only_a_live_shard_has_the_short_path(name: str, state: ShardState) -> None:
+    world, seq = calm()
+    node = replica(world, name)
+    node._state.shard_state = state
+    node.step(BatchEnd(), world.now)
+    plain = insert(seq, first_incomplete=seq)
+    assert node.plain_inserts.insert(b"<c", plain, world.now) is None
+    node._state.shard_state = "live"
+    node._state.has_no_positions = True
+    node.step(BatchEnd(), world.now)
+    assert node.plain_inserts.insert(b"<c", plain, world.now) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        insert(11, first_incomplete=11, view=2),
+        insert(11, first_incomplete=11, shard=1),
+        insert(11, first_incomplete=11, client=b"n" * 16),
+        insert(11, first_incomplete=11, after=2**40),
+        insert(11, first_incomplete=11, predecessor=11),
+        insert(11, first_incomplete=8, predecessor=12),
+        insert(10, first_incomplete=10),
+        insert(9, first_incomplete=9),
+        insert(11 + 2**20, first_incomplete=11),
+        insert(11, first_incomplete=11, size=2**20),
+        wire.Insert(CLUSTER, 0, 1, b"c" * 16, 11, 11, 0, 0, 1, b"no body"),
+        wire.Insert(CLUSTER + 1, 0, 1, b"c" * 16, 11, 11, 0, 0, 1, b"no body"),
+    ],
+    ids=[
+        "view", "shard", "new client", "after", "own predecessor", "later predecessor", "copy",
+        "completed", "window", "too large", "malformed", "cluster",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", SERVERS)
+def test_unusual_insert_is_stepped(name: str, message: wire.Insert) -> None:
+    world, seq = calm()
+    assert seq == 11
+    path = replica(world, name).plain_inserts
+    counter = replica(world, name)._state.ack_counter
+    assert path.insert(b"<c", message, world.now) is None
+    assert replica(world, name)._state.ack_counter == counter
+    assert not path.pop_effects()
+    assert path.insert(b"<c", insert(11, first_incomplete=11), world.now) is not None
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_any_step_ends_the_short_path_until_the_batch_end(name: str) -> None:
+    world, seq = calm()
+    node = replica(world, name)
+    plain = insert(seq, first_incomplete=seq)
+    node.step(Received(b"<c", wire.Tail(CLUSTER, 0, 1, 2**40)), world.now)
+    assert node.plain_inserts.insert(b"<c", plain, world.now) is None
+    node.step(BatchEnd(), world.now)
+    assert node.plain_inserts.insert(b"<c", plain, world.now) is not None
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_full_disk_closes_the_short_path(name: str) -> None:
+    world, seq = calm()
+    world.inject(name, StorageChanged(full=True))
+    path = replica(world, name).plain_inserts
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is None
+    world.inject(name, StorageChanged(full=False))
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
+
+
+def test_level_disk_has_no_short_path() -> None:
+    world = calm_world(durability="disk")
+    settled(world, 20)
+    assert world.plain_inserts == 0
+
+
+# --- the same results ---
+
+
+class Schedule:
+    """Random messages of clients and of the membership service, the same for each world."""
+
+    def __init__(self, seed: int, *, has_short_path: bool) -> None:
+        self._random = random.Random(seed)
+        self.world = calm_world(shards=2, lease=first_lease(2, epochs=4))
+        self.world.has_short_path = has_short_path
+        for name in ("d", "e"):
+            self.world.add(name, Probe())
+        self._lease = first_lease(2, epochs=4)
+        self._lease_at = self.world.now
+        self._seqs = dict.fromkeys("cde", 1)
+        self._completed = dict.fromkeys("cde", 1)
+        self._spread = self._random.choice([0, 0, 20, 200])
+        for src in ("c", "d", "e", PRIMARY, BACKUP):
+            for dst in ("c", "d", "e", PRIMARY, BACKUP):
+                self.world.links[src, dst] = Link(self._delays(f"{seed}{src}{dst}"))
+        be_calm(self.world)
+
+    def _delays(self, seed: str) -> Callable[[], int]:
+        generator = random.Random(seed)
+        return lambda: (50 + generator.randrange(self._spread + 1)) * US
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step()
+        self.world.run(100 * MS)
+
+    def _step(self) -> None:
+        world, chance = self.world, self._random.random()
+        if world.now - self._lease_at > 20 * MS:
+            self._announce_lease()
+        if chance < 0.01:
+            self._to_servers("c", wire.Want(CLUSTER, 0, 0, self._random.randrange(1, 5000)))
+        elif chance < 0.015:
+            world.send("c", BACKUP, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 2**30))
+        elif chance < 0.02:
+            world.send("c", BACKUP, wire.Unsubscribe(CLUSTER, 0, b"c" * 16, 1))
+        elif chance < 0.03:
+            be_calm(world)
+        elif chance < 0.04:
+            world.run(self._random.choice([3, 12, 50]) * MS)
+        else:
+            self._insert(self._random.choice("cccde"))
+        world.run(self._random.choice([0, 30, 150, 300, 300, 600]) * US)
+
+    def _insert(self, client: str) -> None:
+        draw = self._random
+        seq = self._seqs[client]
+        if draw.random() < 0.9:
+            self._completed[client] = max(self._completed[client], seq - draw.choice([0, 0, 1, 5]))
+        if seq > 1 and draw.random() < 0.05:
+            seq -= 1  # another copy
+        else:
+            self._seqs[client] += 1
+        after = draw.choice([0] * 10 + [draw.randrange(1, 3000), self._lease.base])
+        is_chained = draw.random() < 0.1
+        message = insert(
+            seq,
+            client=client.encode() * 16,
+            first_incomplete=min(self._completed[client], seq),
+            predecessor=seq - 1 if is_chained else 0,
+            after=after,
+            count=draw.choice([1] * 8 + [2, 17]),
+            copy=1,
+        )
+        self._to_servers(client, message)
+
+    def _to_servers(self, client: str, message: Message) -> None:
+        for name in SERVERS:
+            self.world.send(client, name, message)
+
+    def _announce_lease(self) -> None:
+        self._lease, self._lease_at = self._lease.following(), self.world.now
+        message = wire.LeaseAnnounced(CLUSTER, [run_of(self._lease)], 15_000, placements(2, 1), 0)
+        for name in SERVERS:
+            self.world.send("mms-0", name, message, reply=True)
+
+
+@given(st.integers(0, 2**32))
+@examples(100, deadline=None)
+def test_short_path_changes_no_ack_and_no_entry(seed: int) -> None:
+    schedules = [Schedule(seed, has_short_path=short) for short in (True, False)]
+    for schedule in schedules:
+        schedule.run(300)
+    short, stepped = (schedule.world for schedule in schedules)
+    for name in "cde":
+        assert probe(short, name).received == probe(stepped, name).received
+    for name in SERVERS:
+        assert short.stores[name].history == stepped.stores[name].history
+        forwards = [
+            [
+                message
+                for src, _, message in world.sent
+                if src == name and isinstance(message, wire.Forward | wire.Report)
+            ]
+            for world in (short, stepped)
+        ]
+        assert forwards[0] == forwards[1]
+    assert stepped.plain_inserts == 0 < short.plain_inserts

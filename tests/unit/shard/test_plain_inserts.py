@@ -218,11 +218,11 @@ class Schedule:
 
     def __init__(self, seed: int, *, has_short_path: bool) -> None:
         self._random = random.Random(seed)
-        self.world = calm_world(shards=2, lease=first_lease(2, epochs=4))
+        self._lease = first_lease(2, epochs=4, epoch_size=self._random.choice([48, 256, 1 << 24]))
+        self.world = calm_world(shards=2, lease=self._lease)
         self.world.has_short_path = has_short_path
         for name in ("d", "e"):
             self.world.add(name, Probe())
-        self._lease = first_lease(2, epochs=4)
         self._lease_at = self.world.now
         self._seqs = dict.fromkeys("cde", 1)
         self._completed = dict.fromkeys("cde", 1)

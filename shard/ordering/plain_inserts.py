@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect
     from ziplog.wire import Insert, InsertAck
 
-#: Longest time without a full batch end.
-MAX_PLAIN_NS: Final = 5 * NS_PER_MS
+#: Longest time from one end of a batch to the next, while the path is open.
+MAX_PLAIN_NS: Final = 50 * NS_PER_MS
 
 
 class Role(Protocol):

@@ -239,6 +239,7 @@ class Driver:
         if now >= due:
             return False
         if not is_more:
+            self._store_inserts()
             self._transport.wait(due - now)
         return True
 
@@ -282,6 +283,13 @@ class Driver:
         self._has_inserted = True
         return True
 
+    def _store_inserts(self) -> None:
+        """Carry out the other effects of inserts on the short path."""
+        if self._has_inserted:
+            self._has_inserted = False
+            assert self._insert_path is not None
+            self._carry_out(self._insert_path.pop_effects())
+
     def _step_posted(self) -> None:
         posted = self._posted
         for _ in range(len(posted)):
@@ -289,10 +297,7 @@ class Driver:
 
     def _step(self, event: Event, now: int) -> None:
         self._is_resting = False
-        if self._has_inserted:  # The step may read what they stored.
-            self._has_inserted = False
-            assert self._insert_path is not None
-            self._carry_out(self._insert_path.pop_effects())
+        self._store_inserts()  # The step may read them.
         effects = self._node.step(event, now)
         if effects:
             self._carry_out(effects)

@@ -83,13 +83,12 @@ class Listener:
             found.append(connection)
         return found
 
-    def check(self, connections: Iterable[Connection], now: int) -> list[Connection]:
-        """Return the connections to close so that enough descriptors are free.
+    def is_check_due(self, now: int) -> bool:
+        """Whether to call `check`: after each `accept`, and once a second."""
+        return self._is_check_due or now >= self._next_check
 
-        It checks after each `accept`, and once a second.
-        """
-        if not self._is_check_due and now < self._next_check:
-            return []
+    def check(self, connections: Iterable[Connection], now: int) -> list[Connection]:
+        """Return the connections to close so that enough descriptors are free."""
         self._is_check_due = False
         self._next_check = now + (_RETRY_NS if self._is_refused else _CHECK_INTERVAL_NS)
         self._set_refused(False)

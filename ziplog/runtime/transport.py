@@ -428,7 +428,7 @@ class Transport:
         now = now_ns()
         if self._attempts:
             self._try_again(now)
-        if self._listener is not None:
+        if self._listener is not None and self._listener.is_check_due(now):
             self._check_descriptors(self._listener, now)
 
     def next_timer(self) -> int | None:

@@ -51,6 +51,8 @@ class Interrupter:
         self.steps = 0
         #: The place where it was raised.
         self.where = "nowhere"
+        #: The opcodes of each frame by their offset.
+        self._opcodes: dict[FrameType, dict[int, str]] = {}
         #: The last opcode of each frame; "" after it entered a Python function.
         self._last: dict[FrameType, str] = {}
 
@@ -59,34 +61,43 @@ class Interrupter:
         if event == "call":
             if frame.f_back in self._last:
                 self._last[frame.f_back] = ""
-            path = frame.f_code.co_filename
-            if "/tests/" in path or not any(part in path for part in _TRACED):
+            if not _is_traced(frame.f_code.co_filename):
                 return None
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
+            self._opcodes[frame] = _opcodes(frame.f_code)
             self._last[frame] = "RESUME"
         elif event == "opcode":
-            name = _names(frame.f_code)[frame.f_lasti]
+            name = self._opcodes[frame][frame.f_lasti]
             last, self._last[frame] = self._last[frame], name
             if "JUMP_BACKWARD" in name or last in _AFTER:
                 self._step(frame)
         elif event == "return":
             self._last.pop(frame, None)
+            self._opcodes.pop(frame, None)
         return self.trace
 
     def forget(self) -> None:
         """Drop all frames, so that their objects can be collected."""
         self._last.clear()
+        self._opcodes.clear()
 
     def _step(self, frame: FrameType) -> None:
         self.steps += 1
         if self.steps == self._at:
             self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
             signal.raise_signal(SIGNAL)
+            # The handler was delayed. The rest of the run has no further step of interest.
+            sys.settrace(None)
 
 
 @cache
-def _names(code: CodeType) -> dict[int, str]:
+def _is_traced(path: str) -> bool:
+    return "/tests/" not in path and any(part in path for part in _TRACED)
+
+
+@cache
+def _opcodes(code: CodeType) -> dict[int, str]:
     return {each.offset: each.opname for each in dis.get_instructions(code)}
 
 

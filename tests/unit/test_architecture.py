@@ -136,6 +136,11 @@ def imported(module: ast.Module) -> set[str]:
     return names
 
 
+def mentions(path: Path, names: set[str]) -> bool:
+    text = path.read_text(encoding="utf-8")
+    return any(name in text for name in names)
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -220,7 +225,9 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_nothing_can_run_code_that_a_peer_sent() -> None:
-    assert not {name_of(path) for path in EVERYTHING if imported(parse(path)) & RUNS_FOREIGN_CODE}
+    # To parse all files takes seconds. A module that is imported is mentioned.
+    suspects = [path for path in EVERYTHING if mentions(path, RUNS_FOREIGN_CODE)]
+    assert not {name_of(path) for path in suspects if imported(parse(path)) & RUNS_FOREIGN_CODE}
 
 
 def test_only_the_adapter_knows_the_consensus_library() -> None:

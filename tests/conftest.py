@@ -3,7 +3,8 @@
 The folder is the tier: `unit` has neither processes nor the simulator, `integration` starts real
 processes, `sim` (with `model` and `raft`) runs whole clusters in virtual time, `spark` needs Java.
 What takes minutes in any of them is marked `nightly`. Tests that share a module's cluster, or the
-Spark session, run on one worker; what takes long begins first, so that all workers end together.
+Spark session, run on one worker. Tests of real processes mostly wait, the others compute. One
+worker begins with those that compute, so that the cores are busy while the other workers wait.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ziplog.deploy import new_shard
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
 
 # The time of an example depends on the machine's load: no test asserts on it.
 settings.register_profile("scaled", examples(100, deadline=None))
@@ -34,13 +36,38 @@ new_shard._FREE_PORTS = new_shard._FREE_PORTS[_WORKER % _WORKERS :: _WORKERS]  #
 
 _ROOT: Final = Path(__file__).resolve().parent
 #: Tiers in the order in which workers take them.
-_ORDER: Final = ("spark", "integration", "model", "raft", "sim", "unit")
+_ORDER: Final = ("spark", "raft", "integration", "model", "sim", "unit")
+#: Tiers whose tests mostly wait, for processes and time-outs.
+_WAITING: Final = ("spark", "tests/raft/", "tests/integration/")
 #: Modules whose tests share nothing and take long: each test is a group.
-_SPREAD: Final = ("tests/sim/test_mutants.py", "tests/sim/test_sim.py")
+_SPREAD: Final = (
+    "tests/integration/test_chaos.py",
+    "tests/integration/test_logdb.py",
+    "tests/integration/test_readme.py",
+    "tests/integration/test_reconfiguration.py",
+    "tests/integration/test_replicated_services.py",
+    "tests/integration/ziplog/client/test_client_interrupts.py",
+    "tests/raft/test_processes.py",
+    "tests/sim/test_mutants.py",
+    "tests/sim/test_sim.py",
+)
+#: Modules that share a cluster and take long: they begin before the other modules of their tier.
+_LONG: Final = ("test_local.py", "test_restart.py")
 
 
 class Groups(LoadScopeScheduling):
-    """Gives workers one group after the other, in the order in which they were collected."""
+    """Gives workers one group after the other, in the order in which they were collected.
+
+    The last worker takes the tests that compute first, the others those that wait.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        computes = node.gateway.id == f"gw{self.numnodes - 1}"
+        for group in self.workqueue:
+            if group.startswith(_WAITING) != computes:
+                self.workqueue.move_to_end(group, last=False)
+                break
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/spark/"):
@@ -72,7 +99,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=other)
     left_out = set(other)
     chosen = [item for item in items if item not in left_out]
-    items[:] = sorted(chosen, key=lambda item: _ORDER.index(_tier(item)))
+    items[:] = sorted(chosen, key=_place)
+
+
+def _place(item: pytest.Item) -> tuple[int, bool]:
+    return _ORDER.index(_tier(item)), item.path.name not in _LONG
 
 
 def _tier(item: pytest.Item) -> str:

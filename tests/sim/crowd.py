@@ -22,8 +22,10 @@ from ziplog.wire import Insert
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shard.replica import Replica
     from tests.simulator.process import Process
-    from ziplog.core.node import Effect, Event, Node
+    from ziplog.core.node import Effect, Event
+    from ziplog.wire import InsertAck
 
 _LINKS: Final = Conditions(delay_ns=(40 * US, 60 * US))
 
@@ -31,14 +33,25 @@ _LINKS: Final = Conditions(delay_ns=(40 * US, 60 * US))
 class SlowNode:
     """A node that takes a fixed time for every received insert."""
 
-    def __init__(self, node: Node, process: Process, insert_ns: int) -> None:
+    def __init__(self, node: Replica, process: Process, insert_ns: int) -> None:
         self._node, self._process, self._insert_ns = node, process, insert_ns
         self.next_wakeup = node.next_wakeup
+        self.pop_effects = node.plain_inserts.pop_effects
 
     def step(self, event: Event, now: int) -> list[Effect]:
         if type(event) is Received and type(event.message) is Insert:
             self._process.spend(self._insert_ns)
         return self._node.step(event, now)
+
+    def insert(self, route: bytes, message: Insert, now: int) -> InsertAck | None:
+        ack = self._node.plain_inserts.insert(route, message, now)
+        if ack is not None:
+            self._process.spend(self._insert_ns)
+        return ack
+
+    @property
+    def rest_until(self) -> int:
+        return self._node.plain_inserts.rest_until
 
     def check(self) -> None:
         """Do nothing: a check would cost more than all steps together."""
@@ -102,7 +115,8 @@ def load(clients: int, *, insert_us: int, seconds: int, depth: int = 1, shards: 
         for name in cluster.disks:
             server: Any = cluster.server(name)
             node = SlowNode(server.replica, cluster.nodes[name], insert_us * US)
-            server._driver._node, server.check = node, node.check
+            server._driver._node = server._driver._insert_path = node
+            server.check = node.check
             cluster.nodes[name].is_one_at_a_time = True
         crowd = Crowd(cluster, clients, depth)
         begin = kernel.now

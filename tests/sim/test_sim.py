@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
+from shard.ordering.plain_inserts import PlainInserts
 from tests.sim.hashing import printed_under_any_hashes
 from tests.sim.plan import Fault, draw
 from tests.sim.run import run
 from tests.sim.seeds import attempt, command
 from tests.sim.shrink import shrink
+
+if TYPE_CHECKING:
+    from ziplog.wire import Insert, InsertAck
 
 #: The first seed.
 FIRST = int(os.environ.get("ZIPLOG_SIM_SEED", "1"))
@@ -40,6 +46,41 @@ def test_two_servers_of_a_shard_may_fail_with_f_2(seed: int) -> None:
     plan = draw(seed)._replace(f=2, shards=1, durability="memory", naps=False)
     kills = (Fault(200, "kill", ("shard-0-0",)), Fault(205 + 20 * seed, "power", ("shard-0-2",)))
     assert run(plan._replace(faults=kills)).faults == 2
+
+
+def dense(seed: int) -> int:
+    """Run a seed with few clients that insert without a pause; return how many inserts are plain.
+
+    Few inserts of other plans take the short path: their clients pause, or all of them wait.
+    """
+    accepted = 0
+    insert = PlainInserts.insert
+
+    def counted(path: PlainInserts, route: bytes, message: Insert, now: int) -> InsertAck | None:
+        nonlocal accepted
+        ack = insert(path, route, message, now)
+        accepted += ack is not None
+        return ack
+
+    plan = draw(seed)._replace(
+        shards=1, f=1 + seed % 2, durability="memory", readers=seed % 2, writers=1 + seed % 3,
+        lanes=1, think_us=0, calls=150, naps=False, database=None,
+    )  # fmt: skip
+    with patch.object(PlainInserts, "insert", counted):
+        run(plan)
+    return accepted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dense_inserts_take_the_short_path_and_keep_all_guarantees(seed: int) -> None:
+    assert dense(seed) > 50
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(FIRST + 10, FIRST + 110, 10))
+def test_many_seeds_with_dense_inserts(first: int) -> None:
+    assert sum(map(dense, range(first, first + 10))) > 500
 
 
 @pytest.mark.nightly

@@ -34,7 +34,7 @@ help:
 	@echo 'make test    also real processes, the simulator, Spark (Java 17 or later): minutes'
 	@echo 'make nightly all mutants, 1,000 seeds, long properties, chaos: an hour and more'
 	@echo 'make lint    ruff, mypy --strict, import-linter'
-	@echo 'make format  let ruff rewrite the code'
+	@echo 'make format  let ruff rewrite the code; generate the blocking clients'
 	@echo 'make bench   insert latency and throughput beside the floors of this machine'
 	@echo 'make chaos   faults by chance under load, and a verdict (SEED=1 MINUTES=10 F=1)'
 	@echo 'make sim     a simulated cluster under the faults of a seed (SEED=1, or HOURS=1 for many)'
@@ -87,12 +87,14 @@ nightly: $(BIN)/.installed
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/generate_blocking.py --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(BIN)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python scripts/generate_blocking.py
 
 bench: $(BIN)/.installed
 	$(BIN)/python scripts/bench.py all

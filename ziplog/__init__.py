@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ziplog import errors, policy
 from ziplog import policy as _policy
-from ziplog.client.blocking import Log, Subscription
+from ziplog.client.blocking import Log
+from ziplog.client.blocking_iterators import Scan, Subscription
 from ziplog.client.bulk.extents import Extent, Extents
 from ziplog.client.bulk.outline import ShardOutline
 from ziplog.client.common.requests import Blocked
-from ziplog.client.scan_iterators import Scan
 from ziplog.errors import (
     ClosedError,
     ConfigError,

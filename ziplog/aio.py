@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog import policy as policies
-from ziplog.client.asynchronous import AsyncLog, AsyncSubscription
-from ziplog.client.asynchronous import connect as _connect
-from ziplog.client.scan_iterators import AsyncScan
+from ziplog.client import arguments
+from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
+from ziplog.client.asynchronous import AsyncLog
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import ConnectRequest
+from ziplog.client.engines.asyncio_engine import AsyncioEngine
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -57,3 +61,17 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
         """Flush, unless an exception was raised, and close."""
         if self._log is not None:
             await self._log.__aexit__(*error)
+
+
+async def _connect(
+    bootstrap: str | Sequence[str], policy: Policy, seconds: float | None
+) -> AsyncLog:
+    timeout = arguments.timeout_s(seconds, arguments.DEFAULT_TIMEOUT_S)
+    core = ClientCore(os.urandom(16), arguments.endpoints(bootstrap), policy)
+    engine = AsyncioEngine(core)
+    try:
+        limits = await engine.call(ConnectRequest(arguments.deadline_ns(timeout, timeout)))
+    except BaseException:
+        engine.close()
+        raise
+    return AsyncLog(engine, core, limits, timeout)

@@ -1,63 +1,43 @@
-"""The asyncio client: the same client node as the blocking one, driven by an event loop."""
+"""The client of one log: `AsyncLog`.
+
+Every method checks its arguments (`arguments`), makes a request, and returns the engine's result;
+each has a deadline.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ziplog.client import arguments
-from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import (
-    NEVER,
-    ConnectRequest,
-    ProgressRequest,
-    StatusRequest,
-    SyncRequest,
-    TailRequest,
-    UnsubscribeRequest,
-)
-from ziplog.client.engines.asyncio_engine import AsyncioEngine
-from ziplog.client.scan_iterators import AsyncScan
-from ziplog.client.subscription_buffer import SubscriptionBuffer
-from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
+from ziplog.client.async_base import AsyncConnection
+from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
+from ziplog.client.common.requests import StatusRequest, SyncRequest, TailRequest
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
+    import asyncio
+    from collections.abc import Iterable, Mapping
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
     from ziplog.client.bulk.extents import Extents
     from ziplog.client.bulk.outline import ShardOutline
-    from ziplog.client.common.requests import Blocked, Fetched, Policy
-    from ziplog.wire import Limits
-
-#: Maximum number of pending `insert_nowait` calls, and of their bytes.
-_MAX_FUTURES: Final = 65_536
-_MAX_FUTURE_BYTES: Final = 64 * 1024 * 1024
+    from ziplog.client.common.requests import Policy
 
 
-class AsyncLog:
-    """A client of one log for asyncio: `ziplog.Log` with coroutines for methods that wait.
+class AsyncLog(AsyncConnection):
+    """A client of one log. Close it, or use it in an `async with` statement.
 
-    It belongs to the event loop in which it was connected.
+    Time-outs are in seconds; None means the default given to `connect`. A method that reaches its
+    time-out raises `DeadlineError`, or `OutcomeUnknownError` for an insert that may have happened.
+    A closed client raises `ClosedError`.
+
+    A blocking client may be used from several threads, its subscriptions from one at a time. An
+    asyncio client belongs to the event loop in which it was connected. No client survives
+    `os.fork`: connect again in the child.
     """
-
-    def __init__(
-        self, engine: AsyncioEngine, core: ClientCore, limits: Limits, timeout: float
-    ) -> None:
-        """Use `ziplog.aio.connect`."""
-        self._engine: Final = engine
-        self._core: Final = core
-        engine.resolve = self._resolve
-        self._limits: Final = limits
-        self._timeout: Final = timeout
-        self._nowait: Final[set[asyncio.Future[RecordId]]] = set()
-        self._nowait_bytes = 0
-        self._failure: BaseException | None = None
 
     async def __aenter__(self) -> Self:
         """Return the client."""
@@ -81,11 +61,8 @@ class AsyncLog:
 
     @property
     def cluster_number(self) -> int:
-        """The number by which servers distinguish clusters; see `ziplog.Log.cluster_number`."""
+        """The number by which servers distinguish clusters."""
         return self._core.cluster
-
-    def _deadline_ns(self, timeout: float | None) -> int:
-        return arguments.deadline_ns(timeout, self._timeout)
 
     # --- inserting ---
 
@@ -95,9 +72,25 @@ class AsyncLog:
         after: RecordId = RID_GENESIS,
         *,
         key: BytesLike | str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+        timeout: float | None = None,
     ) -> RecordId:
-        """Insert one record after another position; see `ziplog.Log.insert_after`."""
+        """Insert one record after another position; return when all replicas have it.
+
+        Args:
+            payload: at most the cluster's limit (1 MiB by default); may be empty.
+            after: the record's gsn will be greater. Any shard's position, even an empty or trimmed
+                one.
+            key: stored with the record, and passed to the policy; a str is encoded as UTF-8.
+            timeout: in seconds.
+
+        Raises:
+            NoSuchRecordError: no shard owns the position `after` yet.
+            RecordTooLargeError: payload or key; nothing was sent.
+            UnavailableError: nothing was inserted; try again.
+            OutcomeUnknownError: the record may have been inserted. Do not simply try again: the
+                error's `resolve` waits until the outcome is known.
+
+        """
         request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
         rids: list[RecordId] = await self._engine.call(request)
         return rids[0]
@@ -109,9 +102,16 @@ class AsyncLog:
         *,
         key: BytesLike | str | None = None,
         keys: Iterable[BytesLike | str | None] | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+        timeout: float | None = None,
     ) -> list[RecordId]:
-        """Insert records in order at one shard; see `ziplog.Log.insert_many`."""
+        """Insert records in order at one shard, pipelined; return their rids.
+
+        `key` is the key of all records, or `keys` has one (or None) for each. The policy is called
+        once, with the first payload and its key. On failure the error's `results` has the rid of
+        each record that is known to be in the log, and None for the others. With an
+        UnavailableError those are not in the log and never will be, though later records may be.
+        Other arguments and errors are those of `insert_after`.
+        """
         deadline_ns = self._deadline_ns(timeout)
         request = arguments.insert(
             payloads, after, key, self._limits, deadline_ns, many=True, keys=keys
@@ -130,10 +130,35 @@ class AsyncLog:
         writer: BytesLike,
         batch: int,
         row: int = 0,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+        timeout: float | None = None,
     ) -> list[RecordId]:
-        """Insert rows under an identity that allows retries; see `ziplog.Log.insert_rows`."""
-        deadline_ns, origin = self._deadline_ns(timeout), (writer, batch, row)
+        """Insert rows under an identity that allows retries: readers get each row once.
+
+        The rows go to the shard in order, in units of up to 256 rows (256 KiB with their keys).
+        Each unit is sent after the previous one is placed. So after any failure, the rows in the
+        log are the first ones; a second call with the same arguments adds the others.
+
+        Args:
+            payloads: the rows.
+            keys: one for each row; None: no row has a key.
+            shard: the shard that gets the rows; the call waits while it is not live.
+            writer: 16 bytes that no other writer uses; calls of one writer must not overlap.
+            batch: from 0 on; a writer may start a batch only when the previous one is complete.
+            row: the number of the first of these rows in its batch; the others follow.
+            timeout: in seconds, for all rows.
+
+        Returns:
+            The rid of each row; for a duplicate row, a rid that subscribers skip.
+
+        Raises:
+            UnavailableError: some rows were not inserted, see `results` of the error; call again.
+            OutcomeUnknownError: likewise, and one more unit may be in the log.
+            RecordTooLargeError: a row or a key, see its `index`; nothing was sent.
+            ConfigError: an argument is invalid.
+
+        """
+        deadline_ns = self._deadline_ns(timeout)
+        origin = (writer, batch, row)
         request = arguments.rows(payloads, keys, shard, origin, self._limits, deadline_ns)
         if not request.payloads:
             return []
@@ -150,65 +175,35 @@ class AsyncLog:
     ) -> asyncio.Future[RecordId]:
         """Start to insert a record; return a future of its rid.
 
-        Raises:
-            UnavailableError: 65,536 records or 64 MiB are pending; await `flush`.
-
+        A blocking client blocks while 1,024 records or 16 MiB are pending. The future's callbacks
+        run in a background thread of the client, one after another; they must not wait for futures
+        of this client. An asyncio client raises UnavailableError while 65,536 records or 64 MiB are
+        pending, until `flush` returns.
         """
         request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
-        size = len(request.payloads[0])
-        if len(self._nowait) >= _MAX_FUTURES or self._nowait_bytes + size > _MAX_FUTURE_BYTES:
-            raise UnavailableError(
-                f"{len(self._nowait)} inserts are pending, and no more are allowed;"
-                " await flush() and try again"
-            )
-        _, answer = self._engine.submit(request)
-        future: asyncio.Future[RecordId] = asyncio.get_running_loop().create_future()
-        self._nowait.add(future)
-        self._nowait_bytes += size
+        return self._engine.submit_insert(request)
 
-        def done(answer: asyncio.Future[list[RecordId]]) -> None:
-            self._nowait.discard(future)
-            self._nowait_bytes -= size
-            error = answer.exception()
-            if error is not None and self._failure is None:
-                self._failure = error
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-                # `flush` raises it if the caller never looks at the future.
-                future.exception()
-            else:
-                future.set_result(answer.result()[0])
-
-        answer.add_done_callback(done)
-        return future
-
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as above
+    async def flush(self, timeout: float | None = None) -> None:
         """Wait until every `insert_nowait` so far is done; raise the first failure, if any."""
-        seconds = arguments.timeout_s(timeout, self._timeout)
-        late: set[asyncio.Future[RecordId]] = set()
-        if self._nowait:
-            _, late = await asyncio.wait(set(self._nowait), timeout=seconds)
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        if late:
-            raise DeadlineError(f"{len(late)} inserts were still pending after {seconds:g} s")
+        await self._engine.flush(arguments.timeout_s(timeout, self._timeout))
 
-    async def sync(self, timeout: float | None = None) -> RecordId:  # noqa: ASYNC109 - as above
-        """Wait until every completed insert is on stable storage; see `ziplog.Log.sync`."""
+    async def sync(self, timeout: float | None = None) -> RecordId:
+        """Wait until every completed insert of this client is on stable storage at all replicas.
+
+        Pending `insert_nowait` calls do not count: call `flush` first.
+
+        Args:
+            timeout: in seconds.
+
+        Returns:
+            The rid of the last such record; RID_GENESIS if this client has inserted nothing.
+
+        Raises:
+            DeadlineError: a shard did not confirm it in time; the call may be repeated.
+
+        """
         rid: RecordId = await self._engine.call(SyncRequest(self._deadline_ns(timeout)))
         return rid
-
-    async def _resolve(
-        self,
-        error: OutcomeUnknownError,
-        timeout: float | None,  # noqa: ASYNC109 - as above
-    ) -> RecordId | list[RecordId | None] | None:
-        """Wait for the outcome of an insert; see `ziplog.OutcomeUnknownError.resolve`."""
-        request = arguments.resolve(error, self._deadline_ns(timeout))
-        return arguments.resolved(error, await self._engine.call(request))
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
@@ -216,13 +211,14 @@ class AsyncLog:
 
     # --- reading ---
 
-    async def read_record(
-        self,
-        rid: RecordId,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
-    ) -> Record:
-        """Return the record at a position; see `ziplog.Log.read_record`."""
+    async def read_record(self, rid: RecordId, *, timeout: float | None = None) -> Record:
+        """Return the record at a position.
+
+        Raises:
+            NoSuchRecordError: the position is undecided, a no-op, or owned by another shard.
+            TrimmedError: it was trimmed.
+
+        """
         record: Record = await self._engine.call(arguments.read(rid, self._deadline_ns(timeout)))
         return record
 
@@ -233,24 +229,33 @@ class AsyncLog:
         follow: bool = True,
         timeout: float | None = None,
     ) -> AsyncSubscription:
-        """Return an async iterator over all records from `start` on; see `ziplog.Log.subscribe`.
+        """Return an iterator over all records from `start` on (inclusive), in gsn order.
 
-        Awaiting it waits until it is open.
+        Args:
+            start: any position; RID_RECENT: the last stable record.
+            follow: continue without end; otherwise end with the last record inserted before now.
+            timeout: iteration raises DeadlineError after this time without a record. None: no limit
+                if `follow`, otherwise the client's default.
+
+        An asyncio subscription opens in the background. Awaiting it, or its first record, waits
+        until it is open, and raises the errors.
+
+        Raises:
+            TrimmedError: records from `start` on were trimmed.
+
         """
         if timeout is not None:
             arguments.timeout_s(timeout, 0)
         request = arguments.subscribe(start, self._deadline_ns(None), follow=follow)
         limit = timeout if timeout is not None or follow else self._timeout
-        return AsyncSubscription(self._engine, *self._engine.submit(request), start, limit)
+        return AsyncSubscription(self._engine, request, start, limit)
 
-    async def check_tail(
-        self,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
-    ) -> RecordId:
+    async def check_tail(self, *, timeout: float | None = None) -> RecordId:
         """Return a position at or after all inserts that completed before this call.
 
-        Later inserts may still get an earlier position; see `ziplog.Log.check_tail`.
+        A later insert may still get an earlier position, at a shard that has free positions there,
+        unless it passes this one as `after`. Positions that a subscription has passed do not
+        change.
         """
         rid: RecordId = await self._engine.call(TailRequest(self._deadline_ns(timeout)))
         return rid
@@ -258,82 +263,123 @@ class AsyncLog:
     # --- reading in bulk ---
 
     async def extents(
-        self,
-        start: int = 1,
-        stop: int | None = None,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+        self, start: int = 1, stop: int | None = None, *, timeout: float | None = None
     ) -> Extents:
-        """Return the shards that own positions of a range; see `ziplog.Log.extents`."""
-        request = arguments.extents(start, stop, self._deadline_ns(timeout))
-        found: Extents = await self._engine.call(request)
+        """Return the shards that own positions of a range, and the epochs of the range.
+
+        Args:
+            start: the first gsn; trimmed positions are left out of the result.
+            stop: the gsn after the last one; None: the end of the known leases.
+            timeout: in seconds.
+
+        Raises:
+            NoSuchRecordError: the range exceeds the positions that shards own so far.
+
+        """
+        found: Extents = await self._engine.call(
+            arguments.extents(start, stop, self._deadline_ns(timeout))
+        )
         return found
 
     async def outline(
-        self,
-        shard: int,
-        start: int,
-        stop: int,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+        self, shard: int, start: int, stop: int, *, timeout: float | None = None
     ) -> ShardOutline:
-        """Return a shard's size and archives for a range; see `ziplog.Log.outline`."""
+        """Return a shard's size and archives for the gsns [start, stop).
+
+        All its replicas are asked. A replica without a reply 0.2 s after the first one is left out.
+
+        Raises:
+            ConfigError: there is no such shard.
+            DeadlineError: no replica replied.
+
+        """
         request = arguments.outline(shard, start, stop, self._deadline_ns(timeout))
         found: ShardOutline = await self._engine.call(request)
         return found
 
     def scan(self, shard: int, start: int, stop: int, *, timeout: float | None = None) -> AsyncScan:
-        """Return an async iterator over a shard's units; see `ziplog.Log.scan`."""
+        """Return an iterator over a shard's stored units of the gsns [start, stop).
+
+        The shard must own its share of the positions throughout the range (see `extents`);
+        otherwise the scan may never reach `stop`. If a replica fails, the scan continues with
+        another one. An asyncio scan opens like a subscription.
+
+        Args:
+            shard: the shard to read, live or not.
+            start: the first gsn.
+            stop: the gsn after the last one; the shard is asked to decide undecided positions.
+            timeout: seconds without progress after which iteration raises DeadlineError.
+
+        Raises:
+            ConfigError: there is no such shard.
+
+        """
         limit = arguments.timeout_s(timeout, self._timeout)
         request = arguments.scan(shard, start, stop, self._deadline_ns(timeout))
-        return AsyncScan(self._engine, *self._engine.submit(request), start, stop, limit)
+        return AsyncScan(self._engine, request, start, stop, limit)
 
     # --- the cluster ---
 
-    async def trim(
-        self,
-        rid: RecordId,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
-    ) -> None:
-        """Delete all records before `rid`; see `ziplog.Log.trim`."""
+    async def trim(self, rid: RecordId, *, timeout: float | None = None) -> None:
+        """Delete all records before `rid`, once they are stable; the record of `rid` stays.
+
+        This includes records that are inserted before it meanwhile (see `check_tail`).
+
+        Raises:
+            NoSuchRecordError: no shard owns the position `rid` yet.
+
+        """
         await self._engine.call(arguments.trim(rid, self._deadline_ns(timeout)))
 
     async def add_shard(
-        self,
-        shard: int,
-        replicas: Mapping[str, str],
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
+        self, shard: int, replicas: Mapping[str, str], *, timeout: float | None = None
     ) -> None:
-        """Add a shard; see `ziplog.Log.add_shard`."""
+        """Add a shard; return when it accepts records (T 4.2.3).
+
+        Its servers must be in the cluster file and run. This client uses the shard at once, other
+        clients a second later; subscriptions include it without action. The call is idempotent.
+
+        Args:
+            shard: a number that no shard ever had.
+            replicas: its f+1 servers, the primary first: name in the cluster file -> "host:port".
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: an argument is invalid; the number or a server is or was in use by another
+                shard; or the number of `replicas` differs from that of other shards.
+            DeadlineError: it was not live in time, see the error's text; the change continues.
+
+        """
         await self._engine.call(
             arguments.change(shard, "add", self._deadline_ns(timeout), replicas)
         )
 
-    async def remove_shard(
-        self,
-        shard: int,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
-    ) -> None:
-        """Remove a shard permanently; see `ziplog.Log.remove_shard`."""
+    async def remove_shard(self, shard: int, *, timeout: float | None = None) -> None:
+        """Remove a shard permanently; return when it gets no more positions (T 4.2.3).
+
+        Its records stay there and can be read, so its servers must continue to run. Inserts go to
+        other shards, including pending ones; only inserts that are pinned to this shard fail at
+        their deadline. Its number is never used again.
+
+        Args:
+            shard: a shard that is live, parked, joining or recovering.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: there is no such shard, or it is the last one that accepts records.
+            DeadlineError: it was not removed in time, see the error's text; the change continues.
+
+        """
         await self._engine.call(arguments.change(shard, "remove", self._deadline_ns(timeout)))
 
-    async def finalize_shard(
-        self,
-        shard: int,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
-    ) -> None:
-        """Remove a shard and wait until it is finalized; see `ziplog.Log.finalize_shard`."""
+    async def finalize_shard(self, shard: int, *, timeout: float | None = None) -> None:
+        """Remove a shard, and wait until its records are on stable storage at all its servers.
+
+        From then on, only `trim` changes it. Arguments and errors are those of `remove_shard`.
+        """
         await self._engine.call(arguments.change(shard, "finalize", self._deadline_ns(timeout)))
 
-    async def cluster(
-        self,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
-    ) -> dict[str, Any]:
+    async def cluster(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the status document."""
         document: bytes = await self._engine.call(StatusRequest(self._deadline_ns(timeout)))
         return arguments.status(document)
@@ -345,125 +391,3 @@ class AsyncLog:
     async def close(self) -> None:
         """Close the client; pending calls raise ClosedError. Idempotent."""
         self._engine.close()
-
-
-class AsyncSubscription:
-    """Records in gsn order, each once: an async iterator and async context manager."""
-
-    def __init__(
-        self,
-        engine: AsyncioEngine,
-        number: int,
-        opened: asyncio.Future[int],
-        start: RecordId,
-        timeout: float | None,
-    ) -> None:
-        self._engine: Final = engine
-        self._number: Final = number
-        self._opened: Final = opened
-        self._timeout: Final = timeout
-        self._buffer: Final = SubscriptionBuffer(start)
-        request = UnsubscribeRequest(NEVER, number)
-        self._owned: Final = engine.owners.add(self, lambda: (request,))
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        """Wait until it is open; raises what `ziplog.Log.subscribe` raises."""
-        yield from asyncio.shield(self._opened).__await__()
-        return self
-
-    async def __aenter__(self) -> Self:
-        """Wait until it is open."""
-        return await self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close the subscription."""
-        await self.close()
-
-    def __aiter__(self) -> AsyncIterator[Record]:
-        """Return the subscription itself."""
-        return self
-
-    async def __anext__(self) -> Record:
-        """Return the next record; see `ziplog.Subscription`."""
-        while True:
-            for record in self._buffer.batch:
-                return record
-            if not await self._fill(arguments.READ_AHEAD, self._timeout):
-                if self._buffer.ended:
-                    await self.close()
-                    raise StopAsyncIteration
-                raise DeadlineError(f"no record came within {self._timeout:g} s")
-
-    async def fetch(
-        self,
-        max_records: int = 1000,
-        timeout: float | None = None,  # noqa: ASYNC109 - as in the blocking API
-    ) -> list[Record]:
-        """Return up to `max_records` records; see `ziplog.Subscription.fetch`."""
-        limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
-        arguments.fetch(self._number, max_records, NEVER, 0)
-        while not self._buffer.pending and await self._fill(max_records, limit):
-            pass  # Another task may have taken them.
-        if self._buffer.ended and not self._buffer.pending:
-            await self.close()
-        return self._buffer.pop(max_records)
-
-    async def _fill(self, max_records: int, limit: float | None) -> bool:
-        buffer = self._buffer
-        if buffer.ended:
-            return False
-        if not self._opened.done() or self._opened.exception() is not None:
-            await self
-        deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
-        request = arguments.fetch(self._number, max_records, deadline_ns, buffer.after)
-        batch: Fetched = await self._engine.call(request)
-        return buffer.fill(batch)
-
-    @property
-    def position(self) -> RecordId:
-        """The position at which a later subscription continues without loss or duplicates."""
-        self._update_progress()
-        return self._buffer.position
-
-    @property
-    def caught_up(self) -> bool:
-        """Whether everything that the servers last reported was returned."""
-        self._update_progress()
-        return self._buffer.caught_up
-
-    @property
-    def blocked_on(self) -> Blocked | None:
-        """The shard and the epoch that block further records, if any do."""
-        self._update_progress()
-        return self._buffer.blocked_on
-
-    def _update_progress(self) -> None:
-        is_open = self._opened.done() and not self._engine.is_closed
-        if self._buffer.needs_progress and is_open and self._opened.exception() is None:
-            request = ProgressRequest(NEVER, self._number, self._buffer.after)
-            self._buffer.progress = self._engine.call_now(request)
-
-    async def close(self) -> None:
-        """Close the subscription. Idempotent."""
-        if self._buffer.closed:
-            return
-        self._update_progress()
-        self._buffer.close()
-        if not self._engine.is_closed:
-            self._engine.call_now(UnsubscribeRequest(NEVER, self._number))
-        self._engine.owners.remove(self._owned)
-
-
-async def connect(
-    bootstrap: str | Sequence[str], policy: Policy, seconds: float | None
-) -> AsyncLog:
-    """Connect; see `ziplog.aio.connect`."""
-    timeout = arguments.timeout_s(seconds, arguments.DEFAULT_TIMEOUT_S)
-    core = ClientCore(os.urandom(16), arguments.endpoints(bootstrap), policy)
-    engine = AsyncioEngine(core)
-    try:
-        limits = await engine.call(ConnectRequest(arguments.deadline_ns(timeout, timeout)))
-    except BaseException:
-        engine.close()
-        raise
-    return AsyncLog(engine, core, limits, timeout)

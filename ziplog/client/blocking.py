@@ -1,70 +1,44 @@
-"""The blocking client: `Log` and `Subscription`.
+# Generated from ziplog/client/asynchronous.py by scripts/generate_blocking.py; do not edit.
+"""The client of one log: `Log`.
 
 Every method checks its arguments (`arguments`), makes a request, and returns the engine's result;
-each has a deadline. A `Log` may be used from several threads, a subscription from one at a time.
+each has a deadline.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ziplog.client import arguments
-from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import (
-    NEVER,
-    ConnectRequest,
-    ProgressRequest,
-    StatusRequest,
-    SyncRequest,
-    TailRequest,
-    UnsubscribeRequest,
-)
-from ziplog.client.engines.blocking_engine import BlockingEngine
-from ziplog.client.scan_iterators import Scan
-from ziplog.client.subscription_buffer import SubscriptionBuffer
-from ziplog.errors import ClosedError, DeadlineError
-from ziplog.runtime.clock import now_ns
+from ziplog.client.blocking_base import Connection
+from ziplog.client.blocking_iterators import Scan, Subscription
+from ziplog.client.common.requests import StatusRequest, SyncRequest, TailRequest
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from concurrent.futures import Future
     from typing import Self
 
     from ziplog.client.arguments import BytesLike
     from ziplog.client.bulk.extents import Extents
     from ziplog.client.bulk.outline import ShardOutline
-    from ziplog.client.common.requests import Blocked, Policy
-    from ziplog.errors import OutcomeUnknownError
+    from ziplog.client.common.requests import Policy
 
 
-class Log:
+class Log(Connection):
     """A client of one log. Close it, or use it in a `with` statement.
 
     Time-outs are in seconds; None means the default given to `connect`. A method that reaches its
     time-out raises `DeadlineError`, or `OutcomeUnknownError` for an insert that may have happened.
-    A closed client raises `ClosedError`. A client does not survive `os.fork`: connect again in the
-    child.
-    """
+    A closed client raises `ClosedError`.
 
-    def __init__(
-        self, bootstrap: str | Sequence[str], policy: Policy, timeout: float | None = None
-    ) -> None:
-        """Connect; see `ziplog.connect`."""
-        self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
-        endpoints = arguments.endpoints(bootstrap)
-        self._core: Final = ClientCore(os.urandom(16), endpoints, policy)
-        self._engine: Final = BlockingEngine(self._core)
-        self._engine.resolve = self._resolve
-        try:
-            self._limits: Final = self._engine.call(ConnectRequest(self._deadline_ns(None)))
-        except BaseException:
-            self.close()
-            raise
+    A blocking client may be used from several threads, its subscriptions from one at a time. An
+    asyncio client belongs to the event loop in which it was connected. No client survives
+    `os.fork`: connect again in the child.
+    """
 
     def __enter__(self) -> Self:
         """Return the client."""
@@ -90,11 +64,6 @@ class Log:
     def cluster_number(self) -> int:
         """The number by which servers distinguish clusters."""
         return self._core.cluster
-
-    def _deadline_ns(self, timeout: float | None) -> int:
-        if timeout is None:
-            return now_ns() + int(self._timeout * 1e9)
-        return arguments.deadline_ns(timeout, self._timeout)
 
     # --- inserting ---
 
@@ -207,13 +176,13 @@ class Log:
     ) -> Future[RecordId]:
         """Start to insert a record; return a future of its rid.
 
-        Blocks while 1,024 records or 16 MiB are pending. The future's callbacks run in a background
-        thread of the client, one after another; they must not wait for futures of this client.
+        A blocking client blocks while 1,024 records or 16 MiB are pending. The future's callbacks
+        run in a background thread of the client, one after another; they must not wait for futures
+        of this client. An asyncio client raises UnavailableError while 65,536 records or 64 MiB are
+        pending, until `flush` returns.
         """
-        deadline_ns = self._deadline_ns(timeout)
-        request = arguments.insert((payload,), after, key, self._limits, deadline_ns)
-        seconds = arguments.timeout_s(timeout, self._timeout)
-        return self._engine.submit(request, len(request.payloads[0]), seconds)
+        request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
+        return self._engine.submit_insert(request)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every `insert_nowait` so far is done; raise the first failure, if any."""
@@ -236,13 +205,6 @@ class Log:
         """
         rid: RecordId = self._engine.call(SyncRequest(self._deadline_ns(timeout)))
         return rid
-
-    def _resolve(
-        self, error: OutcomeUnknownError, timeout: float | None
-    ) -> RecordId | list[RecordId | None] | None:
-        """Wait for the outcome of an insert; see `OutcomeUnknownError.resolve`."""
-        request = arguments.resolve(error, self._deadline_ns(timeout))
-        return arguments.resolved(error, self._engine.call(request))
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
@@ -276,6 +238,9 @@ class Log:
             timeout: iteration raises DeadlineError after this time without a record. None: no limit
                 if `follow`, otherwise the client's default.
 
+        An asyncio subscription opens in the background. Awaiting it, or its first record, waits
+        until it is open, and raises the errors.
+
         Raises:
             TrimmedError: records from `start` on were trimmed.
 
@@ -284,11 +249,7 @@ class Log:
             arguments.timeout_s(timeout, 0)
         request = arguments.subscribe(start, self._deadline_ns(None), follow=follow)
         limit = timeout if timeout is not None or follow else self._timeout
-        number = self._engine.next_number()
-        # Created first: whatever happens to the call, its owner closes the subscription.
-        subscription = Subscription(self._engine, number, start, limit)
-        self._engine.call(request, number)
-        return subscription
+        return Subscription(self._engine, request, start, limit)
 
     def check_tail(self, *, timeout: float | None = None) -> RecordId:
         """Return a position at or after all inserts that completed before this call.
@@ -342,7 +303,7 @@ class Log:
 
         The shard must own its share of the positions throughout the range (see `extents`);
         otherwise the scan may never reach `stop`. If a replica fails, the scan continues with
-        another one.
+        another one. An asyncio scan opens like a subscription.
 
         Args:
             shard: the shard to read, live or not.
@@ -356,10 +317,7 @@ class Log:
         """
         limit = arguments.timeout_s(timeout, self._timeout)
         request = arguments.scan(shard, start, stop, self._deadline_ns(timeout))
-        number = self._engine.next_number()
-        scan = Scan(self._engine, number, start, stop, limit)
-        self._engine.call(request, number)
-        return scan
+        return Scan(self._engine, request, start, stop, limit)
 
     # --- the cluster ---
 
@@ -430,107 +388,5 @@ class Log:
         return msgspec.structs.asdict(self._core.counters)
 
     def close(self) -> None:
-        """Close the client; pending calls in other threads raise ClosedError. Idempotent."""
+        """Close the client; pending calls raise ClosedError. Idempotent."""
         self._engine.close()
-
-
-class Subscription:
-    """Records in gsn order, each once: an iterator and context manager.
-
-    It closes itself at its end, and when it is garbage-collected. An exception in a call (Ctrl-C, a
-    signal handler's) loses nothing: the next call returns the records of the interrupted one.
-    """
-
-    def __init__(
-        self, engine: BlockingEngine, number: int, start: RecordId, timeout: float | None
-    ) -> None:
-        self._engine: Final = engine
-        self._number: Final = number
-        self._timeout: Final = timeout
-        self._buffer: Final = SubscriptionBuffer(start)
-        request = UnsubscribeRequest(NEVER, number)
-        self._owned: Final = engine.owners.add(self, lambda: (request,))
-
-    def __enter__(self) -> Self:
-        """Return the subscription."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the subscription."""
-        self.close()
-
-    def __iter__(self) -> Iterator[Record]:
-        """Return the subscription itself."""
-        return self
-
-    def __next__(self) -> Record:
-        """Return the next record; wait for it.
-
-        Raises:
-            DeadlineError: no record arrived within the subscription's time-out.
-            TrimmedError: the next position was trimmed meanwhile.
-
-        """
-        while True:
-            for record in self._buffer.batch:
-                return record
-            if not self._fill(arguments.READ_AHEAD, self._timeout):
-                if self._buffer.ended:
-                    self.close()
-                    raise StopIteration
-                raise DeadlineError(f"no record came within {self._timeout:g} s")
-
-    def fetch(self, max_records: int = 1000, timeout: float | None = None) -> list[Record]:
-        """Return up to `max_records` available records; wait for the first one.
-
-        The list is empty at the end, or if no record arrived within `timeout` seconds (None: as
-        iteration).
-        """
-        limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
-        arguments.fetch(self._number, max_records, NEVER, 0)
-        if not self._buffer.pending and not self._fill(max_records, limit) and self._buffer.ended:
-            self.close()
-        return self._buffer.pop(max_records)
-
-    def _fill(self, max_records: int, timeout: float | None) -> bool:
-        buffer = self._buffer
-        if buffer.ended:
-            return False
-        deadline_ns = NEVER if timeout is None else arguments.deadline_ns(timeout, 0)
-        request = arguments.fetch(self._number, max_records, deadline_ns, buffer.after)
-        return buffer.fill(self._engine.call(request))
-
-    @property
-    def position(self) -> RecordId:
-        """The position at which a later subscription continues without loss or duplicates."""
-        self._update_progress()
-        return self._buffer.position
-
-    @property
-    def caught_up(self) -> bool:
-        """Whether everything that the servers last reported was returned."""
-        self._update_progress()
-        return self._buffer.caught_up
-
-    @property
-    def blocked_on(self) -> Blocked | None:
-        """The shard and the epoch that block further records, if any do."""
-        self._update_progress()
-        return self._buffer.blocked_on
-
-    def _update_progress(self) -> None:
-        if self._buffer.needs_progress and not self._engine.is_closed:
-            request = ProgressRequest(NEVER, self._number, self._buffer.after)
-            self._buffer.progress = self._engine.call(request)
-
-    def close(self) -> None:
-        """Close the subscription. Idempotent."""
-        if not self._buffer.closed:
-            self._engine.shielded(self._close)
-
-    def _close(self) -> None:
-        with contextlib.suppress(ClosedError):
-            self._update_progress()
-        self._engine.post(UnsubscribeRequest(NEVER, self._number))
-        self._buffer.close()
-        self._engine.owners.remove(self._owned)

@@ -24,12 +24,13 @@ import ziplog
 from tests.waiting import wait_until
 from ziplog import policy
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER, ConnectRequest
+from ziplog.client.common.requests import NEVER, InsertRequest
 from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.errors import ClosedError, UnavailableError
 from ziplog.runtime.connection import GREETING, Connection
 from ziplog.runtime.descriptors import AcceptPause, Reserve
 from ziplog.runtime.transport import Transport
+from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -275,13 +276,14 @@ def test_a_thread_that_is_refused_is_reported_and_started_later(
         raise RuntimeError("can't start new thread")
 
     shared = BlockingEngine(ClientCore(bytes(16), ["127.0.0.1:1"], policy.random()))
+    request = InsertRequest(NEVER, [b"x"], RID_GENESIS, None, 0)
     try:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
             for _ in range(2):
                 with pytest.raises(UnavailableError, match="refuses a thread"):
-                    shared.submit(ConnectRequest(NEVER), 1, 1.0)
-        future = shared.submit(ConnectRequest(NEVER), 1, 1.0)
+                    shared.submit_insert(request)
+        future = shared.submit_insert(request)
     finally:
         shared.close()
     with pytest.raises(ClosedError):

@@ -20,22 +20,26 @@ from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.engine import Engine
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
-from ziplog.errors import ClosedError, OutcomeUnknownError
+from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.runtime.clock import now_ns
 from ziplog.wire import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.client.common.requests import Request
+    from ziplog.client.common.requests import InsertRequest, Request
     from ziplog.client.engines.engine import Core
     from ziplog.core.message import Message
     from ziplog.runtime.transport import Transport
+    from ziplog.types import RecordId
 
 T = TypeVar("T")
 
 #: Number of messages per iteration of the loop.
 _BATCH: Final = 256
+#: Maximum number of pending futures, and of their bytes.
+_MAX_FUTURES: Final = 65_536
+_MAX_FUTURE_BYTES: Final = 64 * 1024 * 1024
 
 
 class AsyncioEngine:
@@ -51,6 +55,10 @@ class AsyncioEngine:
         self.owners: Final = Owners()
         self._numbers: Final = itertools.count(1)
         self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
+        #: The pending futures of inserts, and the bytes of their payloads.
+        self._inserts: Final[set[asyncio.Future[RecordId]]] = set()
+        self._insert_bytes = 0
+        self._failure: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = NEVER
         self._is_poll_due = False
@@ -71,14 +79,14 @@ class AsyncioEngine:
         if self.is_closed:
             raise ClosedError
         number, future = next(self._numbers), self._loop.create_future()
-        is_shielded = self._is_main and SHIELD.enter(self)
+        isshielded = self._is_main and SHIELD.enter(self)
         try:
             self._futures[number] = future
             _BUSY.add(self)
             self.engine.submit(number, request)
             self._poll_soon()
         finally:
-            if is_shielded:
+            if isshielded:
                 SHIELD.leave(self)
         return number, future
 
@@ -98,7 +106,7 @@ class AsyncioEngine:
             if self._futures.pop(number, None) is not None and not self.is_closed:
                 if not self._futures:
                     _BUSY.discard(self)
-                self._shielded(self.engine.cancel, number)
+                self.shielded(self.engine.cancel, number)
                 self._poll_soon()
             raise
 
@@ -106,6 +114,11 @@ class AsyncioEngine:
         """Return the result of a request that is completed at once."""
         _, future = self.submit(request)
         return future.result()
+
+    def post(self, request: Request) -> None:
+        """Make a call that is completed at once; ignore it if the client is closed."""
+        if not self.is_closed:
+            self.call_now(request)
 
     def _on_complete(self, number: int, result: Any) -> None:
         future = self._futures.pop(number, None)
@@ -120,9 +133,60 @@ class AsyncioEngine:
         else:
             future.set_result(result)
 
+    # --- futures ---
+
+    def submit_insert(self, request: InsertRequest) -> asyncio.Future[RecordId]:
+        """Insert one record; return a future of its rid.
+
+        Raises:
+            UnavailableError: too many are pending.
+            ClosedError: the client is closed.
+
+        """
+        size = len(request.payloads[0])
+        if len(self._inserts) >= _MAX_FUTURES or self._insert_bytes + size > _MAX_FUTURE_BYTES:
+            raise UnavailableError(
+                f"{len(self._inserts)} inserts are pending, and no more are allowed;"
+                " await flush() and try again"
+            )
+        _, answer = self.submit(request)
+        future: asyncio.Future[RecordId] = self._loop.create_future()
+        self._inserts.add(future)
+        self._insert_bytes += size
+        answer.add_done_callback(partial(self._on_inserted, future, size))
+        return future
+
+    def _on_inserted(
+        self, future: asyncio.Future[RecordId], size: int, answer: asyncio.Future[list[RecordId]]
+    ) -> None:
+        self._inserts.discard(future)
+        self._insert_bytes -= size
+        error = answer.exception()
+        if error is not None and self._failure is None:
+            self._failure = error
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+            # `flush` raises it if the caller never looks at the future.
+            future.exception()
+        else:
+            future.set_result(answer.result()[0])
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until all futures so far are done; raise the first failure since the last call."""
+        late: set[asyncio.Future[RecordId]] = set()
+        if self._inserts:
+            _, late = await asyncio.wait(set(self._inserts), timeout=timeout_s)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if late:
+            raise DeadlineError(f"{len(late)} inserts were still pending after {timeout_s:g} s")
+
     # --- driving ---
 
-    def _shielded(self, function: Callable[..., T], *args: Any) -> T:
+    def shielded(self, function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`; signal handlers run before it and after it."""
         if not self._is_main or not SHIELD.enter(self):
             return function(*args)
@@ -144,11 +208,11 @@ class AsyncioEngine:
     def _poll(self) -> None:
         self._is_poll_due = False
         if not self.is_closed:
-            self._shielded(self._step)
+            self.shielded(self._step)
 
     def _drive(self) -> None:
         """Process frames that have arrived, and due timers."""
-        self._shielded(self._poll_and_step)
+        self.shielded(self._poll_and_step)
 
     def _poll_and_step(self) -> None:
         self.engine.transport.poll()
@@ -184,7 +248,7 @@ class AsyncioEngine:
             return
         self.is_closed = True
         if os.getpid() == self._process:
-            self._shielded(self._close)
+            self.shielded(self._close)
 
     def _close(self) -> None:
         self._loop.remove_reader(self._fd)

@@ -29,16 +29,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ziplog.client.engines.engine import Engine
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError
+from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
 from ziplog.wire import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.client.common.requests import Request
+    from ziplog.client.common.requests import InsertRequest, Request
     from ziplog.client.engines.engine import Core
     from ziplog.core.message import Message
+    from ziplog.types import RecordId
 
 T = TypeVar("T")
 
@@ -117,6 +120,9 @@ class BlockingEngine:
                 # The exception knows this frame, which would keep the caller's objects alive.
                 del result
         return result
+
+    #: The same; the asyncio engine's returns at once.
+    call_now = call
 
     def shielded(self, function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`; signal handlers run only where a call in it waits."""
@@ -293,19 +299,19 @@ class BlockingEngine:
 
     # --- futures ---
 
-    def submit(self, request: Request, size: int, deadline_s: float) -> Future[Any]:
-        """Return a future of the result; block while too many are pending.
+    def submit_insert(self, request: InsertRequest) -> Future[RecordId]:
+        """Insert one record; return a future of its rid. Block while too many are pending.
 
         Raises:
-            DeadlineError: it blocked for `deadline_s`.
+            DeadlineError: it blocked until the deadline.
             ClosedError: the client is closed.
 
         """
         self._check_process()
         self._check_open()
-        ticket, number = _FutureTicket(size), next(self._numbers)
+        ticket, number = _FutureTicket(len(request.payloads[0])), next(self._numbers)
         self._futures.wait_for_room(
-            size, deadline_s, partial(self._incoming.append, (number, request, ticket))
+            ticket.size, request.deadline, partial(self._incoming.append, (number, request, ticket))
         )
         if threading.get_ident() != self._main and self._role.acquire(blocking=False):
             try:
@@ -435,7 +441,7 @@ class _Futures:
         self._thread: threading.Thread | None = None
         self._idle: Final = _Idle(shared, self)
 
-    def wait_for_room(self, size: int, deadline_s: float, submit_call: Callable[[], None]) -> None:
+    def wait_for_room(self, size: int, deadline: int, submit_call: Callable[[], None]) -> None:
         """Wait until one more future may be pending; then call `submit_call`, which starts it.
 
         Both happen or neither, whatever a signal handler raises: CPython runs no handler between
@@ -443,11 +449,12 @@ class _Futures:
         """
         if self._thread is None:
             self._shared.shielded(self._start)
-        if not self._try_submit(size, submit_call) and not self._wait(
-            lambda: self._try_submit(size, submit_call), deadline_s
-        ):
+        if self._try_submit(size, submit_call):
+            return
+        timeout_s = max(deadline - now_ns(), 0) / NS_PER_S
+        if not self._wait(lambda: self._try_submit(size, submit_call), timeout_s):
             raise DeadlineError(
-                f"{self.open} inserts were pending for {deadline_s:g} s, and no more are"
+                f"{self.open} inserts were pending for {timeout_s:.3g} s, and no more are"
                 " allowed; nothing was inserted: try again"
             )
 

@@ -1,0 +1,72 @@
+"""The parts of the asyncio client that are not the blocking ones without `await`.
+
+`blocking_base` has the same names for the blocking client, which is generated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from ziplog.client import arguments
+from ziplog.client.common.requests import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import Self
+
+    from ziplog.client.client_node import ClientCore
+    from ziplog.client.common.requests import Request
+    from ziplog.client.engines.asyncio_engine import AsyncioEngine
+    from ziplog.errors import OutcomeUnknownError
+    from ziplog.types import RecordId
+    from ziplog.wire import Limits
+
+
+class AsyncConnection:
+    """A connected engine."""
+
+    def __init__(
+        self, engine: AsyncioEngine, core: ClientCore, limits: Limits, timeout: float
+    ) -> None:
+        """Use `ziplog.aio.connect`."""
+        self._timeout: Final = timeout
+        self._core: Final = core
+        self._engine: Final = engine
+        self._limits: Final = limits
+        engine.resolve = self._resolve
+
+    def _deadline_ns(self, timeout: float | None) -> int:
+        return arguments.deadline_ns(timeout, self._timeout)
+
+    async def _resolve(
+        self, error: OutcomeUnknownError, timeout: float | None
+    ) -> RecordId | list[RecordId | None] | None:
+        """Wait for the outcome of an insert; see `OutcomeUnknownError.resolve`."""
+        request = arguments.resolve(error, self._deadline_ns(timeout))
+        return arguments.resolved(error, await self._engine.call(request))
+
+
+class AsyncStream:
+    """A subscription or scan; it opens in the background, and can be awaited."""
+
+    def __init__(
+        self, engine: AsyncioEngine, request: Request, closing: Callable[[int, int], Request]
+    ) -> None:
+        """Start to open it; `closing` makes the request that closes it."""
+        self._engine: Final = engine
+        self._number, self._opened = engine.submit(request)
+        requests = (closing(NEVER, self._number),)
+        self._owned: Final = engine.owners.add(self, lambda: requests)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Wait until it is open; raises what opening it raises."""
+        if not self._opened.done():
+            yield from asyncio.shield(self._opened).__await__()
+        self._opened.result()
+        return self
+
+    @property
+    def _is_open(self) -> bool:
+        is_open = self._opened.done() and not self._engine.is_closed
+        return is_open and self._opened.exception() is None

@@ -1,0 +1,187 @@
+"""The iterators of a client: over the records of the log, and over a shard's stored units."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from ziplog.client import arguments
+from ziplog.client.async_base import AsyncStream
+from ziplog.client.common.requests import (
+    NEVER,
+    ProgressRequest,
+    ScanCloseRequest,
+    ScanFetchRequest,
+    UnsubscribeRequest,
+)
+from ziplog.client.scan_cursor import ScanCursor
+from ziplog.client.subscription_buffer import SubscriptionBuffer
+from ziplog.errors import ClosedError, DeadlineError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import Self
+
+    from ziplog.client.common.requests import Blocked, Request
+    from ziplog.client.engines.asyncio_engine import AsyncioEngine
+    from ziplog.client.scan_cursor import Step
+    from ziplog.types import Record, RecordId
+
+
+class AsyncSubscription(AsyncStream):
+    """Records in gsn order, each once: an async iterator and async context manager.
+
+    It closes itself at its end, and when it is garbage-collected. An exception in a call (Ctrl-C, a
+    signal handler's, a cancellation) loses nothing: the next call returns the records of the
+    interrupted one.
+    """
+
+    def __init__(
+        self, engine: AsyncioEngine, request: Request, start: RecordId, timeout: float | None
+    ) -> None:
+        """Use `Log.subscribe`."""
+        self._timeout: Final = timeout
+        self._buffer: Final = SubscriptionBuffer(start)
+        super().__init__(engine, request, UnsubscribeRequest)
+
+    async def __aenter__(self) -> Self:
+        """Return the subscription, once it is open."""
+        return await self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the subscription."""
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        """Return the subscription itself."""
+        return self
+
+    async def __anext__(self) -> Record:
+        """Return the next record; wait for it.
+
+        Raises:
+            DeadlineError: no record arrived within the subscription's time-out.
+            TrimmedError: the next position was trimmed meanwhile.
+
+        """
+        while True:
+            for record in self._buffer.batch:
+                return record
+            if not await self._fill(arguments.READ_AHEAD, self._timeout):
+                if self._buffer.ended:
+                    await self.close()
+                    raise StopAsyncIteration
+                raise DeadlineError(f"no record came within {self._timeout:g} s")
+
+    async def fetch(self, max_records: int = 1000, timeout: float | None = None) -> list[Record]:
+        """Return up to `max_records` available records; wait for the first one.
+
+        The list is empty at the end, or if no record arrived within `timeout` seconds (None: as
+        iteration).
+        """
+        limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
+        arguments.fetch(self._number, max_records, NEVER, 0)
+        while not self._buffer.pending and await self._fill(max_records, limit):
+            pass  # Another asyncio task may have taken them.
+        if self._buffer.ended and not self._buffer.pending:
+            await self.close()
+        return self._buffer.pop(max_records)
+
+    async def _fill(self, max_records: int, limit: float | None) -> bool:
+        buffer = self._buffer
+        if buffer.ended:
+            return False
+        await self
+        deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
+        request = arguments.fetch(self._number, max_records, deadline_ns, buffer.after)
+        return buffer.fill(await self._engine.call(request))
+
+    @property
+    def position(self) -> RecordId:
+        """The position at which a later subscription continues without loss or duplicates."""
+        self._update_progress()
+        return self._buffer.position
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that the servers last reported was returned."""
+        self._update_progress()
+        return self._buffer.caught_up
+
+    @property
+    def blocked_on(self) -> Blocked | None:
+        """The shard and the epoch that block further records, if any do."""
+        self._update_progress()
+        return self._buffer.blocked_on
+
+    def _update_progress(self) -> None:
+        if self._buffer.needs_progress and self._is_open:
+            request = ProgressRequest(NEVER, self._number, self._buffer.after)
+            self._buffer.progress = self._engine.call_now(request)
+
+    async def close(self) -> None:
+        """Close the subscription. Idempotent."""
+        if not self._buffer.closed:
+            self._engine.shielded(self._close)
+
+    def _close(self) -> None:
+        with contextlib.suppress(ClosedError):
+            self._update_progress()
+        self._engine.post(UnsubscribeRequest(NEVER, self._number))
+        self._buffer.close()
+        self._engine.owners.remove(self._owned)
+
+
+class AsyncScan(AsyncStream, ScanCursor):
+    """Pairs (units, reached): an async iterator and async context manager.
+
+    `units` are the following ones, in order, whole: the first may begin before the range, the last
+    end after it. Every position of the shard below `reached` was returned or is a no-op. The last
+    pair has `reached` == `stop`. The scan closes itself at its end, and when it is
+    garbage-collected.
+    """
+
+    def __init__(
+        self, engine: AsyncioEngine, request: Request, start: int, stop: int, timeout: float
+    ) -> None:
+        """Use `Log.scan`."""
+        ScanCursor.__init__(self, start, stop, timeout)
+        AsyncStream.__init__(self, engine, request, ScanCloseRequest)
+
+    async def __aenter__(self) -> Self:
+        """Return the scan, once it is open."""
+        return await self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the scan."""
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Step]:
+        """Return the scan itself."""
+        return self
+
+    async def __anext__(self) -> Step:
+        """Return the next units; wait for them.
+
+        Raises:
+            DeadlineError: nothing arrived within the scan's time-out; iteration may continue.
+            TrimmedError: the next position was trimmed.
+
+        """
+        await self
+        if self.has_ended:
+            await self.close()
+            raise StopAsyncIteration
+        deadline_ns = arguments.deadline_ns(self._timeout, 0)
+        request = ScanFetchRequest(deadline_ns, self._number, self.position)
+        return self.accept(await self._engine.call(request))
+
+    async def close(self) -> None:
+        """Close the scan. Idempotent."""
+        if not self._is_closed:
+            self._engine.shielded(self._close)
+
+    def _close(self) -> None:
+        self._engine.post(ScanCloseRequest(NEVER, self._number))
+        self._is_closed = True
+        self._engine.owners.remove(self._owned)

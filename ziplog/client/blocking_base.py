@@ -1,0 +1,73 @@
+"""The parts of the blocking client that are not generated from the asyncio one.
+
+`async_base` has the same names for the asyncio client.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from ziplog.client import arguments
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import NEVER, ConnectRequest
+from ziplog.client.engines.blocking_engine import BlockingEngine
+from ziplog.runtime.clock import now_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ziplog.client.common.requests import Policy, Request
+    from ziplog.errors import OutcomeUnknownError
+    from ziplog.types import RecordId
+
+
+class Connection:
+    """A connected engine."""
+
+    def __init__(
+        self, bootstrap: str | Sequence[str], policy: Policy, timeout: float | None = None
+    ) -> None:
+        """Connect; see `ziplog.connect`."""
+        self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
+        endpoints = arguments.endpoints(bootstrap)
+        self._core: Final = ClientCore(os.urandom(16), endpoints, policy)
+        self._engine: Final = BlockingEngine(self._core)
+        self._engine.resolve = self._resolve
+        try:
+            self._limits: Final = self._engine.call(ConnectRequest(self._deadline_ns(None)))
+        except BaseException:
+            self._engine.close()
+            raise
+
+    def _deadline_ns(self, timeout: float | None) -> int:
+        # `arguments.deadline_ns` without its calls, for inserts.
+        if timeout is None:
+            return now_ns() + int(self._timeout * 1e9)
+        return arguments.deadline_ns(timeout, self._timeout)
+
+    def _resolve(
+        self, error: OutcomeUnknownError, timeout: float | None
+    ) -> RecordId | list[RecordId | None] | None:
+        """Wait for the outcome of an insert; see `OutcomeUnknownError.resolve`."""
+        request = arguments.resolve(error, self._deadline_ns(timeout))
+        return arguments.resolved(error, self._engine.call(request))
+
+
+class Stream:
+    """An open subscription or scan."""
+
+    def __init__(
+        self, engine: BlockingEngine, request: Request, closing: Callable[[int, int], Request]
+    ) -> None:
+        """Open it; `closing` makes the request that closes it."""
+        self._engine: Final = engine
+        self._number: Final = engine.next_number()
+        requests = (closing(NEVER, self._number),)
+        # Before the call: whatever happens to the call, the owner closes the stream.
+        self._owned: Final = engine.owners.add(self, lambda: requests)
+        engine.call(request, self._number)
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._engine.is_closed

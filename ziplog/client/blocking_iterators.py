@@ -1,0 +1,186 @@
+# Generated from ziplog/client/async_iterators.py by scripts/generate_blocking.py; do not edit.
+"""The iterators of a client: over the records of the log, and over a shard's stored units."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from ziplog.client import arguments
+from ziplog.client.blocking_base import Stream
+from ziplog.client.common.requests import (
+    NEVER,
+    ProgressRequest,
+    ScanCloseRequest,
+    ScanFetchRequest,
+    UnsubscribeRequest,
+)
+from ziplog.client.scan_cursor import ScanCursor
+from ziplog.client.subscription_buffer import SubscriptionBuffer
+from ziplog.errors import ClosedError, DeadlineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+    from ziplog.client.common.requests import Blocked, Request
+    from ziplog.client.engines.blocking_engine import BlockingEngine
+    from ziplog.client.scan_cursor import Step
+    from ziplog.types import Record, RecordId
+
+
+class Subscription(Stream):
+    """Records in gsn order, each once: an iterator and context manager.
+
+    It closes itself at its end, and when it is garbage-collected. An exception in a call (Ctrl-C, a
+    signal handler's, a cancellation) loses nothing: the next call returns the records of the
+    interrupted one.
+    """
+
+    def __init__(
+        self, engine: BlockingEngine, request: Request, start: RecordId, timeout: float | None
+    ) -> None:
+        """Use `Log.subscribe`."""
+        self._timeout: Final = timeout
+        self._buffer: Final = SubscriptionBuffer(start)
+        super().__init__(engine, request, UnsubscribeRequest)
+
+    def __enter__(self) -> Self:
+        """Return the subscription, once it is open."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the subscription."""
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        """Return the subscription itself."""
+        return self
+
+    def __next__(self) -> Record:
+        """Return the next record; wait for it.
+
+        Raises:
+            DeadlineError: no record arrived within the subscription's time-out.
+            TrimmedError: the next position was trimmed meanwhile.
+
+        """
+        while True:
+            for record in self._buffer.batch:
+                return record
+            if not self._fill(arguments.READ_AHEAD, self._timeout):
+                if self._buffer.ended:
+                    self.close()
+                    raise StopIteration
+                raise DeadlineError(f"no record came within {self._timeout:g} s")
+
+    def fetch(self, max_records: int = 1000, timeout: float | None = None) -> list[Record]:
+        """Return up to `max_records` available records; wait for the first one.
+
+        The list is empty at the end, or if no record arrived within `timeout` seconds (None: as
+        iteration).
+        """
+        limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
+        arguments.fetch(self._number, max_records, NEVER, 0)
+        while not self._buffer.pending and self._fill(max_records, limit):
+            pass  # Another asyncio task may have taken them.
+        if self._buffer.ended and not self._buffer.pending:
+            self.close()
+        return self._buffer.pop(max_records)
+
+    def _fill(self, max_records: int, limit: float | None) -> bool:
+        buffer = self._buffer
+        if buffer.ended:
+            return False
+        deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
+        request = arguments.fetch(self._number, max_records, deadline_ns, buffer.after)
+        return buffer.fill(self._engine.call(request))
+
+    @property
+    def position(self) -> RecordId:
+        """The position at which a later subscription continues without loss or duplicates."""
+        self._update_progress()
+        return self._buffer.position
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that the servers last reported was returned."""
+        self._update_progress()
+        return self._buffer.caught_up
+
+    @property
+    def blocked_on(self) -> Blocked | None:
+        """The shard and the epoch that block further records, if any do."""
+        self._update_progress()
+        return self._buffer.blocked_on
+
+    def _update_progress(self) -> None:
+        if self._buffer.needs_progress and self._is_open:
+            request = ProgressRequest(NEVER, self._number, self._buffer.after)
+            self._buffer.progress = self._engine.call_now(request)
+
+    def close(self) -> None:
+        """Close the subscription. Idempotent."""
+        if not self._buffer.closed:
+            self._engine.shielded(self._close)
+
+    def _close(self) -> None:
+        with contextlib.suppress(ClosedError):
+            self._update_progress()
+        self._engine.post(UnsubscribeRequest(NEVER, self._number))
+        self._buffer.close()
+        self._engine.owners.remove(self._owned)
+
+
+class Scan(Stream, ScanCursor):
+    """Pairs (units, reached): an iterator and context manager.
+
+    `units` are the following ones, in order, whole: the first may begin before the range, the last
+    end after it. Every position of the shard below `reached` was returned or is a no-op. The last
+    pair has `reached` == `stop`. The scan closes itself at its end, and when it is
+    garbage-collected.
+    """
+
+    def __init__(
+        self, engine: BlockingEngine, request: Request, start: int, stop: int, timeout: float
+    ) -> None:
+        """Use `Log.scan`."""
+        ScanCursor.__init__(self, start, stop, timeout)
+        Stream.__init__(self, engine, request, ScanCloseRequest)
+
+    def __enter__(self) -> Self:
+        """Return the scan, once it is open."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the scan."""
+        self.close()
+
+    def __iter__(self) -> Iterator[Step]:
+        """Return the scan itself."""
+        return self
+
+    def __next__(self) -> Step:
+        """Return the next units; wait for them.
+
+        Raises:
+            DeadlineError: nothing arrived within the scan's time-out; iteration may continue.
+            TrimmedError: the next position was trimmed.
+
+        """
+        if self.has_ended:
+            self.close()
+            raise StopIteration
+        deadline_ns = arguments.deadline_ns(self._timeout, 0)
+        request = ScanFetchRequest(deadline_ns, self._number, self.position)
+        return self.accept(self._engine.call(request))
+
+    def close(self) -> None:
+        """Close the scan. Idempotent."""
+        if not self._is_closed:
+            self._engine.shielded(self._close)
+
+    def _close(self) -> None:
+        self._engine.post(ScanCloseRequest(NEVER, self._number))
+        self._is_closed = True
+        self._engine.owners.remove(self._owned)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from logdb import defaults, errors
 from logdb.client import blocking
-from logdb.client.blocking import Database, Snapshot, Transaction, Watch
+from logdb.client.blocking import Database, Snapshot, Watch
+from logdb.client.blocking_transaction import Transaction
+from logdb.client.engines import DatabaseEngine
 from logdb.errors import (
     SnapshotExpired,
     TooManyReadsError,
@@ -62,9 +64,8 @@ def connect(
         UnavailableError: no coordinator replied, or none was ready.
 
     """
-    return blocking.connect(
-        defaults.coordinators() if coordinators is None else coordinators, timeout
-    )
+    given = defaults.coordinators() if coordinators is None else coordinators
+    return blocking.connect(DatabaseEngine(given, timeout))
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logdb import defaults
-from logdb.client.asynchronous import Database, PendingOpen, Snapshot, Transaction, Watch
-from logdb.client.asynchronous import connect as _connect
+from logdb.client import asynchronous
+from logdb.client.async_transaction import Transaction
+from logdb.client.asynchronous import Database, Snapshot, Watch
+from logdb.client.engines import AsyncDatabaseEngine, PendingOpen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,3 +38,7 @@ class connect(PendingOpen[Database]):  # noqa: N801 - it is used as a function, 
         """Prepare the connection; nothing is sent before it is awaited."""
         given = defaults.coordinators() if coordinators is None else coordinators
         super().__init__(_connect(given, timeout))
+
+
+async def _connect(coordinators: str | Sequence[str], seconds: float | None) -> Database:
+    return await asynchronous.connect(AsyncDatabaseEngine(coordinators, seconds))

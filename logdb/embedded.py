@@ -257,11 +257,13 @@ def local(
         ZiplogError: the errors of `Coordinator` and `connect`.
 
     """
-    from logdb.client import blocking  # noqa: PLC0415 - a coordinator needs no client
+    # A coordinator needs no client.
+    from logdb.client import blocking, engines  # noqa: PLC0415
 
     coordinator = Coordinator(log, **options)
     try:
-        return blocking.connect(coordinator.endpoint, timeout, on_close=coordinator.close)
+        engine = engines.DatabaseEngine(coordinator.endpoint, timeout, coordinator.close)
+        return blocking.connect(engine)
     except BaseException:
         coordinator.close()
         raise

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: The source of each generated file.
 SOURCES: Final = {
+    "logdb/client/blocking.py": "logdb/client/asynchronous.py",
+    "logdb/client/blocking_rows.py": "logdb/client/async_rows.py",
+    "logdb/client/blocking_transaction.py": "logdb/client/async_transaction.py",
     "ziplog/client/blocking.py": "ziplog/client/asynchronous.py",
     "ziplog/client/blocking_iterators.py": "ziplog/client/async_iterators.py",
 }
@@ -29,16 +32,21 @@ REPLACEMENTS: Final = (
     # A blocking object is open once it exists.
     (r"^ *await self\n", ""),
     (r"\bawait ", ""),
-    (r"\ban (`?)async (with|context)\b", r"a \1\2"),
+    (r"\b([Aa])n (`?)async (with|context)\b", r"\1 \2\3"),
     (r"\basync (def|with|for|iterator|context)\b", r"\1"),
     (r"\b__a(enter|exit|iter|next)__", r"__\1__"),
     (r"\bStopAsyncIteration\b", "StopIteration"),
-    (r"\bAsync(Connection|Iterator|Log|Scan|Stream|Subscription)\b", r"\1"),
+    (
+        r"\bAsync(Connection|DatabaseEngine|Iterator|Log|Rows|Scan|Stream|Subscription|Transactions)\b",
+        r"\1",
+    ),
     (r"\bAsyncioEngine\b", "BlockingEngine"),
     (r"\bimport asyncio\n", "from concurrent.futures import Future\n"),
     (r"\basyncio\.Future\b", "Future"),
     (r"\basyncio_engine\b", "blocking_engine"),
-    (r"\basync_(base|iterators)\b", r"blocking_\1"),
+    (r"\basync_(base|iterators|rows|transaction)\b", r"blocking_\1"),
+    (r"\bPendingOpen\[(\w+)\]", r"\1"),
+    (r"\baclose\b", "close"),
     (r"\b(logdb|ziplog)\.aio\b", r"\1"),
 )
 _HEADER: Final = "# Generated from {} by scripts/generate_blocking.py; do not edit.\n"

@@ -18,7 +18,7 @@ from ziplog.errors import ConfigError, ZiplogError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logdb.client.blocking import Transaction
+    from logdb.client.blocking_transaction import Transaction
 
 _SHAPE: Final = '{"get": KEY}, {"put": [KEY, VALUE]}, {"delete": KEY} or {"check": [KEY, VALUE]}'
 

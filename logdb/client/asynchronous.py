@@ -1,20 +1,16 @@
-"""The asyncio client: the API of `logdb/client/blocking.py`, run by the event loop.
+"""The client of a database: `Database`, with its snapshots and watches.
 
-The pure steps are shared; only the waiting differs. A database belongs to the event loop in which
-it was connected; a transaction may be used by several tasks.
+Every method validates its arguments (`arguments`) and runs pure steps on the engine.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import inspect
-import random
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final
 
 from logdb.client import arguments, single_calls
-from logdb.client.engines import AsyncDatabaseEngine
+from logdb.client.async_base import AsyncTransactions
+from logdb.client.async_rows import AsyncRows
+from logdb.client.async_transaction import Transaction
 from logdb.client.requests import (
     CoordinatorStatusRequest,
     DropRequest,
@@ -23,78 +19,35 @@ from logdb.client.requests import (
     WatchHandle,
     WatchRequest,
 )
-from logdb.client.rows import AsyncRows
 from logdb.client.scanning import OpenScan
-from logdb.client.transaction import TransactionScan, TransactionSets
-from logdb.errors import TransactionAborted
 from logdb.values import decode_value, encode_key
 from ziplog.client.arguments import status, timeout_s
 from ziplog.client.common.requests import NEVER
-from ziplog.errors import ClosedError, UnavailableError, ZiplogError
-from ziplog.runtime.clock import now_ns
+from ziplog.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Coroutine,
-        Generator,
-        Iterable,
-        Mapping,
-        Sequence,
-    )
-    from typing import Concatenate, ParamSpec, Self
+    from collections.abc import AsyncIterator, Iterable, Mapping
+    from typing import Self
 
+    from logdb.client.engines import AsyncDatabaseEngine, PendingOpen
     from logdb.client.requests import KeyState, SnapshotId
-    from logdb.client.transaction import TransactionStatus
     from logdb.values import UserKey
     from ziplog.types import RecordId
 
-    P = ParamSpec("P")
 
+class Database(AsyncTransactions):
+    """A client of a database. Close it, or use it in an `async with` statement.
 
-class Closable(Protocol):
-    """An object with an async `close`."""
+    A key is `str` or `bytes` of up to 1,024 bytes. A value is anything that MessagePack carries (a
+    tuple comes back as a list). Both must fit into a record, 1 MiB by default. After a timeout a
+    method raises `DeadlineError`, and nothing was written. If a write may have happened, it raises
+    `OutcomeUnknownError`: its `resolve` returns the commit's position, or None if the write has no
+    effect and never will.
 
-    async def close(self) -> None:
-        """Close it."""
-
-
-T = TypeVar("T")
-C = TypeVar("C", bound=Closable)
-
-
-class PendingOpen(Generic[C]):
-    """An object that is being opened: `await` it, or use it in an `async with` statement."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, C]) -> None:
-        """Take the coroutine that opens the object."""
-        self._coroutine: Final = coroutine
-        self._opened: C | None = None
-
-    def __await__(self) -> Generator[Any, None, C]:
-        """Open it."""
-        return self._coroutine.__await__()
-
-    async def __aenter__(self) -> C:
-        """Open it."""
-        self._opened = await self
-        return self._opened
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close it."""
-        if self._opened is not None:
-            await self._opened.close()
-
-
-class Database:
-    """An asyncio client of a database. As `logdb.Database`, with coroutines for blocking calls."""
-
-    def __init__(self, engine: AsyncDatabaseEngine, largest: int) -> None:
-        """Use `logdb.aio.connect`."""
-        self._engine: Final = engine
-        self._largest: Final = largest
+    A blocking database may be used from several threads; a transaction, a snapshot's scan and a
+    watch from one thread at a time. An asyncio database belongs to the event loop in which it was
+    connected; several tasks may use a transaction. No database survives `os.fork`.
+    """
 
     async def __aenter__(self) -> Self:
         """Return the database."""
@@ -110,94 +63,25 @@ class Database:
     # --- transactions ---
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """Start a transaction, for use in an `async with` statement; see `logdb.Database`."""
+        """Start a transaction, for use in an `async with` statement.
+
+        The end of the block commits it; an exception rolls it back. `timeout`: of each call of the
+        transaction, in seconds.
+        """
         if timeout is not None:
             timeout_s(timeout, 0)
         return Transaction(self._engine, self._largest, timeout)
 
-    @overload
-    async def run(
-        self,
-        function: Callable[[Transaction], Awaitable[T]],
-        retries: int | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> T: ...
-    @overload
-    async def run(
-        self,
-        function: Callable[[Transaction], T],
-        retries: int | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> T: ...
-    async def run(
-        self,
-        function: Callable[[Transaction], Any],
-        retries: int | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Any:
-        """Run `function(transaction)` in a transaction, awaited if it is awaitable, and commit.
-
-        See `logdb.Database.run`. A plain function can only write.
-        """
-        attempts = self._engine.backoff(retries, timeout)
-        while True:
-            try:
-                async with self.transaction(timeout=timeout) as transaction:
-                    try:
-                        result = function(transaction)
-                        return await result if inspect.isawaitable(result) else result
-                    except ZiplogError:
-                        raise
-                    except Exception:
-                        # The error may be due to an out-of-date read.
-                        if transaction.status == "open":
-                            with suppress(UnavailableError):
-                                await transaction.validate()
-                        raise
-            except TransactionAborted as error:
-                jitter = random.random()  # noqa: S311 - not for security
-                await asyncio.sleep(attempts.next_delay_s(error, jitter, now_ns()))
-
-    @overload
-    def transactional(
-        self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], /
-    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    @overload
-    def transactional(
-        self, function: None = None, /, *, retries: int | None = None, timeout: float | None = None
-    ) -> Callable[
-        [Callable[Concatenate[Transaction, P], Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]
-    ]: ...
-    def transactional(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        retries: int | None = None,
-        timeout: float | None = None,
-    ) -> Callable[..., Any]:
-        """Wrap `function(transaction, ...)` in `run`; callers omit the first argument."""
-        self._engine.backoff(retries, timeout)
-
-        def decorate(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-            @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                return await self.run(
-                    lambda t: function(t, *args, **kwargs), retries, timeout=timeout
-                )
-
-            return wrapper
-
-        return decorate if function is None else decorate(function)
-
     # --- reading ---
 
     async def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
-        """Return a key's value, or `default` if it is absent; see `logdb.Database.get`."""
-        return (await self.multi_get((key,), default, timeout=timeout))[0]
+        """Return a key's value, or `default` if it is absent.
+
+        The read sees everything that completed before this call, of every client. `timeout`: in
+        seconds.
+        """
+        values = await self.multi_get((key,), default, timeout=timeout)
+        return values[0]
 
     async def multi_get(
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
@@ -221,17 +105,33 @@ class Database:
         limit: int | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[tuple[Any, Any]]:
-        """Return an async iterator over keys and values; see `logdb.Database.scan`."""
+        """Return an async iterator over keys and values of one state, in key order.
+
+        Args:
+            start: the first key, inclusive; None: no bound.
+            stop: the end, exclusive; None: no bound.
+            prefix: instead of both bounds: all keys with this prefix.
+            limit: maximum number of rows.
+            timeout: of each page of 1,000 rows, in seconds.
+
+        Keys are `str` (with surrogate escapes if they are not UTF-8), unless a bound or the prefix
+        is `bytes`. The state is that of the first row.
+
+        Raises:
+            SnapshotExpired: over 60 s passed between two pages, or more than 1,000,000 keys changed
+                during the iteration.
+
+        """
         bounds = arguments.bounds(start, stop, prefix, limit)
         pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
         return AsyncRows(self._engine, bounds, pages)
 
     def snapshot(self, *, timeout: float | None = None) -> PendingOpen[Snapshot]:
-        """Open a snapshot of the present state. Close it after use.
+        """Return a snapshot of the present state. Close it after use.
 
         ``async with db.snapshot() as snapshot``, or ``snapshot = await db.snapshot()``.
         """
-        return PendingOpen(self._snapshot(timeout))
+        return self._engine.open(self._snapshot, timeout)
 
     async def _snapshot(self, timeout: float | None) -> Snapshot:
         snapshot, position = await self._engine.call(
@@ -240,7 +140,18 @@ class Database:
         return Snapshot(self._engine, snapshot, position)
 
     def watch(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Watch:
-        """Return an async iterator over the values of a key; see `logdb.Database.watch`."""
+        """Return an async iterator over the values of a key: the present one, then each later one.
+
+        Values that lasted too short a time may be skipped. The iterator never goes back, and never
+        ends.
+
+        Args:
+            key: the key.
+            default: the value of an absent key.
+            timeout: time without a change after which iteration raises DeadlineError, in seconds;
+                it may be continued. None: it waits without limit.
+
+        """
         if timeout is not None:
             timeout_s(timeout, 0)
         return Watch(self._engine, encode_key(key), default, timeout)
@@ -248,18 +159,30 @@ class Database:
     # --- writing ---
 
     async def put(self, key: UserKey, value: Any, *, timeout: float | None = None) -> RecordId:
-        """Set a key's value; see `logdb.Database.put`."""
+        """Set a key's value; return the position of the commit.
+
+        Raises:
+            UnsupportedValueError: MessagePack cannot carry the value.
+            RecordTooLargeError: the key has over 1,024 bytes, or both do not fit into a record.
+
+        """
         deadline_ns = self._engine.deadline_ns(timeout)
         return await self._engine.run(single_calls.put(deadline_ns, key, value, self._largest))
 
     async def delete(self, key: UserKey, *, timeout: float | None = None) -> RecordId:
-        """Delete a key, whether or not it exists; return the position of the commit."""
+        """Delete a key, whether or not it exists; return the commit's position. See `put`."""
         return await self._engine.run(single_calls.delete(self._engine.deadline_ns(timeout), key))
 
     async def multi_put(
         self, values: Mapping[Any, Any], *, timeout: float | None = None
     ) -> RecordId | None:
-        """Set the values of keys atomically; return the commit's position (None: no keys)."""
+        """Set the values of keys atomically; return the commit's position (None: no keys).
+
+        Raises:
+            RecordTooLargeError: a value is too large (see `put`), or the keys do not fit into a
+                record: 1 MiB holds some 20,000 keys of 16 bytes.
+
+        """
         deadline_ns = self._engine.deadline_ns(timeout)
         return await self._engine.run(single_calls.multi_put(deadline_ns, values, self._largest))
 
@@ -270,7 +193,15 @@ class Database:
         *,
         timeout: float | None = None,
     ) -> bool:
-        """Write if keys have the expected values; see `logdb.Database.test_and_multi_put`."""
+        """Write if keys have the expected values, atomically; return whether they did.
+
+        Args:
+            expected: up to 10,000 keys, each with the result expected of `get`, compared as Python
+                does (1 == True); None: the value is None, or the key is absent.
+            writes: keys and their new values.
+            timeout: in seconds.
+
+        """
         deadline_ns = self._engine.deadline_ns(timeout)
         steps = single_calls.test_and_multi_put(deadline_ns, expected, writes, self._largest)
         return await self._engine.run(steps)
@@ -278,7 +209,7 @@ class Database:
     # --- the database ---
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the status of the coordinator that this client uses, with its "endpoint"."""
+        """Return the status of this client's coordinator and its "endpoint" (docs/logdb.md, 16)."""
         request = CoordinatorStatusRequest(self._engine.deadline_ns(timeout))
         document, endpoint = await self._engine.call(request)
         return status(document) | {"endpoint": endpoint}
@@ -292,97 +223,11 @@ class Database:
         self._engine.close()
 
 
-class Transaction:
-    """A transaction: an async context manager that commits when its block ends."""
-
-    def __init__(self, engine: AsyncDatabaseEngine, largest: int, timeout: float | None) -> None:
-        """Use `Database.transaction`."""
-        self._engine: Final = engine
-        self._largest: Final = largest
-        self._timeout: Final = timeout
-        self._sets: Final = TransactionSets(largest)
-
-    async def __aenter__(self) -> Self:
-        """Return the transaction."""
-        return self
-
-    async def __aexit__(self, kind: object, *_: object) -> None:
-        """Commit, unless the transaction is over; roll back if an exception is raised."""
-        if not self._sets.is_undecided:
-            return
-        if kind is None:
-            await self.commit()
-        else:
-            self.rollback()
-
-    def __repr__(self) -> str:
-        return f"<logdb.aio.Transaction, {self.status}>"
-
-    @property
-    def status(self) -> TransactionStatus:
-        """The status: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
-        return self._sets.status
-
-    @property
-    def position(self) -> RecordId | None:
-        """The position of the commit, or of the state that a read-only transaction read."""
-        return self._sets.position
-
-    def _deadline_ns(self) -> int:
-        return self._engine.deadline_ns(self._timeout)
-
-    async def get(self, key: UserKey, default: Any = None) -> Any:
-        """Return a key's value, or `default` if it is absent; see `logdb.Transaction.get`."""
-        return (await self.multi_get((key,), default))[0]
-
-    async def multi_get(self, keys: Iterable[UserKey], default: Any = None) -> list[Any]:
-        """Return the values of keys, in their order; see `get`."""
-        steps = self._sets.get(arguments.keys(keys), self._deadline_ns())
-        values = await self._engine.run(steps)
-        return [default if value is None else decode_value(value) for value in values]
-
-    async def exists(self, key: UserKey) -> bool:
-        """Return whether a key exists; see `get`."""
-        return await self._engine.run(self._sets.exists(encode_key(key), self._deadline_ns()))
-
-    def scan(
-        self,
-        start: UserKey | None = None,
-        stop: UserKey | None = None,
-        *,
-        prefix: UserKey | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[tuple[Any, Any]]:
-        """Return an async iterator over keys and values; see `logdb.Transaction.scan`."""
-        bounds = arguments.bounds(start, stop, prefix, limit)
-        self._sets.check_open()
-        return AsyncRows(
-            self._engine, bounds, TransactionScan(self._sets, bounds, self._deadline_ns)
-        )
-
-    def put(self, key: UserKey, value: Any) -> None:
-        """Set a key's value at the commit; not a coroutine, because nothing is sent."""
-        self._sets.write(*arguments.write(key, value, self._largest))
-
-    def delete(self, key: UserKey) -> None:
-        """Delete a key at the commit; not a coroutine."""
-        self._sets.write(encode_key(key), None)
-
-    async def validate(self) -> None:
-        """Check that everything read is unchanged; see `logdb.Transaction.validate`."""
-        await self._engine.run(self._sets.validate(self._deadline_ns()))
-
-    async def commit(self) -> None:
-        """Commit; see `logdb.Transaction.commit`."""
-        await self._engine.run(self._sets.commit(self._deadline_ns()))
-
-    def rollback(self) -> None:
-        """Roll back, without a trace; not a coroutine. See `logdb.Transaction.rollback`."""
-        self._sets.rollback()
-
-
 class Snapshot:
-    """One state of the database; see `logdb.Snapshot`."""
+    """One state of the database; it expires after 60 s without a read.
+
+    Any read may raise SnapshotExpired. An async context manager.
+    """
 
     def __init__(
         self, engine: AsyncDatabaseEngine, snapshot: SnapshotId, position: RecordId
@@ -414,7 +259,8 @@ class Snapshot:
 
     async def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
         """Return a key's value, or `default` if it is absent."""
-        return (await self.multi_get((key,), default, timeout=timeout))[0]
+        values = await self.multi_get((key,), default, timeout=timeout)
+        return values[0]
 
     async def multi_get(
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
@@ -425,8 +271,9 @@ class Snapshot:
 
     async def exists(self, key: UserKey, *, timeout: float | None = None) -> bool:
         """Return whether a key exists."""
-        steps = single_calls.exists(self._engine.deadline_ns(timeout), self._open(), key)
-        return await self._engine.run(steps)
+        return await self._engine.run(
+            single_calls.exists(self._engine.deadline_ns(timeout), self._open(), key)
+        )
 
     def scan(
         self,
@@ -437,7 +284,7 @@ class Snapshot:
         limit: int | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[tuple[Any, Any]]:
-        """Return an async iterator over keys and values; see `logdb.Database.scan`."""
+        """Return an async iterator over keys and values in key order; see `Database.scan`."""
         bounds = arguments.bounds(start, stop, prefix, limit)
         pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout), self._open())
         return AsyncRows(self._engine, bounds, pages, self)
@@ -445,13 +292,16 @@ class Snapshot:
     async def close(self) -> None:
         """Release the snapshot. Idempotent."""
         if not self._is_closed:
-            self._engine.post(DropRequest(NEVER, self._snapshot))
-            self._is_closed = True
-            self._engine.owners.remove(self._owned)
+            self._engine.shielded(self._close)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._engine.post(DropRequest(NEVER, self._snapshot))
+        self._engine.owners.remove(self._owned)
 
 
 class Watch:
-    """The values of a key over time: an async iterator, and context manager."""
+    """The values of a key over time: an async iterator, and an async context manager."""
 
     def __init__(
         self, engine: AsyncDatabaseEngine, key: bytes, default: Any, timeout: float | None
@@ -482,7 +332,12 @@ class Watch:
         return self
 
     async def __anext__(self) -> Any:
-        """Wait for the next value and return it. See `logdb.Watch`."""
+        """Wait for the next value and return it.
+
+        Raises:
+            DeadlineError: nothing changed within the timeout; it may be called again.
+
+        """
         deadline_ns = NEVER if self._timeout is None else self._engine.deadline_ns(self._timeout)
         request = WatchRequest(deadline_ns, self._key, self.version, self._handle)
         state: KeyState | None = await self._engine.call(request) if self._is_open else None
@@ -494,15 +349,14 @@ class Watch:
         return value
 
     async def close(self) -> None:
-        """Close the watch; a waiting task gets StopAsyncIteration. Idempotent."""
+        """Close the watch; a waiting call raises StopAsyncIteration. Idempotent."""
         if self._is_open:
             self._handle.is_closed = True
             self._engine.post(UnwatchRequest(NEVER, self._handle))
 
 
-async def connect(coordinators: str | Sequence[str], timeout: float | None) -> Database:
-    """Connect; see `logdb.aio.connect`."""
-    engine = AsyncDatabaseEngine(coordinators, timeout)
+async def connect(engine: AsyncDatabaseEngine) -> Database:
+    """Return a database; closes the engine if that fails."""
     try:
         largest = await engine.run(single_calls.open_database(engine.deadline_ns()))
     except BaseException:

@@ -1,20 +1,17 @@
-"""The blocking client: `Database`, with its transactions, snapshots and watches.
+# Generated from logdb/client/asynchronous.py by scripts/generate_blocking.py; do not edit.
+"""The client of a database: `Database`, with its snapshots and watches.
 
-Every method validates its arguments (`arguments`) and runs pure steps on the engine. A database may
-be used from several threads; a transaction, a snapshot's scan and a watch from one thread at a
-time.
+Every method validates its arguments (`arguments`) and runs pure steps on the engine.
 """
 
 from __future__ import annotations
 
-import functools
-import random
-import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final
 
 from logdb.client import arguments, single_calls
-from logdb.client.engines import DatabaseEngine
+from logdb.client.blocking_base import Transactions
+from logdb.client.blocking_rows import Rows
+from logdb.client.blocking_transaction import Transaction
 from logdb.client.requests import (
     CoordinatorStatusRequest,
     DropRequest,
@@ -23,47 +20,35 @@ from logdb.client.requests import (
     WatchHandle,
     WatchRequest,
 )
-from logdb.client.rows import Rows
 from logdb.client.scanning import OpenScan
-from logdb.client.transaction import TransactionScan, TransactionSets
-from logdb.errors import TransactionAborted
 from logdb.values import decode_value, encode_key
 from ziplog.client.arguments import status, timeout_s
 from ziplog.client.common.requests import NEVER
-from ziplog.errors import ClosedError, UnavailableError, ZiplogError
-from ziplog.runtime.clock import now_ns
+from ziplog.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Concatenate, ParamSpec, Self
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Self
 
+    from logdb.client.engines import DatabaseEngine
     from logdb.client.requests import KeyState, SnapshotId
-    from logdb.client.transaction import TransactionStatus
     from logdb.values import UserKey
     from ziplog.types import RecordId
 
-    P = ParamSpec("P")
 
-T = TypeVar("T")
-
-
-class Database:
+class Database(Transactions):
     """A client of a database. Close it, or use it in a `with` statement.
 
     A key is `str` or `bytes` of up to 1,024 bytes. A value is anything that MessagePack carries (a
     tuple comes back as a list). Both must fit into a record, 1 MiB by default. After a timeout a
     method raises `DeadlineError`, and nothing was written. If a write may have happened, it raises
     `OutcomeUnknownError`: its `resolve` returns the commit's position, or None if the write has no
-    effect and never will. It does not survive `os.fork`.
-    """
+    effect and never will.
 
-    def __init__(
-        self, engine: DatabaseEngine, largest: int, on_close: Callable[[], object] | None = None
-    ) -> None:
-        """Use `logdb.connect`."""
-        self._engine: Final = engine
-        self._largest: Final = largest
-        self._on_close = on_close
+    A blocking database may be used from several threads; a transaction, a snapshot's scan and a
+    watch from one thread at a time. An asyncio database belongs to the event loop in which it was
+    connected; several tasks may use a transaction. No database survives `os.fork`.
+    """
 
     def __enter__(self) -> Self:
         """Return the database."""
@@ -88,76 +73,6 @@ class Database:
             timeout_s(timeout, 0)
         return Transaction(self._engine, self._largest, timeout)
 
-    def run(
-        self,
-        function: Callable[[Transaction], T],
-        retries: int | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> T:
-        """Run `function(transaction)` in a transaction and commit; retry after a conflict.
-
-        Args:
-            function: may be called several times, so it should only use the transaction. An
-                exception of
-                its own rolls back and is raised, unless what it has read is out of date.
-            retries: maximum number of retries, with growing delays (1 ms to 100 ms) between them;
-                None:
-                no limit.
-            timeout: time after which it is not retried, and the timeout of each call of the
-                transaction,
-                in seconds. None: the database's; with `retries`, only the retries are limited.
-
-        Raises:
-            TransactionAborted: every attempt was aborted; the error is the last one's.
-
-        """
-        attempts = self._engine.backoff(retries, timeout)
-        while True:
-            try:
-                with self.transaction(timeout=timeout) as transaction:
-                    try:
-                        return function(transaction)
-                    except ZiplogError:
-                        raise
-                    except Exception:
-                        # The error may be due to an out-of-date read.
-                        if transaction.status == "open":
-                            with suppress(UnavailableError):
-                                transaction.validate()
-                        raise
-            except TransactionAborted as error:
-                jitter = random.random()  # noqa: S311 - not for security
-                time.sleep(attempts.next_delay_s(error, jitter, now_ns()))
-
-    @overload
-    def transactional(
-        self, function: Callable[Concatenate[Transaction, P], T], /
-    ) -> Callable[P, T]: ...
-    @overload
-    def transactional(
-        self, function: None = None, /, *, retries: int | None = None, timeout: float | None = None
-    ) -> Callable[[Callable[Concatenate[Transaction, P], T]], Callable[P, T]]: ...
-    def transactional(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        retries: int | None = None,
-        timeout: float | None = None,
-    ) -> Callable[..., Any]:
-        """Wrap `function(transaction, ...)` in `run`; callers omit the first argument."""
-        self._engine.backoff(retries, timeout)
-
-        def decorate(function: Callable[..., T]) -> Callable[..., T]:
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> T:
-                return self.run(lambda t: function(t, *args, **kwargs), retries, timeout=timeout)
-
-            return wrapper
-
-        return decorate if function is None else decorate(function)
-
     # --- reading ---
 
     def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
@@ -166,7 +81,8 @@ class Database:
         The read sees everything that completed before this call, of every client. `timeout`: in
         seconds.
         """
-        return self.multi_get((key,), default, timeout=timeout)[0]
+        values = self.multi_get((key,), default, timeout=timeout)
+        return values[0]
 
     def multi_get(
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
@@ -198,7 +114,7 @@ class Database:
             timeout: of each page of 1,000 rows, in seconds.
 
         Keys are `str` (with surrogate escapes if they are not UTF-8), unless a bound or the prefix
-        is `bytes`. The state is that of the first `next`.
+        is `bytes`. The state is that of the first row.
 
         Raises:
             SnapshotExpired: over 60 s passed between two pages, or more than 1,000,000 keys changed
@@ -210,15 +126,18 @@ class Database:
         return Rows(self._engine, bounds, pages)
 
     def snapshot(self, *, timeout: float | None = None) -> Snapshot:
-        """Return a snapshot of the present state. Close it after use."""
-        return self._engine.shielded(self._snapshot, timeout)
+        """Return a snapshot of the present state. Close it after use.
+
+        ``with db.snapshot() as snapshot``, or ``snapshot = db.snapshot()``.
+        """
+        return self._engine.open(self._snapshot, timeout)
 
     def _snapshot(self, timeout: float | None) -> Snapshot:
         snapshot, position = self._engine.call(SnapshotRequest(self._engine.deadline_ns(timeout)))
         return Snapshot(self._engine, snapshot, position)
 
     def watch(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Watch:
-        """Return an iterator over the values of a key: the present value, then each later one.
+        """Return an iterator over the values of a key: the present one, then each later one.
 
         Values that lasted too short a time may be skipped. The iterator never goes back, and never
         ends.
@@ -227,8 +146,7 @@ class Database:
             key: the key.
             default: the value of an absent key.
             timeout: time without a change after which iteration raises DeadlineError, in seconds;
-                it may
-                be continued. None: it waits without limit.
+                it may be continued. None: it waits without limit.
 
         """
         if timeout is not None:
@@ -259,8 +177,7 @@ class Database:
 
         Raises:
             RecordTooLargeError: a value is too large (see `put`), or the keys do not fit into a
-                record:
-                1 MiB holds some 20,000 keys of 16 bytes.
+                record: 1 MiB holds some 20,000 keys of 16 bytes.
 
         """
         deadline_ns = self._engine.deadline_ns(timeout)
@@ -277,8 +194,7 @@ class Database:
 
         Args:
             expected: up to 10,000 keys, each with the result expected of `get`, compared as Python
-                does
-                (1 == True); None: the value is None, or the key is absent.
+                does (1 == True); None: the value is None, or the key is absent.
             writes: keys and their new values.
             timeout: in seconds.
 
@@ -290,7 +206,7 @@ class Database:
     # --- the database ---
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the status of the coordinator that this client uses (docs/logdb.md, 16)."""
+        """Return the status of this client's coordinator and its "endpoint" (docs/logdb.md, 16)."""
         request = CoordinatorStatusRequest(self._engine.deadline_ns(timeout))
         document, endpoint = self._engine.call(request)
         return status(document) | {"endpoint": endpoint}
@@ -300,128 +216,8 @@ class Database:
         return self._engine.core.stats()
 
     def close(self) -> None:
-        """Close; open calls in other threads raise ClosedError. Idempotent."""
+        """Close; open calls raise ClosedError. Idempotent."""
         self._engine.close()
-        on_close, self._on_close = self._on_close, None
-        if on_close is not None:
-            on_close()
-
-
-class Transaction:
-    """A transaction: a context manager that commits when its block ends."""
-
-    def __init__(self, engine: DatabaseEngine, largest: int, timeout: float | None) -> None:
-        """Use `Database.transaction`."""
-        self._engine: Final = engine
-        self._largest: Final = largest
-        self._timeout: Final = timeout
-        self._sets: Final = TransactionSets(largest)
-
-    def __enter__(self) -> Self:
-        """Return the transaction."""
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Commit, unless the transaction is over; roll back if an exception is raised."""
-        if not self._sets.is_undecided:
-            return
-        if kind is None:
-            self.commit()
-        else:
-            self.rollback()
-
-    def __repr__(self) -> str:
-        return f"<logdb.Transaction, {self.status}>"
-
-    @property
-    def status(self) -> TransactionStatus:
-        """The status: "open", "committing", "committed", "aborted", "rolled back" or "in doubt"."""
-        return self._sets.status
-
-    @property
-    def position(self) -> RecordId | None:
-        """The position of the commit, or of the state that a read-only transaction read."""
-        return self._sets.position
-
-    def _deadline_ns(self) -> int:
-        return self._engine.deadline_ns(self._timeout)
-
-    def get(self, key: UserKey, default: Any = None) -> Any:
-        """Return a key's value, or `default` if it is absent; sees the transaction's own writes.
-
-        Raises:
-            TransactionAborted: another transaction changed what this one has read; it is over.
-            TransactionClosed: it was over before.
-            TooManyReadsError: it would have read more than 10,000 keys.
-
-        """
-        return self.multi_get((key,), default)[0]
-
-    def multi_get(self, keys: Iterable[UserKey], default: Any = None) -> list[Any]:
-        """Return the values of up to 10,000 keys, in their order; see `get`."""
-        steps = self._sets.get(arguments.keys(keys), self._deadline_ns())
-        values = self._engine.run(steps)
-        return [default if value is None else decode_value(value) for value in values]
-
-    def exists(self, key: UserKey) -> bool:
-        """Return whether a key exists; see `get`."""
-        steps = self._sets.exists(encode_key(key), self._deadline_ns())
-        return self._engine.run(steps)
-
-    def scan(
-        self,
-        start: UserKey | None = None,
-        stop: UserKey | None = None,
-        *,
-        prefix: UserKey | None = None,
-        limit: int | None = None,
-    ) -> Iterator[tuple[Any, Any]]:
-        """Return an iterator over keys and values in key order; see `Database.scan`, and `get`.
-
-        The commit conflicts if another transaction changed the range that was read.
-        """
-        bounds = arguments.bounds(start, stop, prefix, limit)
-        self._sets.check_open()
-        return Rows(self._engine, bounds, TransactionScan(self._sets, bounds, self._deadline_ns))
-
-    def put(self, key: UserKey, value: Any) -> None:
-        """Set a key's value at the commit; raises the errors of `Database.put`."""
-        self._sets.write(*arguments.write(key, value, self._largest))
-
-    def delete(self, key: UserKey) -> None:
-        """Delete a key at the commit."""
-        self._sets.write(encode_key(key), None)
-
-    def validate(self) -> None:
-        """Check that everything read is unchanged; a read may return a slightly old state.
-
-        Raises:
-            TransactionAborted: another transaction changed it; this one is over.
-            TransactionClosed: it was over before.
-
-        """
-        self._engine.run(self._sets.validate(self._deadline_ns()))
-
-    def commit(self) -> None:
-        """Commit; return when the writes have taken effect, as durable as an insert.
-
-        Raises:
-            TransactionAborted: it took no effect, because another transaction changed what it read.
-            UnavailableError: it took no effect; it is still open, and may be committed again.
-            OutcomeUnknownError: it may have taken effect; call the error's `resolve`.
-            TransactionClosed: it was over before.
-
-        """
-        self._engine.run(self._sets.commit(self._deadline_ns()))
-
-    def rollback(self) -> None:
-        """Roll back, without a trace. Does nothing if the transaction is over, as in a `finally`.
-
-        Raises:
-            TransactionClosed: it is "committing", or "in doubt".
-
-        """
-        self._sets.rollback()
 
 
 class Snapshot:
@@ -458,7 +254,8 @@ class Snapshot:
 
     def get(self, key: UserKey, default: Any = None, *, timeout: float | None = None) -> Any:
         """Return a key's value, or `default` if it is absent."""
-        return self.multi_get((key,), default, timeout=timeout)[0]
+        values = self.multi_get((key,), default, timeout=timeout)
+        return values[0]
 
     def multi_get(
         self, keys: Iterable[UserKey], default: Any = None, *, timeout: float | None = None
@@ -547,22 +344,17 @@ class Watch:
         return value
 
     def close(self) -> None:
-        """Close the watch; a waiting thread gets StopIteration. Idempotent."""
+        """Close the watch; a waiting call raises StopIteration. Idempotent."""
         if self._is_open:
             self._handle.is_closed = True
             self._engine.post(UnwatchRequest(NEVER, self._handle))
 
 
-def connect(
-    coordinators: str | Sequence[str],
-    timeout: float | None,
-    on_close: Callable[[], object] | None = None,
-) -> Database:
-    """Connect; see `logdb.connect`. `on_close` is called once the database is closed."""
-    engine = DatabaseEngine(coordinators, timeout)
+def connect(engine: DatabaseEngine) -> Database:
+    """Return a database; closes the engine if that fails."""
     try:
         largest = engine.run(single_calls.open_database(engine.deadline_ns()))
     except BaseException:
         engine.close()
         raise
-    return Database(engine, largest, on_close)
+    return Database(engine, largest)

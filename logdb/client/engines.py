@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from logdb import defaults, wire
 from logdb.client import single_calls
@@ -21,7 +21,7 @@ from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
 
     from ziplog.client.common.requests import Request
     from ziplog.errors import OutcomeUnknownError
@@ -39,16 +39,45 @@ def _core(coordinators: str | Sequence[str]) -> DatabaseCore:
     )
 
 
-class DatabaseEngine:
-    """The engine of one blocking database, and its default timeout."""
+class Closable(Protocol):
+    """An object with an async `close`."""
 
-    def __init__(self, coordinators: str | Sequence[str], timeout: float | None) -> None:
-        """Prepare; nothing is sent before the first call."""
+    async def close(self) -> None:
+        """Close it."""
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class PendingOpen(Generic[C]):
+    """An object that is being opened: `await` it, or use it in an `async with` statement."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, C]) -> None:
+        """Take the coroutine that opens the object."""
+        self._coroutine: Final = coroutine
+        self._opened: C | None = None
+
+    def __await__(self) -> Generator[Any, None, C]:
+        """Open it."""
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> C:
+        """Open it."""
+        self._opened = await self
+        return self._opened
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        if self._opened is not None:
+            await self._opened.close()
+
+
+class _Timeouts:
+    """The timeouts of one database."""
+
+    def __init__(self, timeout: float | None) -> None:
+        #: The default timeout.
         self.timeout_s: Final = timeout_s(timeout, DEFAULT_TIMEOUT_S)
-        self.core: Final = _core(coordinators)
-        self._shared: Final = BlockingEngine(self.core, wire.decode)
-        self._shared.resolve = self._resolve
-        self.owners: Final = self._shared.owners
 
     def deadline_ns(self, timeout: float | None = None) -> int:
         """Return a call's deadline from its timeout in seconds, in monotonic nanoseconds."""
@@ -59,6 +88,24 @@ class DatabaseEngine:
         is_counted = retries is not None and timeout is None
         return Backoff(retries, NEVER if is_counted else self.deadline_ns(timeout))
 
+
+class DatabaseEngine(_Timeouts):
+    """The engine of one blocking database."""
+
+    def __init__(
+        self,
+        coordinators: str | Sequence[str],
+        timeout: float | None,
+        on_close: Callable[[], object] | None = None,
+    ) -> None:
+        """Prepare; nothing is sent before the first call. `on_close` is called once, at the end."""
+        super().__init__(timeout)
+        self._on_close = on_close
+        self.core: Final = _core(coordinators)
+        self._shared: Final = BlockingEngine(self.core, wire.decode)
+        self._shared.resolve = self._resolve
+        self.owners: Final = self._shared.owners
+
     def call(self, request: Request) -> Any:
         """Return the result of a request; raise it if it is an exception."""
         return self._shared.call(request)
@@ -66,6 +113,9 @@ class DatabaseEngine:
     def shielded(self, function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`; signal handlers run only where a call in it waits."""
         return self._shared.shielded(function, *args)
+
+    #: Opens an object; the asyncio engine's returns a `PendingOpen`.
+    open = shielded
 
     def run(self, steps: Generator[Request, Any, T]) -> T:
         """Run steps and return their result.
@@ -99,28 +149,24 @@ class DatabaseEngine:
     def close(self) -> None:
         """Close; open calls in other threads raise ClosedError. Idempotent."""
         self._shared.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
 
 
-class AsyncDatabaseEngine:
-    """The engine of one asyncio database, and its default timeout; see `DatabaseEngine`."""
+class AsyncDatabaseEngine(_Timeouts):
+    """The engine of one asyncio database; see `DatabaseEngine`."""
 
     def __init__(self, coordinators: str | Sequence[str], timeout: float | None) -> None:
         """Prepare, in the running event loop."""
-        self.timeout_s: Final = timeout_s(timeout, DEFAULT_TIMEOUT_S)
+        super().__init__(timeout)
         self.core: Final = _core(coordinators)
         self._engine: Final = AsyncioEngine(self.core, wire.decode)
         self._engine.resolve = self._resolve
         self.owners: Final = self._engine.owners
         self.call: Final = self._engine.call
-
-    def deadline_ns(self, timeout: float | None = None) -> int:
-        """Return a call's deadline from its timeout in seconds, in monotonic nanoseconds."""
-        return deadline_ns(timeout, self.timeout_s)
-
-    def backoff(self, retries: int | None, timeout: float | None) -> Backoff:
-        """Return the attempts of a transaction that starts now; see `Database.run`."""
-        is_counted = retries is not None and timeout is None
-        return Backoff(retries, NEVER if is_counted else self.deadline_ns(timeout))
+        self.post: Final = self._engine.post
+        self.shielded: Final = self._engine.shielded
 
     async def run(self, steps: Generator[Request, Any, T]) -> T:
         """Run steps and return their result."""
@@ -137,10 +183,9 @@ class AsyncDatabaseEngine:
             found: T = end.value
             return found
 
-    def post(self, request: Request) -> None:
-        """Submit a request that completes immediately; ignored if the engine is closed."""
-        if not self._engine.is_closed:
-            self._engine.call_now(request)
+    def open(self, function: Callable[..., Coroutine[Any, Any, C]], *args: Any) -> PendingOpen[C]:
+        """Return the object that `function(*args)` opens, once it is awaited."""
+        return PendingOpen(function(*args))
 
     async def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
         return await self.run(single_calls.resolve(self.deadline_ns(timeout), error))

@@ -172,9 +172,12 @@ class AsyncScan(AsyncStream, ScanCursor):
         if self.has_ended:
             await self.close()
             raise StopAsyncIteration
+        return self.accept(await self._engine.call(self.request()))
+
+    def request(self) -> ScanFetchRequest:
+        """Return the next fetch."""
         deadline_ns = arguments.deadline_ns(self._timeout, 0)
-        request = ScanFetchRequest(deadline_ns, self._number, self.position)
-        return self.accept(await self._engine.call(request))
+        return ScanFetchRequest(deadline_ns, self._number, self.position)
 
     async def close(self) -> None:
         """Close the scan. Idempotent."""

@@ -171,9 +171,12 @@ class Scan(Stream, ScanCursor):
         if self.has_ended:
             self.close()
             raise StopIteration
+        return self.accept(self._engine.call(self.request()))
+
+    def request(self) -> ScanFetchRequest:
+        """Return the next fetch."""
         deadline_ns = arguments.deadline_ns(self._timeout, 0)
-        request = ScanFetchRequest(deadline_ns, self._number, self.position)
-        return self.accept(self._engine.call(request))
+        return ScanFetchRequest(deadline_ns, self._number, self.position)
 
     def close(self) -> None:
         """Close the scan. Idempotent."""

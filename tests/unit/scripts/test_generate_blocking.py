@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import generate_blocking
 import pytest
 
+import logdb
 import ziplog
+from logdb import aio as logdb_aio
 from ziplog import aio
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def test_no_word_of_asyncio_is_left() -> None:
     source = '''\
 import asyncio
 async def close(log: AsyncLog) -> asyncio.Future[int]:
-    """Close an `async with` statement, an async iterator and an async context manager."""
+    """Close an `async with` statement, an async iterator. An async context manager."""
     await log
     async with log, await log.subscribe() as subscription:
         async for record in subscription:
@@ -67,7 +69,7 @@ from concurrent.futures import Future
 
 
 def close(log: Log) -> Future[int]:
-    """Close a `with` statement, an iterator and a context manager."""
+    """Close a `with` statement, an iterator. A context manager."""
     log
     with log, log.subscribe() as subscription:
         for record in subscription:
@@ -82,7 +84,15 @@ def names(kind: type) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("blocking", "asynchronous"),
-    [(ziplog.Log, aio.AsyncLog), (ziplog.Subscription, aio.AsyncSubscription)],
+    [
+        (ziplog.Log, aio.AsyncLog),
+        (ziplog.Subscription, aio.AsyncSubscription),
+        (ziplog.Scan, aio.AsyncScan),
+        (logdb.Database, logdb_aio.Database),
+        (logdb.Transaction, logdb_aio.Transaction),
+        (logdb.Snapshot, logdb_aio.Snapshot),
+        (logdb.Watch, logdb_aio.Watch),
+    ],
 )
 def test_both_sides_have_the_same_methods_and_arguments(blocking: type, asynchronous: type) -> None:
     ours, theirs = names(blocking), names(asynchronous)

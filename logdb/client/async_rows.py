@@ -1,0 +1,62 @@
+"""The row iterator of a scan.
+
+A scan releases its snapshot at its end, and when it is garbage collected.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from logdb.client.rows import RowBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import Self
+
+    from logdb.client.arguments import Bounds
+    from logdb.client.engines import AsyncDatabaseEngine
+    from logdb.client.rows import Pages, Row
+
+
+class AsyncRows(RowBuffer):
+    """An async iterator over keys and values, in key order."""
+
+    def __init__(
+        self, engine: AsyncDatabaseEngine, bounds: Bounds, pages: Pages, owner: object = None
+    ) -> None:
+        """Use a `scan`."""
+        super().__init__(bounds, pages, owner)
+        self._engine: Final = engine
+        self._owned: Final = engine.owners.add(self, pages.close)
+
+    def __aiter__(self) -> AsyncIterator[Row]:
+        """Return the iterator itself."""
+        return self
+
+    async def __anext__(self) -> Row:
+        """Return the next row."""
+        while True:
+            row = self._pop_row()
+            if row is not None:
+                return row
+            if self._pages.is_over:
+                await self.aclose()
+                raise StopAsyncIteration
+            await self._engine.run(self._page())
+
+    async def __aenter__(self) -> Self:
+        """Return the iterator."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the scan. Idempotent."""
+        self._engine.shielded(self._close)
+
+    def _close(self) -> None:
+        for request in self._close_pages():
+            self._engine.post(request)
+        self._engine.owners.remove(self._owned)

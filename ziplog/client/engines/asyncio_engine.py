@@ -79,14 +79,14 @@ class AsyncioEngine:
         if self.is_closed:
             raise ClosedError
         number, future = next(self._numbers), self._loop.create_future()
-        isshielded = self._is_main and SHIELD.enter(self)
+        is_shielded = self._is_main and SHIELD.enter(self)
         try:
             self._futures[number] = future
             _BUSY.add(self)
             self.engine.submit(number, request)
             self._poll_soon()
         finally:
-            if isshielded:
+            if is_shielded:
                 SHIELD.leave(self)
         return number, future
 

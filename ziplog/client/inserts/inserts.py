@@ -570,7 +570,7 @@ class Inserts:
             if not unit.is_absent:
                 unit.detach(call, outcome)
                 continue
-            window.retire(unit)
+            self._abandon(window, unit)
             if isinstance(unit.call, InsertGroup):
                 # No copy of the unit may be sent again, so the other calls need another one.
                 unit.call.remove(call)

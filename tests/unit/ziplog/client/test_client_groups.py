@@ -262,6 +262,27 @@ def test_call_that_ends_while_no_server_accepts_its_group_is_not_inserted_later(
     assert glass.answers[first] == [RecordId(2, 0)]
 
 
+def test_outcome_is_known_when_the_last_call_of_its_group_ends_and_no_server_holds_it() -> None:
+    glass = connected(pinned)
+    first = glass.insert(b"first")
+    (alone,) = sent(glass)
+    early, late = glass.insert(b"a", timeout=1 * S), glass.insert(b"b", timeout=2 * S)
+    glass.step(BatchEnd())
+    (shared,) = sent(glass)
+    place(glass, alone, 2)
+    glass.pass_time(1100 * MS)
+    error = glass.answers.pop(early)
+    assert isinstance(error, OutcomeUnknownError)
+    pending = resolve(glass, error)
+    while late not in glass.answers:
+        (*_, shared) = [shared, *sent(glass)]
+        glass.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
+        glass.pass_time(10 * MS)
+    assert isinstance(glass.answers[late], UnavailableError)
+    assert glass.answers[pending] == [None]
+    assert first in glass.answers
+
+
 def test_policy_that_fails_fails_its_own_call_only() -> None:
     calls: list[bytes] = []
 

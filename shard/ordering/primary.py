@@ -52,7 +52,7 @@ MAX_RESEND_AFTER_NS: Final = 1000 * NS_PER_MS
 #: Longest delay of a watermark to the backups if no decision is forwarded.
 WATERMARK_DELAY_NS: Final = 5 * NS_PER_MS
 #: Longest time that decisions of a batched shard wait to be forwarded, and their largest number.
-LINGER_NS: Final = 4 * NS_PER_MS
+LINGER_NS: Final = 2 * NS_PER_MS
 MAX_LINGERING: Final = 64
 _NEVER: Final = 2**63
 

@@ -83,7 +83,9 @@ def test_a_range_is_a_file_in_the_order_of_the_log(
 
 def test_times_filter_the_records_of_a_range(cluster: Cluster, records: list[Record]) -> None:
     begin = records[50]
-    since, until = (records[at].timestamp for at in (len(records) // 4, len(records) // 2))
+    # Positions of several shards are not in the order of their times.
+    times = sorted({record.timestamp for record in records[50:]})
+    since, until = times[len(times) // 4], times[len(times) // 2]
     lines = export(
         "-o", "-", "--format", "jsonl", "--bootstrap", cluster.endpoint, "--from", str(begin.rid),
         "--since", since.isoformat(), "--until", until.isoformat(),
@@ -93,7 +95,7 @@ def test_times_filter_the_records_of_a_range(cluster: Cluster, records: list[Rec
         for record in records
         if begin.rid <= record.rid and since <= record.timestamp < until
     ]
-    assert 0 < len(chosen) < len(records) // 2
+    assert 0 < len(chosen) < len(records)
     assert lines.splitlines(keepends=True) == [as_json(record) for record in chosen]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.waiting import wait_until
 from ziplog.local import Cluster
+from ziplog.runtime import local_socket
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,9 +61,14 @@ class Crowd:
             connection.close()
 
     def _connect(self, address: tuple[str, int]) -> None:
-        connection = socket.socket()
-        connection.setblocking(False)
-        assert connection.connect_ex(address) in {0, errno.EINPROGRESS}
+        """Open a connection of each kind in turn; TCP while the server refuses the other."""
+        connection = None
+        if len(self._connections) % 2:
+            connection = local_socket.connect(*address)
+        if connection is None:
+            connection = socket.socket()
+            connection.setblocking(False)
+            assert connection.connect_ex(address) in {0, errno.EINPROGRESS}
         self._connections.append((connection, address))
 
     def _run(self) -> None:

@@ -1,6 +1,7 @@
-"""The listening socket of a server: accepts connections while the process has descriptors.
+"""The listening sockets of a server: they accept connections while the process has descriptors.
 
-A server keeps descriptors free for its files. If too few are left, it closes idle connections and
+One listens for TCP connections, the other for Unix connections of its machine (`local_socket`). A
+server keeps descriptors free for its files. If too few are left, it closes idle connections and
 accepts none of clients for a second (`descriptors`). (docs/protocol.md, section 4: rules of every
 server.)
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import ConfigError, UnavailableError
+from ziplog.runtime import local_socket
 from ziplog.runtime.descriptors import AcceptPause, Reserve, descriptor_limit
 from ziplog.segments.entry import SCARCE
 
@@ -38,7 +40,7 @@ _MAX_PORT: Final = 65_535
 
 
 class Listener:
-    """A listening socket. Of the transport's thread."""
+    """The listening sockets of one endpoint. Of the transport's thread."""
 
     #: The endpoint, "host:port", with the actual port.
     endpoint: str
@@ -52,26 +54,30 @@ class Listener:
 
         """
         self._socket: Final = _listen(endpoint)
-        self.endpoint = "{}:{}".format(*self._socket.getsockname())
+        self._address: Final[tuple[str, int]] = self._socket.getsockname()
+        self.endpoint = "{}:{}".format(*self._address)
         self._epoll: Final = epoll
         epoll.register(self._socket, select.EPOLLIN)
+        #: None: the system refused it, or clients are not accepted.
+        self._local: socket.socket | None = None
+        self._open_local()
         self._reserve: Final = Reserve()
         self._pause: Final = AcceptPause()
         self._next_check = 0
         self._is_check_due = False
         self._is_refused = False
 
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self._socket.fileno()
-
     def accept(self) -> list[socket.socket]:
-        """Return connections that wait, up to a limit."""
-        found: list[socket.socket] = []
+        """Return connections that wait, up to a limit for each socket."""
         self._is_check_due = True
+        found = self._accept(self._socket)
+        return found if self._local is None else found + self._accept(self._local)
+
+    def _accept(self, listening: socket.socket) -> list[socket.socket]:
+        found: list[socket.socket] = []
         while len(found) < _MAX_ACCEPTS:
             try:
-                connection, _ = self._socket.accept()
+                connection, _ = listening.accept()
             except BlockingIOError:
                 break
             except OSError as error:
@@ -96,6 +102,9 @@ class Listener:
         chosen = self._reserve.choose(connections, _open_descriptors(), now)
         if chosen:
             self._pause.start(self._socket, now)
+            self._close_local()
+        elif self._local is None and not self._pause.is_active:
+            self._open_local()
         return chosen
 
     @property
@@ -113,9 +122,22 @@ class Listener:
         if self._is_refused != is_refused:
             self._is_refused = is_refused
             self._epoll.modify(self._socket, 0 if is_refused else select.EPOLLIN)
+            self._close_local()
+
+    def _open_local(self) -> None:
+        self._local = local_socket.listen(*self._address, _BACKLOG)
+        if self._local is not None:
+            self._epoll.register(self._local, select.EPOLLIN)
+
+    def _close_local(self) -> None:
+        """Refuse Unix connections: peers use TCP, where the kernel tells nodes from clients."""
+        if self._local is not None:
+            self._local.close()
+            self._local = None
 
     def close(self) -> None:
         """Stop listening."""
+        self._close_local()
         self._socket.close()
 
 

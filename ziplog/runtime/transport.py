@@ -24,6 +24,7 @@ from typing import Final
 
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import ClosedError, ConfigError, ProtocolError
+from ziplog.runtime import local_socket
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.connection import (
     LENGTH_BYTES,
@@ -172,6 +173,11 @@ class Transport:
         if address is None:
             self._attempts[connection] = now + self._next_retry(connection)
             return
+        opened = local_socket.connect(address, port)
+        if opened is not None:
+            self._watch_attempt(connection, opened, now)
+            self._establish(connection)
+            return
         try:
             opened = open_socket()
         except OSError:  # No descriptor is left.
@@ -179,14 +185,17 @@ class Transport:
             return
         if self._listener is not None:
             opened.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, NODE_TOS)
-        connection.open(opened, select.EPOLLOUT, self._epoll)
-        self._open[connection.fd] = connection
-        self._attempts[connection] = now + _CONNECT_TIMEOUT_NS
+        self._watch_attempt(connection, opened, now)
         error = opened.connect_ex((address, port))
         if error not in {0, errno.EINPROGRESS}:
             self._lose(connection)
         elif connection.is_connected():  # On one machine, mostly at once.
             self._establish(connection)
+
+    def _watch_attempt(self, connection: Connection, opened: socket.socket, now: int) -> None:
+        connection.open(opened, select.EPOLLOUT, self._epoll)
+        self._open[connection.fd] = connection
+        self._attempts[connection] = now + _CONNECT_TIMEOUT_NS
 
     def _next_retry(self, connection: Connection) -> int:
         retry = min(max(2 * connection.retry_ns, _RETRY_NS), _MAX_RETRY_NS)
@@ -421,7 +430,7 @@ class Transport:
     def _on_other_event(self, fd: int) -> None:
         if fd == self._wake_read:
             self._clear_wake()
-        elif self._listener is not None and fd == self._listener.fileno():
+        elif self._listener is not None:
             self._accept(self._listener)
 
     def _run_timers(self) -> None:

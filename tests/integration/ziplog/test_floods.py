@@ -13,6 +13,7 @@ import pytest
 from tests.raw_peer import RawPeer, framed
 from tests.waiting import wait_until
 from ziplog.runtime import connection as connections
+from ziplog.runtime import local_socket
 from ziplog.runtime import transport as transports
 from ziplog.runtime.connection import GREETING
 from ziplog.runtime.transport import Transport
@@ -211,8 +212,11 @@ def test_output_of_all_connections_is_bounded(
     assert server._queued_bytes == 0
 
 
-def test_silent_peers_are_found_by_the_kernel(server: Transport) -> None:
+def test_silent_peers_are_found_by_the_kernel(
+    server: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A peer that is gone without a word is disconnected within seconds (keepalive)."""
+    monkeypatch.setattr(local_socket, "connect", lambda *_: None)
     with RawPeer(port_of(server)) as peer, contextlib.closing(Transport()) as client:
         peer.send_frame(b"x")
         take(server)

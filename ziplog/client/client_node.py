@@ -91,6 +91,7 @@ class ClientCore:
         membership = self._membership = MembershipClient(context, endpoints)
         self._routing: Final = Routing(context, membership)
         self._inserts: Final = Inserts(context, self._routing, policy)
+        self._on_plain_ack: Final = self._inserts.plain.on_ack
         self._reads: Final = Reads(context, self._routing)
         self._tail_queries: Final = TailQueries(context, membership, self._routing)
         self._subscriptions: Final = Subscriptions(
@@ -187,14 +188,28 @@ class ClientCore:
         if now - context.now > context.session_expiry_ns:
             self._inserts.on_session_expired()
         context.now = now
+        if type(event) is BatchEnd:
+            self._end_batch()
+        elif (
+            type(event) is not Received
+            or type(event.message) is not InsertAck
+            or not self._on_plain_ack(event.message)
+        ):
+            self._inserts.take_over_plain()
+            self._on_event(event)
+        effects = context.effects
+        if effects:
+            context.effects = []
+        return effects
+
+    def _on_event(self, event: Event) -> None:
+        """Process an event that is neither the end of a batch nor of the short path."""
         if type(event) is Received:
             self._receive(event.message)
-        elif type(event) is BatchEnd:
-            self._end_batch()
         elif type(event) is Call:
             self._on_call[type(event.request)](event.id, event.request)
         elif type(event) is Wakeup:
-            if now >= context.next_timer:
+            if self._context.now >= self._context.next_timer:
                 self._tick()
         elif type(event) is Cancelled:
             for machine in (
@@ -205,10 +220,6 @@ class ClientCore:
                 machine.cancel(event.id)
         elif type(event) is Closing:
             self._inserts.settled_reports.send_all()
-        effects = context.effects
-        if effects:
-            context.effects = []
-        return effects
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next `Wakeup`."""

@@ -141,7 +141,14 @@ def encode_body(body: Body) -> bytes:
     """Return the encoded body of a unit; a body without `keys` has no field for them."""
     if body.keys is not None:
         return _encoder.encode(body)
-    return _encoder.encode(_KeylessBody(body.timestamp_us, body.key, body.payloads, body.origin))
+    return encode_keyless_body(body.timestamp_us, body.key, body.payloads, body.origin)
+
+
+def encode_keyless_body(
+    timestamp_us: int, key: bytes | None, payloads: list[bytes], origin: Origin | None
+) -> bytes:
+    """Return the encoded body of a unit whose records have one key, or none; see `Body`."""
+    return _encoder.encode(_KeylessBody(timestamp_us, key, payloads, origin))
 
 
 def decode_body(body: bytes, count: int) -> Body:

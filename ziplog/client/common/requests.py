@@ -51,6 +51,11 @@ class InsertRequest(Request, frozen=True, gc=False):
     #: Origin of the first payload. If set, a unit is sent only when the previous unit is placed.
     origin: Origin | None = None
 
+    @property
+    def is_single(self) -> bool:
+        """Whether the caller inserts one record that may share a unit with others."""
+        return len(self.payloads) == 1 and not self.many and self.origin is None
+
     def key_of(self, index: int) -> bytes | None:
         """Return the key of a payload."""
         return self.key if self.keys is None else self.keys[index]

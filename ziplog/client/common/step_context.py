@@ -26,7 +26,8 @@ class StepContext:
     """The shared state of one client."""
 
     __slots__ = (
-        "_last_request", "client", "counters", "effects", "next_timer", "now", "session_expiry_ns",
+        "_last_request", "client", "counters", "effects", "highest_gsn", "next_timer", "now",
+        "session_expiry_ns",
     )  # fmt: skip
 
     def __init__(self, client: bytes) -> None:
@@ -37,6 +38,8 @@ class StepContext:
         self.next_timer = NEVER
         self.effects: list[Effect] = []
         self._last_request = FIRST_REQUEST
+        #: The highest gsn of this client's records, as far as it is known.
+        self.highest_gsn = 0
         #: Time without a step after which servers may have expired this client's session, in
         #: nanoseconds: two thirds of the servers' session timeout.
         self.session_expiry_ns = 600 * NS_PER_S

@@ -65,10 +65,6 @@ class Ticket:
         #: Set while its thread does not drive; wakes the thread.
         self.signal: SimpleQueue[None] | None = None
 
-    def is_done(self) -> bool:
-        """Whether the call was completed."""
-        return self.done
-
 
 class BlockingEngine:
     """Drives one client node for many threads."""
@@ -105,7 +101,8 @@ class BlockingEngine:
             number: a result of `next_number`, if the caller must know it; 0: a new one.
 
         """
-        self._check_process()
+        if os.getpid() != self._process:
+            self._check_process()
         if threading.get_ident() != self._main or not SHIELD.enter(self):
             result = self._call(request, number)
         else:
@@ -148,9 +145,10 @@ class BlockingEngine:
         number = number or next(self._numbers)
         self._tickets[number] = ticket
         try:
-            if self._role.acquire(blocking=False):
+            if self._role.acquire(False):
                 try:
-                    self._check_open()
+                    if self._is_closed:
+                        raise ClosedError
                     self.engine.submit(number, request)
                     self._drive(ticket)
                 finally:
@@ -240,21 +238,21 @@ class BlockingEngine:
         """Step the engine until the ticket is done. The caller has the role."""
         engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
         collected = self.owners.collected
-        receive, wait, is_done = engine.receive, engine.transport.wait, ticket.is_done
-        while not is_done():
-            self._check_open()
+        receive, wait = engine.receive, engine.transport.wait
+        while not ticket.done:
+            if self._is_closed:
+                raise ClosedError
             if incoming or collected:
                 self._submit_incoming()
-            for _ in range(_BATCH):
-                if not receive():
-                    break
-                if is_done():
-                    return
-            engine.end_batch()
-            if noted and not is_done():
+            timeout_ns = engine.end_batch()
+            if noted and not ticket.done:
                 self._run_handlers()
-            if not incoming and not is_done():
-                wait(engine.timeout_ns())
+                timeout_ns = 0
+            if not ticket.done:
+                wait(0 if incoming else timeout_ns)
+                for _ in range(_BATCH):
+                    if not receive() or ticket.done:
+                        break
 
     def _run_handlers(self) -> None:
         """Run signal handlers, which may call this client, or close it."""
@@ -418,7 +416,8 @@ class _Idle:
         self._shared: Final = shared
         self._futures: Final = futures
 
-    def is_done(self) -> bool:
+    @property
+    def done(self) -> bool:
         return (
             self._futures.has_finished or self._shared.has_waiting_threads or not self._futures.open
         )

@@ -77,6 +77,7 @@ class Engine:
         self.core: Final = core
         self.transport: Final = transport if transport is not None else Transport()
         self._step: Final = core.step
+        self._next_wakeup: Final = core.next_wakeup
         self._decode: Final = decode
         self._clock: Final = clock
         self._on_complete: Final = on_complete
@@ -108,38 +109,38 @@ class Engine:
             self._execute(effects)
         return True
 
-    def end_batch(self) -> None:
-        """End a batch of frames: let the node act on all of them, and on due timers."""
+    def end_batch(self) -> int | None:
+        """End a batch of frames: let the node act on all of them, and on due timers.
+
+        Returns the nanoseconds until the node's next timer; None: no timer.
+        """
         now = self._clock()
         effects = self._step(_BATCH_END, now)
         if effects:
             self._execute(effects)
-        due = self.core.next_wakeup()
+        due = self._next_wakeup()
         if due is not None and now >= due:
             self._execute(self._step(_WAKEUP, now))
+            due = self._next_wakeup()
+        return None if due is None else max(due - now, 0)
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next timer, of the node or the transport; None: no timer."""
-        due, other = self.core.next_wakeup(), self.transport.next_timer()
+        due, other = self._next_wakeup(), self.transport.next_timer()
         return due if other is None else other if due is None else min(due, other)
-
-    def timeout_ns(self) -> int | None:
-        """Return the nanoseconds until the next timer; None: no timer."""
-        due = self.core.next_wakeup()
-        return None if due is None else max(due - self._clock(), 0)
 
     def _execute(self, effects: list[Effect]) -> None:
         send = self.transport.send
         for effect in effects:
-            if isinstance(effect, Broadcast):
+            if type(effect) is Broadcast:
                 frame = encode(effect.message)
                 for dst in effect.dsts:
                     send(dst, frame)
-            elif isinstance(effect, Complete):
+            elif type(effect) is Complete:
                 self._on_complete(effect.id, effect.result)
-            elif isinstance(effect, Send):
+            elif type(effect) is Send:
                 send(effect.dst, encode(effect.message))
-            elif isinstance(effect, Connect):
+            elif type(effect) is Connect:
                 self._connect(effect)
             else:
                 assert isinstance(effect, Disconnect), f"no client orders {effect}"

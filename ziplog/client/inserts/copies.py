@@ -52,10 +52,8 @@ class Copies:
         self._shard_selector: Final = shard_selector
         self._reject: Final = reject
         self._budget: Final = Budget()
-
-    def on_acks_agree(self) -> None:
-        """Note that all acks of a unit agree."""
-        self._budget.earn()
+        #: Note that all acks of a unit agree.
+        self.on_acks_agree: Final = self._budget.earn
 
     def on_copy_answered(self, window: ShardWindow) -> None:
         """Note that a server answered a further copy as the first one.

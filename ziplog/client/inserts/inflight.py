@@ -225,6 +225,11 @@ class ShardWindow:
         return next(iter(self.inflight), self.next_seq)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no unit is in flight, and no call waits to be sent."""
+        return not (self.inflight or self.queue or self.singles)
+
+    @property
     def has_queue(self) -> bool:
         """Whether calls wait to be sent."""
         return bool(self.queue or self.singles)
@@ -260,6 +265,19 @@ class ShardWindow:
             self.retransmit_timeout.observe_latency(now - unit.first_sent)
         elif all(ack.copy == unit.copies for ack in unit.acks.values()):
             self.retransmit_timeout.observe_latency(now - unit.last_sent)
+
+    def count_as_single(self, unit: InflightUnit) -> None:
+        """Count a unit of single inserts that was sent."""
+        unit.is_of_singles = True
+        self.single_units += 1
+
+    def note_placed(self, view: int, last: int) -> None:
+        """Note the last gsn of a placed unit."""
+        self.avoid_until = 0
+        if last >= self.since:
+            self.since = last + 1
+        if last > self.highest_gsns.get(view, 0):
+            self.highest_gsns[view] = last
 
     def note_ack(self, unit: InflightUnit, ack: InsertAck) -> bool:
         """Note how far a server has read this client's connection, which it reads in order.

@@ -42,7 +42,7 @@ class InsertCall:
         self.placed_rids: tuple[RecordId, ...] = ()
         payloads = request.payloads
         #: It may share a unit with other calls.
-        self.is_single = len(payloads) == 1 and not request.many and request.origin is None
+        self.is_single = request.is_single
         #: The group that it is sent in.
         self.group: InsertGroup | None = None
         #: The payloads [start, stop) of each unit.

@@ -23,7 +23,8 @@ from ziplog.client.inserts.copies import MAX_BACKOFF_NS, Copies
 from ziplog.client.inserts.inflight import ShardWindow
 from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.locate import LocateQueries
-from ziplog.client.inserts.sending import Sender
+from ziplog.client.inserts.plain_inserts import PlainInserts
+from ziplog.client.inserts.sending import Sender, track_unit
 from ziplog.client.inserts.settling import SettledReports
 from ziplog.client.inserts.shard_selector import ShardSelector
 from ziplog.core.units import NS_PER_MS
@@ -61,6 +62,7 @@ class Inserts:
         self._outcomes: Final = UnknownOutcomes(context)
         self.settled_reports: Final = SettledReports(context, routing, self.windows)
         self._copies: Final = Copies(context, routing, self.shard_selector, self._reject)
+        self.plain: Final = PlainInserts(context, routing, self.windows, self._copies)
         routing.on_change.append(self._on_routes_changed)
 
     @property
@@ -72,10 +74,24 @@ class Inserts:
 
     def start(self, number: int, request: InsertRequest) -> None:
         """Start a call."""
-        call = InsertCall(number, request)
-        self._calls[number] = call
+        shard = self.shard_selector.select(request)
+        if isinstance(shard, int) and self.plain.start(number, request, shard):
+            return
+        call = self._calls[number] = InsertCall(number, request)
         self._context.set_timer(request.deadline)
-        self._dispatch(call)
+        self._dispatch(call, shard)
+
+    def take_over_plain(self) -> None:
+        """Continue the insert on the short path, if there is one, as any other."""
+        plain = self.plain.take()
+        if plain is None:
+            return
+        message, window = plain.message, plain.window
+        call = self._calls[plain.number] = InsertCall(plain.number, plain.request)
+        call.shard = message.shard
+        window.count_as_single(track_unit(window, call, message, plain.route, plain.sent_at))
+        for ack in plain.acks:
+            self.on_ack(ack)
 
     def resolve(self, number: int, request: ResolveRequest) -> None:
         """Wait for the outcome of a call that ended, and locate its units now."""
@@ -101,11 +117,15 @@ class Inserts:
         if call is not None:
             self._detach(call)
 
-    def _dispatch(self, call: InsertCall) -> None:
-        """Assign a call to a shard; no open unit of it may have been accepted."""
-        shard = self._choose(call)
-        if shard is not None:
+    def _dispatch(self, call: InsertCall, shard: int | Exception) -> None:
+        """Assign a call to the selected shard, or fail it with the policy's error.
+
+        No open unit of the call may have been accepted.
+        """
+        if isinstance(shard, int):
             self._assign(call, shard)
+        else:
+            self._fail(call, shard)
 
     def _assign(self, call: InsertCall, shard: int) -> None:
         call.shard = shard
@@ -119,14 +139,6 @@ class Inserts:
             window = self.windows[shard] = ShardWindow(shard, since)
             self._locates[shard] = LocateQueries()
         self.sender.queue(window, call)
-
-    def _choose(self, call: InsertCall) -> int | None:
-        """Select a shard; None if the policy failed, and so the call."""
-        shard = self.shard_selector(call)
-        if isinstance(shard, int):
-            return shard
-        self._fail(call, shard)
-        return None
 
     # --- replies ---
 
@@ -204,13 +216,8 @@ class Inserts:
             return
         window.retire(unit)
         self._resolve_outcomes(unit, gsns)
-        window.avoid_until = 0
-        view = unit.message.view
-        if gsns[-1] >= window.since:
-            window.since = gsns[-1] + 1
-        if gsns[-1] > window.highest_gsns.get(view, 0):
-            window.highest_gsns[view] = gsns[-1]
-        self.sender.highest_gsn = max(self.sender.highest_gsn, gsns[-1])
+        window.note_placed(unit.message.view, gsns[-1])
+        self._context.highest_gsn = max(self._context.highest_gsn, gsns[-1])
         counters.inserts += len(gsns)
         if unit.took_slow_path:
             counters.slow_path += len(gsns)
@@ -220,7 +227,9 @@ class Inserts:
             call.gsns[unit.index] = gsns
             call.open -= 1
             if not call.open:
-                self._complete(call)
+                for number, rids in call.results_by_call():
+                    del self._calls[number]
+                    self._context.complete(number, rids)
             elif call.is_sequential:
                 window.queue.append(call)
             elif window.is_blocked_by_view_change:
@@ -248,11 +257,6 @@ class Inserts:
         for outcome, index in unit.outcomes:
             known = gsns if gsns is None or index is None else gsns[index : index + 1]
             self._outcomes.on_unit_resolved(outcome, unit.message.seq, known)
-
-    def _complete(self, call: InsertCall) -> None:
-        for number, rids in call.results_by_call():
-            del self._calls[number]
-            self._context.complete(number, rids)
 
     def on_refused(self, refused: Refused) -> None:
         """Handle a refusal of a unit: retransmit it, reroute it, or fail its call."""
@@ -369,9 +373,7 @@ class Inserts:
         is_redirected = all(unit.is_redirected for unit in units)
         if call.is_partly_placed and not is_redirected:
             return False
-        shard = self._choose(call)
-        if shard is None:
-            return True
+        shard = self.shard_selector(call)
         if shard == window.shard and not is_redirected:
             return False
         for unit in units:
@@ -397,27 +399,23 @@ class Inserts:
         group.dissolve()
         self.sender.fill(window)
         for call, shard in chosen:
-            if isinstance(shard, int):
-                self._move(window, call, shard, is_expired=unit.is_expired)
-            else:
-                self._fail(call, shard)
+            self._move(window, call, shard, is_expired=unit.is_expired)
         return True
 
-    def _move(self, window: ShardWindow, call: InsertCall, shard: int, *, is_expired: bool) -> None:
-        """Assign a call again after its units proved absent."""
+    def _move(
+        self, window: ShardWindow, call: InsertCall, shard: int | Exception, *, is_expired: bool
+    ) -> None:
+        """Assign a call again after its units proved absent, or fail it with the policy's error."""
         if shard == window.shard and not is_expired:
-            self._retry_after_refresh(call)
+            # It accepts nothing now: try again after the next reply about placements.
+            self._unassigned[call.number] = call
+            if not self._is_reassign_due:
+                self._is_reassign_due = True
+                self._routing.refresh(self._reassign)
             return
-        if shard != window.shard:
+        if isinstance(shard, int) and shard != window.shard:
             self._context.counters.moved += len(call.request.payloads)
-        self._assign(call, shard)
-
-    def _retry_after_refresh(self, call: InsertCall) -> None:
-        """Reassign a call after the next reply about placements; its shard accepts nothing now."""
-        self._unassigned[call.number] = call
-        if not self._is_reassign_due:
-            self._is_reassign_due = True
-            self._routing.refresh(self._reassign)
+        self._dispatch(call, shard)
 
     # --- time and routes ---
 
@@ -483,7 +481,7 @@ class Inserts:
         self._is_reassign_due = False
         unassigned, self._unassigned = self._unassigned, {}
         for call in unassigned.values():
-            self._dispatch(call)
+            self._dispatch(call, self.shard_selector(call))
 
     def tick(self) -> None:
         """Retransmit and locate the units that are due; end the calls at their deadlines."""
@@ -502,7 +500,7 @@ class Inserts:
                 self._tick_window(window)
         newly_avoided, self.shard_selector.newly_avoided = self.shard_selector.newly_avoided, []
         for call in [call for window in newly_avoided for call in window.dequeue_unsent()]:
-            self._dispatch(call)
+            self._dispatch(call, self.shard_selector(call))
         if self._unassigned:
             self._routing.refresh()
 
@@ -525,6 +523,7 @@ class Inserts:
         A unit that such a server may hold must not be sent again, because it could be placed twice
         (docs/protocol.md, section 4, rule 8).
         """
+        self.take_over_plain()
         for window in self.windows.values():
             for unit in [unit for unit in window.inflight.values() if not unit.is_absent]:
                 self._forget(window, unit)
@@ -575,12 +574,13 @@ class Inserts:
                 # No copy of the unit may be sent again, so the other calls need another one.
                 unit.call.remove(call)
                 for other in unit.call.dissolve():
-                    self._dispatch(other)
+                    self._dispatch(other, self.shard_selector(other))
         window.dequeue(call)
         self.sender.fill(window)
 
     def check(self) -> None:
         """Assert the invariants."""
+        self.plain.check()
         for shard, window in self.windows.items():
             assert shard == window.shard
             window.check(self._routing.limits.max_unsettled_units)

@@ -36,13 +36,11 @@ class Sender:
         self._routing: Final = routing
         #: Windows with single inserts that wait, by shard.
         self._grouping: Final[dict[int, ShardWindow]] = {}
-        #: The highest gsn of this client's records, as far as it is known.
-        self.highest_gsn = 0
 
     def queue(self, window: ShardWindow, call: InsertCall) -> None:
         """Send a call, or let it wait for room or for other single inserts."""
         # A group waits for the latest `after` of its records, which must be known to exist.
-        if call.is_single and call.request.after.gsn <= self.highest_gsn:
+        if call.is_single and call.request.after.gsn <= self._context.highest_gsn:
             window.singles.append(call)
             self._grouping[window.shard] = window
             if window.single_units < IMMEDIATE_SINGLE_UNITS:
@@ -88,12 +86,12 @@ class Sender:
             return
         while window.singles and window.single_units < MAX_SINGLE_UNITS and self._has_room(window):
             unit = self._launch(window, pop_unit(window.singles), route)
-            unit.is_of_singles = True
-            window.single_units += 1
+            window.count_as_single(unit)
         if not window.singles:
             del self._grouping[window.shard]
 
     def _launch(self, window: ShardWindow, call: InsertCall, route: Route) -> InflightUnit:
+        """Send the next unit of a call."""
         context = self._context
         start, stop = call.unit_ranges[call.sent]
         body = call.body(start, stop)
@@ -104,17 +102,11 @@ class Sender:
             self._routing.cluster, window.shard, route.view, context.client, seq,
             window.first_incomplete, call.previous, call.floor, stop - start, body, 1, call.since,
         )  # fmt: skip
-        unit = InflightUnit(call, call.sent, message, route, context.now)
-        unit.backoff = window.retransmit_timeout.ns
-        unit.retransmit_at = context.now + unit.backoff
+        unit = track_unit(window, call, message, route, context.now)
         context.set_timer(unit.retransmit_at)
         window.route = route
         window.next_seq = seq + 1
-        window.inflight[seq] = unit
         window.reported = message.first_incomplete
-        window.bytes += len(body)
-        call.sent += 1
-        call.previous = seq
         # The backups first: a copy that arrives before the primary's forward is acked at once.
         context.effects.append(Broadcast(route.names[::-1], message))
         return unit
@@ -122,3 +114,17 @@ class Sender:
     def check(self, window: ShardWindow) -> None:
         """Assert that waiting single inserts are sent at the end of a batch."""
         assert not window.singles or self._grouping[window.shard] is window
+
+
+def track_unit(
+    window: ShardWindow, call: InsertCall, message: Insert, route: Route, sent_at: int
+) -> InflightUnit:
+    """Add the next unit of a call, which is sent, to the units in flight."""
+    unit = InflightUnit(call, call.sent, message, route, sent_at)
+    unit.backoff = window.retransmit_timeout.ns
+    unit.retransmit_at = sent_at + unit.backoff
+    window.inflight[message.seq] = unit
+    window.bytes += len(message.body)
+    call.sent += 1
+    call.previous = message.seq
+    return unit

@@ -16,7 +16,7 @@ from ziplog.core.units import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ziplog.client.common.requests import Policy
+    from ziplog.client.common.requests import InsertRequest, Policy
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import ShardWindow
@@ -57,22 +57,28 @@ class ShardSelector:
     def __call__(self, call: InsertCall) -> int | Exception:
         """Return the shard of a call: the pinned one, that of its placed part, or the policy's.
 
-        Without a live shard, the call keeps its shard. Returns the error if the policy failed.
+        Returns the error if the policy failed.
         """
         if call.is_partly_placed:
             if self._routing.is_removed(call.shard):
                 why = "because the shard has no more positions"
                 return insert_errors.not_inserted_error(call, self._routing, why)
             return call.shard
-        if call.request.shard is not None:
-            return call.request.shard
+        return self.select(call.request, call.shard)
+
+    def select(self, request: InsertRequest, former: int = -1) -> int | Exception:
+        """Return the pinned shard of a request, or the policy's; without a live shard, `former`.
+
+        Returns the error if the policy failed.
+        """
+        if request.shard is not None:
+            return request.shard
         live: Sequence[int] = self._routing.live
         if not live:
-            return call.shard
+            return former
         now, windows = self._context.now, self._windows
         if now < self._avoid_until:
             live = [s for s in live if s not in windows or windows[s].avoid_until <= now] or live
-        request = call.request
         try:
             shard = self.policy(request.payloads[0], request.key_of(0), live)
         except Exception as error:  # noqa: BLE001 - raised by the caller's policy, returned to the caller

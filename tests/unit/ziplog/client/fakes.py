@@ -197,6 +197,7 @@ def connected(policy: Any = None) -> Glass:
 
 def learn(glass: Glass, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
     """Deliver a shard's view and state."""
+    glass.core._inserts.take_over_plain()  # As each step does.
     glass.core._routing.update_placements([placement(shard, view=view, state=state)])
     glass.step(BatchEnd())
 

@@ -1,0 +1,157 @@
+"""The short path of a lone single insert.
+
+Most inserts of a blocking client are alone: no other insert is in flight at the shard, and all
+replicas ack the first copy with the same gsn. Such an insert needs neither an `InsertCall` nor an
+`InflightUnit`. Every other event first turns it into both (`take`), and the state machines handle
+it as any insert.
+
+Invariant: the same events at the same times have the same effects without this path.
+See docs/protocol.md, section 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ziplog.core.entries import encode_keyless_body
+from ziplog.core.node import Broadcast, Complete
+from ziplog.types import RecordId
+from ziplog.wire import Insert
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ziplog.client.common.requests import InsertRequest
+    from ziplog.client.common.routing import Route, Routing
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.copies import Copies
+    from ziplog.client.inserts.inflight import ShardWindow
+    from ziplog.wire import InsertAck
+
+
+class PlainInsert:
+    """An insert on the short path."""
+
+    __slots__ = ("acks", "message", "number", "request", "route", "sent_at", "window")
+
+    def __init__(
+        self,
+        number: int,
+        request: InsertRequest,
+        window: ShardWindow,
+        route: Route,
+        message: Insert,
+        sent_at: int,
+    ) -> None:
+        self.number: Final = number
+        self.request: Final = request
+        self.window: Final = window
+        self.route: Final = route
+        self.message: Final = message
+        self.sent_at: Final = sent_at
+        #: At most one of each replica; all have the same gsns.
+        self.acks: Final[list[InsertAck]] = []
+
+
+class PlainInserts:
+    """The short path of one client: at most one insert at a time."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        routing: Routing,
+        windows: Mapping[int, ShardWindow],
+        copies: Copies,
+    ) -> None:
+        self._context: Final = context
+        self._routing: Final = routing
+        self._windows: Final = windows
+        self._copies: Final = copies
+        #: The insert on this path; None: there is none.
+        self.insert: PlainInsert | None = None
+
+    def start(self, number: int, request: InsertRequest, shard: int) -> bool:
+        """Send a single insert at an empty window; return False if it is none."""
+        context, window = self._context, self._windows.get(shard)
+        if (
+            window is None
+            or not window.is_empty
+            or not request.is_single
+            or request.after.gsn > context.highest_gsn
+        ):
+            return False
+        route = self._routing.route(shard)
+        if route is None or route.state != "live":
+            return False
+        self._send(number, request, window, route)
+        return True
+
+    def _send(self, number: int, request: InsertRequest, window: ShardWindow, route: Route) -> None:
+        context, seq, now = self._context, window.next_seq, self._context.now
+        body = encode_keyless_body(request.timestamp_us, request.key, request.payloads, None)
+        message = Insert(
+            self._routing.cluster, window.shard, route.view, context.client, seq, seq, 0,
+            request.after.gsn, 1, body, 1, window.since,
+        )  # fmt: skip
+        self.insert = PlainInsert(number, request, window, route, message, now)
+        window.reported = seq
+        window.next_seq = seq + 1
+        context.set_timer(min(now + window.retransmit_timeout.ns, request.deadline))
+        # The backups first: a copy that arrives before the primary's forward is acked at once.
+        context.effects.append(Broadcast(route.names[::-1], message))
+
+    def on_ack(self, ack: InsertAck) -> bool:
+        """Count an ack; return False, with nothing changed, if the insert is no longer plain."""
+        insert = self.insert
+        if insert is None:
+            return False
+        message, acks, replicas = insert.message, insert.acks, len(insert.route.names)
+        gsns, server = ack.gsns, ack.server
+        if (
+            ack.seq != message.seq
+            or ack.shard != message.shard
+            or ack.view != message.view
+            or ack.cluster != message.cluster
+            or ack.waited
+            or ack.copy > 1
+            or server >= replicas
+            or len(gsns) != 1
+            or gsns[0] <= message.after
+        ):
+            return False
+        for other in acks:
+            if other.gsns != gsns or other.server == server:
+                return False
+        acks.append(ack)
+        if len(acks) == replicas:
+            self._complete(insert, gsns[0])
+        return True
+
+    def _complete(self, insert: PlainInsert, gsn: int) -> None:
+        context, window = self._context, insert.window
+        self.insert = None
+        for ack in insert.acks:
+            window.answered_up_to[ack.server] = insert.sent_at
+        self._copies.on_acks_agree()
+        window.progress_at = context.now
+        window.retransmit_timeout.observe_latency(context.now - insert.sent_at)
+        window.note_placed(insert.message.view, gsn)
+        context.highest_gsn = max(context.highest_gsn, gsn)
+        counters = context.counters
+        counters.inserts += 1
+        counters.fast_path += 1
+        context.effects.append(Complete(insert.number, [RecordId(gsn, window.shard)]))
+
+    def take(self) -> PlainInsert | None:
+        """Remove and return the insert: something happens that this path does not handle."""
+        insert, self.insert = self.insert, None
+        return insert
+
+    def check(self) -> None:
+        """Assert the invariant of the insert on this path."""
+        insert = self.insert
+        if insert is not None:
+            due = insert.sent_at + insert.window.retransmit_timeout.ns
+            assert self._context.next_timer <= min(due, insert.request.deadline)
+            assert not insert.window.inflight
+            assert len(insert.acks) < len(insert.route.names)

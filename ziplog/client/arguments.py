@@ -189,12 +189,11 @@ def rows(
 
 
 def _payloads(payloads: Iterable[BytesLike], largest: int) -> list[bytes]:
-    return [
-        payload
-        if type(payload) is bytes and len(payload) <= largest
-        else _payload(payload, largest, index)
-        for index, payload in enumerate(payloads)
-    ]
+    copies: list[Any] = list(payloads)
+    for index, payload in enumerate(copies):
+        if type(payload) is not bytes or len(payload) > largest:
+            copies[index] = _payload(payload, largest, index)
+    return copies
 
 
 def _payload(payload: object, limit: int, index: int) -> bytes:

@@ -91,7 +91,10 @@ class ClientCore:
         membership = self._membership = MembershipClient(context, endpoints)
         self._routing: Final = Routing(context, membership)
         self._inserts: Final = Inserts(context, self._routing, policy)
-        self._on_plain_ack: Final = self._inserts.plain.on_ack
+        self._plain_inserts: Final = self._inserts.plain
+        self._on_plain_ack: Final = self._plain_inserts.on_ack
+        #: An event happened after the last end of a batch, which was no ack on the short path.
+        self._is_batch_open = False
         self._reads: Final = Reads(context, self._routing)
         self._tail_queries: Final = TailQueries(context, membership, self._routing)
         self._subscriptions: Final = Subscriptions(
@@ -189,13 +192,16 @@ class ClientCore:
             self._inserts.on_session_expired()
         context.now = now
         if type(event) is BatchEnd:
-            self._end_batch()
+            if self._is_batch_open:
+                self._end_batch()
         elif (
             type(event) is not Received
             or type(event.message) is not InsertAck
             or not self._on_plain_ack(event.message)
         ):
-            self._inserts.take_over_plain()
+            if self._plain_inserts.insert is not None:
+                self._inserts.take_over_plain()
+            self._is_batch_open = True
             self._on_event(event)
         effects = context.effects
         if effects:
@@ -258,6 +264,7 @@ class ClientCore:
             self._subscriptions.on_trimmed(trimmed)
 
     def _end_batch(self) -> None:
+        self._is_batch_open = False
         self._inserts.sender.on_batch_end()
         self._subscriptions.on_batch_end()
         self._scans.on_batch_end()

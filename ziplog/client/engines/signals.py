@@ -121,7 +121,8 @@ class Shield:
             raise
         finally:
             self._owner = None
-            self._run()
+            if self.noted:
+                self._run()
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():

@@ -83,22 +83,20 @@ class PlainInserts:
         route = self._routing.route(shard)
         if route is None or route.state != "live":
             return False
-        self._send(number, request, window, route)
-        return True
-
-    def _send(self, number: int, request: InsertRequest, window: ShardWindow, route: Route) -> None:
-        context, seq, now = self._context, window.next_seq, self._context.now
+        seq = window.next_seq
         body = encode_keyless_body(request.timestamp_us, request.key, request.payloads, None)
         message = Insert(
-            self._routing.cluster, window.shard, route.view, context.client, seq, seq, 0,
+            self._routing.cluster, shard, route.view, context.client, seq, seq, 0,
             request.after.gsn, 1, body, 1, window.since,
         )  # fmt: skip
-        self.insert = PlainInsert(number, request, window, route, message, now)
+        self.insert = PlainInsert(number, request, window, route, message, context.now)
         window.reported = seq
         window.next_seq = seq + 1
-        context.set_timer(min(now + window.retransmit_timeout.ns, request.deadline))
+        context.set_timer(context.now + window.retransmit_timeout.ns)
+        context.set_timer(request.deadline)
         # The backups first: a copy that arrives before the primary's forward is acked at once.
         context.effects.append(Broadcast(route.names[::-1], message))
+        return True
 
     def on_ack(self, ack: InsertAck) -> bool:
         """Count an ack; return False, with nothing changed, if the insert is no longer plain."""

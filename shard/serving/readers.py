@@ -274,7 +274,7 @@ class Readers:
         if frontier == self._frontier:
             return
         is_all_news = not (was_held_back or self._is_held_back)
-        units = _units(news)
+        units = _units(news) if self.subscriptions else []
         size = _size(units)
         for key, subscription in list(self.subscriptions.items()):
             if key in self._lagging:

@@ -75,8 +75,8 @@ class DecisionLog:
         #: Records and bytes in `window`; the primary bounds them.
         self.window_records = 0
         self.window_bytes = 0
-        # Ends of the entries that are stable but not durable yet.
-        self._undurable: deque[Watermark] = deque()
+        # The watermarks of the entries that are stable but not durable yet.
+        self._undurable: deque[tuple[int, int, int]] = deque()
         if stable.fseq > durable.fseq:
             self._undurable.append(stable)
         for entry in window:
@@ -95,31 +95,37 @@ class DecisionLog:
     def append(self, entry: Entry) -> None:
         """Append the next decided entry."""
         assert entry.fseq == self.last + 1, "the stream has a gap"
-        end = end_of(entry, self.end)
-        assert end >= self.end, "a decision went backwards"
         decision = entry.decision
         if type(decision) is Place:
-            assert decision.gsns[0] >= self.end, "a decided position was decided again"
-            self.last_record = decision.gsns[-1]
-            self.window_records += len(decision.gsns)
+            gsns = decision.gsns
+            assert gsns[0] >= self.end, "a decided position was decided again"
+            self.last_record = gsns[-1]
+            self.end = gsns[-1] + 1
+            self.window_records += len(gsns)
             self.window_bytes += len(decision.body or b"")
+        elif type(decision) is Skip:
+            assert decision.stop >= self.end, "a decision went backwards"
+            self.end = decision.stop
         self.last = entry.fseq
-        self.end = end
         self.window.append(entry)
 
     def stabilise(self, fseq: int) -> list[Entry]:
         """Advance `stable` to `fseq`, which all replicas hold; return what became stable."""
         news: list[Entry] = []
-        while self.stable < fseq and self.window:
-            entry = self.window.popleft()
+        window, undurable = self.window, self._undurable
+        while self.stable < fseq and window:
+            entry = window.popleft()
             decision = entry.decision
             if type(decision) is Place:
-                self.stable_record = decision.gsns[-1]
-                self.window_records -= len(decision.gsns)
+                gsns = decision.gsns
+                self.stable_record = gsns[-1]
+                self.stable_end = gsns[-1] + 1
+                self.window_records -= len(gsns)
                 self.window_bytes -= len(decision.body or b"")
+            elif type(decision) is Skip:
+                self.stable_end = decision.stop
             self.stable = entry.fseq
-            self.stable_end = end_of(entry, self.stable_end)
-            self._undurable.append(self.stable_mark)
+            undurable.append((self.stable, self.stable_end, self.stable_record))
             news.append(entry)
         return news
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BODY_GRACE_NS: Final = 2 * NS_PER_MS
 #: Interval between requests for a lost part of the stream.
 REQUEST_INTERVAL_NS: Final = 5 * NS_PER_MS
+#: Longest time that a report waits if nothing at the primary waits for it.
+REPORT_LINGER_NS: Final = 10 * NS_PER_MS
 #: Time without a forward, while entries are unstable, before requesting the last one again.
 STABLE_REQUEST_DELAY_NS: Final = 1000 * NS_PER_MS
 #: Most decisions held back by a missing body.
@@ -66,7 +68,11 @@ class Backup:
         self._received_end = 0
         #: Time of the next request for missing decisions; None while none is missing.
         self._request_due: int | None = None
-        self._report_due = False
+        #: Latest time of the next report, in ns; _NEVER: none is due.
+        self._report_at = _NEVER
+        #: The last entry reported, and whether forwards were requested immediately.
+        self._reported = 0
+        self._reported_immediate = True
         #: Whether the last report said that this backup has subscribers, and its time.
         self._reported_subscribers = False
         self._reported_at = -(2**62)
@@ -161,7 +167,7 @@ class Backup:
     @property
     def rest_until(self) -> int:
         """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
-        return _NEVER
+        return self._report_at
 
     def on_copy(self, unit: HeldUnit, since: int) -> None:
         """Handle another copy of a known unit: ack its slots again, or refuse it."""
@@ -211,7 +217,6 @@ class Backup:
         """Handle a part of the primary's stream; return what became stable."""
         stream, pending = self._state.stream, self._pending
         self._last_forward_at = now
-        self._report_due = True
         self._last_known = max(self._last_known, forward.first + len(forward.decisions) - 1)
         expected = stream.last + len(pending) + 1
         for fseq, decision in enumerate(forward.decisions, forward.first):
@@ -226,6 +231,10 @@ class Backup:
             elif stream.last < fseq < expected and type(decision) is Place and decision.body:
                 pending[fseq - stream.last - 1] = decision
         self._apply(now)
+        if forward.report_immediately:
+            self._report_at = now
+        elif stream.last > self._reported:
+            self._report_at = min(self._report_at, now + REPORT_LINGER_NS)
         news = stream.stabilise(min(forward.stable, stream.last))
         stream.make_durable(forward.durable)
         return news
@@ -326,14 +335,18 @@ class Backup:
         """Record that this server's own entries up to `fseq` are on stable storage."""
         if fseq > self._durable:
             self._durable = fseq
-            self._report_due = True
+            self._report_at = 0
 
     # --- the end of a batch, and time ---
 
     def on_batch_end(self, now: int) -> list[Entry]:
         """Report progress that is new or was requested; return what became stable."""
         state, stream = self._state, self._state.stream
-        if self._report_due or state.has_subscribers is not self._reported_subscribers:
+        if (
+            now >= self._report_at
+            or state.has_subscribers is not self._reported_subscribers
+            or self._needs_forwards_now is not self._reported_immediate
+        ):
             self._report(now)
         if self._is_only and stream.stable < stream.last:
             return stream.stabilise(self._held_by_both)
@@ -351,24 +364,29 @@ class Backup:
     def _report(self, now: int) -> None:
         state = self._state
         if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
+            self._report_at = now + REPORT_LINGER_NS
             return
-        self._report_due = False
-        self._reported_subscribers, self._reported_at = state.has_subscribers, now
         last = state.stream.last
+        self._report_at, self._reported = _NEVER, last
+        self._reported_subscribers, self._reported_at = state.has_subscribers, now
+        self._reported_immediate = self._needs_forwards_now
         state.send(
             self._primary,
             Report(
                 state.cluster, state.shard, state.view, state.server, state.incarnation,
-                last, min(self._durable, last),
-                state.has_subscribers or self._wrong_guesses.bit_count() > MAX_WRONG_GUESSES,
-                state.has_subscribers,
+                last, min(self._durable, last), self._reported_immediate, state.has_subscribers,
             ),
         )  # fmt: skip
+
+    @property
+    def _needs_forwards_now(self) -> bool:
+        """Whether decisions must not wait at the primary: of readers, or after wrong guesses."""
+        return self._state.has_subscribers or self._wrong_guesses.bit_count() > MAX_WRONG_GUESSES
 
     def tick(self, now: int) -> None:
         """Request missing decisions, and repeat the report that this backup has subscribers."""
         if self._reported_subscribers and now >= self._reported_at + SUBSCRIBERS_REPORT_NS:
-            self._report_due, self._reported_at = True, now
+            self._report_at, self._reported_at = now, now
         due = self._missing_due
         if due is None or now < due:
             return
@@ -409,11 +427,12 @@ class Backup:
 
     def next_wakeup(self, _now: int) -> int | None:
         """Return the time of the next action, in ns; None: none is due."""
-        due = self._missing_due
-        if not self._reported_subscribers:
-            return due
-        repeat_due = self._reported_at + SUBSCRIBERS_REPORT_NS
-        return repeat_due if due is None else min(due, repeat_due)
+        due = self._report_at
+        if self._missing_due is not None:
+            due = min(due, self._missing_due)
+        if self._reported_subscribers:
+            due = min(due, self._reported_at + SUBSCRIBERS_REPORT_NS)
+        return due if due < _NEVER else None
 
     @property
     def _missing_due(self) -> int | None:

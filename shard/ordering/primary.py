@@ -20,7 +20,6 @@ from shard.ordering.waiters import Waiters
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from ziplog.core.entries import Expire, Place, Skip
 from ziplog.core.units import NS_PER_MS
-from ziplog.segments.entry import SessionTablePartRecord, SessionTableRecord, WatermarkRecord
 from ziplog.wire import Forward, Report, Resend
 
 if TYPE_CHECKING:
@@ -120,21 +119,15 @@ class Primary:
                         self._waiting[unit.client, unit.seq] = unit
                     else:
                         session.successors.setdefault(unit.predecessor, []).append(unit)
-        self._unforwarded = [
-            d
-            for d in (entry.decision for entry in self._state.stream.window)
-            if not isinstance(d, WatermarkRecord | SessionTableRecord | SessionTablePartRecord)
-        ]
+        self._unforwarded = self._state.stream.decisions_after(0)
         self._forward_now = True
 
     # --- inserts ---
 
     def can_accept(self) -> bool:
         """Whether there is room for another unit."""
-        return (
-            self._undecided_bytes <= MAX_WAITING_BYTES
-            and self._undecided_units < MAX_WAITING_UNITS
-        )  # fmt: skip
+        has_room = self._undecided_bytes <= MAX_WAITING_BYTES
+        return has_room and self._undecided_units < MAX_WAITING_UNITS
 
     def accept(self, session: Session, unit: HeldUnit, now: int) -> None:
         """Place a new unit, or let it wait."""
@@ -347,6 +340,8 @@ class Primary:
         self._wanted = max(self._wanted, want.gsn)
         self._decide_wanted(now)
         self._waiters.on_want(route, want)
+        if self._waiters and state.stream.stable < state.stream.last:
+            self._watermarks_due = now  # The forward requests the reports at once.
 
     def _decide_wanted(self, now: int) -> None:
         """Decide all positions up to the highest wanted one, in one range."""
@@ -422,21 +417,34 @@ class Primary:
 
     def _broadcast(self, first: int, decisions: list[Decision]) -> None:
         """Send decisions, without bodies, and the watermarks to all backups."""
-        decisions = [_without_body(d) if type(d) is Place else d for d in decisions]
+        decisions = [d.without_body() if type(d) is Place else d for d in decisions]
         self._sent_stable = self._state.stream.stable
         self._sent_durable = self._state.stream.durable
         self._watermarks_due = None
-        self._forward(self._state.peers, first, decisions)
+        self._forward(self._state.peers, first, decisions, is_repeated=False)
 
-    def _forward(self, dsts: tuple[bytes, ...], first: int, decisions: list[Decision]) -> None:
+    @property
+    def _awaits_reports(self) -> bool:
+        """Whether clients or readers wait for decisions to be stable, or soon new units."""
         state, stream = self._state, self._state.stream
-        state.broadcast(
-            dsts,
-            Forward(
-                state.cluster, state.shard, state.view, state.incarnation, first, decisions,
-                stream.stable, stream.durable,
-            ),
+        return bool(
+            self._waiters
+            or state.has_subscribers
+            or (self._subscribed_backups and len(self._replicated) > 1)
+            or 4 * stream.window_records > MAX_UNSTABLE_RECORDS
+            or 4 * stream.window_bytes > MAX_UNSTABLE_BYTES
+            or 4 * (stream.last - stream.stable) > MAX_UNSTABLE_DECISIONS
+        )
+
+    def _forward(
+        self, dsts: tuple[bytes, ...], first: int, decisions: list[Decision], *, is_repeated: bool
+    ) -> None:
+        state, stream = self._state, self._state.stream
+        forward = Forward(
+            state.cluster, state.shard, state.view, state.incarnation, first, decisions,
+            stream.stable, stream.durable, is_repeated or self._awaits_reports,
         )  # fmt: skip
+        state.broadcast(dsts, forward)
 
     def on_report(self, report: Report, now: int) -> None:
         """Handle a backup's report of the entries that it holds."""
@@ -502,20 +510,17 @@ class Primary:
             return  # all replicas hold it: the request is old
         decisions: list[Decision] = []
         size = 0
-        for entry in self._state.stream.after(first - 1)[:MAX_FORWARD_DECISIONS]:
-            decision = entry.decision
-            assert not isinstance(
-                decision, WatermarkRecord | SessionTableRecord | SessionTablePartRecord
-            ), "watermark and table records have no fseq"
-            if type(decision) is Place:
-                if len(decisions) < bodies:
-                    size += len(decision.body or b"")
-                    if decisions and size > MAX_FORWARD_BYTES:
-                        break
-                else:
-                    decision = _without_body(decision)
-            decisions.append(decision)
-        self._forward((dst,), first, decisions)
+        for decision in self._state.stream.decisions_after(first - 1)[:MAX_FORWARD_DECISIONS]:
+            if type(decision) is Place and len(decisions) < bodies:
+                size += len(decision.body or b"")
+                if decisions and size > MAX_FORWARD_BYTES:
+                    break
+            decisions.append(
+                decision.without_body()
+                if type(decision) is Place and len(decisions) >= bodies
+                else decision
+            )
+        self._forward((dst,), first, decisions, is_repeated=True)
 
     # --- time ---
 
@@ -590,9 +595,3 @@ class Primary:
                 assert undecided.pop(key) is unit, "a unit waits twice, or was forgotten"
         assert not undecided, "a unit without slots is not waiting"
         assert self._next_forward + len(self._unforwarded) == self._state.stream.last + 1
-
-
-def _without_body(place: Place) -> Place:
-    return Place(
-        place.client, place.seq, place.first_incomplete, place.epoch, place.gsns, place.checksum
-    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ziplog.core.entries import Place, Skip
 
@@ -145,9 +145,10 @@ class DecisionLog:
                 if entry.fseq <= self.durable:
                     self.durable_record = max(self.durable_record, record)
 
-    def after(self, fseq: int) -> list[Entry]:
-        """Return the unstable entries that follow `fseq`."""
-        return list(islice(self.window, max(fseq - self.stable, 0), None))
+    def decisions_after(self, fseq: int) -> list[Decision]:
+        """Return the unstable decisions that follow `fseq`."""
+        entries = islice(self.window, max(fseq - self.stable, 0), None)
+        return [cast("Decision", entry.decision) for entry in entries]
 
     def check(self) -> None:
         """Assert the invariant."""

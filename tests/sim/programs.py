@@ -236,8 +236,7 @@ class ClientProgram:
         engine = self.engine
         while engine.receive():
             pass
-        engine.end_batch()
-        engine.transport.wait(engine.timeout_ns())
+        engine.transport.wait(engine.end_batch())
 
     def check(self) -> None:
         self.engine.core.check()

@@ -74,6 +74,12 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     checksum: Checksum
     body: bytes | None = None
 
+    def without_body(self) -> Place:
+        """Return the decision without its body."""
+        return Place(
+            self.client, self.seq, self.first_incomplete, self.epoch, self.gsns, self.checksum
+        )
+
 
 class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     """Decision: every position that the shard owns in [start, stop) is a no-op."""

@@ -26,6 +26,8 @@ class Forward(Message, tag=VERSION * 256 + 30, frozen=True, gc=False):
     #: Every replica holds the stream up to `stable` (inclusive), and up to `durable` on disk.
     stable: Fseq
     durable: Fseq
+    #: Report at once: clients, readers or units wait for the report at the primary.
+    report_immediately: bool = True
 
 
 class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):

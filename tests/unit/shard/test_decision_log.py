@@ -47,7 +47,7 @@ def test_old_watermarks_change_nothing() -> None:
     assert len(stream.stabilise(2)) == 2
     assert stream.stabilise(1) == []
     assert stream.stabilise(9) == []
-    assert stream.after(0) == stream.after(2) == stream.after(7) == []
+    assert stream.decisions_after(0) == stream.decisions_after(2) == stream.decisions_after(7) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_restart_changes_nothing(
                 each.make_durable(min(fseq, each.last))
             each.check()
         assert twin.stable_mark == stream.stable_mark
-        assert twin.after(twin.stable) == stream.after(stream.stable)
+        assert twin.decisions_after(twin.stable) == stream.decisions_after(stream.stable)
         assert (twin.last, twin.end, twin.last_record) == (
             stream.last, stream.end, stream.last_record
         )  # fmt: skip

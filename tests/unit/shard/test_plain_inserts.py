@@ -60,6 +60,7 @@ def be_calm(world: World) -> None:
     backup = replica(world, BACKUP)._backup
     assert backup is not None
     backup._wrong_guesses = 0
+    backup._report_at = 0
 
 
 def calm() -> tuple[World, int]:

@@ -396,7 +396,7 @@ def test_lost_durable_report_is_requested() -> None:
     world = calm_world()
     world.flush_ns = 4 * MS
     world.run(400 * MS)
-    send(world, wire.Want(CLUSTER, 0, 0, 5))
+    send(world, wire.Want(CLUSTER, 0, 1, 5))
     world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
     world.run(10 * MS)
     stream = primary_of(world)._state.stream

@@ -30,7 +30,7 @@ help:
 	@echo 'make venv    everything into .venv, the command ziplog too: . .venv/bin/activate'
 	@echo 'make demo    a million real events through a local cluster (EVENTS=20000 for a short one)'
 	@echo 'make pipeline the same events in Spark, each answer checked, a stream killed (Java 17)'
-	@echo 'make check   lint and the unit tests: half a minute'
+	@echo 'make check   lint and the unit tests: a minute or two'
 	@echo 'make test    also real processes, the simulator, Spark (Java 17 or later): minutes'
 	@echo 'make nightly all mutants, 1,000 seeds, long properties, chaos: an hour and more'
 	@echo 'make lint    ruff, mypy --strict, import-linter'

@@ -119,13 +119,15 @@ class Nats(Peer):
     async def _open(self, port: int) -> Any:
         import nats  # noqa: PLC0415  an optional peer
 
-        end = time.monotonic() + 30
+        end, client = time.monotonic() + 30, None
         while True:
             try:
                 client = await nats.connect(f"nats://{_HOST}:{port}", max_reconnect_attempts=1)
                 stream = client.jetstream()
                 await stream.add_stream(name="log", subjects=["log"], num_replicas=3)
             except Exception:  # the three need a while to elect a leader
+                if client is not None:
+                    await client.close()
                 if time.monotonic() > end:
                     raise
                 await asyncio.sleep(0.3)

@@ -244,15 +244,16 @@ class BlockingEngine:
                 raise ClosedError
             if incoming or collected:
                 self._submit_incoming()
-            timeout_ns = engine.end_batch()
-            if noted and not ticket.done:
-                self._run_handlers()
-                timeout_ns = 0
+            for _ in range(_BATCH):
+                if not receive() or ticket.done:
+                    break
             if not ticket.done:
-                wait(0 if incoming else timeout_ns)
-                for _ in range(_BATCH):
-                    if not receive() or ticket.done:
-                        break
+                timeout_ns = engine.end_batch()
+                if noted and not ticket.done:
+                    self._run_handlers()
+                    timeout_ns = 0
+                if not ticket.done:
+                    wait(0 if incoming else timeout_ns)
 
     def _run_handlers(self) -> None:
         """Run signal handlers, which may call this client, or close it."""

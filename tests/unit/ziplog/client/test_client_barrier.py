@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.ziplog.client.fakes import CLUSTER, MS, S, lease, placement, refused
-from tests.unit.ziplog.client.test_client_subscribe import Reader
+from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client.common.requests import BarrierRequest, UnsubscribeRequest
 from ziplog.core.view import run_of

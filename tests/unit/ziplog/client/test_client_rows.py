@@ -25,8 +25,8 @@ from tests.unit.ziplog.client.fakes import (
     resolve,
     sent,
 )
+from tests.unit.ziplog.client.reader import Reader
 from tests.unit.ziplog.client.storms import in_a_storm
-from tests.unit.ziplog.client.test_client_subscribe import Reader
 from ziplog import wire
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts import insert_calls

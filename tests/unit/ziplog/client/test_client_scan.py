@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tests.unit.ziplog.client.fakes import CLUSTER, MS, FakeCluster, Glass, S, placement, refused
-from tests.unit.ziplog.client.test_client_subscribe import unit
+from tests.unit.ziplog.client.reader import unit
 from ziplog import wire
 from ziplog.client.common.requests import (
     NEVER,

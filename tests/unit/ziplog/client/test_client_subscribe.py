@@ -19,6 +19,7 @@ from tests.unit.ziplog.client.fakes import (
     placement,
     refused,
 )
+from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client.common.requests import (
     NEVER,
@@ -30,84 +31,11 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.reads.shard_stream import WINDOW_BYTES, ShardStream
+from ziplog.client.reads.shard_stream import WINDOW_BYTES
 from ziplog.core.entries import Body, Unit, encode_body
-from ziplog.core.node import BatchEnd
-from ziplog.core.view import LeaseRun, run_of
+from ziplog.core.view import run_of
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RID_RECENT, RecordId
-
-
-class Reader(Glass):
-    """A client node with one subscription over two shards that own odd and even gsns."""
-
-    def __init__(
-        self, start: int = 1, *, shards: int = 2, leases: Any = None, replicas: int = 2
-    ) -> None:
-        super().__init__()
-        self.connect(*(placement(s, replicas) for s in range(shards)))
-        self._known = [placement(s, replicas) for s in range(4)]
-        rid = RecordId(start, 0)
-        self.subscription = self.call(SubscribeRequest(self.until(), rid, True))
-        self.tell_leases(*(leases or [run_of(lease(range(shards)))]))
-        assert self.answers.pop(self.subscription) == self.subscription
-        self.opened: dict[int, wire.Subscribe] = {}
-        #: The places of the first streams.
-        self.where = self.look()
-
-    def tell_leases(self, *runs: LeaseRun, trim: int = 0) -> None:
-        question = self.take(wire.LeaseQuery)[-1][1]
-        self.give(wire.LeaseHistory(CLUSTER, question.request, list(runs), self._known, trim))
-
-    def look(self) -> list[str]:
-        """Record the streams that were opened; return their places."""
-        opened = self.take(wire.Subscribe)
-        self.opened |= {message.shard: message for _, message in opened}
-        return [name for name, _ in opened]
-
-    def deliver(self, shard: int, start: int, frontier: int, *units: Any, **fields: Any) -> None:
-        made = [u if isinstance(u, Unit) else unit(*u) for u in units]
-        number = fields.pop("number", None) or self.opened[shard].subscription
-        stable = fields.pop("stable", frontier)
-        leases = fields.pop("leases", [])
-        view, server = fields.pop("view", 1), fields.pop("server", 0)
-        self.give(
-            wire.Deliver(
-                CLUSTER, shard, view, server, number, start, frontier, made, leases, stable
-            )
-        )  # fmt: skip
-
-    def learn(self, *placements: Any) -> None:
-        self.core._routing.update_placements(placements)
-        self.step(BatchEnd())
-
-    def stream(self, shard: int) -> ShardStream:
-        return self.core._subscriptions._open[self.subscription]._streams[shard]
-
-    def fetch(self, timeout: int = NEVER, max_records: int = 1000) -> int:
-        until = timeout if timeout == NEVER else self.until(timeout)
-        return self.call(FetchRequest(until, self.subscription, max_records))
-
-    def gsns(self) -> list[int]:
-        """Return the available gsns."""
-        call = self.fetch(0)
-        self.pass_time(0)
-        return [record.rid.gsn for record in self.batch(call).records]
-
-    def batch(self, call: int) -> Fetched:
-        batch = self.answers.pop(call)
-        assert isinstance(batch, Fetched), batch
-        return batch
-
-    def progress(self) -> Progress:
-        answer = self.answers.pop(self.call(ProgressRequest(NEVER, self.subscription)))
-        assert isinstance(answer, Progress)
-        return answer
-
-
-def unit(*gsns: int) -> Unit:
-    payloads = [b"%d" % gsn for gsn in gsns]
-    return Unit(0, list(gsns), encode_body(Body(0, None, payloads)))
 
 
 def test_lost_fetch_result_is_returned_again() -> None:
@@ -410,82 +338,6 @@ def test_progress() -> None:
     assert glass.progress() == Progress(RecordId(7, 0), caught_up=True, blocked_on=None)
 
 
-# --- leases ---
-
-
-def test_the_end_of_the_known_leases_is_not_passed() -> None:
-    first = lease([0], size=10)
-    glass = Reader(shards=1, leases=[run_of(first)])
-    glass.deliver(0, 1, 25, [1], [9], [20])
-    assert glass.gsns() == [1, 9]
-    assert glass.progress().position == RecordId(11, 0)
-    second = lease([0, 1], number=2, base=11, size=100)
-    glass.deliver(0, 25, 25, leases=[run_of(second)])
-    assert glass.look() == ["s1r1:1"], "a member that was not known before"
-    assert glass.gsns() == []
-    glass.deliver(1, 11, 30, [12])
-    assert glass.gsns() == [12, 20]
-
-
-def shard_that_joins() -> Reader:
-    """Return a reader that gets a lease with a shard that it does not know."""
-    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
-    glass.deliver(0, 1, 25, [1], [9], [20])
-    glass.take(wire.Hello)
-    second = lease([0, 9], number=2, base=11, size=100)
-    glass.deliver(0, 25, 25, leases=[run_of(second)])
-    assert not glass.look()
-    glass.pass_time(100 * MS)
-    return glass
-
-
-def test_a_shard_that_joins_while_the_log_is_followed_is_read_from_its_first_position_on() -> None:
-    glass = shard_that_joins()
-    assert glass.gsns() == [1, 9], "positions of the new shard are not passed"
-    glass.inform(placement(0), placement(9))
-    assert glass.look() == ["s9r1:1"]
-    assert glass.opened[9].start == 11, "with its first lease"
-    assert glass.gsns() == []
-    glass.deliver(9, 11, 30, [12])
-    assert glass.gsns() == [12, 20]
-
-
-def test_a_subscription_that_is_closed_meanwhile_opens_no_stream_of_a_shard_that_joined() -> None:
-    glass = shard_that_joins()
-    glass.call(UnsubscribeRequest(NEVER, glass.subscription))
-    glass.inform(placement(0), placement(9))
-    assert not glass.look()
-
-
-def test_unannounced_leases_are_requested() -> None:
-    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
-    glass.deliver(0, 1, 25, [20])
-    assert glass.gsns() == []
-    glass.pass_time(60 * MS)
-    glass.tell_leases(run_of(lease([0], number=2, base=11, size=100)))
-    assert glass.gsns() == [20]
-
-
-def test_missing_lease_is_requested() -> None:
-    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
-    third = run_of(lease([0], number=3, base=21, size=10))
-    glass.deliver(0, 1, 25, [15], leases=[third])
-    assert glass.gsns() == []
-    glass.tell_leases(run_of(lease([0], number=2, base=11, size=10)), third)
-    assert glass.gsns() == [15]
-
-
-def test_start_without_an_owner_waits() -> None:
-    glass = Glass()
-    glass.connect(placement(0))
-    number = glass.call(SubscribeRequest(glass.until(), RecordId(10**9, 0), True))
-    for runs in ([], [run_of(lease([0]))]):
-        question = glass.take(wire.LeaseQuery)[-1][1]
-        glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, [placement(0)], 0))
-    assert glass.answers[number] == number
-    assert [m.start for _, m in glass.take(wire.Subscribe)] == [10**9]
-
-
 # --- trims, ends, errors ---
 
 
@@ -512,7 +364,7 @@ def test_trim_past_a_running_subscription_ends_it() -> None:
     assert [r.rid.gsn for r in glass.batch(call).records] == [1]
     call = glass.fetch()
     glass.give(wire.Trimmed(CLUSTER, 0, 1, number, 8))
-    glass.tell_leases(run_of(lease([0, 1])))
+    glass.give_leases(run_of(lease([0, 1])))
     error = glass.answers[call]
     assert isinstance(error, TrimmedError)
     assert error.first == RecordId(8, 1)

@@ -1,0 +1,83 @@
+"""Subscriptions that pass from one lease to the next (docs/protocol.md, section 7)."""
+
+from __future__ import annotations
+
+from tests.unit.ziplog.client.fakes import CLUSTER, MS, Glass, lease, placement
+from tests.unit.ziplog.client.reader import Reader
+from ziplog import wire
+from ziplog.client.common.requests import NEVER, SubscribeRequest, UnsubscribeRequest
+from ziplog.core.view import run_of
+from ziplog.types import RecordId
+
+
+def test_the_end_of_the_known_leases_is_not_passed() -> None:
+    first = lease([0], size=10)
+    glass = Reader(shards=1, leases=[run_of(first)])
+    glass.deliver(0, 1, 25, [1], [9], [20])
+    assert glass.gsns() == [1, 9]
+    assert glass.progress().position == RecordId(11, 0)
+    second = lease([0, 1], number=2, base=11, size=100)
+    glass.deliver(0, 25, 25, leases=[run_of(second)])
+    assert glass.look() == ["s1r1:1"], "a member that was not known before"
+    assert glass.gsns() == []
+    glass.deliver(1, 11, 30, [12])
+    assert glass.gsns() == [12, 20]
+
+
+def shard_that_joins() -> Reader:
+    """Return a reader that gets a lease with a shard that it does not know."""
+    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
+    glass.deliver(0, 1, 25, [1], [9], [20])
+    glass.take(wire.Hello)
+    second = lease([0, 9], number=2, base=11, size=100)
+    glass.deliver(0, 25, 25, leases=[run_of(second)])
+    assert not glass.look()
+    glass.pass_time(100 * MS)
+    return glass
+
+
+def test_a_shard_that_joins_while_the_log_is_followed_is_read_from_its_first_position_on() -> None:
+    glass = shard_that_joins()
+    assert glass.gsns() == [1, 9], "positions of the new shard are not passed"
+    glass.inform(placement(0), placement(9))
+    assert glass.look() == ["s9r1:1"]
+    assert glass.opened[9].start == 11, "with its first lease"
+    assert glass.gsns() == []
+    glass.deliver(9, 11, 30, [12])
+    assert glass.gsns() == [12, 20]
+
+
+def test_a_subscription_that_is_closed_meanwhile_opens_no_stream_of_a_shard_that_joined() -> None:
+    glass = shard_that_joins()
+    glass.call(UnsubscribeRequest(NEVER, glass.subscription))
+    glass.inform(placement(0), placement(9))
+    assert not glass.look()
+
+
+def test_unannounced_leases_are_requested() -> None:
+    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
+    glass.deliver(0, 1, 25, [20])
+    assert glass.gsns() == []
+    glass.pass_time(60 * MS)
+    glass.give_leases(run_of(lease([0], number=2, base=11, size=100)))
+    assert glass.gsns() == [20]
+
+
+def test_missing_lease_is_requested() -> None:
+    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
+    third = run_of(lease([0], number=3, base=21, size=10))
+    glass.deliver(0, 1, 25, [15], leases=[third])
+    assert glass.gsns() == []
+    glass.give_leases(run_of(lease([0], number=2, base=11, size=10)), third)
+    assert glass.gsns() == [15]
+
+
+def test_start_without_an_owner_waits() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    number = glass.call(SubscribeRequest(glass.until(), RecordId(10**9, 0), True))
+    for runs in ([], [run_of(lease([0]))]):
+        question = glass.take(wire.LeaseQuery)[-1][1]
+        glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, [placement(0)], 0))
+    assert glass.answers[number] == number
+    assert [m.start for _, m in glass.take(wire.Subscribe)] == [10**9]

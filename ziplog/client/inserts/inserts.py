@@ -24,7 +24,7 @@ from ziplog.client.inserts.inflight import ShardWindow
 from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.locate import LocateQueries
 from ziplog.client.inserts.plain_inserts import PlainInserts
-from ziplog.client.inserts.sending import Sender, track_unit
+from ziplog.client.inserts.sending import Sender
 from ziplog.client.inserts.settling import SettledReports
 from ziplog.client.inserts.shard_selector import ShardSelector
 from ziplog.core.units import NS_PER_MS
@@ -89,7 +89,7 @@ class Inserts:
         message, window = plain.message, plain.window
         call = self._calls[plain.number] = InsertCall(plain.number, plain.request)
         call.shard = message.shard
-        window.count_as_single(track_unit(window, call, message, plain.route, plain.sent_at))
+        self.sender.add_sent(window, call, message, plain.route, plain.sent_at)
         for ack in plain.acks:
             self.on_ack(ack)
 

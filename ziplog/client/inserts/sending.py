@@ -39,8 +39,7 @@ class Sender:
 
     def queue(self, window: ShardWindow, call: InsertCall) -> None:
         """Send a call, or let it wait for room or for other single inserts."""
-        # A group waits for the latest `after` of its records, which must be known to exist.
-        if call.is_single and call.request.after.gsn <= self._context.highest_gsn:
+        if self._may_group(call):
             window.singles.append(call)
             self._grouping[window.shard] = window
             if window.single_units < IMMEDIATE_SINGLE_UNITS:
@@ -49,6 +48,21 @@ class Sender:
         window.queue.append(call)
         if len(window.queue) == 1:
             self.fill(window)
+
+    def _may_group(self, call: InsertCall) -> bool:
+        """Whether a call may share a unit with others.
+
+        A group waits for the latest `after` of its records, which must be known to exist.
+        """
+        return call.is_single and call.request.after.gsn <= self._context.highest_gsn
+
+    def add_sent(
+        self, window: ShardWindow, call: InsertCall, message: Insert, route: Route, sent_at: int
+    ) -> None:
+        """Add the only unit of a call, which was sent on the short path, to those in flight."""
+        unit = _track(window, call, message, route, sent_at)
+        if self._may_group(call):
+            window.count_as_single(unit)
 
     def fill(self, window: ShardWindow) -> None:
         """Send queued units until the window is full, one unit of each call in turn."""
@@ -102,7 +116,7 @@ class Sender:
             self._routing.cluster, window.shard, route.view, context.client, seq,
             window.first_incomplete, call.previous, call.floor, stop - start, body, 1, call.since,
         )  # fmt: skip
-        unit = track_unit(window, call, message, route, context.now)
+        unit = _track(window, call, message, route, context.now)
         context.set_timer(unit.retransmit_at)
         window.route = route
         window.next_seq = seq + 1
@@ -116,7 +130,7 @@ class Sender:
         assert not window.singles or self._grouping[window.shard] is window
 
 
-def track_unit(
+def _track(
     window: ShardWindow, call: InsertCall, message: Insert, route: Route, sent_at: int
 ) -> InflightUnit:
     """Add the next unit of a call, which is sent, to the units in flight."""

@@ -83,10 +83,19 @@ def test_insert_beside_another_takes_the_general_path() -> None:
     assert (glass.answers[first], glass.answers[second]) == ([RecordId(20, 0)], [RecordId(21, 0)])
 
 
-@pytest.mark.parametrize("payloads", [[b"x", b"y"], []])
-def test_calls_with_another_number_of_records_take_the_general_path(payloads: list[bytes]) -> None:
+def test_insert_after_a_record_of_another_client_takes_the_short_path() -> None:
     glass = warm()
-    glass.insert(*payloads, b"z") if payloads else glass.insert(b"x", after=RecordId(99, 0))
+    call = glass.insert(b"x", after=RecordId(30, 0))
+    assert is_plain(glass)
+    (insert,) = sent(glass)
+    assert insert.after == 30
+    glass.give(ack(insert, 1, [31]), ack(insert, 0, [31]))
+    assert glass.answers.pop(call) == [RecordId(31, 0)]
+
+
+def test_call_with_several_records_takes_the_general_path() -> None:
+    glass = warm()
+    glass.insert(b"x", b"y")
     assert not is_plain(glass)
 
 

@@ -79,7 +79,7 @@ test: $(BIN)/.installed
 	$(PYTEST) $(ARGS)
 
 nightly: $(BIN)/.installed
-	ZIPLOG_EXAMPLES=1000 $(PYTEST) tests/unit $(ARGS)
+	ZIPLOG_EXAMPLES=1000 $(PYTEST) --timeout 1200 tests/unit $(ARGS)
 	$(PYTEST) --nightly $(ARGS)
 	$(BIN)/python -m tests.sim --seed $(SEED) --count 1000 --quiet
 	$(BIN)/python scripts/chaos.py --seed $(SEED) --minutes 10

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
 
 
-def _build(config: ClusterConfig, name: str) -> FailureHandler:
+def _build(config: ClusterConfig, name: str, _publisher: str) -> FailureHandler:
     return FailureHandler(config, name, pid=os.getpid(), now=now_ns())
 
 

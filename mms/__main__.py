@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
 
 
-def _build(config: ClusterConfig, name: str) -> MembershipService:
+def _build(config: ClusterConfig, name: str, publisher: str) -> MembershipService:
     return MembershipService(
         config,
         name,
@@ -29,6 +29,7 @@ def _build(config: ClusterConfig, name: str) -> MembershipService:
         cluster=1 + secrets.randbelow(2**63 - 1),
         incarnation=secrets.randbits(63),
         now=now_ns(),
+        publisher=publisher,
     )
 
 
@@ -38,6 +39,7 @@ _SERVICE: Final = replicated_service.Service(
     nodes=lambda config: config.mms,
     build=_build,
     machine=ClusterState,
+    publishes=True,
 )
 
 

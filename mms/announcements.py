@@ -4,6 +4,9 @@ Rule: only committed state is announced, and each server gets the leases that fo
 heartbeat. A server with a lease that was never committed gets the committed one, and halts on it
 (D30).
 
+If leases have many members, each new lease is also published, once for all servers that receive
+publications. The other servers get messages of their own, and so do servers that lost one.
+
 Invariants: a server that reports a gap gets an announcement within half a second. An announcement
 fits a frame, however long the lease history is: a server gets the runs that it needs. If it does
 not report what it needs, it gets the history part by part.
@@ -17,20 +20,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from ziplog.core.node import Broadcast, Send
+from ziplog.core.node import Broadcast, Publish, Send
 from ziplog.core.view import MANY_MEMBERS, MAX_STEP, LeaseStep, difference, run_of
 from ziplog.wire import LeaseAnnounced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mms.leases import LeasePlan
     from mms.servers import Server, Servers
     from mms.state import ClusterState
     from ziplog.core.node import Effect
-    from ziplog.core.view import LeaseRun, Member, Placement
+    from ziplog.core.view import Lease, LeaseRun, Member, Placement
     from ziplog.wire import Heartbeat
 
 #: Minimum interval between two announcements of the same state to one server.
 _ANNOUNCE_INTERVAL_NS: Final = 500_000_000
+#: The interval is at least this time for each member, for a server that holds no lease.
+_WHOLE_NS_PER_MEMBER: Final = 1_000_000
 #: Maximum number of cached membership changes: some seconds' worth at twenty leases a second.
 _KEPT_CHANGES: Final = 256
 #: Maximum size of the steps in one announcement; above it, whole leases are sent.
@@ -50,8 +57,12 @@ class _Start(NamedTuple):
 class Announcements:
     """Builds the announcements to the storage servers of one cluster."""
 
-    def __init__(self, state: ClusterState, servers: Servers, plan: LeasePlan) -> None:
+    def __init__(
+        self, state: ClusterState, servers: Servers, plan: LeasePlan, publisher: str
+    ) -> None:
         self._state, self._servers, self._plan = state, servers, plan
+        #: The endpoint at which this node publishes leases; "": it does not.
+        self._publisher: Final = publisher
         #: The lease with which placements last changed.
         self.placements_changed_at = 0
         #: Number of announcements sent to servers with a lease that was never committed; they halt.
@@ -64,9 +75,14 @@ class Announcements:
         state, message, last = self._state, server.heartbeat, self._state.last
         if message is None or last is None:
             return False
+        # A server without a lease gets whole leases, which take time to encode and to send.
+        whole_ns = 0 if message.lease else len(last.members) * _WHOLE_NS_PER_MEMBER
+        interval_ns = max(_ANNOUNCE_INTERVAL_NS, whole_ns)
         if message.has_gap:
-            return now - server.announced_alone_at >= _ANNOUNCE_INTERVAL_NS
-        if server.announced == last.number and now - server.announced_at < _ANNOUNCE_INTERVAL_NS:
+            return now - server.announced_alone_at >= interval_ns
+        is_recent = now - server.announced_at < interval_ns
+        has_lost_it = server.was_published_to and message.publisher != self._publisher
+        if server.announced == last.number and is_recent and not has_lost_it:
             return False
         return (
             server.announced == 0
@@ -94,6 +110,7 @@ class Announcements:
         assert last is not None
         includes_placements = server.announced == 0 or self._is_unplaced(server, message)
         server.announced, server.announced_at, server.announced_alone_at = last.number, now, now
+        server.was_published_to = False
         if includes_placements:
             self._record_placement(server, now)
         if state.contradicts(message.lease, message.digest):
@@ -116,39 +133,84 @@ class Announcements:
 
     def announce_all(self, now: int) -> list[Effect]:
         """Return announcements of all new state; servers that lack the same leases share one."""
-        state, last = self._state, self._state.last
-        if last is None:
+        if self._state.last is None:
             return []
+        return self._announce_to_many(now) if self._has_many_members else self._announce_to_few(now)
+
+    def _announce_to_few(self, now: int) -> list[Effect]:
+        """Return announcements of the leases, with the placements of all members if needed."""
+        last = self._state.last
+        assert last is not None
         effects: list[Effect] = []
-        is_many = len(last.members) >= MANY_MEMBERS
         #: Servers by the start of their leases and the shard that is placed (-1: none).
         groups: dict[tuple[_Start, int], list[Server]] = {}
-        for server in self._servers:
-            message = server.heartbeat
-            if message is None or server.state(now) == "down":
+        for server, message in self._heard(now):
+            if self._state.contradicts(message.lease, message.digest):
+                effects.append(self.announce(server, now))
                 continue
+            placed = -1
+            if self._is_unplaced(server, message):
+                is_member = last.view_of(server.shard) is not None
+                placed = last.members[0].shard if is_member else server.shard
+                self._record_placement(server, now)
+            server.announced, server.announced_at = last.number, now
+            start = self._start(message, message.lease, message.digest)
+            groups.setdefault((start, placed), []).append(server)
+        for (start, placed), group in groups.items():
+            placements = self._placements(group[0]) if placed >= 0 else []
+            announcement = self._following(start, placements, now)
+            announcement = self._with_limit(announcement, group[0])
+            effects.append(Broadcast(tuple(server.route for server in group), announcement))
+        return effects
+
+    def _announce_to_many(self, now: int) -> list[Effect]:
+        """Publish the leases; return messages for the servers that the publication does not serve.
+
+        Placements follow in a message for each server, so that leases are encoded only once.
+        """
+        state, last = self._state, self._state.last
+        assert last is not None
+        effects: list[Effect] = [self._publication(last, now)] if self._publisher else []
+        groups: dict[_Start, list[Server]] = {}
+        placed: list[Effect] = []
+        for server, message in self._heard(now):
             if state.contradicts(message.lease, message.digest):
                 effects.append(self.announce(server, now))
                 continue
             number, digest = message.lease, message.digest
-            if is_many and server.announced > number:
+            if server.announced > number:
                 # Assume that the server got the last announcement, so that one message serves all.
                 number, digest = server.announced, state.digest_of(server.announced)
-            about = -1
-            knows_placement = is_many and self._was_announced(server, now)
-            if not knows_placement and self._is_unplaced(server, message):
-                is_alone = is_many or last.view_of(server.shard) is None
-                about = server.shard if is_alone else last.members[0].shard
+            if self._is_unplaced(server, message) and not self._was_announced(server, now):
                 self._record_placement(server, now)
+                placement = self._announcement(now, self._placements(server), [])
+                placed.append(Send(server.route, self._with_limit(placement, server)))
             server.announced, server.announced_at = last.number, now
-            groups.setdefault((self._start(message, number, digest), about), []).append(server)
-        for (start, about), group in groups.items():
-            placements = self._placements(group[0]) if about >= 0 else []
-            following = self._following(start, placements, now)
-            if about >= 0:
-                following = self._with_limit(following, group[0])
-            effects.append(Broadcast(tuple(server.route for server in group), following))
-        return effects
+            server.was_published_to = message.publisher == self._publisher != ""
+            if not server.was_published_to:
+                groups.setdefault(self._start(message, number, digest), []).append(server)
+        for start, group in groups.items():
+            routes = tuple(server.route for server in group)
+            effects.append(Broadcast(routes, self._following(start, [], now)))
+        return effects + placed
+
+    def _heard(self, now: int) -> Iterator[tuple[Server, Heartbeat]]:
+        """Yield the servers that send heartbeats, and the last one of each."""
+        for server in self._servers:
+            if server.heartbeat is not None and server.state(now) != "down":
+                yield server, server.heartbeat
+
+    @property
+    def _has_many_members(self) -> bool:
+        last = self._state.last
+        return last is not None and len(last.members) >= MANY_MEMBERS
+
+    def _publication(self, last: Lease, now: int) -> Effect:
+        """Return the publication of the last lease."""
+        start = _Start(last.number - 1, last.predecessor)
+        return Publish(
+            msgspec.structs.replace(self._following(start, [], now), is_publication=True)
+        )
 
     def _with_limit(self, announcement: LeaseAnnounced, server: Server) -> LeaseAnnounced:
         """Add the limit of a server's shard to an announcement that places the shard, if it left.
@@ -181,8 +243,8 @@ class Announcements:
     def _following(self, start: _Start, placements: list[Placement], now: int) -> LeaseAnnounced:
         """Return the announcement of the leases from `start` on, as many as fit."""
         last = self._state.last
-        is_many = last is not None and len(last.members) >= MANY_MEMBERS
-        steps = self._steps_after(start.number) if is_many and not start.is_cut else None
+        changes = self._has_many_members and not start.is_cut
+        steps = self._steps_after(start.number) if changes else None
         if last is None or steps is None:
             runs = self._state.runs_after(start.number, start.digest)
             found = self._announcement(now, placements, runs)
@@ -239,4 +301,7 @@ class Announcements:
         state = self._state
         is_all = not runs or runs[-1].last == state.last
         starts_in_us = max(self._plan.starts - now, 0) // 1000 if is_all else 0
-        return LeaseAnnounced(state.cluster, runs, starts_in_us, placements, state.trim)
+        publisher = self._publisher if self._has_many_members else ""
+        return LeaseAnnounced(
+            state.cluster, runs, starts_in_us, placements, state.trim, publisher=publisher
+        )

@@ -79,6 +79,7 @@ class MembershipService(ServiceNode):
         cluster: int,
         incarnation: int,
         now: int,
+        publisher: str = "",
     ) -> None:
         """Start as a follower; see `ServiceNode`.
 
@@ -89,6 +90,7 @@ class MembershipService(ServiceNode):
             cluster: the number that a new cluster gets: random, 1 to 2**63 - 1.
             incarnation: random, new in every process, 0 to 2**63 - 1.
             now: monotonic nanoseconds.
+            publisher: the endpoint at which the process publishes; "": nowhere.
 
         """
         assert 0 < cluster < 2**63
@@ -96,7 +98,7 @@ class MembershipService(ServiceNode):
         state = self.state = ClusterState()
         servers = self.servers = Servers()
         plan = self.plan = LeasePlan(config.epoch_ms)
-        self.announcements: Final = Announcements(state, servers, plan)
+        self.announcements: Final = Announcements(state, servers, plan, publisher)
         self._creation: Final = ClusterCreation(config, servers, cluster)
         self._recoveries: Final = Recoveries(state)
         self._reconfiguration: Final = Reconfiguration(

@@ -33,6 +33,7 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
 from ziplog.runtime.process_logging import configure
+from ziplog.runtime.publication_receiver import PublicationReceiver
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Limits
 
@@ -148,12 +149,18 @@ def _serve(
         incarnation=secrets.randbits(63),
         now=now_ns(),
     )
+
+    def on_publication(publisher: bytes, frame: bytes) -> None:
+        driver.post_frame(publisher, frame)  # created below, before it is called
+
+    publications = PublicationReceiver(on_publication)
     driver = Driver(
         replica,
         transport,
         store=store,
         insert_path=replica.plain_inserts,
         flush_before_send=identity.durability == "disk",
+        receive_publications=publications.receive_from,
     )
     try:
         store.start(driver.post)
@@ -177,6 +184,7 @@ def _serve(
     run_process(driver, transport)
     # Nothing more is sent, and the last files may need the descriptors of the connections.
     transport.close()
+    publications.close()
     for entry in replica.part():
         store.append(entry)
     checkpoint = replica.checkpoint()

@@ -324,7 +324,7 @@ class Replica:
         is_first = state.clock.last is None
         if self._backup is not None:
             self._backup.guesses.record_epochs()
-        update = self._membership.on_lease_announced(message, self._now)
+        update = self._membership.on_lease_announced(route, message, self._now)
         if update is None:
             return
         if self._primary is not None:
@@ -394,6 +394,8 @@ class Replica:
         if not self._connected:
             self._connect()
         self._check_lease_end()
+        if self._membership.publications.tick(self._now):
+            self._heartbeat.due = self._now
         if self._state.state == "up":
             if self._primary is not None:
                 self._primary.tick(self._now)

@@ -12,6 +12,7 @@ from ziplog.core.node import (
     Effect,
     LogWarning,
     Propose,
+    Publish,
     ReportBadMessage,
     Send,
 )
@@ -78,6 +79,8 @@ class ServiceWorld:
                 case Broadcast():
                     for dst in effect.dsts:
                         self.transmit(name, dst, effect.message)
+                case Publish():
+                    self.publish(name, effect.message)
                 case Propose():
                     self.propose(name, effect.command)
                 case LogWarning():
@@ -91,6 +94,10 @@ class ServiceWorld:
 
     def transmit(self, src: str, dst: bytes, message: Message) -> None:
         """Send a message of a node."""
+        raise NotImplementedError
+
+    def publish(self, name: str, message: Message) -> None:
+        """Send a message to all that receive a node's publications."""
         raise NotImplementedError
 
     def propose(self, name: str, command: bytes) -> None:

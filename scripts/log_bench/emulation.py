@@ -1,10 +1,11 @@
 """Load test of the membership service: a real service, and thousands of emulated storage servers.
 
 `python -m mms` runs as a separate process, with its consensus, its journal and its sockets. Every
-emulated server has its own TCP connection, sends the heartbeats of a server with readers, reports a
-changed rate now and then, and receives leases. It checks the chain of leases, and looks up its
-owner table with every heartbeat. One other process runs all emulated servers. The arrival time of
-an announcement is the kernel's, so their sequential processing does not count.
+emulated server has TCP connections of its own, sends the heartbeats of a server with readers,
+reports a changed rate now and then, and receives leases, most of them as publications. It checks
+the chain of leases, and looks up its owner table with every heartbeat. One other process runs all
+emulated servers. The arrival time of an announcement is the kernel's, so their sequential
+processing does not count.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import psutil
 from metrics.cpu import cpu_s
+from metrics.raw_connection import RawConnection, RawSubscription
 from metrics.windows import percentile
-from metrics.zmtp import Dealer
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
 from ziplog.core.view import NO_DIGEST, unfold
@@ -45,7 +46,7 @@ _EPOCH_MS: Final = 10
 _RATE_PER_S: Final = 1000
 #: Share of the shards that change their rate in a second.
 _CHANGING: Final = 0.01
-#: Number of decoded frames in the cache: most servers receive the same frames.
+#: Number of decoded leases in the cache: most servers receive the same frames.
 _KEPT_FRAMES: Final = 64
 #: Number of recent leases that the service may still announce.
 _KEPT_LEASES: Final = 256
@@ -71,7 +72,9 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
         `announcement_bytes` on average; `jitter_ms` (p50, p99, max): by how much a lease begins,
         at a server, before or after the one before it ends there; `spread_ms`: how far apart the
         servers begin the same lease; `late_heartbeats`: the share of heartbeats that this process
-        could not send within 100 ms of their time; `lost`: those that found no room.
+        could not send within 100 ms of their time; `lost`: those that found no room; `reconnects`:
+        connections that the service closed. `published`: the share of the announcements that came
+        as publications.
 
     Raises:
         RuntimeError: the limit of open files is too low, or the servers do not get a lease.
@@ -112,7 +115,7 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
 
 
 def _allow_files(connections: int) -> None:
-    wanted = connections + _OTHER_FILES
+    wanted = 2 * connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise RuntimeError(f"{wanted} open files are needed, {hard} are allowed: see ulimit -Hn")
@@ -183,10 +186,15 @@ def _commands(journal: Path) -> int:
 class Server:
     """An emulated storage server, the only one of its shard."""
 
-    __slots__ = ("begins", "cluster", "connection", "lease", "rate", "shard")
+    __slots__ = (
+        "begins", "cluster", "connection", "lease", "publications", "publisher", "rate", "shard",
+    )  # fmt: skip
 
-    def __init__(self, shard: int, connection: Dealer) -> None:
+    def __init__(self, shard: int, connection: RawConnection) -> None:
         self.shard, self.connection = shard, connection
+        self.publications: RawSubscription | None = None
+        #: The endpoint of the publication that brought the last lease, if it was one.
+        self.publisher = ""
         self.cluster = 0
         #: The last lease that it holds, and when that begins, in ns since 1970.
         self.lease: Lease | None = None
@@ -205,7 +213,7 @@ class Server:
                 self.cluster, f"server-{self.shard}", "127.0.0.1:1", self.shard, int(bool(lease)),
                 1, 1, "up" if lease else "starting", True, self.rate, frontier, frontier,
                 lease.number if lease else 0, lease.digest if lease else NO_DIGEST, 0, 0, 0,
-                f"directory {self.shard}", "live" if lease else "", True,
+                f"directory {self.shard}", "live" if lease else "", True, publisher=self.publisher,
             )
         )  # fmt: skip
 
@@ -216,7 +224,8 @@ class Fleet:
     def __init__(self, shards: int, port: int) -> None:
         self.servers: Final[list[Server]] = []
         names = ("heartbeats", "rates", "announcements", "bytes", "early", "late", "lost")
-        self.counts = dict.fromkeys(names, 0)
+        self.counts = dict.fromkeys((*names, "published", "reconnects"), 0)
+        self._port: Final = port
         self._chance = random.Random(shards)  # noqa: S311 - a load, no secret
         self._held: dict[bytes, LeaseAnnounced] = {}
         self._leases: dict[int, Lease] = {}
@@ -224,9 +233,9 @@ class Fleet:
         #: By lease number: the start, and the times of its first and last arrival at a server.
         self._begins: dict[int, list[int]] = {}
         self._poll: Final = select.epoll()
-        self._by_fd: Final[dict[int, Server]] = {}
+        self._by_fd: Final[dict[int, tuple[Server, RawConnection | RawSubscription]]] = {}
         for shard in range(shards):
-            self._add(Server(shard, Dealer("127.0.0.1", port)))
+            self._add(Server(shard, RawConnection("127.0.0.1", port)))
             self._listen(0)  # the service disconnects a server that does not answer a PING
         # As shard/membership/heartbeat.py has it: primaries four times a second, if not many.
         self._period: Final = min(_S, _S // 4 * max(shards, 1000) // 1000)
@@ -236,16 +245,20 @@ class Fleet:
         self._due = [(now + index * spread, index) for index in range(len(self.servers))]
 
     def _add(self, server: Server) -> None:
-        fd = server.connection.fileno()
         self.servers.append(server)
-        self._by_fd[fd] = server
-        self._poll.register(fd, select.EPOLLIN)
+        self._watch(server, server.connection)
+
+    def _watch(self, server: Server, source: RawConnection | RawSubscription) -> None:
+        self._by_fd[source.fileno()] = server, source
+        self._poll.register(source.fileno(), select.EPOLLIN)
 
     def close(self) -> None:
         """Close all connections."""
         self._poll.close()
         for server in self.servers:
             server.connection.close()
+            if server.publications is not None:
+                server.publications.close()
 
     def begin(self) -> None:
         """Reset all measurements."""
@@ -265,9 +278,30 @@ class Fleet:
         if until_all_hold:
             raise RuntimeError(f"after {seconds} s some of the servers have no lease")
 
+    def _reconnect(self, server: Server, source: RawConnection | RawSubscription) -> None:
+        """Replace a connection that the service closed: this process was late to read it."""
+        self.counts["reconnects"] += 1
+        del self._by_fd[source.fileno()]
+        source.close()
+        if source is server.connection:
+            server.connection = RawConnection("127.0.0.1", self._port)
+            self._watch(server, server.connection)
+        else:
+            server.publications, server.publisher = None, ""
+
+    def _send(self, server: Server, frame: bytes) -> bool:
+        try:
+            return server.connection.send(frame)
+        except ConnectionError:
+            return False  # The next poll finds the end of the connection.
+
     def _listen(self, pause_ns: int) -> None:
         for fd, _ in self._poll.poll(pause_ns / _S, 512):
-            self._take(self._by_fd[fd])
+            server, source = self._by_fd[fd]
+            try:
+                self._take(server, source)
+            except ConnectionError:
+                self._reconnect(server, source)
 
     def _beat(self, now: int) -> None:
         due = self._due
@@ -275,7 +309,7 @@ class Fleet:
             at, index = heapq.heappop(due)
             server = self.servers[index]
             frame = server.heartbeat(now)
-            self._count("heartbeats", "lost", is_done=server.connection.send(frame))
+            self._count("heartbeats", "lost", is_done=self._send(server, frame))
             self.counts["late"] += now - at > 100 * _MS
             heapq.heappush(due, (max(at + self._period, now - _S), index))
 
@@ -288,19 +322,26 @@ class Fleet:
                 # Up by a half, or back.
                 server.rate = _RATE_PER_S * 5 // 2 - server.rate
                 frame = encode(Rate(server.cluster, server.shard, 1, server.rate))
-                self._count("rates", "lost", is_done=server.connection.send(frame))
+                self._count("rates", "lost", is_done=self._send(server, frame))
 
     def _count(self, done: str, lost: str, *, is_done: bool) -> None:
         self.counts[done if is_done else lost] += 1
 
-    def _take(self, server: Server) -> None:
-        came, frames = server.connection.receive()
+    def _take(self, server: Server, source: RawConnection | RawSubscription) -> None:
+        came, frames = source.receive()
         for frame in frames:
             self.counts["announcements"] += 1
             self.counts["bytes"] += len(frame)
+            self.counts["published"] += source is server.publications
             message = self._held.get(frame) or self._decode(frame)
             lease = self._lease_of(message) if message is not None else None
-            if message is not None and lease is not None:
+            if message is None:
+                continue
+            if message.publisher and server.publications is None:
+                host, _, port = message.publisher.rpartition(":")
+                server.publications = RawSubscription(host, int(port))
+                self._watch(server, server.publications)
+            if lease is not None:
                 self._hold(server, lease, message, came)
 
     def _lease_of(self, message: LeaseAnnounced) -> Lease | None:
@@ -324,13 +365,18 @@ class Fleet:
             return None
         for run in message.runs:
             assert self._leases.setdefault(run.last.number, run.last) == run.last, "two leases"
-        if len(self._held) >= _KEPT_FRAMES:
-            self._held.pop(next(iter(self._held)))
-        self._held[frame] = message
+        if message.runs or message.steps:
+            if len(self._held) >= _KEPT_FRAMES:
+                self._held.pop(next(iter(self._held)))
+            self._held[frame] = message
         return message
 
     def _hold(self, server: Server, lease: Lease, message: LeaseAnnounced, came: int) -> None:
         before = server.lease
+        if message.is_publication and (before is None or lease.number < before.number):
+            return
+        if before is None or lease.number > before.number or message.is_publication:
+            server.publisher = message.publisher if message.is_publication else ""
         if before is not None and lease.number <= before.number:
             return
         begins = came + message.starts_in_us * 1000
@@ -355,12 +401,14 @@ class Fleet:
             "leases": len(self._begins) / seconds,
             "early": counts["early"] / servers / seconds,
             "announcements": counts["announcements"] / seconds,
+            "published": counts["published"] / max(counts["announcements"], 1),
             "announced_mib": counts["bytes"] / seconds / 2**20,
             "announcement_bytes": counts["bytes"] / max(counts["announcements"], 1),
             "jitter_ms": _percentiles(self._jitter),
             "spread_ms": _percentiles(spread),
             "late_heartbeats": counts["late"] / max(counts["heartbeats"], 1),
             "lost": counts["lost"],
+            "reconnects": counts["reconnects"],
         }
 
 

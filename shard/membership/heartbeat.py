@@ -67,7 +67,7 @@ class HeartbeatSender:
                 last.number if last else 0, last.digest if last else NO_DIGEST, state.trim,
                 stream.stable_record, stream.durable_record, config.identity,
                 state.shard_state, state.has_readers(now), state.holes, state.is_sealed,
-                state.has_gap, stream.stable_end,
+                state.has_gap, stream.stable_end, state.publisher,
             ),
         )  # fmt: skip
 

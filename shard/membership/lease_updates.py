@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shard.membership.publications import Publications
 from shard.state.epoch_clock import LeaseConflictError
 from ziplog.core.node import Halt, LogWarning, ReportBadMessage
 from ziplog.core.view import fingerprint
@@ -44,6 +45,7 @@ class LeaseUpdates:
         self._state: Final = state
         #: The shard is being recovered, by the last announcement.
         self.is_recovering = False
+        self.publications: Final = Publications(state)
         #: Time at which the shard has no more positions, in ns; None: it has some.
         self._positions_end_at: int | None = None
 
@@ -58,7 +60,9 @@ class LeaseUpdates:
         self._state.effects.append(ReportBadMessage(route, why))
         return False
 
-    def on_lease_announced(self, message: LeaseAnnounced, now: int) -> LeaseUpdate | None:
+    def on_lease_announced(
+        self, route: bytes, message: LeaseAnnounced, now: int
+    ) -> LeaseUpdate | None:
         """Apply an announcement; return None if this server must halt."""
         state = self._state
         if state.cluster not in (0, message.cluster):
@@ -66,6 +70,8 @@ class LeaseUpdates:
             state.effects.append(Halt(reason))
             return None
         state.cluster = message.cluster
+        if message.is_publication and state.clock.last is None:
+            return LeaseUpdate()  # The leases before these are still to come.
         begins = now + message.starts_in_us * 1000
         try:
             runs = message.runs or state.clock.unfold(message.after, message.steps, message.digest)
@@ -76,7 +82,9 @@ class LeaseUpdates:
             return None
         state.clock.left_at = max(state.clock.left_at, message.limit)
         held = state.clock.last
-        state.has_gap = message.after > (held.number if held is not None else 0)
+        if message.runs or message.after:
+            state.has_gap = message.after > (held.number if held is not None else 0)
+        self.publications.on_lease_announced(route, message, has_leases=news)
         update = LeaseUpdate(news)
         placement = next((p for p in message.placements if p.shard == state.shard), None)
         if placement is not None and state.clock.lease is not None:
@@ -95,8 +103,10 @@ class LeaseUpdates:
         return self._state.has_no_positions
 
     def next_wakeup(self) -> int | None:
-        """Return the time at which the shard's last lease ends; None: over, or not known."""
-        return None if self._state.has_no_positions else self._positions_end_at
+        """Return the time at which the shard's positions end, or a lease is overdue, if known."""
+        end = None if self._state.has_no_positions else self._positions_end_at
+        # A lease is overdue when the last one ends, and the positions do not end later.
+        return self.publications.overdue_at if end is None else end
 
     def _on_placement(self, placement: Placement, update: LeaseUpdate) -> LeaseUpdate:
         """Apply the committed placement of this shard."""

@@ -179,6 +179,14 @@ class EpochClock:
         return self.lease.base if self.lease is not None else 0
 
     @property
+    def ends_at(self) -> int | None:
+        """Time at which the last lease ends, in ns; None without a lease."""
+        if self.lease is None:
+            return None
+        began, lease = self._upcoming[-1] if self._upcoming else (self._lease_began_at, self.lease)
+        return began + lease.epochs * lease.epoch_ms * NS_PER_MS
+
+    @property
     def next_lease_at(self) -> int | None:
         """Time at which the next lease begins, in ns; None if none is known."""
         return self._upcoming[0][0] if self._upcoming else None

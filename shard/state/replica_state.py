@@ -112,6 +112,8 @@ class ReplicaState:
         self.last_want = -(2**62)
         #: Leases are missing between those held and those announced last.
         self.has_gap = False
+        #: The endpoint whose publication brought the last lease; "": it came by another way.
+        self.publisher = ""
         #: A reader subscribes to this server.
         self.has_subscribers = False
         #: Time until which peers are known to have subscribers, in ns.

@@ -139,6 +139,8 @@ class Plan(NamedTuple):
     part_bytes: int = 0
     #: Number of records of large calls; 0: no large calls.
     bulk: int = 0
+    #: The membership service publishes leases, as it does to many members.
+    publishes: bool = False
 
     @property
     def forgets_soon(self) -> bool:
@@ -222,6 +224,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         drawn += draw_rot(plan)
         drawn += draw_age(plan)
         plan = _aged(plan)
+        plan = plan._replace(publishes=Random(f"publications {seed}").random() < 1 / 3)
     return plan._replace(faults=tuple(sorted(drawn)))
 
 

@@ -89,6 +89,7 @@ class StorageServer:
             self.replica, process.transport, store=self.store,  # type: ignore[arg-type]
             insert_path=self.replica.plain_inserts,
             flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,
+            receive_publications=process.transport.receive_publications,
         )  # fmt: skip
         self.store.flusher.set_listener(self._driver.post)
         self._directory: Final = directory
@@ -151,6 +152,7 @@ class ServiceNode:
         self._driver: Final = Driver(
             node, process.transport,  # type: ignore[arg-type]
             propose=member.propose, clock=process.clock, on_halt=process.halt,
+            publish=process.transport.publish,
         )  # fmt: skip
         self._post = self._driver.post
         for event in early:
@@ -178,6 +180,7 @@ def membership_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk)
         node = MembershipService(
             config(), process.name, pid=1, cluster=1 + random.getrandbits(62),
             incarnation=random.getrandbits(63), now=process.clock(),
+            publisher=process.endpoint or "",
         )  # fmt: skip
         return ServiceNode(process, node, group, disk)
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import shard.recovery.state_transfer
 import shard.state.session_tables
 import shard.state.sessions
-from mms import lease_history
+from mms import announcements, lease_history
 from shard.state import epoch_clock
 from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
@@ -77,6 +77,7 @@ def _limits(plan: Plan) -> Iterator[None]:
             (plan.table_bytes, shard.state.session_tables, "TABLE_BYTES"),
             (plan.part_bytes, shard.state.session_tables, "PART_BYTES"),
             (plan.part_bytes, shard.recovery.state_transfer, "_ANSWER_TABLE_BYTES"),
+            (int(plan.publishes), announcements, "MANY_MEMBERS"),
         ):
             if value:
                 patched.enter_context(patch.object(module, name, value))

@@ -9,6 +9,7 @@ restarted process is a new peer: routes to its former incarnation lead nowhere.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from crc32c import crc32c
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]
 
+#: Share of the publications that are lost, beside those that the conditions lose.
+_LOST_PUBLICATIONS: Final = 0.1
 #: `Network.on_carry` returns this for a frame to lose.
 LOST: Final = -1
 
@@ -54,6 +57,8 @@ class Network:
         self._cut: set[Pair] = set()
         self._clogged: dict[Pair, list[Callable[[], None]]] = {}
         self._listening: dict[str, SimTransport] = {}
+        #: By publisher's endpoint: the receivers of its publications, and their name for it.
+        self._receivers: dict[str, dict[SimTransport, bytes]] = {}
         #: Called with every sent frame: (from, to, frame).
         self.on_frame: Callable[[str, str, bytes], object] | None = None
         #: Returns a frame's (from, to, frame) delay in nanoseconds, or `LOST`, or None for the
@@ -136,6 +141,10 @@ class Network:
         """Unbind an endpoint."""
         self._listening.pop(endpoint, None)
 
+    def receivers(self, endpoint: str) -> dict[SimTransport, bytes]:
+        """Return the receivers of a publisher, with the name of it that each has."""
+        return self._receivers.setdefault(endpoint, {})
+
     def at(self, endpoint: str) -> SimTransport | None:
         """Return the transport that listens at an endpoint now."""
         return self._listening.get(endpoint)
@@ -161,6 +170,8 @@ class SimTransport:
         self._is_open = True
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._connections: dict[bytes, _Connection] = {}
+        #: By publisher's name: the endpoint at which it publishes.
+        self._publishers: dict[bytes, str] = {}
         #: By return route: the peer that connected, and its connection.
         self._inbound: dict[bytes, tuple[SimTransport, _Connection]] = {}
         self._routes: dict[tuple[SimTransport, bytes], bytes] = {}
@@ -177,6 +188,26 @@ class SimTransport:
     def disconnect(self, name: bytes) -> None:
         """Remove a name."""
         self._connections.pop(name, None)
+
+    def publish(self, frame: bytes) -> None:
+        """Send a frame to all receivers of this process's publications; some get none."""
+        assert self.endpoint is not None
+        for peer, name in self._network.receivers(self.endpoint).items():
+            if self._network.kernel.random.random() >= _LOST_PUBLICATIONS:
+                self._carry(peer, frame, partial(peer.on_publication, name, self.endpoint, frame))
+
+    def receive_publications(self, name: bytes, endpoint: str) -> None:
+        """Receive what `name` publishes at `endpoint`, and nowhere else."""
+        former = self._publishers.get(name)
+        if former is not None:
+            self._network.receivers(former).pop(self, None)
+        self._publishers[name] = endpoint
+        self._network.receivers(endpoint)[self] = name
+
+    def on_publication(self, name: bytes, endpoint: str, frame: bytes) -> None:
+        """Queue an arrived publication."""
+        if self._publishers.get(name) == endpoint:
+            self.on_frame(name, frame)
 
     def send(self, dst: bytes, frame: bytes) -> None:
         """Send a frame to a name or along a route; drop it if that leads nowhere."""
@@ -247,5 +278,7 @@ class SimTransport:
         """Disconnect from the network; frames in flight are lost."""
         self._is_open = False
         self._inbox.clear()
+        for endpoint in self._publishers.values():
+            self._network.receivers(endpoint).pop(self, None)
         if self.endpoint is not None:
             self._network.leave(self.endpoint)

@@ -125,6 +125,22 @@ class Broadcast(Effect, frozen=True, gc=False):
     message: Message
 
 
+class Publish(Effect, frozen=True, gc=False):
+    """Send one message to every process that receives this node's publications. It may be lost."""
+
+    message: Message
+
+
+class ReceivePublications(Effect, frozen=True, gc=False):
+    """From now on, receive what `name` publishes at `endpoint`, and nowhere else.
+
+    A publication arrives as `Received`, with the name as its source.
+    """
+
+    name: bytes
+    endpoint: str
+
+
 class Connect(Effect, frozen=True, gc=False):
     """From now on, `name` reaches the node that listens at `endpoint` ("host:port")."""
 

@@ -179,6 +179,17 @@ class Reserve:
         return connection.last_active if connection.is_greeted or is_new else -1
 
 
+def accept_only_nodes(listening: socket.socket) -> None:
+    """Make a listening socket ignore connections, except of nodes, until `accept_all`."""
+    program = struct.pack("HP", len(_NODES_ONLY), ctypes.addressof(_FILTER))
+    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def accept_all(listening: socket.socket) -> None:
+    """End `accept_only_nodes`."""
+    listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+
 class AcceptPause:
     """Makes a listening socket ignore new connections of clients for a second. For one thread.
 
@@ -200,12 +211,11 @@ class AcceptPause:
     def start(self, listening: socket.socket, now: int) -> None:
         """Ignore new connections of clients for a second from now on."""
         if self._ends_at is None:
-            program = struct.pack("HP", len(_NODES_ONLY), ctypes.addressof(_FILTER))
-            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+            accept_only_nodes(listening)
         self._ends_at = now + _PAUSE_NS
 
     def end_if_due(self, listening: socket.socket, now: int) -> None:
         """Answer new connections again, if the second is over."""
         if self._ends_at is not None and now >= self._ends_at:
-            listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+            accept_all(listening)
             self._ends_at = None

@@ -35,7 +35,9 @@ from ziplog.core.node import (
     Persisted,
     Pressed,
     Propose,
+    Publish,
     Received,
+    ReceivePublications,
     ReportBadMessage,
     Send,
     Wakeup,
@@ -138,6 +140,8 @@ class Driver:
         insert_path: InsertPath | None = None,
         flush_before_send: bool = False,
         propose: Callable[[bytes], None] | None = None,
+        publish: Callable[[bytes], None] | None = None,
+        receive_publications: Callable[[bytes, str], None] | None = None,
         decode: Callable[[bytes], Message] = decode,
         clock: Callable[[], int] = now_ns,
         on_halt: Callable[[str, str], object] = halt,
@@ -151,6 +155,8 @@ class Driver:
             insert_path: accepts most inserts in place of the node's `step`.
             flush_before_send: durability level `disk`.
             propose: receives the commands of `Propose` effects; it must not block.
+            publish: sends the frames of `Publish` effects to all that receive them.
+            receive_publications: called with the name and endpoint of each `ReceivePublications`.
             decode: decodes incoming frames.
             clock: nanoseconds; counts the time while the machine is suspended.
             on_halt: called with a reason and the node's state; should not return.
@@ -165,6 +171,7 @@ class Driver:
         self._has_inserted = False
         self._flush_before_send = flush_before_send
         self._propose, self._clock, self._on_halt = propose, clock, on_halt
+        self._publish, self._receive_publications = publish, receive_publications
         self._decode = decode
         self._inbox: Final = Inbox(transport.receive)
         self._is_behind = False
@@ -184,6 +191,8 @@ class Driver:
             Disconnect: self._disconnect,
             Persist: self._persist,
             Propose: self._propose_command,
+            Publish: self._publish_message,
+            ReceivePublications: self._start_receiving,
             ReportBadMessage: self._report_bad_message,
             LogWarning: self._warn,
             Halt: self._halt,
@@ -211,6 +220,13 @@ class Driver:
         """
         self._posted.append(event)
         self._transport.wake()
+
+    def post_frame(self, src: bytes, frame: bytes) -> None:
+        """Queue a frame that did not come over the transport; drop it if it is bad."""
+        try:
+            self.post(Received(src, self._decode(frame)))
+        except ProtocolError:
+            self.bad_frames += 1
 
     def run_once(self) -> None:
         """Run one iteration: step all events that are due, then wait for input or the timer."""
@@ -362,6 +378,16 @@ class Driver:
     def _propose_command(self, effect: Propose) -> None:
         assert self._propose is not None, "a node that proposes needs a Raft group"
         self._propose(effect.command)
+
+    def _publish_message(self, effect: Publish) -> None:
+        assert self._publish is not None, "a node that publishes needs a publisher"
+        frame = self._encode(effect.message)
+        if frame is not None:
+            self._publish(frame)
+
+    def _start_receiving(self, effect: ReceivePublications) -> None:
+        assert self._receive_publications is not None, "this process receives no publications"
+        self._receive_publications(effect.name, effect.endpoint)
 
     def _report_bad_message(self, effect: ReportBadMessage) -> None:
         self._drop_bad_frame(effect.src, ProtocolError(effect.reason))

@@ -8,6 +8,7 @@ Exit codes: 1 a port is in use, or the directory is in use or damaged; 2 bad usa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ from ziplog.raft.raft import Raft
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
 from ziplog.runtime.process_logging import configure, halt
+from ziplog.runtime.publications import Publisher
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -40,10 +42,12 @@ class Service(NamedTuple):
     noun: str
     #: Returns its nodes in a cluster file.
     nodes: Callable[[ClusterConfig], tuple[NodeConfig, ...]]
-    #: Creates the node with a name.
-    build: Callable[[ClusterConfig, str], Node]
+    #: Creates the node with a name, whose process publishes at an endpoint ("": nowhere).
+    build: Callable[[ClusterConfig, str, str], Node]
     #: Creates the state machine that Raft replicates.
     machine: Callable[[], Machine]
+    #: Its nodes publish.
+    publishes: bool = False
 
 
 def main(service: Service, arguments: Sequence[str] | None) -> int:
@@ -85,13 +89,15 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
     configure(node.name)
     raise_limit()
     logging.basicConfig(level=logging.WARNING, format="level=%(levelname)s event=%(message)r")
-    machine = service.build(config, node.name)
-    transport = Transport(bind=node.endpoint)
+    with contextlib.ExitStack() as opened:
+        transport = opened.enter_context(contextlib.closing(Transport(bind=node.endpoint)))
+        publisher = None
+        if service.publishes:
+            publisher = opened.enter_context(contextlib.closing(Publisher(node.host)))
 
-    def post(event: Event) -> None:
-        driver.post(event)  # created below, before Raft starts
+        def post(event: Event) -> None:
+            driver.post(event)  # created below, before Raft starts
 
-    try:
         raft = Raft(
             node.name,
             {other.name: f"{other.host}:{other.raft_port}" for other in service.nodes(config)},
@@ -101,14 +107,15 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
             on_fatal=halt,
             password=config.raft_password,
         )
-        driver = Driver(machine, transport, propose=raft.propose)
-        try:
-            raft.start()
-            structlog.get_logger().info("started", endpoint=node.endpoint, pid=os.getpid())
-            print(f"{service.module} {node.name} ready at {node.endpoint}", flush=True)
-            run_process(driver, transport)
-        finally:
-            raft.stop()
-    finally:
-        transport.close()
+        opened.callback(raft.stop)
+        driver = Driver(
+            service.build(config, node.name, publisher.endpoint if publisher is not None else ""),
+            transport,
+            propose=raft.propose,
+            publish=publisher.publish if publisher is not None else None,
+        )
+        raft.start()
+        structlog.get_logger().info("started", endpoint=node.endpoint, pid=os.getpid())
+        print(f"{service.module} {node.name} ready at {node.endpoint}", flush=True)
+        run_process(driver, transport)
     structlog.get_logger().info("stopped")

@@ -61,6 +61,8 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     #: All positions of its shard below this are stable here. A server without a lease needs the
     #: leases from here on, at most the newest `KEPT_RUNS`. 0: it needs all leases.
     needs_from: Gsn = 0
+    #: The last lease came as a publication from this endpoint; "": it came by another way.
+    publisher: Name = ""
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):
@@ -92,6 +94,10 @@ class LeaseAnnounced(Message, tag=VERSION * 256 + 41, frozen=True, gc=False):
     #: The receiver's shard has left, and owns no position from here on; 0: it has not left, or
     #: this message does not contain its placement.
     limit: Gsn = 0
+    #: The endpoint at which the sender publishes further leases; "": it does not publish them.
+    publisher: Name = ""
+    #: This message was published there.
+    is_publication: bool = False
 
 
 class Hello(Message, tag=VERSION * 256 + 42, frozen=True, gc=False):

@@ -47,6 +47,9 @@ class FakeServer:
         self.needs_from = 1
         self.stable_gsn = 7
         self.announced: list[LeaseAnnounced] = []
+        #: The endpoint whose publication brought the last lease; "": none did.
+        self.publisher = ""
+        self.loses_publications = False
         self.wants: list[Want] = []
 
     def heartbeat(self) -> Heartbeat:
@@ -58,7 +61,7 @@ class FakeServer:
             lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim,
             self.stable_gsn, 5, self.identity, self.placed,  # type: ignore[arg-type]
             has_readers=self.has_readers, holes=3, is_sealed=self.sealed,
-            has_gap=self.has_gap, needs_from=self.needs_from,
+            has_gap=self.has_gap, needs_from=self.needs_from, publisher=self.publisher,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:
@@ -70,9 +73,15 @@ class FakeServer:
         elif isinstance(message, LeaseAnnounced):
             self.announced.append(message)
             self.trim = max(self.trim, message.trim)
-            self.has_gap = message.after > (self.lease.number if self.lease is not None else 0)
+            if message.runs or message.after:
+                self.has_gap = message.after > (self.lease.number if self.lease is not None else 0)
+            former = self.lease
             for run in message.runs or self._unfold(message):
                 self._take(run.first, run.last, is_cut=message.is_cut)
+            if message.is_publication and not self.has_gap:
+                self.publisher = message.publisher
+            elif self.lease != former:
+                self.publisher = ""
             states = [p.state for p in message.placements if p.shard == self.shard]
             self.placed = states[0] if states else self.placed
             if self.state == "starting" and self.lease is not None and states:
@@ -98,9 +107,12 @@ class FakeServer:
 class World(ServiceWorld):
     """The service, its servers, and a consensus that commits after `delay` ns."""
 
-    def __init__(self, cluster: ClusterConfig | None = None, delay: int = MS) -> None:
+    def __init__(
+        self, cluster: ClusterConfig | None = None, delay: int = MS, publisher: str = ""
+    ) -> None:
         super().__init__(cluster or config())
-        self.delay = delay
+        self.delay, self.publisher = delay, publisher
+        self.published: list[LeaseAnnounced] = []
         self.consensus = ClusterState()
         self.log: list[bytes] = []
         self.proposed: list[tuple[int, bytes]] = []
@@ -130,8 +142,9 @@ class World(ServiceWorld):
     def start(self) -> None:
         """Restart the service from the state of consensus."""
         self.service = MembershipService(
-            self.config, "mms-0", pid=1, cluster=CLUSTER, incarnation=len(self.log), now=self.now
-        )
+            self.config, "mms-0", pid=1, cluster=CLUSTER, incarnation=len(self.log), now=self.now,
+            publisher=self.publisher,
+        )  # fmt: skip
         self.proposed.clear()
         replay = ClusterState()
         for command in self.log:
@@ -154,10 +167,20 @@ class World(ServiceWorld):
         self.sent.append((dst, message))
         for server in self.servers:
             if server.route == dst:
-                held = server.lease
-                server.receive(message)
-                if server.has_gap or (held is None and server.lease is not None):
-                    self.heartbeat_times[server.name] = self.now  # it says so at once
+                self._deliver(server, message)
+
+    def publish(self, _name: str, message: Message) -> None:
+        assert isinstance(message, LeaseAnnounced)
+        self.published.append(message)
+        for server in self.servers:
+            if server.lease is not None and not server.loses_publications:
+                self._deliver(server, message)
+
+    def _deliver(self, server: FakeServer, message: Message) -> None:
+        held = server.lease
+        server.receive(message)
+        if server.has_gap or (held is None and server.lease is not None):
+            self.heartbeat_times[server.name] = self.now  # it says so at once
 
     def send_heartbeat(self, server: FakeServer) -> None:
         self.heartbeat_times[server.name] = self.now + (S // 4 if server.has_readers else S)
@@ -248,9 +271,9 @@ class World(ServiceWorld):
         return document
 
 
-def working(shards: int = 3, delay: int = MS, rate: int = 10_000) -> World:
+def working(shards: int = 3, delay: int = MS, rate: int = 10_000, publisher: str = "") -> World:
     """Return a service at work: all shards are equally fast."""
-    world = World(config(shards=shards), delay).lead().run(S)
+    world = World(config(shards=shards), delay, publisher).lead().run(S)
     for server in world.servers:
         server.rate = rate
     world.set_active()

@@ -110,7 +110,9 @@ class Replica:
         self._repair: Final = Repair(self._state, self._recovery)
         self._admission: Final = Admission(self._state)
         #: The short path of most inserts, beside `step`.
-        self.plain_inserts: Final = PlainInserts(self._state)
+        self.plain_inserts: Final = PlainInserts(
+            self._state, self._apply_forward, self._deliver_stable
+        )
         self._lag_fix: Final = LagFix(self._state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
@@ -235,10 +237,16 @@ class Replica:
             self._role.on_settled(session, message.first_incomplete, self._now)
 
     def _forward(self, _route: bytes, message: Forward) -> None:
-        if self._backup is not None and self._is_mine(message):
-            news = self._backup.on_forward(message, self._now)
-            if news:
-                self._on_stable(news)
+        self._apply_forward(message, self._now)
+
+    def _apply_forward(self, message: Forward, now: int) -> bool:
+        """Have the backup handle a forward; return False if it is for another server or view."""
+        if self._backup is None or not self._is_mine(message):
+            return False
+        news = self._backup.on_forward(message, now)
+        if news:
+            self._on_stable(news, now)
+        return True
 
     def _report(self, _route: bytes, message: Report) -> None:
         if self._primary is not None and self._is_mine(message):
@@ -262,11 +270,17 @@ class Replica:
         assert self._primary is not None
         news = self._primary.stabilise(self._now)
         if news:
-            self._on_stable(news)
+            self._on_stable(news, self._now)
 
-    def _on_stable(self, news: list[Entry]) -> None:
+    def _on_stable(self, news: list[Entry], now: int) -> None:
         self._readers.on_stable(news)
-        self._marks.schedule(self._now)
+        self._marks.schedule(now)
+
+    def _deliver_stable(self, news: list[Entry], now: int) -> bool:
+        """Pass stable entries to the readers; return whether a reader is behind."""
+        if news:
+            self._on_stable(news, now)
+        return self._readers.has_work
 
     # --- readers ---
 
@@ -377,7 +391,7 @@ class Replica:
         elif self._backup is not None:
             news = self._backup.on_batch_end(self._now)
             if news:
-                self._on_stable(news)
+                self._on_stable(news, self._now)
         if self._readers.has_work:
             self._readers.catch_up()
         if state.damaged is not None:
@@ -484,7 +498,7 @@ class Replica:
         if self._recovery.on_decided(message, self._now):
             self._health.expedite(self._now)
             if message.is_confirmed:  # no recovery goes back before this view
-                self._on_stable(state.stream.stabilise(state.stream.last))
+                self._on_stable(state.stream.stabilise(state.stream.last), self._now)
 
     def _fetch(self, route: bytes, message: Fetch) -> None:
         state = self._state
@@ -528,7 +542,7 @@ class Replica:
 
     def _begin_view(self) -> None:
         """Begin the view: all replicas have joined."""
-        self._on_stable(self._recovery.start_view(self._now))
+        self._on_stable(self._recovery.start_view(self._now), self._now)
         self._role = self._create_role()
         self._role.restore()
         self._readers.begin_view(self._guesses)

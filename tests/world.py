@@ -106,9 +106,11 @@ class World:
         self.decode: Callable[[bytes], Message] = wire.decode
         #: Duration of a store's flush, in ns.
         self.flush_ns = 0
-        #: Plain inserts take the short path, as in the driver; and the number of those that did.
+        #: Plain inserts and forwards take the short path, as in the driver; how many did.
         self.has_short_path = True
-        self.plain_inserts = 0
+        self.plain_inserts = self.plain_forwards = 0
+        #: Nodes whose short path has handled a forward in this batch.
+        self._forwarded: set[str] = set()
         #: Messages in flight: arrival time, a number, destination, route, frame.
         self._queue: list[tuple[int, int, str, bytes, bytes]] = []
         self._count = 0
@@ -198,20 +200,43 @@ class World:
         node.check()
 
     def _receive(self, name: str, route: bytes, message: Message) -> bool:
-        """Step a node with a message; return whether a `BatchEnd` is due."""
+        """Pass a message to a node's short path, or step it; return whether it was stepped."""
         node = self.nodes[name]
-        if self.has_short_path and isinstance(node, Replica) and isinstance(message, wire.Insert):
+        if self.has_short_path and isinstance(node, Replica):
             path = node.plain_inserts
-            ack = path.insert(route, message, self.now)
-            if ack is not None:
-                self.plain_inserts += 1
-                self._route(name, route, ack)
-                for effect in path.pop_effects():
-                    self._carry_out(name, effect)
-                node.check()
-                return self.now >= path.rest_until
+            if isinstance(message, wire.Insert):
+                ack = path.insert(route, message, self.now)
+                if ack is not None:
+                    self.plain_inserts += 1
+                    if name in self._forwarded:
+                        self._carry_out_short_path(name, node)
+                    self._route(name, route, ack)
+                    node.check()
+                    return False
+            elif isinstance(message, wire.Forward) and path.forward(message, self.now):
+                self.plain_forwards += 1
+                self._forwarded.add(name)
+                return False
+            self._carry_out_short_path(name, node)
         self._step(name, Received(route, message))
         return True
+
+    def _end_batch(self, name: str, *, is_stepped: bool) -> None:
+        """End a batch: by the node's short path if no message was stepped, and none is due."""
+        node = self.nodes[name]
+        if self.has_short_path and isinstance(node, Replica):
+            due = self.now if is_stepped else node.plain_inserts.end_batch(self.now)
+            self._carry_out_short_path(name, node)
+            if self.now < due:
+                node.check()
+                return
+        self._step(name, BatchEnd())
+
+    def _carry_out_short_path(self, name: str, node: Replica) -> None:
+        self._forwarded.discard(name)
+        effects = node.plain_inserts.pop_effects()
+        for effect in sorted(effects, key=lambda effect: isinstance(effect, Persist)):
+            self._carry_out(name, effect)
 
     def _carry_out(self, name: str, effect: Effect) -> None:
         match effect:
@@ -282,7 +307,7 @@ class World:
 
     def _advance(self) -> None:
         """Deliver the due messages, one batch for each node, and wake the nodes that are due."""
-        touched: list[str] = []
+        touched: dict[str, bool] = {}
         held: list[tuple[int, int, str, bytes, bytes]] = []
         while self._queue and self._queue[0][0] <= self.now:
             item = heapq.heappop(self._queue)
@@ -290,13 +315,11 @@ class World:
             if dst in self.paused:
                 held.append(item)
                 continue
-            is_due = self._receive(dst, route, self.decode(frame))
-            if is_due and dst not in touched:
-                touched.append(dst)
+            touched[dst] = self._receive(dst, route, self.decode(frame)) or touched.get(dst, False)
         for at, count, *rest in held:
             heapq.heappush(self._queue, (max(at, self.now) + MS, count, *rest))  # type: ignore[misc]
-        for name in touched:
-            self._step(name, BatchEnd())
+        for name, is_stepped in touched.items():
+            self._end_batch(name, is_stepped=is_stepped)
         for name, at in list(self._flushes.items()):
             if at <= self.now and name not in self.paused:
                 del self._flushes[name]

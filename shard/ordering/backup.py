@@ -54,6 +54,9 @@ _ALL_WRONG: Final = (1 << COUNTED_GUESSES) - 1
 class Backup:
     """A backup's part of a replica."""
 
+    #: Whether `on_batch_end` must follow each batch of plain inserts.
+    forwards_at_once: bool = False
+
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         self.guesses: Final = Guesses(state.clock)
@@ -152,7 +155,7 @@ class Backup:
         Until then every unit whose predecessor is placed gets a guess. 0: not now.
         """
         can_guess = self._acks_guesses and self.guesses.is_aligned
-        return _NEVER if can_guess and not self._pending else 0
+        return _NEVER if can_guess and self._request_due is None else 0
 
     def accept_plain(self, session: Session, unit: HeldUnit, now: int) -> bool:
         """Promise a new unit slots, if the leases held have them."""

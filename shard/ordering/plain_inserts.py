@@ -2,8 +2,10 @@
 
 An insert is plain if it depends on nothing but its session and the end of the log: it is new,
 within the limits, and waits for nothing. Most inserts are plain. After each batch, the role
-determines until when it accepts them; every other event ends that time. Meanwhile an insert needs
-no look at the rest of the server. Its ack waits neither for the store nor for the end of the batch.
+determines until when it accepts them; every event but a plain insert, or a forward of these
+inserts, ends that time. Meanwhile an insert needs no look at the rest of the server. Its ack waits
+neither for the store nor for the end of the batch. The batch ends for the role and the readers only
+(`end_batch`): the decisions are forwarded, and stable records delivered.
 
 Invariant: the same inserts at the same times get the same slots and the same acks by `step`.
 See docs/protocol.md, section 4.2.
@@ -19,17 +21,26 @@ from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import HeldUnit, Session
     from ziplog.core.node import Effect
-    from ziplog.wire import Insert, InsertAck
+    from ziplog.segments.entry import Entry
+    from ziplog.wire import Forward, Insert, InsertAck
 
-#: Longest time from one end of a batch to the next, while the path is open.
+#: Longest time that the path is open after a `BatchEnd`.
 MAX_PLAIN_NS: Final = 50 * NS_PER_MS
+#: Longest time from one `BatchEnd` to the next while plain inserts arrive: the insert rate, for
+#: example, is measured there.
+MAX_REST_NS: Final = 5 * NS_PER_MS
 
 
 class Role(Protocol):
     """The part of a replica that orders plain units: its primary or its backup."""
+
+    #: Whether `on_batch_end` must follow each batch of plain inserts.
+    forwards_at_once: bool
 
     def plain_until(self, now: int, /) -> int:
         """Return the time until which `accept_plain` may be called if nothing else happens."""
@@ -45,16 +56,39 @@ class Role(Protocol):
 
     @property
     def rest_until(self) -> int:
-        """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
+        """Time until which the role needs no further `on_batch_end`, in ns."""
+        ...
+
+    def on_batch_end(self, now: int, /) -> list[Entry] | None:
+        """Send what a batch caused; return what became stable."""
         ...
 
 
 class PlainInserts:
-    """The plain inserts at one replica."""
+    """The plain inserts at one replica, and their forwards."""
 
-    def __init__(self, state: ReplicaState) -> None:
+    def __init__(
+        self,
+        state: ReplicaState,
+        apply_forward: Callable[[Forward, int], bool],
+        deliver: Callable[[list[Entry], int], bool],
+    ) -> None:
+        """Create a closed path.
+
+        Args:
+            state: of the replica.
+            apply_forward: has the backup handle a forward, unless it is of another view.
+            deliver: passes stable entries to the readers; returns whether one is behind.
+
+        """
         self._state: Final = state
+        self._apply_forward: Final = apply_forward
+        self._deliver: Final = deliver
         self._role: Role | None = None
+        #: A forward was handled since the last end of a batch.
+        self._has_forward = False
+        #: The next `BatchEnd` is due at this time, in ns, if plain inserts arrive.
+        self._rest_until = 0
         #: Plain inserts are accepted until this time, in ns. Level `disk` acks after a flush.
         self._until = 0
         self._is_allowed: Final = state.config.durability == "memory"
@@ -67,6 +101,8 @@ class PlainInserts:
         """Accept plain inserts for as long as the role allows; call it after a batch."""
         state = self._state
         self._role = role
+        self._has_forward = False
+        self._rest_until = now + MAX_REST_NS
         if (
             self._is_allowed
             and state.state == "up"
@@ -122,10 +158,30 @@ class PlainInserts:
             return None
         return None if is_too_large(message, body, limits) else session
 
-    @property
-    def rest_until(self) -> int:
-        """Time until which plain inserts need no `BatchEnd`, in ns."""
-        return self._role.rest_until if self._role is not None else 0
+    def forward(self, message: Forward, now: int) -> bool:
+        """Handle a forward at a backup; return False if nothing happened: pass it to `step`."""
+        if now >= self._until or not self._apply_forward(message, now):
+            return False
+        assert self._role is not None, "plain inserts have not started"
+        self._has_forward = True
+        self._until = min(self._until, self._role.plain_until(now))
+        return True
+
+    def end_batch(self, now: int) -> int:
+        """End a batch of plain inserts and forwards, for the role and the readers only.
+
+        Returns the time until which no `BatchEnd` is needed, in ns; 0: one is due.
+        """
+        role = self._role
+        if now >= self._until or role is None:
+            return 0
+        if self._has_forward:
+            self._has_forward = False
+            if self._deliver(role.on_batch_end(now) or [], now):
+                return 0
+        elif role.forwards_at_once:
+            role.on_batch_end(now)
+        return min(self._rest_until, role.rest_until)
 
     def pop_effects(self) -> list[Effect]:
         """Return the effects of the plain inserts since the last step."""

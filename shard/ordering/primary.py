@@ -74,8 +74,8 @@ class Primary:
         self._forward_now = False
         #: Latest time to forward lingering decisions, in ns; None: none linger.
         self._linger_due: int | None = None
-        #: Since the last batch, nothing but plain inserts can have happened, and they may linger.
-        self._may_rest = False
+        #: Whether `on_batch_end` must follow each batch of plain inserts: decisions cannot linger.
+        self.forwards_at_once = False
         #: The backups that accept batched forwards.
         self._batching_backups: Final[set[int]] = set()
         #: Backups with subscribers, and the time until which that counts.
@@ -142,7 +142,7 @@ class Primary:
 
     def plain_until(self, now: int) -> int:
         """Return the time until which no unit waits and no epoch has to be closed; 0: not now."""
-        self._may_rest = self.has_backups and self._can_linger()
+        self.forwards_at_once = bool(self._replicated) and not self._can_linger()
         return 0 if self._undecided_units else self._epoch_closer.open_until(now)
 
     def accept_plain(self, session: Session, unit: HeldUnit, now: int) -> bool:
@@ -164,9 +164,10 @@ class Primary:
     @property
     def rest_until(self) -> int:
         """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
-        if not self._may_rest or len(self._unforwarded) >= MAX_LINGERING:
+        if not self._replicated or len(self._unforwarded) >= MAX_LINGERING:
             return 0
-        return _NEVER if self._linger_due is None else self._linger_due
+        due = self._lag_fix.due if self.forwards_at_once else self._linger_due
+        return _NEVER if due is None else due
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
         """Handle another copy of a known unit: ack its slots again."""
@@ -408,10 +409,10 @@ class Primary:
         """
         return (
             not self._forward_now
-            and not self._state.has_subscribers
-            and not self._waiters
-            and not self._waiting
             and len(self._batching_backups) == len(self._replicated)
+            and not self._state.has_subscribers
+            and not self._waiting
+            and not self._waiters
             and len(self._unforwarded) < MAX_LINGERING
         )
 

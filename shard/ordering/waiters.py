@@ -31,18 +31,16 @@ class _Requests:
     def __init__(self) -> None:
         #: The gsn by route and request number; each route has a request.
         self._gsns: Final[dict[bytes, dict[int, int]]] = {}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        #: The number of requests.
+        self.count = 0
 
     def add(self, route: bytes, request: int, gsn: int) -> bool:
         """Add a request, or a repetition of one; return False if there is no room for it."""
         mine = self._gsns.get(route, {})
         if request not in mine:
-            if self._count >= MAX_WAITERS and not self._evict_oldest(len(mine)):
+            if self.count >= MAX_WAITERS and not self._evict_oldest(len(mine)):
                 return False
-            self._count += 1
+            self.count += 1
         self._gsns.setdefault(route, mine)[request] = gsn
         return True
 
@@ -55,7 +53,7 @@ class _Requests:
         if len(requests) <= held + 1:
             return False
         del requests[next(iter(requests))]
-        self._count -= 1
+        self.count -= 1
         return True
 
     def pop_below(self, mark: int) -> Iterator[tuple[bytes, int, int]]:
@@ -64,7 +62,7 @@ class _Requests:
             for request, gsn in list(requests.items()):
                 if gsn < mark:
                     del requests[request]
-                    self._count -= 1
+                    self.count -= 1
                     yield route, request, gsn
             if not requests:
                 del self._gsns[route]
@@ -79,7 +77,7 @@ class Waiters:
         self._for_durable: Final = _Requests()
 
     def __len__(self) -> int:
-        return len(self._for_frontier) + len(self._for_durable)
+        return self._for_frontier.count + self._for_durable.count
 
     def on_want(self, route: bytes, want: Want) -> None:
         """Reply when the frontier has passed a gsn, if the want has a request number."""
@@ -88,7 +86,7 @@ class Waiters:
 
     def on_frontier(self) -> None:
         """Reply to the requests that the frontier has passed."""
-        if not self._for_frontier:
+        if not self._for_frontier.count:
             return
         state, frontier = self._state, self._state.frontier
         for route, request, _ in self._for_frontier.pop_below(frontier):
@@ -107,7 +105,7 @@ class Waiters:
 
     def on_durable(self) -> None:
         """Reply to the requests for positions on stable storage at all replicas."""
-        if not self._for_durable:
+        if not self._for_durable.count:
             return
         state, durable = self._state, self._state.stream.durable_end
         for route, request, gsn in self._for_durable.pop_below(durable):

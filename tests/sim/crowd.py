@@ -36,6 +36,8 @@ class SlowNode:
     def __init__(self, node: Replica, process: Process, insert_ns: int) -> None:
         self._node, self._process, self._insert_ns = node, process, insert_ns
         self.next_wakeup = node.next_wakeup
+        self.forward = node.plain_inserts.forward
+        self.end_batch = node.plain_inserts.end_batch
         self.pop_effects = node.plain_inserts.pop_effects
 
     def step(self, event: Event, now: int) -> list[Effect]:
@@ -48,10 +50,6 @@ class SlowNode:
         if ack is not None:
             self._process.spend(self._insert_ns)
         return ack
-
-    @property
-    def rest_until(self) -> int:
-        return self._node.plain_inserts.rest_until
 
     def check(self) -> None:
         """Do nothing: a check would cost more than all steps together."""

@@ -1,10 +1,10 @@
 """The event loop of every server: steps one node with events, and carries out its effects in order.
 
 One iteration (`run_once`) steps waiting messages, posted events and a due `Wakeup`, then
-`BatchEnd`, then sleeps. Inserts go to a server's short path first (`InsertPath`). While they are
-all that happens, an iteration has no `BatchEnd` until the path requests one. It steps at most 256
-messages, or for 50 ms, so that timers are on time. If messages are left, the next iteration reads
-ahead and handles urgent messages first (`inbox`).
+`BatchEnd`, then sleeps. Inserts and forwards go to a server's short path first (`InsertPath`).
+While they are all that happens, an iteration ends with the path's own, short end of the batch,
+until a `BatchEnd` is due. It steps at most 256 messages, or for 50 ms, so that timers are on time.
+If messages are left, the next iteration reads ahead and handles urgent messages first (`inbox`).
 
 Group commit: with `flush_before_send`, frames sent after a `Persist` are held until the end of the
 iteration, and one flush serves all (docs/protocol.md, section 10). Messages that report only stable
@@ -51,6 +51,7 @@ from ziplog.wire import (
     Ahead,
     Beat,
     Deliver,
+    Forward,
     Frontier,
     Heartbeat,
     Insert,
@@ -111,17 +112,20 @@ class EntryStore(Protocol):
 class InsertPath(Protocol):
     """A short path for inserts, beside the node's `step` (docs/protocol.md, section 4.2)."""
 
-    @property
-    def rest_until(self) -> int:
-        """Time until which the node needs no `BatchEnd` after inserts on this path, in ns."""
-        ...
-
     def insert(self, route: bytes, message: Insert, now: int, /) -> InsertAck | None:
         """Accept an insert and return its ack; None: nothing happened, pass it to `step`."""
         ...
 
+    def forward(self, message: Forward, now: int, /) -> bool:
+        """Handle a forward; return False if nothing happened: pass it to `step`."""
+        ...
+
+    def end_batch(self, now: int, /) -> int:
+        """End a batch of these messages; return the time until which no `BatchEnd` is needed."""
+        ...
+
     def pop_effects(self) -> list[Effect]:
-        """Return the other effects of the inserts since the last step."""
+        """Return the other effects of these messages since the last step."""
         ...
 
 
@@ -152,7 +156,7 @@ class Driver:
             node: the node to run.
             transport: sends and receives the node's frames.
             store: receives the entries of `Persist` effects.
-            insert_path: accepts most inserts in place of the node's `step`.
+            insert_path: accepts most inserts and forwards in place of the node's `step`.
             flush_before_send: durability level `disk`.
             propose: receives the commands of `Propose` effects; it must not block.
             publish: sends the frames of `Publish` effects to all that receive them.
@@ -165,10 +169,16 @@ class Driver:
         self.bad_frames = 0
         self._node, self._transport, self._store = node, transport, store
         self._insert_path = insert_path
-        #: Since the last `BatchEnd`, nothing but inserts on the short path happened.
+        #: The messages that take the short path if they can.
+        self._short: dict[type[Message], Callable[[bytes, Any, int], bool]] = (
+            {} if insert_path is None else {Insert: self._insert, Forward: self._forward}
+        )
+        #: Since the last `BatchEnd`, nothing but messages on the short path happened.
         self._is_resting = False
-        #: There may be effects of inserts on the short path.
-        self._has_inserted = False
+        #: There may be effects of messages on the short path.
+        self._has_short_effects = False
+        #: These effects may include acks: the short path has handled a forward.
+        self._has_forward = False
         self._flush_before_send = flush_before_send
         self._propose, self._clock, self._on_halt = propose, clock, on_halt
         self._publish, self._receive_publications = publish, receive_publications
@@ -247,15 +257,19 @@ class Driver:
             self._transport.wait(self._sleep_limit(retry))
 
     def _rest(self, *, is_more: bool) -> bool:
-        """Wait for input without a `BatchEnd`; return False if it is due, or anything else is."""
+        """End the batch by the short path; return False if a `BatchEnd` or an event is due."""
         assert self._insert_path is not None
         if self._posted or self._stopping or self._deadline is None:
             return False
-        now, due = self._clock(), min(self._deadline, self._insert_path.rest_until)
+        now = self._clock()
+        if now >= self._deadline:
+            return False
+        due = min(self._deadline, self._insert_path.end_batch(now))
+        if self._has_short_effects:
+            self._carry_out_short_path()
         if now >= due:
             return False
         if not is_more:
-            self._store_inserts()
             self._transport.wait(due - now)
         return True
 
@@ -270,7 +284,7 @@ class Driver:
     def _step_messages(self) -> bool:
         """Step waiting messages; return whether there may be more."""
         receive, decode, clock = self._inbox.pop, self._decode, self._clock
-        insert = self._insert if self._insert_path is not None else None
+        short = self._short.get
         until = clock() + _STEP_BUDGET_NS
         for _ in range(_MAX_BATCH):
             received = receive()
@@ -283,7 +297,8 @@ class Driver:
                 self._drop_bad_frame(src, error)
                 continue
             now = clock()
-            if insert is None or type(message) is not Insert or not insert(src, message, now):
+            accept = short(type(message))
+            if accept is None or not accept(src, message, now):
                 self._step(Received(src, message), now)
             if now >= until:
                 break
@@ -295,16 +310,36 @@ class Driver:
         ack = self._insert_path.insert(src, message, now)
         if ack is None:
             return False
+        if self._has_forward:  # A client's acks stay in order.
+            self._carry_out_short_path()
         self._transport.send(src, encode(ack))
-        self._has_inserted = True
+        self._has_short_effects = True
         return True
 
-    def _store_inserts(self) -> None:
-        """Carry out the other effects of inserts on the short path."""
-        if self._has_inserted:
-            self._has_inserted = False
-            assert self._insert_path is not None
-            self._carry_out(self._insert_path.pop_effects())
+    def _forward(self, _src: bytes, message: Forward, now: int) -> bool:
+        """Pass a forward to the short path; return whether it was accepted."""
+        assert self._insert_path is not None
+        if not self._insert_path.forward(message, now):
+            return False
+        self._has_short_effects = self._has_forward = True
+        return True
+
+    def _carry_out_short_path(self) -> None:
+        """Carry out the other effects of messages on the short path, and send before storing.
+
+        Only level `memory` has a short path: its messages wait for no disk.
+        """
+        self._has_short_effects = self._has_forward = False
+        assert self._insert_path is not None
+        entries = []
+        for effect in self._insert_path.pop_effects():
+            if type(effect) is Persist:
+                entries.append(effect.entry)
+            else:
+                self._handlers[type(effect)](effect)
+        for entry in entries:
+            assert self._store is not None, "a node that persists needs a store"
+            self._store.append(entry)
 
     def _step_posted(self) -> None:
         posted = self._posted
@@ -313,7 +348,8 @@ class Driver:
 
     def _step(self, event: Event, now: int) -> None:
         self._is_resting = False
-        self._store_inserts()  # The step may read them.
+        if self._has_short_effects:  # The step may read their entries.
+            self._carry_out_short_path()
         effects = self._node.step(event, now)
         if effects:
             self._carry_out(effects)

@@ -362,6 +362,96 @@ def test_at_disk_entries_caused_by_persisted_are_flushed_without_a_sleep() -> No
     assert world.story.index((b"a", question(9))) > flushes[1]
 
 
+class FakePath:
+    """Accepts all inserts and forwards; a forward acks an earlier unit."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        #: What `end_batch` returns.
+        self.rest_until = 10**18
+        self.ends = 0
+
+    def insert(self, _route: bytes, message: wire.Insert, _now: int) -> wire.InsertAck:
+        self.effects.append(Persist(message.seq))
+        return ack(message.seq)
+
+    def forward(self, message: wire.Forward, _now: int) -> bool:
+        self.effects += [Persist(message.first), Send(b"client", ack(message.first))]
+        return True
+
+    def end_batch(self, _now: int) -> int:
+        self.ends += 1
+        self.effects.append(Send(b"reader", question(self.ends)))
+        return self.rest_until
+
+    def pop_effects(self) -> list[Effect]:
+        effects, self.effects = self.effects, []
+        return effects
+
+
+def ack(seq: int) -> wire.InsertAck:
+    return wire.InsertAck(1, 0, 1, 0, 1, seq, 1, True, [seq], False)
+
+
+def on_short_path(*messages: Message) -> tuple[World, FakePath]:
+    """Return a world with these messages on the short path."""
+    path = FakePath()
+    world = World(insert_path=path)
+    world.driver._deadline = 10**18
+    for message in messages:
+        world.transport.incoming.append((b"client", wire.encode(message)))
+    return world, path
+
+
+def plain(seq: int) -> wire.Insert:
+    return wire.Insert(1, 0, 1, b"c" * 16, seq, 1, 0, 0, 1, b"body")
+
+
+def forward(first: int) -> wire.Forward:
+    return wire.Forward(1, 0, 1, 1, first, [], 0, 0, False)
+
+
+def test_short_path_sends_before_it_stores() -> None:
+    world, path = on_short_path(plain(1), plain(2))
+    world.driver.run_once()
+    assert path.ends == 1
+    assert world.node.events == []
+    assert world.story == [
+        (b"client", ack(1)),
+        (b"client", ack(2)),
+        (b"reader", question(1)),
+        ("append", 1),
+        ("append", 2),
+    ]
+    assert world.transport.waits == [10**18 - world.now]
+
+
+def test_acks_on_the_short_path_stay_in_order() -> None:
+    world, _ = on_short_path(plain(1), forward(7), plain(2))
+    world.driver.run_once()
+    acks = [message for dst, message in world.story if dst == b"client"]
+    assert acks == [ack(1), ack(7), ack(2)]
+
+
+def test_batch_end_follows_the_short_path_if_it_is_due() -> None:
+    world, path = on_short_path(plain(1))
+    path.rest_until = world.now
+    world.driver.run_once()
+    assert world.node.events == [BatchEnd()]
+    world, path = on_short_path(plain(1))
+    world.driver._deadline = world.now
+    world.driver.run_once()
+    assert path.ends == 0
+    assert world.node.events == [Wakeup(), BatchEnd()]
+
+
+def test_step_finds_the_entries_of_the_short_path() -> None:
+    world, _ = on_short_path(plain(1), question(9))
+    world.node.answer = lambda event: [Persist("step")] if isinstance(event, Received) else []
+    world.driver.run_once()
+    assert [entry for what, entry in world.story if what == "append"] == [1, "step"]
+
+
 def test_at_memory_nothing_is_flushed_or_held() -> None:
     world = World(persist_and_ack)
     world.put(1)

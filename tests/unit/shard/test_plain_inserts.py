@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shard.ordering.lag_fix import LagFix
+from shard.ordering.plain_inserts import MAX_REST_NS, PlainInserts
 from shard.ordering.primary import LINGER_NS, MAX_LINGERING
 from shard.replica import Replica
 from tests.properties import examples
@@ -27,7 +30,7 @@ from tests.world import (
     probe,
 )
 from ziplog import wire
-from ziplog.core.node import BatchEnd, Received, StorageChanged
+from ziplog.core.node import BatchEnd, Broadcast, Received, Send, StorageChanged
 from ziplog.core.view import run_of
 
 if TYPE_CHECKING:
@@ -63,6 +66,23 @@ def be_calm(world: World) -> None:
     backup._report_at = 0
 
 
+def followed(credit: int = 2**30) -> tuple[World, int]:
+    """Return a world whose shard has a reader at its backup, and the next seq."""
+    world = calm_world()
+    world.send("c", BACKUP, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, credit))
+    seq = settled(world, 10)
+    for name in SERVERS:
+        replica(world, name).step(BatchEnd(), world.now)
+    return world, seq
+
+
+def sent(path: PlainInserts, kind: type[Any]) -> list[Any]:
+    """Return the messages of one kind that the path has sent since the last call."""
+    effects = path.pop_effects()
+    messages = [effect.message for effect in effects if isinstance(effect, Send | Broadcast)]
+    return [message for message in messages if isinstance(message, kind)]
+
+
 def calm() -> tuple[World, int]:
     """Return a world whose shard forwards in batches, and the next seq."""
     world = calm_world()
@@ -85,10 +105,10 @@ def test_plain_insert_is_forwarded_after_the_linger_time() -> None:
     path = replica(world, PRIMARY).plain_inserts
     world.run(3 * MS)
     replica(world, PRIMARY).step(BatchEnd(), world.now)
-    assert path.rest_until > world.now + 10 * MS, "nothing lingers"
     before = world.now
+    assert path.end_batch(before) == before + MAX_REST_NS, "nothing lingers"
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), before) is not None
-    assert path.rest_until == before + LINGER_NS
+    assert path.end_batch(before) == before + LINGER_NS
 
 
 def test_full_batch_of_decisions_is_forwarded_at_once() -> None:
@@ -96,15 +116,146 @@ def test_full_batch_of_decisions_is_forwarded_at_once() -> None:
     path = replica(world, PRIMARY).plain_inserts
     for number in range(seq, seq + MAX_LINGERING):
         path.insert(b"<c", insert(number, first_incomplete=seq), world.now)
-    assert path.rest_until == 0
+    assert path.end_batch(world.now) == 0
 
 
 def test_decisions_of_a_shard_that_is_not_calm_are_forwarded_after_each_batch() -> None:
     world = calm_world()
     seq = settled(world, 10)
     path = replica(world, PRIMARY).plain_inserts
+    assert not path.pop_effects()
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
-    assert path.rest_until == 0
+    assert path.end_batch(world.now) > world.now, "no BatchEnd is due"
+    assert [m.first for m in sent(path, wire.Forward)] == [world.stores[PRIMARY].last_fseq + 1]
+
+
+def test_decisions_of_a_followed_shard_are_delivered_without_an_end_of_the_batch() -> None:
+    world, seq = followed()
+    path, peer = replica(world, PRIMARY).plain_inserts, replica(world, BACKUP).plain_inserts
+    plain, now = insert(seq, first_incomplete=seq), world.now
+    assert peer.insert(b"<c", plain, now) is not None
+    assert path.insert(b"<c", plain, now) is not None
+    assert peer.end_batch(now) > now
+    assert not sent(peer, wire.Deliver), "only decided records are delivered"
+    assert path.end_batch(now) > now
+    (forward,) = sent(path, wire.Forward)
+    assert peer.forward(forward, now)
+    assert peer.end_batch(now) > now
+    (delivered,) = sent(peer, wire.Deliver)
+    assert [unit.gsns for unit in delivered.units] == [[delivered.frontier - 1]]
+
+
+def test_batch_end_is_due_a_while_after_the_last_one() -> None:
+    world, seq = followed()
+    path, began = replica(world, PRIMARY).plain_inserts, world.now
+    for number in range(3):
+        now = began + number * MS
+        assert path.insert(b"<c", insert(seq + number, first_incomplete=seq), now) is not None
+        assert path.end_batch(now) == began + MAX_REST_NS
+    replica(world, PRIMARY).step(BatchEnd(), now)
+    assert path.end_batch(now) == now + MAX_REST_NS
+
+
+def test_batch_end_is_due_when_a_delayed_hint_is() -> None:
+    world, seq = followed()
+    path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
+    with patch.object(LagFix, "on_batch_end"):
+        node._lag_fix.due = world.now + 1
+        assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
+        assert path.end_batch(world.now) == world.now + 1
+
+
+def test_closed_path_forwards_nothing() -> None:
+    world, seq = followed()
+    path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
+    node._state.state = "frozen"
+    node.step(BatchEnd(), world.now)
+    assert path.end_batch(world.now) == 0
+    assert not path.pop_effects()
+
+
+def test_primary_without_backups_needs_every_batch_end() -> None:
+    world = calm_world(f=0)
+    seq = 1
+    for seq in range(1, 5):
+        world.send("c", PRIMARY, insert(seq, first_incomplete=seq))
+        world.run(MS)
+    path = replica(world, PRIMARY).plain_inserts
+    assert path.insert(b"<c", insert(seq + 1, first_incomplete=seq), world.now) is not None
+    assert path.end_batch(world.now) == 0
+
+
+def forward_of(world: World, *units: int, skipped: int = 0) -> wire.Forward:
+    """Return the primary's forward of these units of client c, without bodies."""
+    path, now = replica(world, PRIMARY).plain_inserts, world.now
+    for seq in units:
+        assert path.insert(b"<c", insert(seq, first_incomplete=units[0]), now) is not None
+    path.end_batch(now)
+    (forward,) = sent(path, wire.Forward)
+    return msgspec.structs.replace(
+        forward, first=forward.first + skipped, decisions=forward.decisions[skipped:]
+    )
+
+
+@pytest.mark.parametrize("skipped", [0, 1], ids=["a body", "a decision"])
+def test_missing_part_of_the_stream_closes_the_backups_path(skipped: int) -> None:
+    world, seq = followed()
+    path = replica(world, BACKUP).plain_inserts
+    if skipped:
+        assert path.insert(b"<c", insert(seq + 1, first_incomplete=seq), world.now) is not None
+    assert path.forward(forward_of(world, seq, seq + 1, skipped=skipped), world.now)
+    assert path.end_batch(world.now) == 0, "the backup must request what is missing"
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is None
+
+
+def test_backup_that_is_not_aligned_closes_its_path() -> None:
+    world, seq = followed()
+    path, node = replica(world, BACKUP).plain_inserts, replica(world, BACKUP)
+    assert node._backup is not None
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
+    forward = forward_of(world, seq)
+    node._backup.guesses._skip_slots = 1
+    assert path.forward(forward, world.now)
+    assert path.end_batch(world.now) == 0
+
+
+def test_reader_that_is_behind_needs_the_batch_end() -> None:
+    world, seq = followed(credit=10 * 1024)
+    path = replica(world, BACKUP).plain_inserts
+    units = range(seq, seq + 20)
+    for number in units:
+        plain = insert(number, first_incomplete=seq, size=1000)
+        assert path.insert(b"<c", plain, world.now) is not None
+        assert replica(world, PRIMARY).plain_inserts.insert(b"<c", plain, world.now) is not None
+    replica(world, PRIMARY).plain_inserts.end_batch(world.now)
+    (forward,) = sent(replica(world, PRIMARY).plain_inserts, wire.Forward)
+    assert path.forward(forward, world.now)
+    assert path.end_batch(world.now) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"view": 2}, {"shard": 1}, {"cluster": CLUSTER + 1}],
+    ids=["view", "shard", "cluster"],
+)
+def test_foreign_forward_is_stepped(changes: dict[str, int]) -> None:
+    world, seq = followed()
+    path = replica(world, BACKUP).plain_inserts
+    forward = msgspec.structs.replace(forward_of(world, seq), **changes)
+    assert not path.forward(forward, world.now)
+    assert not replica(world, PRIMARY).plain_inserts.forward(forward, world.now)
+    assert path.end_batch(world.now) == world.now + MAX_REST_NS, "nothing happened"
+
+
+def test_closed_path_handles_no_forward() -> None:
+    world, seq = followed()
+    forward = forward_of(world, seq)
+    node = replica(world, BACKUP)
+    last = node._state.stream.last
+    node.step(Received(b"<c", wire.Tail(CLUSTER, 0, 1, 2**40)), world.now)
+    assert not node.plain_inserts.forward(forward, world.now)
+    assert node._state.stream.last == last
 
 
 def test_short_path_ends_where_the_next_lease_begins() -> None:
@@ -220,14 +371,18 @@ class Schedule:
     def __init__(self, seed: int, *, has_short_path: bool) -> None:
         self._random = random.Random(seed)
         self._lease = first_lease(2, epochs=4, epoch_size=self._random.choice([48, 256, 1 << 24]))
-        self.world = calm_world(shards=2, lease=self._lease)
+        # With lag-fix, hints and idle epochs depend on the times of `BatchEnd` and `Wakeup`.
+        self.world = calm_world(shards=2, lease=self._lease, lag_fix=False)
         self.world.has_short_path = has_short_path
         for name in ("d", "e"):
             self.world.add(name, Probe())
+        if self._random.random() < 0.5:
+            self.world.send("d", BACKUP, self._subscription("d"))
         self._lease_at = self.world.now
         self._seqs = dict.fromkeys("cde", 1)
         self._completed = dict.fromkeys("cde", 1)
         self._spread = self._random.choice([0, 0, 20, 200])
+        self.world.flush_ns = self._random.choice([0, 3, 10]) * MS
         for src in ("c", "d", "e", PRIMARY, BACKUP):
             for dst in ("c", "d", "e", PRIMARY, BACKUP):
                 self.world.links[src, dst] = Link(self._delays(f"{seed}{src}{dst}"))
@@ -249,7 +404,7 @@ class Schedule:
         if chance < 0.01:
             self._to_servers("c", wire.Want(CLUSTER, 0, 0, self._random.randrange(1, 5000)))
         elif chance < 0.015:
-            world.send("c", BACKUP, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 2**30))
+            world.send("c", BACKUP, self._subscription("c"))
         elif chance < 0.02:
             world.send("c", BACKUP, wire.Unsubscribe(CLUSTER, 0, b"c" * 16, 1))
         elif chance < 0.03:
@@ -259,6 +414,10 @@ class Schedule:
         else:
             self._insert(self._random.choice("cccde"))
         world.run(self._random.choice([0, 30, 150, 300, 300, 600]) * US)
+
+    def _subscription(self, client: str) -> wire.Subscribe:
+        credit = self._random.choice([2_000, 2**30])
+        return wire.Subscribe(CLUSTER, 0, 1, client.encode() * 16, 1, 1, credit)
 
     def _insert(self, client: str) -> None:
         draw = self._random

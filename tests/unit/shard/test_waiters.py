@@ -76,8 +76,8 @@ def test_room_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requests.add(b"b", 1, 10)
     assert not requests.add(b"b", 2, 10), "two and two are fair"
     assert requests.add(b"c", 0, 10)
-    assert len(requests) == 4
+    assert requests.count == 4
     assert sorted(requests.pop_below(11)) == [(b"b", 0, 10), (b"b", 1, 10), (b"c", 0, 10)]
     assert list(requests.pop_below(12)) == [(b"a", 3, 11)]
-    assert len(requests) == 0
+    assert requests.count == 0
     assert not requests._gsns

@@ -186,7 +186,6 @@ class Replica:
             self._tick()
         elif isinstance(event, Persisted):
             self._on_persisted(event.fseq)
-            self._on_batch_end()
         elif isinstance(event, StorageChanged):
             self._state.full = event.full
         elif isinstance(event, Pressed):

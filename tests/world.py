@@ -326,7 +326,7 @@ class World:
                 self._flushed[name] = len(self.stores[name].history)
                 for dst, message in self._held.pop(name, []):
                     self._route(name, dst, message)
-                self._step(name, Persisted(self.stores[name].last_fseq))
+                self.inject(name, Persisted(self.stores[name].last_fseq))
         for name, node in self.nodes.items():
             wakeup = node.next_wakeup() if self._runs(name) else None
             if wakeup is not None and wakeup <= self.now:

@@ -219,6 +219,7 @@ class Backup:
     def on_forward(self, forward: Forward, now: int) -> list[Entry]:
         """Handle a part of the primary's stream; return what became stable."""
         stream, pending = self._state.stream, self._pending
+        self._state.clock.advance(now)  # Lookups in the current lease are the fastest.
         self._last_forward_at = now
         self._last_known = max(self._last_known, forward.first + len(forward.decisions) - 1)
         expected = stream.last + len(pending) + 1
@@ -238,7 +239,9 @@ class Backup:
             self._report_at = now
         elif stream.last > self._reported:
             self._report_at = min(self._report_at, now + REPORT_LINGER_NS)
-        news = stream.stabilise(min(forward.stable, stream.last))
+        news: list[Entry] = []
+        if forward.stable > stream.stable:
+            news = stream.stabilise(min(forward.stable, stream.last))
         stream.make_durable(forward.durable)
         return news
 
@@ -297,7 +300,8 @@ class Backup:
                 body,
             )
         )
-        self.on_settled(session, place.first_incomplete, now)
+        if place.first_incomplete > session.first_incomplete:
+            self.on_settled(session, place.first_incomplete, now)
         unit.checksum, unit.count = place.checksum, len(gsns)
         session.confirm(unit, gsns)
         if unit.count > 1:

@@ -258,7 +258,7 @@ class Readers:
         if key in self._lagging:
             self._catch_up(key, subscription, always=True)
         else:
-            self._deliver(subscription, subscription.sent, [])
+            self._deliver(subscription, subscription.sent, [], self._state.frontier)
 
     def on_stable(self, news: list[Entry]) -> None:
         """Deliver newly stable records, or the new frontier, to up-to-date subscriptions.
@@ -274,15 +274,14 @@ class Readers:
         if frontier == self._frontier:
             return
         is_all_news = not (was_held_back or self._is_held_back)
-        units = _units(news) if self.subscriptions else []
-        size = _size(units)
+        units, size = _units(news) if self.subscriptions else ([], 0)
         for key, subscription in list(self.subscriptions.items()):
             if key in self._lagging:
                 continue
             fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
             if is_all_news and fits and subscription.sent == self._frontier:
                 subscription.used += size
-                self._deliver(subscription, frontier, units)
+                self._deliver(subscription, frontier, units, frontier)
             else:
                 self._lagging[key] = subscription
         self._frontier = frontier
@@ -310,25 +309,25 @@ class Readers:
             self._drop(key)
             return
         units: list[Unit] = []
-        reached = subscription.sent
+        reached, size = subscription.sent, 0
         if subscription.used < subscription.credit and subscription.sent < frontier:
             try:
                 allowance = subscription.credit - subscription.used
-                units, reached = self._stable_from(subscription.sent, allowance)
+                units, reached, size = self._stable_from(subscription.sent, allowance)
             except UnreadableError as error:
                 if not isinstance(error, BusyError):
                     state.damaged = (subscription.sent, error)
                 state.refuse(subscription.route, subscription.id, "not-ready", str(error))
                 self._drop(key)
                 return
-            subscription.used += _size(units)
+            subscription.used += size
         if reached >= frontier:
             del self._lagging[key]
         if always or reached > subscription.sent:
-            self._deliver(subscription, max(reached, subscription.sent), units)
+            self._deliver(subscription, max(reached, subscription.sent), units, frontier)
 
-    def _stable_from(self, start: int, allowance: int) -> tuple[list[Unit], int]:
-        """Return stable units from `start` on, and the gsn up to which they are complete.
+    def _stable_from(self, start: int, allowance: int) -> tuple[list[Unit], int, int]:
+        """Return stable units from `start` on, the gsn where they end, and their size.
 
         Returns at most `allowance` bytes, but at least one unit if there is one.
         """
@@ -338,35 +337,38 @@ class Readers:
         units: list[Unit] = []
         reached, size = start, 0
         for entry in entries:
-            added = _units([entry])
+            added, more = _units([entry])
             if entry.fseq > stable or (added and added[0].gsns[0] >= frontier):
-                return units, frontier
-            size += _size(added)
-            if units and size > limit:
-                return units, reached
+                return units, frontier, size
+            if units and size + more > limit:
+                return units, reached, size
             units += added
+            size += more
             reached = min(end_of(entry, reached), frontier)
         # The store may have more entries, unless the last one is the last stable entry.
         is_all = not entries or entries[-1].fseq == stable
-        return units, frontier if is_all else reached
+        return units, frontier if is_all else reached, size
 
-    def _deliver(self, subscription: Subscription, frontier: int, units: list[Unit]) -> None:
+    def _deliver(
+        self, subscription: Subscription, stop: int, units: list[Unit], frontier: int
+    ) -> None:
+        """Send the units below `stop`; `frontier`: of the shard."""
         state = self._state
-        start, subscription.sent = subscription.sent, frontier
+        start, subscription.sent = subscription.sent, stop
         leases = [
             run
             for run in state.clock.runs_after(subscription.lease, subscription.digest)
             if run.last.stop > start
         ]
         # A message that does not advance the frontier may be lost unnoticed: repeat its leases.
-        if leases and frontier > start:
+        if leases and stop > start:
             last = leases[-1].last
             subscription.lease, subscription.digest = last.number, last.digest
         state.send(
             subscription.route,
             Deliver(
                 state.cluster, state.shard, state.view, state.server, subscription.id,
-                start, frontier, units, leases, state.frontier,
+                start, stop, units, leases, frontier,
             ),
         )  # fmt: skip
 
@@ -398,13 +400,14 @@ class Readers:
         assert self._lagging.keys() <= self.subscriptions.keys()
 
 
-def _units(entries: Iterable[Entry]) -> list[Unit]:
-    return [
-        Unit(place.epoch, place.gsns, place.body or b"")
-        for entry in entries
-        if type(place := entry.decision) is Place
-    ]
-
-
-def _size(units: list[Unit]) -> int:
-    return sum(len(unit.body) + UNIT_OVERHEAD_BYTES for unit in units)
+def _units(entries: Iterable[Entry]) -> tuple[list[Unit], int]:
+    """Return the units of entries, and their size."""
+    units: list[Unit] = []
+    size = 0
+    for entry in entries:
+        place = entry.decision
+        if type(place) is Place:
+            body = place.body or b""
+            units.append(Unit(place.epoch, place.gsns, body))
+            size += len(body) + UNIT_OVERHEAD_BYTES
+    return units, size

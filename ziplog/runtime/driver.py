@@ -246,7 +246,8 @@ class Driver:
         is_more = self._is_behind = self._step_messages()
         if self._is_resting and self._rest(is_more=is_more):
             return
-        self._step_posted()
+        if self._posted:
+            self._step_posted()
         now = self._clock()
         if self._deadline is not None and self._deadline <= now:
             self._step(_WAKEUP, now)
@@ -283,7 +284,8 @@ class Driver:
 
     def _step_messages(self) -> bool:
         """Step waiting messages; return whether there may be more."""
-        receive, decode, clock = self._inbox.pop, self._decode, self._clock
+        receive = self._inbox.pop if self._inbox.size else self._transport.receive
+        decode, clock = self._decode, self._clock
         short = self._short.get
         until = clock() + _STEP_BUDGET_NS
         for _ in range(_MAX_BATCH):
@@ -447,7 +449,9 @@ class Driver:
         held, self._held, self._is_dirty = self._held, [], False
         for dst, frame in held:
             self._transport.send(dst, frame)
-        self._step(Persisted(fseq), self._clock())
+        now = self._clock()
+        self._step(Persisted(fseq), now)
+        self._step(_BATCH_END, now)
         return 0 if self._is_dirty else None
 
     def _drop_bad_frame(self, src: bytes, error: ProtocolError) -> None:

@@ -242,7 +242,7 @@ def test_at_disk_one_flush_comes_before_the_acks_of_a_batch() -> None:
         (b"client", question(1)),
         (b"client", question(2)),
     ]
-    assert world.node.events[-1] == Persisted(2)
+    assert world.node.events[-2:] == [Persisted(2), BatchEnd()]
 
 
 def test_at_disk_frames_sent_before_a_persist_are_not_held() -> None:

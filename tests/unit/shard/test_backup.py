@@ -270,6 +270,16 @@ def test_orphan_is_dropped_when_its_client_abandons_it() -> None:
     assert backup._undecided_bytes == len(insert(3).body)
 
 
+def test_decision_settles_the_units_below_it() -> None:
+    world = lonely_backup()
+    send(world, insert(1))
+    later = insert(2, first_incomplete=2)
+    send(world, forward(1, place(insert(1), 1), place(later, 2, body=True)), to=BACKUP)
+    session = backup_of(world)._state.sessions.by_client[later.client]
+    assert session.first_incomplete == 2
+    assert list(session.units) == [2]
+
+
 def test_orphans_do_not_fill_the_backup_permanently() -> None:
     """Bodies without slots are dropped when their clients settle, not kept up to the limit."""
     world = lonely_backup()

@@ -48,7 +48,9 @@ class LogTasks:
     def step(self, event: Event, now: int) -> None:
         """Pass an event to the core."""
         self.now = now
-        self._handle_effects(self.core.step(event, now))
+        effects = self.core.step(event, now)
+        if effects:
+            self._handle_effects(effects)
 
     def call(self, request: Request, on_result: Callable[[Any], None]) -> int:
         """Start a call; `on_result` gets its result or exception, possibly before this returns.
@@ -58,7 +60,9 @@ class LogTasks:
         self._calls += 1
         call = self._calls
         self._callbacks[call] = on_result
-        self._handle_effects(self.core.step(Call(call, request), self.now))
+        effects = self.core.step(Call(call, request), self.now)
+        if effects:
+            self._handle_effects(effects)
         return call
 
     def cancel(self, call: int) -> None:

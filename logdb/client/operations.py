@@ -390,11 +390,9 @@ def _commit(
         writes += stored
         after = max(after, *(write.rid for write in stored if write.rid is not None))
         yield Alive(deadline)
-    number = db.next_number()
+    number, known = db.next_number(), db.known_position
     payload = records.encode(
-        records.Commit(
-            TransactionId(db.session, number), db.known_position.gsn, reads, ranges, writes
-        )
+        records.Commit(TransactionId(db.session, number), known.gsn, reads, ranges, writes)
     )
     if len(payload) > largest:
         raise RecordTooLargeError(len(payload), largest, "commit record")
@@ -402,7 +400,7 @@ def _commit(
         raise DeadlineError(
             "timed out before the commit record was inserted; nothing was written, try again"
         )
-    decided: Decided = yield Insert(deadline, number, payload, max(after, db.known_position))
+    decided: Decided = yield Insert(deadline, number, payload, max(after, known))
     if decided.outcome == "committed":
         db.counters.commits += 1
     else:

@@ -158,7 +158,7 @@ class CoordinatorNode:
             self.tailer.poll(drained=is_last)
         if is_last and self.cleaner is not None and self.tailer.is_ready:
             self.cleaner.step(now)
-        return calls.pop_effects()
+        return calls.pop_effects() if calls.effects else []
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wake-up."""

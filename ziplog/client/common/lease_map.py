@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ziplog.core.view import LeaseRun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from ziplog.core.view import Lease
 
@@ -125,9 +125,3 @@ class LeaseMap:
         """Return the shard that owns `gsn`, if it is known."""
         lease = self.lease_at(gsn)
         return lease.owner(gsn) if lease is not None and lease.members else None
-
-    def spans(self, gsn: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield (stop, members) for each run that reaches beyond `gsn`, in order."""
-        for run in self._runs:
-            if run.last.stop > gsn:
-                yield run.last.stop, tuple(member.shard for member in run.first.members)

@@ -102,6 +102,8 @@ class Subscription:
         self._attempts = 0
         #: Something arrived since `end_batch`.
         self.is_dirty = False
+        #: Everything below the frontiers was merged, and nothing arrived since.
+        self._is_merged = False
         self._is_closed = False
 
     # --- leases ---
@@ -231,11 +233,11 @@ class Subscription:
 
     def end_batch(self) -> None:
         """Complete fetches, grant credit, and send `Want`, after a batch of messages."""
-        self.is_dirty = False
+        self.is_dirty = self._is_merged = False
         self.serve()
-        highest = max((stream.highest for stream in self._streams.values()), default=0)
-        if self.last != NEVER:
-            highest = max(highest, self.last)
+        highest = self.last if self.last != NEVER else 0
+        for stream in self._streams.values():
+            highest = max(highest, stream.highest)
         for stream in self._streams.values():
             stream.renew_credit()
             if stream.frontier <= highest:
@@ -246,7 +248,7 @@ class Subscription:
         while self.fetches:
             fetch = self.fetches[0]
             self._seek(fetch.request.after)
-            if self._handed_out == len(self._ready):
+            if self._handed_out == len(self._ready) and not self._is_merged:
                 self._merge()
             result = self._hand_out(fetch.request.max_records)
             if result is None:
@@ -276,6 +278,7 @@ class Subscription:
 
     def _merge(self) -> None:
         """Merge the records below all frontiers."""
+        self._is_merged = True
         limit = self._limit()
         if limit == self.position or self._error is not None:
             return
@@ -297,17 +300,19 @@ class Subscription:
     def _limit(self) -> int:
         """Return the members' lowest frontier: all positions below it are known."""
         limit = self.position
-        for stop, members in self._leases.spans(limit):
-            lowest = min((self._frontier(shard) for shard in members), default=stop)
+        for run in self._leases.runs:
+            lowest = stop = run.last.stop
+            if stop <= limit:
+                continue
+            for member in run.first.members:
+                stream = self._streams.get(member.shard)
+                frontier = stream.frontier if stream is not None else 0
+                lowest = min(lowest, frontier)
             if lowest < stop:
                 limit = max(limit, lowest)
                 break
             limit = stop
         return max(self.position, min(limit, self.last + 1))
-
-    def _frontier(self, shard: int) -> int:
-        stream = self._streams.get(shard)
-        return stream.frontier if stream is not None else 0
 
     def _advance(self, position: int) -> None:
         self.position = position

@@ -237,8 +237,8 @@ class ClientProgram:
 
     def turn(self) -> None:
         engine = self.engine
-        while engine.receive():
-            pass
+        while (received := engine.transport.receive()) is not None:
+            engine.handle(*received)
         engine.transport.wait(engine.end_batch())
 
     def check(self) -> None:

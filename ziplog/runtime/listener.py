@@ -63,13 +63,15 @@ class Listener:
         self._open_local()
         self._reserve: Final = Reserve()
         self._pause: Final = AcceptPause()
-        self._next_check = 0
-        self._is_check_due = False
+        #: Time from which on `check` is to be called: after each `accept`, and once a second.
+        self.check_at = 0
+        #: Time of the next `check` that may accept connections again; None: it accepts them.
+        self.retry_at: int | None = None
         self._is_refused = False
 
     def accept(self) -> list[socket.socket]:
         """Return connections that wait, up to a limit for each socket."""
-        self._is_check_due = True
+        self.check_at = 0
         found = self._accept(self._socket)
         return found if self._local is None else found + self._accept(self._local)
 
@@ -89,14 +91,9 @@ class Listener:
             found.append(connection)
         return found
 
-    def is_check_due(self, now: int) -> bool:
-        """Whether to call `check`: after each `accept`, and once a second."""
-        return self._is_check_due or now >= self._next_check
-
     def check(self, connections: Iterable[Connection], now: int) -> list[Connection]:
         """Return the connections to close so that enough descriptors are free."""
-        self._is_check_due = False
-        self._next_check = now + (_RETRY_NS if self._is_refused else _CHECK_INTERVAL_NS)
+        self.check_at = now + (_RETRY_NS if self._is_refused else _CHECK_INTERVAL_NS)
         self._set_refused(False)
         self._pause.end_if_due(self._socket, now)
         chosen = self._reserve.choose(connections, _open_descriptors(), now)
@@ -105,17 +102,13 @@ class Listener:
             self._close_local()
         elif self._local is None and not self._pause.is_active:
             self._open_local()
+        self.retry_at = self.check_at if self._pause.is_active else None
         return chosen
 
     @property
     def checks(self) -> int:
         """Number of checks so far."""
         return self._reserve.checks
-
-    @property
-    def next_check(self) -> int | None:
-        """Time of the next `check` that may accept connections again; None: it accepts them."""
-        return self._next_check if self._pause.is_active or self._is_refused else None
 
     def _set_refused(self, is_refused: bool) -> None:
         """Stop or start watching for connections, which wait while the system has no descriptor."""

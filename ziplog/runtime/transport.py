@@ -399,8 +399,10 @@ class Transport:
             self.poll()
             return
         timeout_s = _MAX_WAIT_S if timeout_ns is None else timeout_ns / NS_PER_S
-        timer = self.next_timer()
-        if timer is not None:
+        listener = self._listener
+        if self._attempts or (listener is not None and listener.retry_at is not None):
+            timer = self.next_timer()
+            assert timer is not None, "a timer is due"
             timeout_s = min(timeout_s, (timer - now_ns()) / NS_PER_S)
         self._on_events(self._epoll.poll(max(timeout_s, 0.0)))
 
@@ -424,7 +426,8 @@ class Transport:
                     self._readable.append(connection)
                 if mask & select.EPOLLOUT:
                     self._flush(connection)
-        if self._attempts or self._listener is not None:
+        listener = self._listener
+        if self._attempts or (listener is not None and now_ns() >= listener.check_at):
             self._run_timers()
 
     def _on_other_event(self, fd: int) -> None:
@@ -437,12 +440,12 @@ class Transport:
         now = now_ns()
         if self._attempts:
             self._try_again(now)
-        if self._listener is not None and self._listener.is_check_due(now):
+        if self._listener is not None and now >= self._listener.check_at:
             self._check_descriptors(self._listener, now)
 
     def next_timer(self) -> int | None:
         """Time of the next attempt to connect, or the like (`now_ns`); None: none is due."""
-        due = None if self._listener is None else self._listener.next_check
+        due = None if self._listener is None else self._listener.retry_at
         if self._attempts:
             attempt = min(self._attempts.values())
             return attempt if due is None else min(attempt, due)

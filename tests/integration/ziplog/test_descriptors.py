@@ -29,6 +29,7 @@ from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.errors import ClosedError, UnavailableError
 from ziplog.runtime.connection import GREETING, Connection
 from ziplog.runtime.descriptors import AcceptPause, Reserve
+from ziplog.runtime.listener import Listener
 from ziplog.runtime.transport import Transport
 from ziplog.types import RID_GENESIS
 
@@ -54,6 +55,22 @@ def limited_to(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, former)
+
+
+def test_descriptors_are_checked_after_each_accept_and_once_a_second() -> None:
+    with select.epoll() as epoll:
+        listener = Listener("127.0.0.1:0", epoll)
+        with contextlib.closing(listener):
+            listener.check([], now=5 * S)
+            assert listener.check_at == 6 * S
+            assert listener.retry_at is None
+            listener.accept()
+            assert listener.check_at == 0
+            listener._pause.start(listener._socket, 6 * S)
+            listener.check([], now=6 * S)
+            assert listener.retry_at == listener.check_at == 7 * S, "then it may accept again"
+            listener.check([], now=7 * S)
+            assert listener.retry_at is None
 
 
 @pytest.mark.parametrize("hard", [4096, 512])

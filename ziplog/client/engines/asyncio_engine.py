@@ -219,12 +219,15 @@ class AsyncioEngine:
         self._step()
 
     def _step(self) -> None:
-        engine, count = self.engine, 0
+        engine = self.engine
         if self.owners.collected:
             for request in self.owners.endings():
                 engine.submit(0, request)
-        while count < _BATCH and engine.receive():
-            count += 1
+        for _ in range(_BATCH):
+            received = engine.transport.receive()
+            if received is None:
+                break
+            engine.handle(*received)
         engine.end_batch()
         if engine.transport.ready():
             self._poll_soon()

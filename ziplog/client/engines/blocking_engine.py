@@ -238,14 +238,17 @@ class BlockingEngine:
         """Step the engine until the ticket is done. The caller has the role."""
         engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
         collected = self.owners.collected
-        receive, wait = engine.receive, engine.transport.wait
+        receive, wait = engine.transport.receive, engine.transport.wait
         while not ticket.done:
             if self._is_closed:
                 raise ClosedError
             if incoming or collected:
                 self._submit_incoming()
             for _ in range(_BATCH):
-                if not receive() or ticket.done:
+                received = receive()
+                if received is not None:
+                    engine.handle(*received)
+                if received is None or ticket.done:
                     break
             if not ticket.done:
                 timeout_ns = engine.end_batch()

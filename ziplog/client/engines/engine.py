@@ -1,7 +1,8 @@
 """The engine: steps a client node on a transport, without threads or an event loop.
 
-Rule: one caller at a time. The driver receives until no frame is left, then calls `end_batch`, then
-sleeps for `timeout_ns`. Malformed frames are dropped, counted and logged at a limited rate.
+Rule: one caller at a time. The driver takes frames from the transport and passes them to `handle`
+until none is left, then calls `end_batch`, then sleeps for `timeout_ns`. Malformed frames are
+dropped, counted and logged at a limited rate.
 """
 
 from __future__ import annotations
@@ -92,22 +93,17 @@ class Engine:
         """Cancel a call at the node."""
         self._execute(self._step(Cancelled(call), self._clock()))
 
-    def receive(self) -> bool:
-        """Process one frame; return False if there was none."""
-        received = self.transport.receive()
-        if received is None:
-            return False
-        src, frame = received
+    def handle(self, src: bytes, frame: bytes) -> None:
+        """Process a frame that the transport received."""
         try:
             message = self._decode(frame)
         except ProtocolError as error:
             self.core.counters.protocol_errors += 1
             self._log_warning("dropped a frame: %s", error)
-            return True
+            return
         effects = self._step(Received(src, message), self._clock())
         if effects:
             self._execute(effects)
-        return True
 
     def end_batch(self) -> int | None:
         """End a batch of frames: let the node act on all of them, and on due timers.

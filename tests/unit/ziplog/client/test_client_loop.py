@@ -46,12 +46,12 @@ class Fake:
         if self.on_submit:
             self.arrive(*self.on_submit)
 
-    def receive(self) -> bool:
+    def receive(self) -> tuple[bytes, int] | None:
         self.received += 1
-        if not self.frames:
-            return False
-        self._answer(self.frames.pop(0), "answer")
-        return True
+        return (b"server", self.frames.pop(0)) if self.frames else None
+
+    def handle(self, _src: bytes, frame: int) -> None:
+        self._answer(frame, "answer")
 
     def end_batch(self) -> None:
         self.batches += 1

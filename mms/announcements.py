@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from mms.servers import SUSPECT_NS
 from ziplog.core.node import Broadcast, Publish, Send
 from ziplog.core.view import MANY_MEMBERS, MAX_STEP, LeaseStep, difference, run_of
 from ziplog.wire import LeaseAnnounced
@@ -63,6 +64,8 @@ class Announcements:
         self._state, self._servers, self._plan = state, servers, plan
         #: The endpoint at which this node publishes leases; "": it does not.
         self._publisher: Final = publisher
+        #: When it last published one.
+        self._published_at = 0
         #: The lease with which placements last changed.
         self.placements_changed_at = 0
         #: Number of announcements sent to servers with a lease that was never committed; they halt.
@@ -80,15 +83,19 @@ class Announcements:
         interval_ns = max(_ANNOUNCE_INTERVAL_NS, whole_ns)
         if message.has_gap:
             return now - server.announced_alone_at >= interval_ns
-        is_recent = now - server.announced_at < interval_ns
-        has_lost_it = server.was_published_to and message.publisher != self._publisher
-        if server.announced == last.number and is_recent and not has_lost_it:
+        lacks_state = message.lease != last.number or message.trim < state.trim
+        if self._receives_publications(message):
+            # The last publication may still be on its way.
+            lacks_state = lacks_state and now - self._published_at >= interval_ns
+            knows_placement = self._was_announced(server, now)
+        elif server.announced == last.number and now - server.announced_at < interval_ns:
             return False
+        else:
+            knows_placement = False
         return (
             server.announced == 0
-            or message.lease != last.number
-            or self._is_unplaced(server, message)
-            or message.trim < state.trim
+            or lacks_state
+            or (not knows_placement and self._is_unplaced(server, message))
             or state.contradicts(message.lease, message.digest)
         )
 
@@ -110,7 +117,6 @@ class Announcements:
         assert last is not None
         includes_placements = server.announced == 0 or self._is_unplaced(server, message)
         server.announced, server.announced_at, server.announced_alone_at = last.number, now, now
-        server.was_published_to = False
         if includes_placements:
             self._record_placement(server, now)
         if state.contradicts(message.lease, message.digest):
@@ -173,7 +179,11 @@ class Announcements:
         effects: list[Effect] = [self._publication(last, now)] if self._publisher else []
         groups: dict[_Start, list[Server]] = {}
         placed: list[Effect] = []
+        is_placing = self.placements_changed_at == last.number
         for server, message in self._heard(now):
+            is_receiver = self._receives_publications(message)
+            if is_receiver and not is_placing:
+                continue
             if state.contradicts(message.lease, message.digest):
                 effects.append(self.announce(server, now))
                 continue
@@ -185,9 +195,8 @@ class Announcements:
                 self._record_placement(server, now)
                 placement = self._announcement(now, self._placements(server), [])
                 placed.append(Send(server.route, self._with_limit(placement, server)))
-            server.announced, server.announced_at = last.number, now
-            server.was_published_to = message.publisher == self._publisher != ""
-            if not server.was_published_to:
+            if not is_receiver:
+                server.announced, server.announced_at = last.number, now
                 groups.setdefault(self._start(message, number, digest), []).append(server)
         for start, group in groups.items():
             routes = tuple(server.route for server in group)
@@ -197,7 +206,7 @@ class Announcements:
     def _heard(self, now: int) -> Iterator[tuple[Server, Heartbeat]]:
         """Yield the servers that send heartbeats, and the last one of each."""
         for server in self._servers:
-            if server.heartbeat is not None and server.state(now) != "down":
+            if server.heartbeat is not None and now - server.last_heard_at < SUSPECT_NS:
                 yield server, server.heartbeat
 
     @property
@@ -205,8 +214,13 @@ class Announcements:
         last = self._state.last
         return last is not None and len(last.members) >= MANY_MEMBERS
 
+    def _receives_publications(self, message: Heartbeat) -> bool:
+        """Whether the last lease of a server came as a publication of this node."""
+        return message.publisher == self._publisher != ""
+
     def _publication(self, last: Lease, now: int) -> Effect:
         """Return the publication of the last lease."""
+        self._published_at = now
         start = _Start(last.number - 1, last.predecessor)
         return Publish(
             msgspec.structs.replace(self._following(start, [], now), is_publication=True)

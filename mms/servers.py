@@ -45,7 +45,6 @@ class Server:
         "route",
         "shard",
         "view",
-        "was_published_to",
     )  # fmt: skip
 
     def __init__(self, name: str, shard: int, index: int, now: int) -> None:
@@ -66,8 +65,6 @@ class Server:
         #: The number of the last lease that was announced to it, and when.
         self.announced = 0
         self.announced_at = 0
-        #: The last announcement to it was a publication.
-        self.was_published_to = False
         #: When it last got an announcement of its own, for its own gap.
         self.announced_alone_at = -(2**62)
         #: The last placement of its shard that was announced to it, and when.

@@ -30,13 +30,13 @@ from metrics.raw_connection import RawConnection, RawSubscription
 from metrics.windows import percentile
 
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
-from ziplog.core.view import NO_DIGEST, unfold
+from ziplog.core.view import MANY_MEMBERS, NO_DIGEST, unfold
 from ziplog.deploy.new_shard import free_ports
 from ziplog.raft.journal import HEADER_BYTES
 from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ziplog.core.view import Lease
 
@@ -90,8 +90,10 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
     ):
         fleet = Fleet(shards, port)
         try:
-            fleet.run(_START_S, until_all_hold=True)
+            fleet.run_until(lambda server: server.lease is not None, "hold a lease")
             fleet.run(2)  # the epochs of work, and the weights of the first rates
+            if shards >= MANY_MEMBERS:
+                fleet.run_until(lambda server: bool(server.publisher), "receive publications")
             fleet.counts = dict.fromkeys(fleet.counts, 0)
             fleet.begin()
             watched = psutil.Process(process.pid)
@@ -265,18 +267,23 @@ class Fleet:
         self._jitter.clear()
         self._begins.clear()
 
-    def run(self, seconds: float, *, until_all_hold: bool = False) -> None:
-        """Run for `seconds`, or until every server holds a lease."""
+    def run(self, seconds: float) -> None:
+        """Run for `seconds`."""
         stop = time.time_ns() + int(seconds * _S)
         while (now := time.time_ns()) < stop:
             self._beat(now)
             self._change(now)
             pause = min(self._due[0][0], self._change_at) - time.time_ns()
             self._listen(max(pause, 0))
-            if until_all_hold and all(server.lease is not None for server in self.servers):
+
+    def run_until(self, condition: Callable[[Server], bool], what: str) -> None:
+        """Run until all servers meet a condition."""
+        for _ in range(_START_S):
+            self.run(1)
+            if all(map(condition, self.servers)):
                 return
-        if until_all_hold:
-            raise RuntimeError(f"after {seconds} s some of the servers have no lease")
+        missing = sum(not condition(server) for server in self.servers)
+        raise RuntimeError(f"after {_START_S} s, {missing} of the servers do not {what}")
 
     def _reconnect(self, server: Server, source: RawConnection | RawSubscription) -> None:
         """Replace a connection that the service closed: this process was late to read it."""

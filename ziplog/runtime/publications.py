@@ -63,8 +63,12 @@ class Publisher:
             (zmq.SNDHWM, _MAX_QUEUED),
             (zmq.MAXMSGSIZE, _MAX_SUBSCRIPTION_BYTES),
             (zmq.HANDSHAKE_IVL, _SILENT_MS),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, _SILENT_MS),
+            # Not ZeroMQ's own heartbeats: each would cost time in proportion to the receivers.
+            (zmq.TCP_KEEPALIVE, 1),
+            (zmq.TCP_KEEPALIVE_IDLE, _SILENT_MS // 1000),
+            (zmq.TCP_KEEPALIVE_INTVL, 1),
+            (zmq.TCP_KEEPALIVE_CNT, 3),
+            (zmq.TCP_MAXRT, _SILENT_MS),
             (zmq.LINGER, 0),
         ):
             self._socket.setsockopt(option, value)

@@ -31,7 +31,7 @@ from tests.sim.plan import Fault, Plan
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
 from ziplog import wire
-from ziplog.client.inserts.insert_calls import InsertCall
+from ziplog.client.inserts import inserts
 from ziplog.client.inserts.inserts import Inserts
 from ziplog.core.view import LeaseRun, run_of
 
@@ -62,7 +62,7 @@ def _kill_early_and_hold_up(seed: int) -> Plan:
 )
 def unit_gets_behind_its_followers() -> Iterator[None]:
     """A client sends open units to a later view despite placed later units of the call (D13)."""
-    with replaced(InsertCall, "has_later_unit", lambda _batch, _units: False):
+    with replaced(inserts, "has_later_unit", lambda _call, _units: False):
         yield
 
 

@@ -345,3 +345,13 @@ class ShardWindow:
         for unit in self.inflight.values():
             assert all(ack.view == unit.message.view for ack in unit.acks.values())
             assert not unit.acks.keys() & unit.redirects, "a replica refused and acked a unit"
+
+
+def has_later_unit(call: InsertCall, units: list[InflightUnit]) -> bool:
+    """Whether a unit after the first of these units of a call is placed, or may be placed.
+
+    The primary places units in order. But a recovery keeps units that a backup acked, and may lose
+    earlier ones. An earlier unit that is sent again would be placed after them.
+    """
+    first, *rest = units
+    return not all(unit.is_absent for unit in rest) or call.has_later_unit_placed(first.index)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Sequence
 
-    from ziplog.client.inserts.inflight import InflightUnit
-
 #: The largest units that a client sends: in records, and in bytes unless it has a single record.
 UNIT_RECORDS: Final = 256
 UNIT_BYTES: Final = 256 * 1024
@@ -107,18 +105,9 @@ class InsertCall:
             return before[-1]
         return self.placed_rids[-1].gsn if self.placed_rids else self.request.after.gsn
 
-    def has_later_unit(self, units: list[InflightUnit]) -> bool:
-        """Whether a unit after the first of these units is placed, or may be placed.
-
-        The primary places units in order. But a recovery keeps units that a backup acked, and may
-        lose earlier ones. An earlier unit that is sent again would be placed after them.
-        """
-        first, *rest = units
-        return not all(unit.is_absent for unit in rest) or self.has_later_unit_placed(first)
-
-    def has_later_unit_placed(self, unit: InflightUnit) -> bool:
+    def has_later_unit_placed(self, index: int) -> bool:
         """Whether a unit after this one is placed."""
-        return any(gsns is not None for gsns in self.gsns[unit.index + 1 : self.sent])
+        return any(gsns is not None for gsns in self.gsns[index + 1 : self.sent])
 
     def body(self, start: int, stop: int) -> bytes:
         """Return the encoded body of a unit with these payloads."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client.common.unknown_outcome import UnknownOutcomes
 from ziplog.client.inserts import insert_errors
 from ziplog.client.inserts.copies import MAX_BACKOFF_NS, Copies
-from ziplog.client.inserts.inflight import ShardWindow
+from ziplog.client.inserts.inflight import ShardWindow, has_later_unit
 from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.locate import LocateQueries
 from ziplog.client.inserts.plain_inserts import PlainInserts
@@ -367,7 +367,7 @@ class Inserts:
         units = window.units_of(call)
         if not all(unit.is_absent for unit in units):
             return False
-        if call.has_later_unit_placed(units[0]):
+        if call.has_later_unit_placed(units[0].index):
             self._fail(call, insert_errors.partial_insert_error(call, self._routing))
             return True
         is_redirected = all(unit.is_redirected for unit in units)
@@ -461,7 +461,7 @@ class Inserts:
         window.is_blocked_by_view_change = False
         known: list[InsertCall] = []
         for call, units in window.units_of_older_views(route.view).items():
-            if not call.has_later_unit(units):
+            if not has_later_unit(call, units):
                 for unit in units:
                     unit.move_to_view(route.view, len(route.names))
                     unit.retransmit_at = self._context.now

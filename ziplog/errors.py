@@ -1,4 +1,6 @@
-"""All exceptions of this library. Exceptions carry data; the text is built from it.
+"""All exceptions of this library, and the record identifier that some of them carry.
+
+Exceptions carry data; the text is built from it. `RecordId.parse` raises one of them.
 
 ZiplogError                     .retriable: bool
 ├── ConfigError                 also a ValueError
@@ -15,16 +17,54 @@ ZiplogError                     .retriable: bool
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.types import RecordId
-
+_TEXT_FORM: Final = re.compile(r"(\d{1,19})@(\d{1,10})", re.ASCII)
 
 #: The outcome of an insert is known to the client that sent it, and to no other process.
 ONLY_ITS_CLIENT = "only the client that raised it can resolve it, and only while it is open"
+
+
+class RecordId(NamedTuple):
+    """Record identifier: a global sequence number and the shard that stores the record.
+
+    Ordered by `gsn`, hashable, immutable. The text form is ``"<gsn>@<shard>"``
+    (thesis 4.2.2: "a tuple consisting of its global sequence number and the shard identifier").
+    """
+
+    gsn: int
+    shard: int
+
+    def __str__(self) -> str:
+        return "recent" if self.gsn < 0 else f"{self.gsn}@{self.shard}"
+
+    @classmethod
+    def parse(cls, text: str) -> RecordId:
+        """Read the text form; `genesis` and `recent` name the two constants.
+
+        Raises:
+            ConfigError: the text is not a record identifier.
+
+        """
+        match text:
+            case "genesis":
+                return RID_GENESIS
+            case "recent":
+                return RID_RECENT
+        found = _TEXT_FORM.fullmatch(text)
+        if found is None or int(found[1]) >= 2**63 or int(found[2]) >= 2**31:
+            raise ConfigError("rid", text, "'<gsn>@<shard>', 'genesis' or 'recent'")
+        return cls(int(found[1]), int(found[2]))
+
+
+#: The position before every record (thesis 4.2.1).
+RID_GENESIS: Final = RecordId(0, 0)
+#: For `subscribe` only: the last stable record below every shard's frontier (thesis 4.2.1).
+RID_RECENT: Final = RecordId(-1, 0)
 
 
 class ZiplogError(Exception):

@@ -6,13 +6,17 @@ has one gsn and one shard; the pair is its record identifier, `RecordId`.
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from ziplog.errors import ConfigError
+from ziplog.errors import RID_GENESIS, RID_RECENT, RecordId
+
+__all__ = [
+    "RID_GENESIS", "RID_RECENT", "ClientId", "Durability", "Epoch", "Fseq", "Gsn", "Record",
+    "RecordId", "Seq", "ShardId", "View",
+]  # fmt: skip
 
 #: A position of the log. 0 is before every record; records start at 1.
 Gsn = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -32,45 +36,6 @@ Durability = Literal["memory", "disk"]
 ClientId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_TEXT_FORM: Final = re.compile(r"(\d{1,19})@(\d{1,10})", re.ASCII)
-
-
-class RecordId(NamedTuple):
-    """Record identifier: a global sequence number and the shard that stores the record.
-
-    Ordered by `gsn`, hashable, immutable. The text form is ``"<gsn>@<shard>"``
-    (thesis 4.2.2: "a tuple consisting of its global sequence number and the shard identifier").
-    """
-
-    gsn: int
-    shard: int
-
-    def __str__(self) -> str:
-        return "recent" if self.gsn < 0 else f"{self.gsn}@{self.shard}"
-
-    @classmethod
-    def parse(cls, text: str) -> RecordId:
-        """Read the text form; `genesis` and `recent` name the two constants.
-
-        Raises:
-            ConfigError: the text is not a record identifier.
-
-        """
-        match text:
-            case "genesis":
-                return RID_GENESIS
-            case "recent":
-                return RID_RECENT
-        found = _TEXT_FORM.fullmatch(text)
-        if found is None or int(found[1]) >= 2**63 or int(found[2]) >= 2**31:
-            raise ConfigError("rid", text, "'<gsn>@<shard>', 'genesis' or 'recent'")
-        return cls(int(found[1]), int(found[2]))
-
-
-#: The position before every record (thesis 4.2.1).
-RID_GENESIS: Final = RecordId(0, 0)
-#: For `subscribe` only: the last stable record below every shard's frontier (thesis 4.2.1).
-RID_RECENT: Final = RecordId(-1, 0)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

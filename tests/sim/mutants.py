@@ -45,6 +45,7 @@ from tests.sim.mutation import (
 from tests.sim.plan import Fault, Plan
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
+from ziplog.client.common.requests import NEVER
 from ziplog.client.inserts.inserts import Inserts
 from ziplog.client.reads.read import Reads
 from ziplog.client.reads.subscribe import Subscription
@@ -354,11 +355,10 @@ def one_replica_answers_a_read() -> Iterator[None]:
 
     def asked(self: Reads, call: int, request: Any) -> None:
         start(self, call, request)
-        number = self._requests.get(call, 0)
-        reading = self._pending.get(number)
-        if reading is not None and reading.retry_at:
+        reading = self._pending.get(call)
+        if reading is not None and reading.retry_at != NEVER:
             reading.asks_all = True
-            self._send(number, reading)
+            self._send(reading)
 
     def believed(self: Reads, reply: wire.ReadReply) -> None:
         is_record = reply.answer == "record"

@@ -38,7 +38,7 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
 )
 from ziplog.client.common.routing import Routing
-from ziplog.client.common.step_context import FIRST_REQUEST, StepContext
+from ziplog.client.common.step_context import StepContext
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.client.inserts.inserts import Inserts
 from ziplog.client.inserts.sync import Syncs
@@ -89,58 +89,58 @@ class ClientCore:
         """
         context = self._context = StepContext(client)
         membership = self._membership = MembershipClient(context, endpoints)
-        self._routing: Final = Routing(context, membership)
-        self._inserts: Final = Inserts(context, self._routing, policy)
-        self._plain_inserts: Final = self._inserts.plain
+        routing = self._routing = Routing(context, membership)
+        inserts = self._inserts = Inserts(context, routing, policy)
+        self._plain_inserts: Final = inserts.plain
         self._on_plain_ack: Final = self._plain_inserts.on_ack
         #: An event happened after the last end of a batch, which was no ack on the short path.
         self._is_batch_open = False
-        self._reads: Final = Reads(context, self._routing)
-        self._tail_queries: Final = TailQueries(context, membership, self._routing)
-        self._subscriptions: Final = Subscriptions(
-            context, membership, self._routing, self._tail_queries
-        )
-        self._barriers: Final = Barriers(context, self._routing, self._subscriptions)
-        self._cluster_calls: Final = ClusterCalls(
-            context, membership, self._routing, self._tail_queries
-        )
-        self._shard_changes: Final = ShardChanges(context, membership, self._routing)
-        self._syncs: Final = Syncs(context, self._routing, self._inserts.windows)
-        self._extent_queries: Final = ExtentQueries(context, membership, self._routing)
-        self._outline_queries: Final = OutlineQueries(context, self._routing)
-        self._scans: Final = Scans(context, self._routing)
+        reads = Reads(context, routing)
+        tail_queries = self._tail_queries = TailQueries(context, routing)
+        subscriptions = self._subscriptions = Subscriptions(context, routing, tail_queries)
+        barriers = Barriers(context, routing, subscriptions)
+        cluster_calls = ClusterCalls(context, routing)
+        shard_changes = ShardChanges(context, routing)
+        syncs = Syncs(context, routing, inserts.windows)
+        extent_queries = ExtentQueries(context, routing)
+        outline_queries = OutlineQueries(context, routing)
+        scans = self._scans = Scans(context, routing)
+        self._machines: Final = (
+            inserts.outcomes, inserts, syncs, reads, tail_queries, subscriptions, barriers,
+            cluster_calls, shard_changes, extent_queries, outline_queries, scans,
+        )  # fmt: skip
         self._on_call: Final[dict[type, Callable[[int, Any], None]]] = {
-            InsertRequest: self._inserts.start,
-            ResolveRequest: self._inserts.resolve,
-            SyncRequest: self._syncs.start,
-            ReadRequest: self._reads.start,
-            SubscribeRequest: self._subscriptions.start,
-            FetchRequest: self._subscriptions.fetch,
-            ProgressRequest: self._subscriptions.progress,
-            BarrierRequest: self._barriers.start,
-            UnsubscribeRequest: self._subscriptions.unsubscribe,
-            ConnectRequest: self._cluster_calls.connect,
-            TailRequest: self._cluster_calls.tail,
-            TrimRequest: self._cluster_calls.trim,
-            StatusRequest: self._cluster_calls.status,
-            ChangeRequest: self._shard_changes.start,
-            ExtentsRequest: self._extent_queries.start,
-            OutlineRequest: self._outline_queries.start,
-            ScanRequest: self._scans.start,
-            ScanFetchRequest: self._scans.fetch,
-            ScanCloseRequest: self._scans.close,
+            InsertRequest: inserts.start,
+            ResolveRequest: inserts.resolve,
+            SyncRequest: syncs.start,
+            ReadRequest: reads.start,
+            SubscribeRequest: subscriptions.start,
+            FetchRequest: subscriptions.fetch,
+            ProgressRequest: subscriptions.progress,
+            BarrierRequest: barriers.start,
+            UnsubscribeRequest: subscriptions.unsubscribe,
+            ConnectRequest: cluster_calls.connect,
+            TailRequest: tail_queries.start,
+            TrimRequest: cluster_calls.trim,
+            StatusRequest: cluster_calls.status,
+            ChangeRequest: shard_changes.start,
+            ExtentsRequest: extent_queries.start,
+            OutlineRequest: outline_queries.start,
+            ScanRequest: scans.start,
+            ScanFetchRequest: scans.fetch,
+            ScanCloseRequest: scans.close,
         }
         self._on_message: Final[dict[type[Message], Callable[[Any], None]]] = {
-            InsertAck: self._inserts.on_ack,
-            Located: self._inserts.on_located,
-            Leaving: self._routing.on_leaving,
-            Synced: self._syncs.on_synced,
-            Deliver: self._on_deliver,
-            ReadReply: self._reads.on_reply,
-            Refused: self._on_refused,
-            Trimmed: self._on_trimmed,
-            Outlined: self._outline_queries.on_reply,
-            TailReply: self._on_tail_reply,
+            InsertAck: inserts.on_ack,
+            Located: inserts.on_located,
+            Leaving: routing.on_leaving,
+            Synced: syncs.on_synced,
+            Deliver: _each(scans.on_deliver, subscriptions.on_deliver),
+            ReadReply: reads.on_reply,
+            Refused: _each(*(machine.on_refused for machine in self._machines)),
+            Trimmed: _each(scans.on_trimmed, subscriptions.on_trimmed),
+            Outlined: outline_queries.on_reply,
+            TailReply: _each(tail_queries.on_reply, barriers.on_reply),
             ClusterInfo: membership.on_reply,
             LeaseHistory: membership.on_reply,
             TrimReply: membership.on_reply,
@@ -218,11 +218,7 @@ class ClientCore:
             if self._context.now >= self._context.next_timer:
                 self._tick()
         elif type(event) is Cancelled:
-            for machine in (
-                self._inserts, self._syncs, self._reads, self._subscriptions, self._barriers,
-                self._cluster_calls, self._shard_changes, self._extent_queries,
-                self._outline_queries, self._scans,
-            ):  # fmt: skip
+            for machine in self._machines:
                 machine.cancel(event.id)
         elif type(event) is Closing:
             self._inserts.settled_reports.send_all()
@@ -244,66 +240,34 @@ class ClientCore:
         else:
             self._context.counters.protocol_errors += 1
 
-    def _on_refused(self, refused: Refused) -> None:
-        if refused.request < FIRST_REQUEST:
-            self._inserts.on_refused(refused)
-        else:
-            for machine in (
-                self._reads, self._subscriptions, self._tail_queries, self._barriers, self._syncs,
-                self._scans, self._outline_queries,
-            ):  # fmt: skip
-                if machine.on_refused(refused):
-                    return
-
-    def _on_deliver(self, deliver: Deliver) -> None:
-        if not self._scans.on_deliver(deliver):
-            self._subscriptions.on_deliver(deliver)
-
-    def _on_trimmed(self, trimmed: Trimmed) -> None:
-        if not self._scans.on_trimmed(trimmed):
-            self._subscriptions.on_trimmed(trimmed)
-
     def _end_batch(self) -> None:
         self._is_batch_open = False
         self._inserts.sender.on_batch_end()
         self._subscriptions.on_batch_end()
         self._scans.on_batch_end()
 
-    def _on_tail_reply(self, reply: TailReply) -> None:
-        if not self._barriers.on_reply(reply):
-            self._tail_queries.on_reply(reply)
-
     def _tick(self) -> None:
         self._context.next_timer = NEVER
-        self._inserts.tick()
-        self._inserts.settled_reports.tick()
-        self._syncs.tick()
-        self._reads.tick()
-        self._tail_queries.tick()
-        self._subscriptions.tick()
-        self._barriers.tick()
-        self._cluster_calls.tick()
-        self._shard_changes.tick()
-        self._extent_queries.tick()
-        self._outline_queries.tick()
-        self._scans.tick()
+        for machine in self._machines:
+            machine.tick()
         self._membership.tick()
         self._routing.tick(waiting=self._is_waiting())
         self._end_batch()
 
     def _is_waiting(self) -> bool:
-        machines = (
-            self._inserts, self._syncs, self._reads, self._tail_queries, self._subscriptions,
-            self._barriers, self._shard_changes, self._extent_queries, self._outline_queries,
-            self._scans,
-        )  # fmt: skip
-        return any(machine.waiting for machine in machines)
+        return any(machine.waiting for machine in self._machines)
 
     def check(self) -> None:
         """Assert the invariants of all parts."""
-        for part in (
-            self._membership, self._routing, self._inserts, self._syncs, self._reads,
-            self._tail_queries, self._subscriptions, self._barriers, self._cluster_calls,
-            self._shard_changes, self._extent_queries, self._outline_queries, self._scans,
-        ):  # fmt: skip
+        for part in (self._membership, self._routing, *self._machines):
             part.check()
+
+
+def _each(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a handler of messages that several machines may get; each ignores those of others."""
+
+    def handle(message: Any) -> None:
+        for handler in handlers:
+            handler(message)
+
+    return handle

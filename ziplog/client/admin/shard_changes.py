@@ -13,17 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import ChangeRequest
 from ziplog.errors import ConfigError, DeadlineError
 from ziplog.wire import ChangeShard, Hello, ShardChanged
 
 if TYPE_CHECKING:
-    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.requests import Change
-    from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import StepContext
     from ziplog.errors import ZiplogError
     from ziplog.wire import ClusterInfo
 
@@ -34,77 +30,47 @@ _DONE: Final[dict[Change, str]] = {
 }
 
 
-class PendingChange(msgspec.Struct):
-    """One pending change."""
+class PendingChange(PendingRequest, kw_only=True):
+    """One pending change; to cancel it does not stop the service."""
 
     request: ChangeRequest
-    #: Number of the open request.
-    open_request: int = 0
     #: The service's reply.
     reply: ShardChanged | None = None
 
 
-class ShardChanges:
+class ShardChanges(PendingRequests[PendingChange]):
     """The pending shard changes of a client."""
-
-    def __init__(
-        self, context: StepContext, membership: MembershipClient, routing: Routing
-    ) -> None:
-        self._context: Final = context
-        self._membership: Final = membership
-        self._routing: Final = routing
-        #: By call.
-        self._pending: Final[dict[int, PendingChange]] = {}
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a call is pending."""
-        return bool(self._pending)
 
     def start(self, call: int, request: ChangeRequest) -> None:
         """Start a call."""
-        pending = self._pending[call] = PendingChange(request)
-        self._context.set_timer(request.deadline)
+        pending = PendingChange(call, request.deadline, request=request)
+        self._add(pending)
 
         def on_reply(reply: ShardChanged) -> None:
+            def on_cluster_info(info: ClusterInfo) -> None:
+                self._routing.update(info)
+                self._finish(pending, self._refusal_error(request, reply))
+
             pending.reply = reply
-            pending.open_request = self._membership.send_request(Hello, on_cluster_info)
+            pending.service_request = self._membership.send_request(Hello, on_cluster_info)
 
-        def on_cluster_info(info: ClusterInfo) -> None:
-            self._routing.update(info)
-            self._finish(call)
-
-        pending.open_request = self._membership.send_request(
+        pending.service_request = self._membership.send_request(
             lambda cluster, number: ChangeShard(
                 cluster, number, request.shard, request.change, list(request.replicas)
             ),
             on_reply,
         )
 
-    def cancel(self, call: int) -> None:
-        """Cancel a call; the service continues the change."""
-        pending = self._pending.pop(call, None)
-        if pending is not None:
-            self._membership.cancel(pending.open_request)
-
-    def _finish(self, call: int) -> None:
-        pending = self._pending[call]
-        self.cancel(call)
-        result: ZiplogError | None = None
-        if pending.reply is None:
-            result = self._deadline_error(pending.request)
-        elif pending.reply.error:
-            result = self._refusal_error(pending.request, pending.reply)
-        self._context.complete(call, result)
-
     # --- errors ---
 
-    def _refusal_error(self, request: ChangeRequest, reply: ShardChanged) -> ConfigError:
-        """Return the error for a request that the service refused."""
+    def _refusal_error(self, request: ChangeRequest, reply: ShardChanged) -> ConfigError | None:
+        """Return the error for a request that the service refused; None if it did not."""
         shard, routing = request.shard, self._routing
         where = f"cannot {request.change} shard {shard} of {routing}"
         unused = f"a number that no shard ever had, such as {max(routing.shards, default=-1) + 1}"
         match reply.error:
+            case "":
+                return None
             case "no-such-shard":
                 return ConfigError("shard", shard, f"one of {routing.shards}", where)
             case "retired":
@@ -148,9 +114,12 @@ class ShardChanges:
         )
         return ConfigError("shard", request.shard, unused, where, message=sentence)
 
-    def _deadline_error(self, request: ChangeRequest) -> DeadlineError:
-        """Return the error at the deadline, with the state of the change."""
-        routing, shard, change = self._routing, request.shard, request.change
+    def _result_at_deadline(self, pending: PendingChange) -> ZiplogError | None:
+        """Return the service's reply, or else an error with the state of the change."""
+        request, routing = pending.request, self._routing
+        if pending.reply is not None:
+            return self._refusal_error(request, pending.reply)
+        shard, change = request.shard, request.change
         state = routing.state(shard)
         match change, state:
             case _, "recovering":
@@ -169,20 +138,8 @@ class ShardChanges:
             " the change continues, and the call may be repeated"
         )
 
-    # --- time ---
-
-    def tick(self) -> None:
-        """End the calls at their deadlines."""
-        for call, pending in list(self._pending.items()):
-            if self._context.now >= pending.request.deadline:
-                self._finish(call)
-            else:
-                self._context.set_timer(pending.request.deadline)
-
     def check(self) -> None:
-        """Assert the invariant."""
+        """Assert the invariants."""
+        super().check()
         for pending in self._pending.values():
-            assert self._membership.is_open(pending.open_request), "a call without an open request"
-            assert self._context.next_timer <= pending.request.deadline, (
-                "a deadline would be missed"
-            )
+            assert self._membership.is_open(pending.service_request), "a call without a request"

@@ -11,11 +11,12 @@ Invariant: a pending call has an open request. See docs/protocol.md, sections 3 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ziplog.client.common.lease_map import LeaseMap
+from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import ExtentsRequest
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun
 from ziplog.errors import ConfigError, DeadlineError, NoSuchRecordError, TrimmedError
@@ -23,9 +24,6 @@ from ziplog.types import RecordId
 from ziplog.wire import LeaseQuery
 
 if TYPE_CHECKING:
-    from ziplog.client.common.membership_client import MembershipClient
-    from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import StepContext
     from ziplog.wire import LeaseHistory
 
 
@@ -125,50 +123,27 @@ def extents_of(runs: list[LeaseRun], start: int, stop: int | None, trim: int) ->
     return Extents(trim, end, shards, runs)
 
 
-class ExtentQuery(msgspec.Struct):
+class ExtentQuery(PendingRequest, kw_only=True):
     """One pending call."""
 
-    call: int
     request: ExtentsRequest
     leases: LeaseMap = msgspec.field(default_factory=LeaseMap)
-    #: Number of the open request to the service.
-    open_request: int = 0
     #: No shard owns its start: the query now asks for the end of the log.
     is_past_end: bool = False
 
 
-class ExtentQueries:
+class ExtentQueries(PendingRequests[ExtentQuery]):
     """The pending extent queries of a client."""
-
-    def __init__(
-        self, context: StepContext, membership: MembershipClient, routing: Routing
-    ) -> None:
-        self._context: Final = context
-        self._membership: Final = membership
-        self._routing: Final = routing
-        #: By call.
-        self._open: Final[dict[int, ExtentQuery]] = {}
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a call is pending."""
-        return bool(self._open)
 
     def start(self, call: int, request: ExtentsRequest) -> None:
         """Start a call."""
-        self._context.set_timer(request.deadline)
-        query = self._open[call] = ExtentQuery(call, request)
+        query = ExtentQuery(call, request.deadline, request=request)
+        self._add(query)
         # The position before the start has an owner, even if the log ends at the start.
         self._query_leases(query, max(request.start - 1, 1))
 
-    def cancel(self, call: int) -> None:
-        """Cancel a call."""
-        query = self._open.pop(call, None)
-        if query is not None:
-            self._membership.cancel(query.open_request)
-
     def _query_leases(self, query: ExtentQuery, gsn: int) -> None:
-        query.open_request = self._membership.send_request(
+        query.service_request = self._membership.send_request(
             lambda cluster, request: LeaseQuery(cluster, request, gsn),
             lambda history: self._on_history(query, history),
         )
@@ -197,27 +172,15 @@ class ExtentQueries:
             return NoSuchRecordError(RecordId(last, 0), why)
         return extents_of(runs, request.start, request.stop, trim)
 
-    def _finish(self, query: ExtentQuery, result: Extents | Exception) -> None:
-        self.cancel(query.call)
-        self._context.complete(query.call, result)
-
-    def tick(self) -> None:
-        """End the calls at their deadlines."""
-        context = self._context
-        for query in list(self._open.values()):
-            if context.now >= query.request.deadline:
-                what = f"timed out waiting for the membership service of {self._routing}"
-                start = query.request.start
-                error = DeadlineError(f"{what} to report the leases from gsn {start} on")
-                self._finish(query, error)
-            else:
-                context.set_timer(query.request.deadline)
+    def _result_at_deadline(self, query: ExtentQuery) -> DeadlineError:
+        what = f"timed out waiting for the membership service of {self._routing}"
+        return DeadlineError(f"{what} to report the leases from gsn {query.request.start} on")
 
     def check(self) -> None:
-        """Assert the invariant."""
-        for query in self._open.values():
-            assert self._membership.is_open(query.open_request), "a call without an open request"
-            assert self._context.next_timer <= query.request.deadline
+        """Assert the invariants."""
+        super().check()
+        for query in self._pending.values():
+            assert self._membership.is_open(query.service_request), "a call without a request"
 
 
 def _base(run: LeaseRun) -> int:

@@ -12,10 +12,11 @@ Invariant: every pending call is retried, or ends, in time. See docs/protocol.md
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
+from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import NEVER, OutlineRequest
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ConfigError, DeadlineError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 GRACE_NS: Final = 200 * NS_PER_MS
 #: Interval before all replicas are asked again; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
-_MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
 
 
 class ShardOutline(msgspec.Struct, frozen=True):
@@ -45,83 +45,65 @@ class ShardOutline(msgspec.Struct, frozen=True):
     archives: list[tuple[str, int]]
 
 
-class OutlineQuery(msgspec.Struct):
-    """One pending call."""
+class OutlineQuery(PendingRequest, kw_only=True):
+    """One pending call; after the first reply, it ends a grace period later at the latest."""
 
-    call: int
+    backoff: int = _MIN_BACKOFF_NS
     request: OutlineRequest
-    #: Its request number at the servers.
-    number: int
     #: By server.
     replies: dict[int, Outlined] = msgspec.field(default_factory=dict)
     refused: set[int] = msgspec.field(default_factory=set)
-    #: When to complete the call with the replies so far; `NEVER` before the first reply.
-    answer_at: int = NEVER
-    #: When to ask again; `NEVER` while the shard's route is unknown.
-    retry_at: int = NEVER
-    backoff: int = _MIN_BACKOFF_NS
 
 
-class OutlineQueries:
+class OutlineQueries(PendingRequests[OutlineQuery]):
     """The pending outline queries of a client."""
 
-    def __init__(self, context: StepContext, routing: Routing) -> None:
-        self._context: Final = context
-        self._routing: Final = routing
-        #: By request number.
-        self._open: Final[dict[int, OutlineQuery]] = {}
-        routing.on_change.append(self._on_routes_changed)
+    MAX_BACKOFF_NS: ClassVar[int] = 500 * NS_PER_MS
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a call is pending."""
-        return bool(self._open)
+    def __init__(self, context: StepContext, routing: Routing) -> None:
+        super().__init__(context, routing)
+        routing.on_change.append(self._on_routes_changed)
 
     def start(self, call: int, request: OutlineRequest) -> None:
         """Start a call."""
-        number = self._context.request()
-        query = self._open[number] = OutlineQuery(call, request, number)
-        self._context.set_timer(request.deadline)
+        query = OutlineQuery(call, request.deadline, request=request)
+        self._add(query)
+        self._add_number(query)
         if self._routing.route(request.shard) is not None:
-            self._query_replicas(query)
+            self._send(query)
         else:
             self._routing.refresh(lambda: self._on_refreshed(query))
 
     def _on_refreshed(self, query: OutlineQuery) -> None:
         """Ask the shard after the first placements, or fail if it does not exist."""
-        if query.number not in self._open:
+        if query.call not in self._pending:
             return
         shard, known = query.request.shard, self._routing.shards
         if self._routing.route(shard) is None:
             self._finish(query, ConfigError("shard", shard, f"one of {known}"))
         elif query.retry_at == NEVER:
-            self._query_replicas(query)
+            self._send(query)
 
-    def cancel(self, call: int) -> None:
-        """Cancel a call."""
-        for number in [n for n, query in self._open.items() if query.call == call]:
-            del self._open[number]
-
-    def _query_replicas(self, query: OutlineQuery) -> None:
+    def _send(self, query: OutlineQuery) -> None:
         """Ask the replicas without a reply."""
         context, routing, request = self._context, self._routing, query.request
         route = routing.route(request.shard)
         assert route is not None, "a query of a shard without a placement"
         message = Outline(
-            routing.cluster, route.shard, route.view, query.number, request.start, request.stop
-        )
+            routing.cluster, route.shard, route.view, query.numbers[-1], request.start,
+            request.stop,
+        )  # fmt: skip
         query.refused.clear()
         for server, name in enumerate(route.names):
             if server not in query.replies:
                 context.send(name, message)
-        query.retry_at = context.now + query.backoff
-        context.set_timer(query.retry_at)
+        self._retry_at(query, context.now + query.backoff)
 
     # --- replies ---
 
     def on_reply(self, reply: Outlined) -> None:
         """Handle a replica's reply."""
-        query = self._open.get(reply.request)
+        query = self._by_number.get(reply.request)
         route = self._routing.route(reply.shard)
         if query is None or route is None or reply.shard != query.request.shard:
             return
@@ -129,75 +111,43 @@ class OutlineQueries:
             self._routing.refresh()
         elif _is_sound(reply):
             query.replies[reply.server] = reply
-            query.answer_at = min(query.answer_at, self._context.now + GRACE_NS)
-            self._context.set_timer(query.answer_at)
+            query.deadline = min(query.deadline, self._context.now + GRACE_NS)
+            self._context.set_timer(query.deadline)
             self._conclude(query, route)
         else:
             self._context.counters.protocol_errors += 1
 
-    def on_refused(self, refused: Refused) -> bool:
-        """Handle a refusal, perhaps of an older view; False if it is not for an outline."""
-        query = self._open.get(refused.request)
-        if query is None:
-            return False
+    def _on_refusal(self, query: OutlineQuery, refused: Refused) -> None:
+        """Handle a refusal, perhaps of an older view."""
         self._routing.refresh()
         route = self._routing.route(refused.shard)
         if route is not None and refused.shard == query.request.shard:
             query.refused.add(refused.server)
             self._conclude(query, route)
-        return True
 
     def _conclude(self, query: OutlineQuery, route: Route) -> None:
         """Complete the call if it has a reply and no other is expected."""
         replied = query.replies.keys() | query.refused
-        is_due = len(replied) >= len(route.names) or self._context.now >= query.answer_at
+        is_due = len(replied) >= len(route.names) or self._context.now >= query.deadline
         if query.replies and is_due:
             self._finish(query, _outline(query, route))
 
     def _on_routes_changed(self, shards: list[int]) -> None:
         """Ask all replicas again, because their shard has another view or other endpoints."""
-        for query in [o for o in self._open.values() if o.request.shard in shards]:
+        for query in [o for o in self._pending.values() if o.request.shard in shards]:
             query.replies.clear()
-            query.answer_at = NEVER
-            query.retry_at = self._context.now
-            self._context.set_timer(self._context.now)
+            query.deadline = query.request.deadline
+            self._retry_at(query, self._context.now)
 
-    def _finish(self, query: OutlineQuery, result: ShardOutline | Exception) -> None:
-        del self._open[query.number]
-        self._context.complete(query.call, result)
-
-    # --- time ---
-
-    def tick(self) -> None:
-        """Retry, complete or end the calls that are due."""
-        context, routing = self._context, self._routing
-        for query in list(self._open.values()):
-            request = query.request
-            if query.replies and context.now >= min(query.answer_at, request.deadline):
-                route = routing.route(request.shard)
-                assert route is not None, "a shard with replies without a placement"
-                self._finish(query, _outline(query, route))
-                continue
-            if context.now >= request.deadline:
-                where = routing.describe(request.shard)
-                what = f"timed out waiting for a server of {where} to report what it stores of"
-                error = DeadlineError(f"{what} [{request.start}, {request.stop})")
-                self._finish(query, error)
-                continue
-            if context.now >= query.retry_at:
-                context.counters.retries += 1
-                query.backoff = min(query.backoff * 2, _MAX_BACKOFF_NS)
-                routing.refresh()
-                self._query_replicas(query)
-            context.set_timer(min(query.retry_at, query.answer_at, request.deadline))
-
-    def check(self) -> None:
-        """Assert the invariant."""
-        for number, query in self._open.items():
-            assert query.number == number
-            assert bool(query.replies) is (query.answer_at != NEVER)
-            due = min(query.retry_at, query.answer_at, query.request.deadline)
-            assert self._context.next_timer <= due, "a deadline would be missed"
+    def _result_at_deadline(self, query: OutlineQuery) -> ShardOutline | DeadlineError:
+        request, routing = query.request, self._routing
+        if query.replies:
+            route = routing.route(request.shard)
+            assert route is not None, "a shard with replies without a placement"
+            return _outline(query, route)
+        where = routing.describe(request.shard)
+        what = f"timed out waiting for a server of {where} to report what it stores of"
+        return DeadlineError(f"{what} [{request.start}, {request.stop})")
 
 
 def _outline(query: OutlineQuery, route: Route) -> ShardOutline:

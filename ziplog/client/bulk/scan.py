@@ -278,29 +278,23 @@ class Scans:
 
     # --- messages ---
 
-    def on_deliver(self, deliver: Deliver) -> bool:
-        """Handle a `Deliver`; False if it is not for a scan."""
+    def on_deliver(self, deliver: Deliver) -> None:
+        """Handle a `Deliver`, if it is for a scan."""
         scan = self._numbers.get(deliver.subscription)
-        if scan is None:
-            return False
-        scan.on_deliver(deliver)
-        return True
+        if scan is not None:
+            scan.on_deliver(deliver)
 
-    def on_trimmed(self, on_trimmed: Trimmed) -> bool:
-        """Handle a `Trimmed`; False if it is not for a scan."""
+    def on_trimmed(self, on_trimmed: Trimmed) -> None:
+        """Handle a `Trimmed`, if it is for a scan."""
         scan = self._numbers.get(on_trimmed.subscription)
-        if scan is None:
-            return False
-        scan.on_trimmed(on_trimmed)
-        return True
+        if scan is not None:
+            scan.on_trimmed(on_trimmed)
 
-    def on_refused(self, on_refused: Refused) -> bool:
-        """Handle a refusal; False if it is not for a scan."""
+    def on_refused(self, on_refused: Refused) -> None:
+        """Handle a refusal, if it is for a scan."""
         scan = self._numbers.get(on_refused.request)
-        if scan is None:
-            return False
-        scan.on_refused(on_refused)
-        return True
+        if scan is not None:
+            scan.on_refused(on_refused)
 
     def _on_routes_changed(self, shards: list[int]) -> None:
         """Reopen the streams of shards with a new view."""

@@ -57,7 +57,7 @@ class Routing:
 
     def __init__(self, context: StepContext, membership: MembershipClient) -> None:
         self._context: Final = context
-        self._membership: Final = membership
+        self.membership: Final = membership
         #: Empty until the first reply.
         self.cluster_name = ""
         self.limits = Limits()
@@ -83,13 +83,13 @@ class Routing:
         self._refresh_due = False
 
     def __str__(self) -> str:
-        endpoints = ", ".join(self._membership.endpoints)
+        endpoints = ", ".join(self.membership.endpoints)
         return f"cluster {self.cluster_name!r} at {endpoints}" if self.cluster_name else endpoints
 
     @property
     def cluster(self) -> int:
         """The cluster's number; 0 while it is unknown."""
-        return self._membership.cluster
+        return self.membership.cluster
 
     def describe(self, shard: int) -> str:
         """Return a shard's name for errors: its number, its state unless live, and the cluster."""
@@ -128,7 +128,7 @@ class Routing:
         self._is_refreshing = True
         self._refresh_sent_at = self._context.now
         self._refresh_due = False
-        self._membership.send_request(Hello, self.update)
+        self.membership.send_request(Hello, self.update)
 
     def tick(self, *, waiting: bool) -> None:
         """Request the placements if they are due; `waiting`: a call is pending."""
@@ -149,7 +149,7 @@ class Routing:
             lease = next((run.lease_at(gsn) for run in runs), None)
             callback(lease.owner(gsn) if lease is not None and lease.members else 0)
 
-        self._membership.send_request(
+        self.membership.send_request(
             lambda cluster, request: LeaseQuery(cluster, request, gsn), on_reply
         )
 
@@ -157,7 +157,7 @@ class Routing:
 
     def update(self, info: ClusterInfo) -> None:
         """Update everything from a `ClusterInfo`."""
-        membership = self._membership
+        membership = self.membership
         if self._is_refreshing:
             latency = self._context.now - self._refresh_sent_at
             self._max_age = min(max(_MAX_AGE_NS, _AGE_PER_ANSWER * latency), _LAST_MAX_AGE_NS)

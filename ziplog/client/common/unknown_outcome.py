@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import Request
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
 
 
@@ -80,16 +82,24 @@ class ResolveRequest(Request, frozen=True, gc=False):
     outcome: UnknownOutcome
 
 
-class UnknownOutcomes:
+class PendingResolve(PendingRequest, kw_only=True):
+    """One pending `resolve()` call."""
+
+    outcome: UnknownOutcome
+
+
+class UnknownOutcomes(PendingRequests[PendingResolve]):
     """The pending `resolve()` calls of a client."""
 
-    def __init__(self, context: StepContext) -> None:
-        self._context: Final = context
-        self._waiting: Final[dict[int, ResolveRequest]] = {}
-
-    def __bool__(self) -> bool:
-        """Whether a call is pending."""
-        return bool(self._waiting)
+    def __init__(
+        self,
+        context: StepContext,
+        routing: Routing,
+        unknown_error: Callable[[UnknownOutcome], OutcomeUnknownError],
+    ) -> None:
+        """Create it; `unknown_error` returns the error of a call that ends without the outcome."""
+        super().__init__(context, routing)
+        self._unknown_error: Final = unknown_error
 
     def start(self, call: int, request: ResolveRequest) -> None:
         """Start a call."""
@@ -97,15 +107,15 @@ class UnknownOutcomes:
         if not outcome.open:
             self._context.complete(call, list(outcome.results))
             return
-        self._waiting[call] = request
+        self._add(PendingResolve(call, request.deadline, outcome=outcome))
         outcome.calls += 1
-        self._context.set_timer(request.deadline)
 
     def cancel(self, call: int) -> None:
-        """Cancel a call."""
-        request = self._waiting.pop(call, None)
-        if request is not None:
-            request.outcome.calls -= 1
+        """Cancel a call, if it is pending."""
+        pending = self._pending.get(call)
+        if pending is not None:
+            pending.outcome.calls -= 1
+        super().cancel(call)
 
     def on_unit_resolved(
         self, outcome: UnknownOutcome, seq: int, gsns: Sequence[int] | None
@@ -114,23 +124,13 @@ class UnknownOutcomes:
         outcome.resolve_unit(seq, gsns)
         if outcome.open or not outcome.calls:
             return
-        for call in [call for call, r in self._waiting.items() if r.outcome is outcome]:
-            self.cancel(call)
-            self._context.complete(call, list(outcome.results))
+        for pending in [p for p in self._pending.values() if p.outcome is outcome]:
+            self._finish(pending, list(outcome.results))
 
-    def pop_expired(self) -> list[tuple[int, UnknownOutcome]]:
-        """Remove the calls after their deadline; return them with their outcomes."""
-        context, expired = self._context, []
-        for call, request in list(self._waiting.items()):
-            if context.now < request.deadline:
-                context.set_timer(request.deadline)
-            else:
-                self.cancel(call)
-                expired.append((call, request.outcome))
-        return expired
+    def _result_at_deadline(self, pending: PendingResolve) -> OutcomeUnknownError:
+        return self._unknown_error(pending.outcome)
 
     def check(self) -> None:
-        """Assert the invariant."""
-        for request in self._waiting.values():
-            assert request.outcome.open, "a call waits for a known outcome"
-            assert self._context.next_timer <= request.deadline, "a deadline would be missed"
+        """Assert the invariants."""
+        super().check()
+        assert all(pending.outcome.open for pending in self._pending.values()), "it is known"

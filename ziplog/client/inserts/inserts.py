@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
     from ziplog.client.inserts.inflight import InflightUnit
+    from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import InsertAck, Located, Refused
 
 #: Backoff before a refused unit is retransmitted; it doubles up to `MAX_BACKOFF_NS`.
@@ -59,7 +60,7 @@ class Inserts:
         self.sender: Final = Sender(context, routing)
         #: `_reassign` runs after the next reply about placements.
         self._is_reassign_due = False
-        self._outcomes: Final = UnknownOutcomes(context)
+        self.outcomes: Final = UnknownOutcomes(context, routing, self._unknown_error)
         self.settled_reports: Final = SettledReports(context, routing, self.windows)
         self._copies: Final = Copies(context, routing, self.shard_selector, self._reject)
         self.plain: Final = PlainInserts(context, routing, self.windows, self._copies)
@@ -68,7 +69,7 @@ class Inserts:
     @property
     def waiting(self) -> bool:
         """Whether a call is pending."""
-        return bool(self._calls or self._outcomes)
+        return bool(self._calls)
 
     # --- from the call to the wire ---
 
@@ -97,11 +98,9 @@ class Inserts:
         """Wait for the outcome of a call that ended, and locate its units now."""
         context, outcome = self._context, request.outcome
         if outcome.is_session_expired:
-            context.complete(
-                number, insert_errors.unknown_outcome_error(outcome, self.windows, self._routing)
-            )
+            context.complete(number, self._unknown_error(outcome))
             return
-        self._outcomes.start(number, request)
+        self.outcomes.start(number, request)
         window = self.windows[outcome.shard]
         self._locates[outcome.shard].expedite()
         for unit in window.inflight.values():
@@ -112,7 +111,6 @@ class Inserts:
 
     def cancel(self, number: int) -> None:
         """Cancel a call: its unsent units are dropped, the others stay in flight."""
-        self._outcomes.cancel(number)
         call = self._calls.get(number)
         if call is not None:
             self._detach(call)
@@ -256,7 +254,7 @@ class Inserts:
         """Record where a unit's records are for callers that wait no more; None: nowhere."""
         for outcome, index in unit.outcomes:
             known = gsns if gsns is None or index is None else gsns[index : index + 1]
-            self._outcomes.on_unit_resolved(outcome, unit.message.seq, known)
+            self.outcomes.on_unit_resolved(outcome, unit.message.seq, known)
 
     def on_refused(self, refused: Refused) -> None:
         """Handle a refusal of a unit: retransmit it, reroute it, or fail its call."""
@@ -491,10 +489,6 @@ class Inserts:
                 self._expire(call)
             else:
                 context.set_timer(call.request.deadline)
-        for number, outcome in self._outcomes.pop_expired():
-            context.complete(
-                number, insert_errors.unknown_outcome_error(outcome, self.windows, self._routing)
-            )
         for window in list(self.windows.values()):
             if window.inflight or window.has_queue:
                 self._tick_window(window)
@@ -503,6 +497,7 @@ class Inserts:
             self._dispatch(call, self.shard_selector(call))
         if self._unassigned:
             self._routing.refresh()
+        self.settled_reports.tick()
 
     def _tick_window(self, window: ShardWindow) -> None:
         route = self._routing.route(window.shard)
@@ -537,6 +532,9 @@ class Inserts:
             outcome.is_session_expired = True
 
     # --- the end of a call ---
+
+    def _unknown_error(self, outcome: UnknownOutcome) -> OutcomeUnknownError:
+        return insert_errors.unknown_outcome_error(outcome, self.windows, self._routing)
 
     def _expire(self, call: InsertCall, *, is_session_expired: bool = False) -> None:
         """Fail a call at its deadline, or because servers may have expired this session."""
@@ -594,7 +592,6 @@ class Inserts:
                 assert unit.call is None or unit.calls, "a unit waits for ended calls"
                 assert all(call.number in self._calls for call in unit.calls)
             self.sender.check(window)
-        self._outcomes.check()
         for call in self._calls.values():
             assert self._context.next_timer <= call.request.deadline, "a deadline would be missed"
             assert call.open == call.gsns.count(None)

@@ -10,10 +10,11 @@ Invariant: a pending call has an open request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
+from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import DeadlineError, NoSuchRecordError
 from ziplog.types import RID_GENESIS, RecordId
@@ -29,39 +30,29 @@ if TYPE_CHECKING:
     from ziplog.wire import Refused, Synced
 
 _MIN_BACKOFF_NS: Final = 20 * NS_PER_MS
-_MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
 
 
-class PendingSync(msgspec.Struct):
+class PendingSync(PendingRequest, kw_only=True):
     """One pending call."""
 
-    call: int
-    deadline: int
+    backoff: int = _MIN_BACKOFF_NS
     #: The last record of this client at any shard.
     last: RecordId
     #: The record of each open request, by request number.
-    open: dict[int, RecordId]
-    retry_at: int = 0
-    backoff: int = _MIN_BACKOFF_NS
+    open: dict[int, RecordId] = msgspec.field(default_factory=dict)
 
 
-class Syncs:
+class Syncs(PendingRequests[PendingSync]):
     """The pending `sync` calls of a client."""
+
+    MAX_BACKOFF_NS: ClassVar[int] = 500 * NS_PER_MS
 
     def __init__(
         self, context: StepContext, routing: Routing, windows: Mapping[int, ShardWindow]
     ) -> None:
-        self._context: Final = context
-        self._routing: Final = routing
+        super().__init__(context, routing)
         self._windows: Final = windows
-        #: By call.
-        self._pending: Final[dict[int, PendingSync]] = {}
         routing.on_change.append(self._on_routes_changed)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a call is pending."""
-        return bool(self._pending)
 
     @property
     def _unsynced(self) -> list[RecordId]:
@@ -94,19 +85,14 @@ class Syncs:
 
     def start(self, call: int, request: SyncRequest) -> None:
         """Start a call."""
-        context, unsynced = self._context, self._unsynced
+        unsynced = self._unsynced
         if not unsynced:
-            context.complete(call, RID_GENESIS)
+            self._context.complete(call, RID_GENESIS)
             return
-        open_requests = {context.request(): rid for rid in unsynced}
-        pending = PendingSync(call, request.deadline, max(unsynced), open_requests)
-        self._pending[call] = pending
-        context.set_timer(request.deadline)
+        pending = PendingSync(call, request.deadline, last=max(unsynced))
+        self._add(pending)
+        pending.open = {self._add_number(pending): rid for rid in unsynced}
         self._send(pending)
-
-    def cancel(self, call: int) -> None:
-        """Cancel a call."""
-        self._pending.pop(call, None)
 
     def _send(self, pending: PendingSync) -> None:
         context, routing = self._context, self._routing
@@ -114,75 +100,50 @@ class Syncs:
             route = routing.route(shard)
             assert route is not None, "a record at an unknown shard"
             context.send(route.names[0], Sync(routing.cluster, shard, route.view, number, gsn))
-        pending.retry_at = context.now + pending.backoff
-        pending.backoff = min(pending.backoff * 2, _MAX_BACKOFF_NS)
-        context.set_timer(pending.retry_at)
-
-    def _pending_of(self, number: int) -> PendingSync | None:
-        return next((s for s in self._pending.values() if number in s.open), None)
+        self._retry_at(pending, context.now + pending.backoff)
 
     def on_synced(self, synced: Synced) -> None:
         """Handle a primary's report of its durable position."""
-        pending = self._pending_of(synced.request)
-        if pending is None:
+        pending = self._by_number.get(synced.request)
+        rid = pending.open.get(synced.request) if pending is not None else None
+        if pending is None or rid is None:
             return
-        rid = pending.open[synced.request]
         if synced.shard != rid.shard or synced.durable <= rid.gsn:
             return
         del pending.open[synced.request]
         self._forget_synced(rid)
         if not pending.open:
-            del self._pending[pending.call]
-            self._context.complete(pending.call, pending.last)
+            self._finish(pending, pending.last)
 
-    def on_refused(self, refused: Refused) -> bool:
-        """Handle a refusal: the record is lost, or the view has changed; False if not ours."""
-        pending = self._pending_of(refused.request)
-        if pending is None:
-            return False
-        rid = pending.open[refused.request]
+    def _on_refusal(self, pending: PendingSync, refused: Refused) -> None:
+        """Handle a refusal: the record is lost, or the view has changed."""
+        rid = pending.open.get(refused.request)
+        if rid is None:
+            return
         if refused.code != "no-such-position" or refused.shard != rid.shard:
             self._routing.refresh()
-            return True
-        del self._pending[pending.call]
+            return
         self._forget_lost(rid)
         where = self._routing.describe(rid.shard)
         why = f"it was acknowledged from memory, and all servers of {where} failed at once"
-        self._context.complete(pending.call, NoSuchRecordError(rid, why))
-        return True
+        self._finish(pending, NoSuchRecordError(rid, why))
 
     def _on_routes_changed(self, shards: Iterable[int]) -> None:
         changed = set(shards)
         for pending in self._pending.values():
             if changed & {rid.shard for rid in pending.open.values()}:
-                pending.backoff = _MIN_BACKOFF_NS
-                pending.retry_at = self._context.now
-                self._context.set_timer(self._context.now)
+                pending.backoff = _MIN_BACKOFF_NS // 2  # It doubles when the request is sent.
+                self._retry_at(pending, self._context.now)
 
-    def tick(self) -> None:
-        """Retry the requests that are due; end the calls at their deadlines."""
-        context = self._context
-        for call, pending in list(self._pending.items()):
-            if context.now >= pending.deadline:
-                del self._pending[call]
-                shards = sorted({rid.shard for rid in pending.open.values()})
-                where = ", ".join(map(self._routing.describe, shards))
-                context.complete(
-                    pending.call,
-                    DeadlineError(
-                        f"{where} did not confirm before the deadline that all records of this"
-                        " client are on stable storage"
-                    ),
-                )
-                continue
-            if context.now >= pending.retry_at:
-                context.counters.retries += 1
-                self._routing.refresh()
-                self._send(pending)
-            context.set_timer(min(pending.retry_at, pending.deadline))
+    def _result_at_deadline(self, pending: PendingSync) -> DeadlineError:
+        shards = sorted({rid.shard for rid in pending.open.values()})
+        where = ", ".join(map(self._routing.describe, shards))
+        return DeadlineError(
+            f"{where} did not confirm before the deadline that all records of this client are on"
+            " stable storage"
+        )
 
     def check(self) -> None:
         """Assert the invariant."""
-        for pending in self._pending.values():
-            assert pending.open, "a finished call was not completed"
-            assert self._context.next_timer <= min(pending.retry_at, pending.deadline)
+        super().check()
+        assert all(pending.open for pending in self._pending.values()), "a finished call is left"

@@ -11,10 +11,11 @@ because that bound is the lowest. See docs/protocol.md, section 7.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
+from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.reads.tail import missing_servers
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ClosedError, DeadlineError
@@ -25,126 +26,79 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.subscribe import Subscriptions
-    from ziplog.wire import Refused
 
 #: Interval before a silent replica, or another shard, is asked; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 10 * NS_PER_MS
-_MAX_BACKOFF_NS: Final = 200 * NS_PER_MS
 
 
-class Barrier(msgspec.Struct):
+class Barrier(PendingRequest, kw_only=True):
     """One pending call."""
 
-    call: int
-    deadline: int
+    backoff: int = _MIN_BACKOFF_NS
     subscription: int
     #: The shard that is asked; None: no known shard can give a bound.
     shard: int | None = None
     #: The replies of its replicas, by server.
     replies: dict[int, TailReply] = msgspec.field(default_factory=dict)
-    retry_at: int = 0
-    backoff: int = _MIN_BACKOFF_NS
 
 
-class Barriers:
-    """The pending barriers of a client."""
+class Barriers(PendingRequests[Barrier]):
+    """The pending barriers of a client; each round of requests has its own number."""
+
+    MAX_BACKOFF_NS: ClassVar[int] = 200 * NS_PER_MS
 
     def __init__(
         self, context: StepContext, routing: Routing, subscriptions: Subscriptions
     ) -> None:
-        self._context: Final = context
-        self._routing: Final = routing
+        super().__init__(context, routing)
         self._subscriptions: Final = subscriptions
-        #: By the number of the current round.
-        self._barriers: Final[dict[int, Barrier]] = {}
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a call is pending."""
-        return bool(self._barriers)
 
     def start(self, call: int, request: BarrierRequest) -> None:
         """Start a call."""
-        self._context.set_timer(request.deadline)
-        self._start_round(Barrier(call, request.deadline, request.subscription))
+        barrier = Barrier(call, request.deadline, subscription=request.subscription)
+        self._add(barrier)
+        self._send(barrier)
 
-    def cancel(self, call: int) -> None:
-        """Cancel a call."""
-        for number in [n for n, barrier in self._barriers.items() if barrier.call == call]:
-            del self._barriers[number]
-
-    def _start_round(self, barrier: Barrier) -> None:
+    def _send(self, barrier: Barrier) -> None:
         """Start a round of requests; its replies are newer than the call."""
         context, routing = self._context, self._routing
         subscription = self._subscriptions.get(barrier.subscription)
         if subscription is None:
-            context.complete(
-                barrier.call, ClosedError("this subscription", "subscribe again to continue")
-            )
+            self._finish(barrier, ClosedError("this subscription", "subscribe again to continue"))
             return
-        number = context.request()
-        self._barriers[number] = barrier
+        self._forget_numbers(barrier)
+        number = self._add_number(barrier)
         barrier.shard, barrier.replies = subscription.slowest(), {}
         route = routing.route(barrier.shard) if barrier.shard is not None else None
         if route is not None:
             message = Tail(routing.cluster, route.shard, route.view, number)
             for name in route.names:
                 context.send(name, message)
-        barrier.retry_at = context.now + barrier.backoff
-        context.set_timer(barrier.retry_at)
+        self._retry_at(barrier, context.now + barrier.backoff)
 
-    def on_reply(self, reply: TailReply) -> bool:
-        """Handle a replica's reply; False if it is not for a barrier."""
-        barrier = self._barriers.get(reply.request)
-        if barrier is None:
-            return False
+    def on_reply(self, reply: TailReply) -> None:
+        """Handle a replica's reply, if it is for a barrier."""
+        barrier = self._by_number.get(reply.request)
         route = self._routing.route(reply.shard)
-        if route is None or reply.shard != barrier.shard:
-            return True
+        if barrier is None or route is None or reply.shard != barrier.shard:
+            return
         if reply.view > route.view:
             self._routing.refresh()
         if reply.view >= route.view:
             barrier.replies[reply.server] = reply
             if not missing_servers(barrier.replies, route):
-                self._conclude(reply.request, barrier)
-        return True
+                self._conclude(barrier)
 
-    def _conclude(self, number: int, barrier: Barrier) -> None:
+    def _conclude(self, barrier: Barrier) -> None:
         """Complete the call if the shard's next position is known; otherwise a later round does."""
         subscription = self._subscriptions.get(barrier.subscription)
         end = min(reply.end for reply in barrier.replies.values())
         assert barrier.shard is not None, "a reply without a request"
         bound = subscription.next_owned(barrier.shard, end) if subscription is not None else None
         if bound is not None:
-            del self._barriers[number]
-            self._context.complete(barrier.call, bound)
+            self._finish(barrier, bound)
 
-    def on_refused(self, refused: Refused) -> bool:
-        """Handle a refusal, perhaps of an older view; False if it is not for a barrier."""
-        if refused.request not in self._barriers:
-            return False
-        self._routing.refresh()
-        return True
-
-    def tick(self) -> None:
-        """Retry the requests that are due; end the calls at their deadlines."""
-        context = self._context
-        for number, barrier in list(self._barriers.items()):
-            if context.now >= barrier.deadline:
-                del self._barriers[number]
-                where = "a shard" if barrier.shard is None else f"shard {barrier.shard}"
-                what = f"timed out waiting for {where} of {self._routing} to report its position"
-                context.complete(barrier.call, DeadlineError(what))
-            elif context.now >= barrier.retry_at:
-                del self._barriers[number]
-                context.counters.retries += 1
-                barrier.backoff = min(barrier.backoff * 2, _MAX_BACKOFF_NS)
-                self._routing.refresh()
-                self._start_round(barrier)
-            else:
-                context.set_timer(min(barrier.retry_at, barrier.deadline))
-
-    def check(self) -> None:
-        """Assert the invariant."""
-        for barrier in self._barriers.values():
-            assert self._context.next_timer <= min(barrier.retry_at, barrier.deadline)
+    def _result_at_deadline(self, barrier: Barrier) -> DeadlineError:
+        where = "a shard" if barrier.shard is None else f"shard {barrier.shard}"
+        what = f"timed out waiting for {where} of {self._routing} to report its position"
+        return DeadlineError(what)

@@ -30,7 +30,6 @@ from ziplog.wire import LeaseQuery
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ziplog.client.common.membership_client import MembershipClient
     from ziplog.client.common.requests import (
         FetchRequest,
         ProgressRequest,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     )
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
-    from ziplog.client.reads.tail import LogTail, TailQueries, TailQuery
+    from ziplog.client.reads.tail import LogTail, TailQueries
     from ziplog.core.view import LeaseRun
     from ziplog.types import Record
     from ziplog.wire import Deliver, LeaseHistory, Refused, Trimmed
@@ -67,14 +66,13 @@ class Subscription:
     def __init__(
         self,
         context: StepContext,
-        membership: MembershipClient,
         routing: Routing,
         streams: dict[int, tuple[Subscription, ShardStream]],
         call: int,
         request: SubscribeRequest,
     ) -> None:
         self._context: Final = context
-        self._membership: Final = membership
+        self._membership: Final = routing.membership
         self._routing: Final = routing
         #: All streams of the client, by their numbers at the servers.
         self._numbers: Final = streams
@@ -86,7 +84,8 @@ class Subscription:
         self.position = max(request.start.gsn, 1)
         #: The last gsn of the subscription; `NEVER` if it follows the log.
         self.last = NEVER
-        self.tail_query: TailQuery | None = None
+        #: A tail query is pending.
+        self.awaits_tail = False
         self.fetches: Final[deque[PendingFetch]] = deque()
         self._leases: Final = LeaseMap()
         self._streams: Final[dict[int, ShardStream]] = {}
@@ -110,7 +109,7 @@ class Subscription:
 
     def on_tail(self, tails: LogTail | DeadlineError, *, follow: bool) -> None:
         """Handle the result of the tail query."""
-        self.tail_query = None
+        self.awaits_tail = False
         if isinstance(tails, DeadlineError):
             self._fail(tails)
             return
@@ -124,7 +123,7 @@ class Subscription:
 
     def _open_if_ready(self) -> None:
         """Complete the opening call once the tail and the leases are known."""
-        if self._error is None and not self.is_open and not self.tail_query and self._leases.stop:
+        if self._error is None and not self.is_open and not self.awaits_tail and self._leases.stop:
             self.is_open = True
             self._context.complete(self.number, self.number)
 
@@ -442,12 +441,10 @@ class Subscriptions:
     def __init__(
         self,
         context: StepContext,
-        membership: MembershipClient,
         routing: Routing,
         tail_queries: TailQueries,
     ) -> None:
         self._context: Final = context
-        self._membership: Final = membership
         self._routing: Final = routing
         self._tail_queries: Final = tail_queries
         self._open: Final[dict[int, Subscription]] = {}
@@ -467,14 +464,14 @@ class Subscriptions:
 
     def start(self, call: int, request: SubscribeRequest) -> None:
         """Open a subscription; its number is the call's."""
-        subscription = Subscription(
-            self._context, self._membership, self._routing, self._numbers, call, request
-        )
+        subscription = Subscription(self._context, self._routing, self._numbers, call, request)
         self._open[call] = subscription
         self._context.set_timer(request.deadline)
         is_recent = request.start.gsn < 0
         if is_recent or not request.follow:
-            subscription.tail_query = self._tail_queries.start(
+            subscription.awaits_tail = True
+            self._tail_queries.query(
+                call,
                 request.deadline,
                 lambda tails: subscription.on_tail(tails, follow=request.follow),
                 with_recent=is_recent,
@@ -522,8 +519,7 @@ class Subscriptions:
     def _close(self, number: int) -> None:
         subscription = self._open.pop(number, None)
         if subscription is not None:
-            if subscription.tail_query is not None:
-                self._tail_queries.cancel(subscription.tail_query)
+            self._tail_queries.cancel(number)
             subscription.close()
 
     # --- messages ---
@@ -535,18 +531,16 @@ class Subscriptions:
             found[0].on_deliver(found[1], deliver)
 
     def on_trimmed(self, on_trimmed: Trimmed) -> None:
-        """Handle a `Trimmed`: a stream's position is below the trim point."""
+        """Handle a `Trimmed`, if it is for a stream: its position is below the trim point."""
         found = self._numbers.get(on_trimmed.subscription)
         if found is not None:
             found[0].on_trimmed(found[1], on_trimmed)
 
-    def on_refused(self, on_refused: Refused) -> bool:
-        """Handle a refusal; False if it is not for a stream."""
+    def on_refused(self, on_refused: Refused) -> None:
+        """Handle a refusal, if it is for a stream."""
         found = self._numbers.get(on_refused.request)
-        if found is None:
-            return False
-        found[0].on_refused(found[1], on_refused)
-        return True
+        if found is not None:
+            found[0].on_refused(found[1], on_refused)
 
     def _on_routes_changed(self, shards: list[int]) -> None:
         for subscription in self._open.values():

@@ -13,10 +13,11 @@ See docs/protocol.md, sections 7, 11 and 13.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
+from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import NEVER
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import DeadlineError
@@ -24,15 +25,14 @@ from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import LeaseQuery, Tail, TailReply
 
 if TYPE_CHECKING:
-    from ziplog.client.common.membership_client import MembershipClient
+    from ziplog.client.common.requests import TailRequest
     from ziplog.client.common.routing import Route, Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.core.view import Placement
-    from ziplog.wire import LeaseHistory, Refused
+    from ziplog.wire import LeaseHistory
 
 #: Interval before a silent replica is asked again; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
-_MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
 
 
 class LogTail(msgspec.Struct, frozen=True, gc=False):
@@ -44,46 +44,32 @@ class LogTail(msgspec.Struct, frozen=True, gc=False):
     recent: RecordId | None
 
 
-class TailQuery(msgspec.Struct):
-    """One query to all shards."""
+class TailQuery(PendingRequest, kw_only=True):
+    """One query to all shards; each round of requests has its own number."""
 
-    deadline: int
+    backoff: int = _MIN_BACKOFF_NS
     with_recent: bool
     then: Callable[[LogTail | DeadlineError], None]
-    #: Number of the current round; every round has its own.
-    number: int = 0
-    #: Number of the open request to the service; 0 after its reply.
-    open_request: int = 0
     #: The position below which the last stable record is requested; 0 in the first round.
     below: int = 0
     last: RecordId = RID_GENESIS
     #: The replies by server, of each shard that is asked.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
-    retry_at: int = NEVER
-    backoff: int = _MIN_BACKOFF_NS
 
 
-class TailQueries:
-    """The pending tail queries of a client."""
+class TailQueries(PendingRequests[TailQuery]):
+    """The pending tail queries of a client: tail calls, and those of opening subscriptions."""
 
-    def __init__(
-        self, context: StepContext, membership: MembershipClient, routing: Routing
-    ) -> None:
-        self._context: Final = context
-        self._membership: Final = membership
-        self._routing: Final = routing
-        self._queries: dict[int, TailQuery] = {}
+    MAX_BACKOFF_NS: ClassVar[int] = 500 * NS_PER_MS
+
+    def __init__(self, context: StepContext, routing: Routing) -> None:
+        super().__init__(context, routing)
         routing.on_change.append(self._on_routes_changed)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a query is pending."""
-        return bool(self._queries)
 
     def waiting_for(self) -> list[str]:
         """Return the shards without a reply for longer than one interval, each with its state."""
         shards: set[int] = set()
-        for query in self._queries.values():
+        for query in self._pending.values():
             if query.backoff > _MIN_BACKOFF_NS:
                 shards.update(self._unanswered(query))
         states = {shard: self._routing.state(shard) for shard in sorted(shards)}
@@ -101,59 +87,56 @@ class TailQueries:
             if (route := routes[shard]) is not None and missing_servers(replies, route)
         ]
 
-    def start(
-        self, deadline: int, then: Callable[[LogTail | DeadlineError], None], *, with_recent: bool
-    ) -> TailQuery:
-        """Start a query; call `then` with its result."""
-        query = TailQuery(deadline, with_recent, then)
-        self._context.set_timer(deadline)
-        self._query_members(query)
-        return query
+    def start(self, call: int, request: TailRequest) -> None:
+        """Start a tail call."""
 
-    def cancel(self, query: TailQuery) -> None:
-        """Cancel a query."""
-        self._queries.pop(query.number, None)
-        self._membership.cancel(query.open_request)
+        def complete(tails: LogTail | DeadlineError) -> None:
+            result = tails if isinstance(tails, DeadlineError) else tails.last
+            self._context.complete(call, result)
 
-    def _start_round(self, query: TailQuery) -> None:
-        self._queries.pop(query.number, None)
-        query.number = self._context.request()
-        self._queries[query.number] = query
-        query.retry_at = NEVER
+        self.query(call, request.deadline, complete, with_recent=False)
 
-    def _query_members(self, query: TailQuery) -> None:
-        self._start_round(query)
+    def query(
+        self,
+        call: int,
+        deadline: int,
+        then: Callable[[LogTail | DeadlineError], None],
+        *,
+        with_recent: bool,
+    ) -> None:
+        """Start a call's query; call `then` with its result."""
+        query = TailQuery(call, deadline, with_recent=with_recent, then=then)
+        self._add(query)
+        self._add_number(query)
         lease = self._routing.lease
         gsn = lease.base if lease is not None else 1
 
         def on_history(history: LeaseHistory) -> None:
-            query.open_request = 0
             self._routing.update_placements(history.placements)
             query.replies = {p.shard: {} for p in history.placements if _was_member(p)}
-            self._query_replicas(query)
+            self._send(query)
             self._conclude(query)
 
-        query.open_request = self._membership.send_request(
+        query.service_request = self._membership.send_request(
             lambda cluster, request: LeaseQuery(cluster, request, gsn), on_history
         )
 
-    def _query_replicas(self, query: TailQuery) -> None:
+    def _send(self, query: TailQuery) -> None:
         """Ask the replicas without a reply."""
         context, routing = self._context, self._routing
         for shard, replies in query.replies.items():
             route = routing.route(shard)
             assert route is not None, "a member without a placement"
-            message = Tail(routing.cluster, shard, route.view, query.number, query.below)
+            message = Tail(routing.cluster, shard, route.view, query.numbers[-1], query.below)
             for server in missing_servers(replies, route):
                 context.send(route.names[server], message)
-        query.retry_at = context.now + query.backoff
-        context.set_timer(query.retry_at)
+        self._retry_at(query, context.now + query.backoff)
 
     # --- replies ---
 
     def on_reply(self, reply: TailReply) -> None:
         """Handle a replica's reply."""
-        query = self._queries.get(reply.request)
+        query = self._by_number.get(reply.request)
         route = self._routing.route(reply.shard)
         if query is None or route is None or reply.shard not in query.replies:
             return
@@ -163,20 +146,12 @@ class TailQueries:
         if reply.view > route.view:
             self._routing.refresh()
 
-    def on_refused(self, refused: Refused) -> bool:
-        """Handle a refusal, perhaps of an older view; False if it is not for a tail query."""
-        if refused.request not in self._queries:
-            return False
-        self._routing.refresh()
-        return True
-
     def _on_routes_changed(self, _shards: list[int]) -> None:
         """Ask for the missing replies now, because shards have another view or state."""
-        for query in self._queries.values():
+        for query in self._pending.values():
             if query.retry_at != NEVER:
                 query.backoff = _MIN_BACKOFF_NS
-                query.retry_at = self._context.now
-                self._context.set_timer(self._context.now)
+                self._retry_at(query, self._context.now)
 
     def _silent_replicas(self, query: TailQuery) -> list[str]:
         """Return the replicas without a reply in their shard's newest view."""
@@ -213,8 +188,9 @@ class TailQueries:
             max(reply.frontier for reply in replies.values()) for replies in query.replies.values()
         )
         query.replies = {shard: {} for shard in query.replies}
-        self._start_round(query)
-        self._query_replicas(query)
+        self._forget_numbers(query)
+        self._add_number(query)
+        self._send(query)
 
     def _recent(self, query: TailQuery) -> RecordId:
         highest, shard = max(
@@ -224,32 +200,13 @@ class TailQueries:
         return RecordId(highest, shard) if highest else RID_GENESIS
 
     def _finish(self, query: TailQuery, result: LogTail | DeadlineError) -> None:
-        self.cancel(query)
+        self.cancel(query.call)
         query.then(result)
 
-    # --- time ---
-
-    def tick(self) -> None:
-        """Retry the requests that are due; end the queries at their deadlines."""
-        context = self._context
-        for query in list(self._queries.values()):
-            if context.now >= query.deadline:
-                silent = ", ".join(self._silent_replicas(query)) or "the membership service"
-                what = f"timed out waiting for {silent} of {self._routing}"
-                self._finish(query, DeadlineError(f"{what} to report where the log ends"))
-                continue
-            if context.now >= query.retry_at:
-                context.counters.retries += 1
-                query.backoff = min(query.backoff * 2, _MAX_BACKOFF_NS)
-                self._routing.refresh()
-                self._query_replicas(query)
-            context.set_timer(min(query.retry_at, query.deadline))
-
-    def check(self) -> None:
-        """Assert the invariant."""
-        for number, query in self._queries.items():
-            assert query.number == number
-            assert self._context.next_timer <= min(query.retry_at, query.deadline)
+    def _result_at_deadline(self, query: TailQuery) -> DeadlineError:
+        silent = ", ".join(self._silent_replicas(query)) or "the membership service"
+        what = f"timed out waiting for {silent} of {self._routing}"
+        return DeadlineError(f"{what} to report where the log ends")
 
 
 def _was_member(placement: Placement) -> bool:

@@ -43,7 +43,7 @@ def test_slowest_shard_bounds_all_readers_by_its_next_position() -> None:
     glass.answer(questions["s1r1:1"], 1, 17)
     # Shard 0 owns 17. The backup has not even decided 18, so no reader has passed it.
     assert glass.answers.pop(call) == 18
-    assert not glass.core._barriers.waiting
+    assert not glass.core._is_waiting()
 
 
 def test_barrier_needs_replies_of_all_replicas_in_the_newest_known_view() -> None:
@@ -104,7 +104,7 @@ def test_barrier_is_retried_until_its_deadline() -> None:
     error = glass.answers.pop(call)
     assert isinstance(error, DeadlineError)
     assert "shard 1" in str(error)
-    assert not glass.core._barriers.waiting
+    assert not glass.core._is_waiting()
 
 
 def test_refused_barrier_refreshes_the_placements() -> None:
@@ -137,7 +137,7 @@ def test_cancelled_barrier_gets_no_result() -> None:
     call = glass.ask()
     tail = glass.questions()["s1r0:1"]
     glass.cancel(call)
-    assert not glass.core._barriers.waiting
+    assert not glass.core._is_waiting()
     glass.answer(tail, 0, 5)
     glass.answer(tail, 1, 5)
     assert call not in glass.answers

@@ -64,7 +64,7 @@ class Barriers(PendingRequests[Barrier]):
         context, routing = self._context, self._routing
         subscription = self._subscriptions.get(barrier.subscription)
         if subscription is None:
-            self._finish(barrier, ClosedError("this subscription", "subscribe again to continue"))
+            self._finish(barrier, ClosedError(*self._subscriptions.CLOSED))
             return
         self._forget_numbers(barrier)
         number = self._add_number(barrier)

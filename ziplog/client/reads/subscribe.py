@@ -14,16 +14,16 @@ docs/protocol.md, section 7.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ziplog.client.common.lease_map import LeaseMap
-from ziplog.client.common.requests import NEVER, Blocked, Fetched, Progress
+from ziplog.client.common.requests import NEVER, Blocked, Fetched, FetchRequest, Progress
 from ziplog.client.reads.shard_stream import ShardStream
+from ziplog.client.reads.stream_readers import StreamReader, StreamReaders
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.writer_table import WriterTable
-from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError, ZiplogError
+from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RecordId
 from ziplog.wire import LeaseQuery
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ziplog.client.common.requests import (
-        FetchRequest,
         ProgressRequest,
         SubscribeRequest,
         UnsubscribeRequest,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from ziplog.client.reads.tail import LogTail, TailQueries
     from ziplog.core.view import LeaseRun
     from ziplog.types import Record
-    from ziplog.wire import Deliver, LeaseHistory, Refused, Trimmed
+    from ziplog.wire import Deliver, LeaseHistory
 
 #: Interval before the first lease is requested again, and before later leases are.
 _FIRST_LEASE_RETRY_NS: Final = 50 * NS_PER_MS
@@ -50,48 +49,27 @@ _BY_GSN: Final = itemgetter(0)
 _GSN_OF: Final = attrgetter("rid.gsn")
 
 
-class PendingFetch:
-    """A pending fetch."""
-
-    __slots__ = ("call", "request")
-
-    def __init__(self, call: int, request: FetchRequest) -> None:
-        self.call: Final = call
-        self.request: Final = request
-
-
-class Subscription:
+class Subscription(StreamReader[FetchRequest]):
     """One reader of the whole log."""
 
     def __init__(
         self,
         context: StepContext,
         routing: Routing,
-        streams: dict[int, tuple[Subscription, ShardStream]],
+        numbers: dict[int, tuple[StreamReader[Any], ShardStream]],
         call: int,
         request: SubscribeRequest,
     ) -> None:
-        self._context: Final = context
+        position = max(request.start.gsn, 1)
+        super().__init__(context, routing, numbers, call, request.deadline, position)
         self._membership: Final = routing.membership
-        self._routing: Final = routing
-        #: All streams of the client, by their numbers at the servers.
-        self._numbers: Final = streams
-        self.number: Final = call
-        #: Whether the call that opens it was completed.
-        self.is_open = False
-        self.deadline: Final = request.deadline
-        #: The end of the records that were merged.
-        self.position = max(request.start.gsn, 1)
         #: The last gsn of the subscription; `NEVER` if it follows the log.
         self.last = NEVER
         #: A tail query is pending.
         self.awaits_tail = False
-        self.fetches: Final[deque[PendingFetch]] = deque()
         self._leases: Final = LeaseMap()
-        self._streams: Final[dict[int, ShardStream]] = {}
         #: The rows that were returned, by shard; a shard that becomes a member again keeps them.
         self._writers: Final[dict[int, WriterTable]] = {}
-        self._error: Exception | None = None
         #: Merged records, kept until the reader has all of them; `_handed_out` were returned.
         self._ready: list[Record] = []
         self._handed_out = 0
@@ -99,8 +77,6 @@ class Subscription:
         self._lease_request = 0
         self._lease_due = NEVER
         self._attempts = 0
-        #: Something arrived since `end_batch`.
-        self.is_dirty = False
         #: Everything below the frontiers was merged, and nothing arrived since.
         self._is_merged = False
         self._is_closed = False
@@ -124,8 +100,7 @@ class Subscription:
     def _open_if_ready(self) -> None:
         """Complete the opening call once the tail and the leases are known."""
         if self._error is None and not self.is_open and not self.awaits_tail and self._leases.stop:
-            self.is_open = True
-            self._context.complete(self.number, self.number)
+            self._complete_opening()
 
     def request_leases(self) -> None:
         """Request the leases after the known ones."""
@@ -175,85 +150,42 @@ class Subscription:
                 self._routing.refresh(self._open_streams)
                 continue
             writers = self._writers.setdefault(shard, WriterTable())
-            stream = ShardStream(self._context, self._routing, shard, self.position, writers)
-            self._streams[shard] = stream
-            self._open(stream)
+            self._open(ShardStream(self._context, self._routing, shard, self.position, writers))
         for shard in sorted(self._streams.keys() - members):
-            stream = self._streams.pop(shard)
-            del self._numbers[stream.number]
-            stream.close()
-
-    def _open(self, stream: ShardStream) -> None:
-        self._numbers.pop(stream.number, None)
-        stream.open(self.position)
-        self._numbers[stream.number] = (self, stream)
+            self._close_stream(shard)
 
     # --- streams ---
 
     def on_deliver(self, stream: ShardStream, deliver: Deliver) -> None:
         """Handle a `Deliver` of a stream."""
-        if not stream.on_deliver(deliver):
-            self._open(stream)
-        self.is_dirty = True
+        super().on_deliver(stream, deliver)
         has_news = deliver.leases and deliver.leases[-1].last.stop > self._leases.stop
         if has_news and not self._add_leases(deliver.leases) and not self._lease_request:
             self.request_leases()
 
-    def on_refused(self, stream: ShardStream, on_refused: Refused) -> None:
-        """Handle a server's refusal of a stream."""
-        if on_refused.code == "unknown-subscription":
-            self._open(stream)
-            return
-        self._routing.refresh()
-        stream.reopen_later()
-
-    def on_trimmed(self, stream: ShardStream, on_trimmed: Trimmed) -> None:
-        """Handle the trim of a stream's position: fail if it affects the subscription.
-
-        A new stream may start below the position; it then continues at the subscription's position.
-        """
-
-        def found(shard: int) -> None:
-            self._fail(TrimmedError(RecordId(on_trimmed.first, shard)))
-
-        if on_trimmed.first > self.position:
-            self._routing.find_owner(on_trimmed.first, found)
-        else:
-            self._open(stream)
-
-    def on_routes_changed(self, shards: list[int]) -> None:
-        """Reopen the streams of shards with a new view."""
-        for shard in shards:
-            stream, route = self._streams.get(shard), self._routing.route(shard)
-            if stream is not None and route is not None and route.view != stream.view:
-                self._open(stream)
-
     # --- results ---
 
     def end_batch(self) -> None:
-        """Complete fetches, grant credit, and send `Want`, after a batch of messages."""
-        self.is_dirty = self._is_merged = False
-        self.serve()
+        self._is_merged = False
+        super().end_batch()
+
+    def _wanted(self) -> int:
         highest = self.last if self.last != NEVER else 0
         for stream in self._streams.values():
             highest = max(highest, stream.highest)
-        for stream in self._streams.values():
-            stream.renew_credit()
-            if stream.frontier <= highest:
-                stream.send_want(highest)
+        return highest
 
-    def serve(self) -> None:
-        """Complete the pending fetches, as far as there are records."""
-        while self.fetches:
-            fetch = self.fetches[0]
-            self._seek(fetch.request.after)
-            if self._handed_out == len(self._ready) and not self._is_merged:
-                self._merge()
-            result = self._hand_out(fetch.request.max_records)
-            if result is None:
-                return
-            self.fetches.popleft()
-            self._context.complete(fetch.call, result)
+    def _result(self, request: FetchRequest) -> Fetched | Exception | None:
+        self._seek(request.after)
+        if self._handed_out == len(self._ready) and not self._is_merged:
+            self._merge()
+        return self._hand_out(request.max_records)
+
+    def _result_at_deadline(self) -> Fetched:
+        return Fetched([], ended=False)
+
+    def _result_at_close(self) -> Fetched:
+        return Fetched([], ended=True)
 
     def _seek(self, after: int) -> None:
         """Continue after the reader's last record; go back if the reader lost a result."""
@@ -367,106 +299,49 @@ class Subscription:
 
     def tick(self) -> None:
         """Do the work that is due."""
-        context = self._context
-        if self.is_failed:
-            return
-        if not self.is_open and context.now >= self.deadline:
-            what = f"timed out waiting for {self._routing} to report the leases"
-            self._fail(DeadlineError(f"{what} of gsn {self.position}"))
-            return
-        if context.now >= self._lease_due:
+        now = self._context.now
+        if now >= self._lease_due and (self.is_open or now < self.deadline):
             self._lease_due = NEVER
             if not self.is_open or self.position >= self._leases.stop:
                 self.request_leases()
-        for fetch in list(self.fetches):
-            if context.now >= fetch.request.deadline:
-                self.fetches.remove(fetch)
-                context.complete(fetch.call, Fetched([], ended=False))
-            else:
-                context.set_timer(fetch.request.deadline)
-        for stream in list(self._streams.values()):
-            if not stream.tick():
-                self._open(stream)
-        context.set_timer(self._lease_due if self.is_open else min(self._lease_due, self.deadline))
-        self.is_dirty = True
+        self._context.set_timer(self._lease_due)
+        super().tick()
 
-    def _fail(self, error: ZiplogError) -> None:
-        """Fail: readers get the merged records first, then the first error."""
-        if self._error is not None:
-            return
-        self._error = error
-        if self.is_open:
-            self.serve()
-        else:
-            self._context.complete(self.number, error)
-            self._context.set_timer(self._context.now)
-
-    @property
-    def is_failed(self) -> bool:
-        """Whether the opening call failed."""
-        return self._error is not None and not self.is_open
+    def _awaited(self) -> str:
+        return f"the leases of gsn {self.position}"
 
     def close(self) -> None:
         """Close the subscription and its streams, and end the pending fetches."""
         self._is_closed = True
-        if not self.is_open and self._error is None:
-            # It was closed before it was open: complete the opening call, too.
-            self._context.complete(self.number, self.number)
         self._membership.cancel(self._lease_request)
-        for stream in self._streams.values():
-            del self._numbers[stream.number]
-            stream.close()
-        self._streams.clear()
-        for fetch in self.fetches:
-            self._context.complete(fetch.call, Fetched([], ended=True))
-        self.fetches.clear()
+        super().close()
 
     def check(self) -> None:
         """Assert the invariants."""
-        for shard, stream in self._streams.items():
-            stream.check()
-            assert stream.shard == shard
-            assert self._numbers[stream.number] == (self, stream)
+        super().check()
         gsns = [record.rid.gsn for record in self._ready]
         assert gsns == sorted(set(gsns)), "records are out of order"
         assert not gsns or gsns[-1] < self.position
         assert self.position <= max(self._leases.stop, self._limit())
-        for fetch in self.fetches:
-            assert self._context.next_timer <= fetch.request.deadline, "a deadline would be missed"
 
 
-class Subscriptions:
+class Subscriptions(StreamReaders[Subscription]):
     """The subscriptions of a client."""
 
-    def __init__(
-        self,
-        context: StepContext,
-        routing: Routing,
-        tail_queries: TailQueries,
-    ) -> None:
-        self._context: Final = context
-        self._routing: Final = routing
-        self._tail_queries: Final = tail_queries
-        self._open: Final[dict[int, Subscription]] = {}
-        self._numbers: Final[dict[int, tuple[Subscription, ShardStream]]] = {}
-        routing.on_change.append(self._on_routes_changed)
+    CLOSED: ClassVar[tuple[str, str]] = ("this subscription", "subscribe again to continue")
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a fetch or an opening call is pending."""
-        return any(sub.fetches or not sub.is_open for sub in self._open.values())
+    def __init__(self, context: StepContext, routing: Routing, tail_queries: TailQueries) -> None:
+        super().__init__(context, routing)
+        self._tail_queries: Final = tail_queries
 
     def get(self, number: int) -> Subscription | None:
         """Return an open subscription."""
         return self._open.get(number)
 
-    # --- calls ---
-
     def start(self, call: int, request: SubscribeRequest) -> None:
         """Open a subscription; its number is the call's."""
         subscription = Subscription(self._context, self._routing, self._numbers, call, request)
-        self._open[call] = subscription
-        self._context.set_timer(request.deadline)
+        self._add(subscription)
         is_recent = request.start.gsn < 0
         if is_recent or not request.follow:
             subscription.awaits_tail = True
@@ -481,24 +356,12 @@ class Subscriptions:
 
     def fetch(self, call: int, request: FetchRequest) -> None:
         """Start a fetch."""
-        subscription = self._open.get(request.subscription)
-        if subscription is None:
-            self._context.complete(
-                call, ClosedError("this subscription", "subscribe again to continue")
-            )
-            return
-        subscription.fetches.append(PendingFetch(call, request))
-        self._context.set_timer(request.deadline)
-        before = subscription.position
-        subscription.serve()
-        if subscription.position > before:
-            # The returned records may free credit; a fetch that waits does not.
-            subscription.is_dirty = True
+        self._fetch(request.subscription, call, request)
 
     def progress(self, call: int, request: ProgressRequest) -> None:
         """Return the progress of a subscription."""
         subscription = self._open.get(request.subscription)
-        closed = ClosedError("this subscription", "subscribe again to continue")
+        closed = ClosedError(*self.CLOSED)
         found = subscription.progress(request.after) if subscription else closed
         self._context.complete(call, found)
 
@@ -507,62 +370,6 @@ class Subscriptions:
         self._close(request.subscription)
         self._context.complete(call, None)
 
-    def cancel(self, call: int) -> None:
-        """Cancel an opening call or a fetch."""
-        subscription = self._open.get(call)
-        if subscription is not None and not subscription.is_open:
-            self._close(call)
-        for other in self._open.values():
-            for fetch in [fetch for fetch in other.fetches if fetch.call == call]:
-                other.fetches.remove(fetch)
-
     def _close(self, number: int) -> None:
-        subscription = self._open.pop(number, None)
-        if subscription is not None:
-            self._tail_queries.cancel(number)
-            subscription.close()
-
-    # --- messages ---
-
-    def on_deliver(self, deliver: Deliver) -> None:
-        """Handle a `Deliver`."""
-        found = self._numbers.get(deliver.subscription)
-        if found is not None:
-            found[0].on_deliver(found[1], deliver)
-
-    def on_trimmed(self, on_trimmed: Trimmed) -> None:
-        """Handle a `Trimmed`, if it is for a stream: its position is below the trim point."""
-        found = self._numbers.get(on_trimmed.subscription)
-        if found is not None:
-            found[0].on_trimmed(found[1], on_trimmed)
-
-    def on_refused(self, on_refused: Refused) -> None:
-        """Handle a refusal, if it is for a stream."""
-        found = self._numbers.get(on_refused.request)
-        if found is not None:
-            found[0].on_refused(found[1], on_refused)
-
-    def _on_routes_changed(self, shards: list[int]) -> None:
-        for subscription in self._open.values():
-            subscription.on_routes_changed(shards)
-
-    # --- time ---
-
-    def on_batch_end(self) -> None:
-        """End a batch of messages."""
-        for subscription in self._open.values():
-            if subscription.is_dirty:
-                subscription.end_batch()
-
-    def tick(self) -> None:
-        """Do the work that is due."""
-        for number, subscription in list(self._open.items()):
-            subscription.tick()
-            if subscription.is_failed:
-                self._close(number)
-
-    def check(self) -> None:
-        """Assert the invariants."""
-        for subscription in self._open.values():
-            subscription.check()
-        assert all(sub.number in self._open for sub, _ in self._numbers.values())
+        self._tail_queries.cancel(number)
+        super()._close(number)

@@ -1,0 +1,315 @@
+"""Readers of streams: what subscriptions and scans have in common.
+
+    opening --> open --fetches, in order--> closed;  --error--> failed
+
+A reader has a stream of each shard that it reads. Rules: fetches are completed in the order of the
+calls; a fetch gets no records at its deadline; the first error fails the opening call, or the
+fetches after the last record.
+
+Invariant: `position` never passes a frontier of a stream.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+from ziplog.client.common.requests import Request
+from ziplog.errors import ClosedError, DeadlineError, TrimmedError
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from ziplog.client.common.routing import Routing
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.reads.shard_stream import ShardStream
+    from ziplog.wire import Deliver, Refused, Trimmed
+
+FetchT = TypeVar("FetchT", bound=Request)
+
+
+class StreamReader(ABC, Generic[FetchT]):
+    """One reader: an opening call, streams, and fetches."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        routing: Routing,
+        numbers: dict[int, tuple[StreamReader[Any], ShardStream]],
+        call: int,
+        deadline: int,
+        position: int,
+    ) -> None:
+        self._context: Final = context
+        self._routing: Final = routing
+        #: The streams of all readers of this kind, by their numbers at the servers.
+        self._numbers: Final = numbers
+        self.number: Final = call
+        #: When the opening call fails.
+        self.deadline: Final = deadline
+        #: The end of what was returned, or merged.
+        self.position = position
+        #: By shard.
+        self._streams: Final[dict[int, ShardStream]] = {}
+        self.fetches: Final[deque[tuple[int, FetchT]]] = deque()
+        self._error: Exception | None = None
+        #: Whether the opening call was completed.
+        self.is_open = False
+        #: Something arrived since `end_batch`.
+        self.is_dirty = False
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the opening call failed."""
+        return self._error is not None and not self.is_open
+
+    def _complete_opening(self) -> None:
+        self.is_open = True
+        self._context.complete(self.number, self.number)
+
+    # --- streams ---
+
+    def _open(self, stream: ShardStream) -> None:
+        """Open or reopen a stream where it was."""
+        self._numbers.pop(stream.number, None)
+        stream.open(self.position)
+        self._numbers[stream.number] = (self, stream)
+        self._streams[stream.shard] = stream
+
+    def _close_stream(self, shard: int) -> None:
+        stream = self._streams.pop(shard)
+        del self._numbers[stream.number]
+        stream.close()
+
+    def on_deliver(self, stream: ShardStream, deliver: Deliver) -> None:
+        """Handle a `Deliver` of a stream."""
+        if not stream.on_deliver(deliver):
+            self._open(stream)
+        self.is_dirty = True
+
+    def on_refused(self, stream: ShardStream, refused: Refused) -> None:
+        """Handle a server's refusal of a stream."""
+        if refused.code == "unknown-subscription":
+            self._open(stream)
+        else:
+            self._routing.refresh()
+            stream.reopen_later()
+
+    def on_trimmed(self, stream: ShardStream, trimmed: Trimmed) -> None:
+        """Handle the trim of a stream's position: fail if it affects the reader.
+
+        A new stream may start below the position; it then continues at the reader's position.
+        """
+
+        def found(owner: int) -> None:
+            self._fail(TrimmedError(RecordId(trimmed.first, owner)))
+
+        if trimmed.first > self.position:
+            self._routing.find_owner(trimmed.first, found)
+        else:
+            self._open(stream)
+
+    def on_routes_changed(self, shards: list[int]) -> None:
+        """Reopen the streams of shards with a new view."""
+        for shard in shards:
+            stream, route = self._streams.get(shard), self._routing.route(shard)
+            if stream is not None and route is not None and route.view != stream.view:
+                self._open(stream)
+
+    # --- results ---
+
+    def end_batch(self) -> None:
+        """Complete fetches, grant credit, and send `Want`, after a batch of messages."""
+        self.is_dirty = False
+        self.serve()
+        wanted = self._wanted()
+        for stream in self._streams.values():
+            stream.renew_credit()
+            if stream.frontier <= wanted:
+                stream.send_want(wanted)
+
+    @abstractmethod
+    def _wanted(self) -> int:
+        """Return the position up to which shards should decide."""
+
+    def serve(self) -> None:
+        """Complete the pending fetches, as far as there are records."""
+        while self.fetches:
+            call, request = self.fetches[0]
+            result = self._result(request)
+            if result is None:
+                return
+            self.fetches.popleft()
+            self._context.complete(call, result)
+
+    @abstractmethod
+    def _result(self, request: FetchT) -> Any:
+        """Return the result of a fetch; None: it waits."""
+
+    @abstractmethod
+    def _result_at_deadline(self) -> Any:
+        """Return the result of a fetch that ends without records."""
+
+    @abstractmethod
+    def _result_at_close(self) -> Any:
+        """Return the result of a fetch that ends because the reader is closed."""
+
+    # --- time and the end ---
+
+    @abstractmethod
+    def _awaited(self) -> str:
+        """Return what the opening call waits for, for its error."""
+
+    def tick(self) -> None:
+        """Do the work that is due."""
+        context = self._context
+        if not self.is_open:
+            if context.now >= self.deadline:
+                what = f"timed out waiting for {self._routing} to report {self._awaited()}"
+                self._fail(DeadlineError(what))
+                return
+            context.set_timer(self.deadline)
+        for fetch in list(self.fetches):
+            call, request = fetch
+            if context.now >= request.deadline:
+                self.fetches.remove(fetch)
+                context.complete(call, self._result_at_deadline())
+            else:
+                context.set_timer(request.deadline)
+        for stream in list(self._streams.values()):
+            if not stream.tick():
+                self._open(stream)
+        self.is_dirty = True
+
+    def _fail(self, error: Exception) -> None:
+        """Fail: readers get the records before it first, then the first error."""
+        if self._error is not None:
+            return
+        self._error = error
+        if self.is_open:
+            self.serve()
+        else:
+            self._context.complete(self.number, error)
+            self._context.set_timer(self._context.now)
+
+    def close(self) -> None:
+        """Close the streams, and end the pending fetches."""
+        if not self.is_open and self._error is None:
+            # It was closed before it was open: complete the opening call, too.
+            self._context.complete(self.number, self.number)
+        for shard in list(self._streams):
+            self._close_stream(shard)
+        for call, _ in self.fetches:
+            self._context.complete(call, self._result_at_close())
+        self.fetches.clear()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for shard, stream in self._streams.items():
+            stream.check()
+            assert stream.shard == shard
+            assert self._numbers[stream.number] == (self, stream)
+        for _, request in self.fetches:
+            assert self._context.next_timer <= request.deadline, "a deadline would be missed"
+
+
+ReaderT = TypeVar("ReaderT", bound=StreamReader[Any])
+
+
+class StreamReaders(Generic[ReaderT]):
+    """The readers of one kind of a client, by the numbers of their opening calls."""
+
+    #: What a closed reader is, and what to do about it.
+    CLOSED: ClassVar[tuple[str, str]]
+
+    def __init__(self, context: StepContext, routing: Routing) -> None:
+        self._context: Final = context
+        self._routing: Final = routing
+        self._open: Final[dict[int, ReaderT]] = {}
+        self._numbers: Final[dict[int, tuple[StreamReader[Any], ShardStream]]] = {}
+        routing.on_change.append(self._on_routes_changed)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a fetch or an opening call is pending."""
+        return any(reader.fetches or not reader.is_open for reader in self._open.values())
+
+    # --- calls ---
+
+    def _add(self, reader: ReaderT) -> None:
+        self._open[reader.number] = reader
+        self._context.set_timer(reader.deadline)
+
+    def _fetch(self, number: int, call: int, request: Request) -> None:
+        """Start a fetch."""
+        reader = self._open.get(number)
+        if reader is None:
+            self._context.complete(call, ClosedError(*self.CLOSED))
+            return
+        reader.fetches.append((call, request))
+        self._context.set_timer(request.deadline)
+        before = reader.position
+        reader.serve()
+        if reader.position > before:
+            # The returned records may free credit; a fetch that waits does not.
+            reader.is_dirty = True
+
+    def cancel(self, call: int) -> None:
+        """Cancel an opening call or a fetch."""
+        reader = self._open.get(call)
+        if reader is not None and not reader.is_open:
+            self._close(call)
+        for other in self._open.values():
+            for fetch in [fetch for fetch in other.fetches if fetch[0] == call]:
+                other.fetches.remove(fetch)
+
+    def _close(self, number: int) -> None:
+        reader = self._open.pop(number, None)
+        if reader is not None:
+            reader.close()
+
+    # --- messages; those of other streams are ignored ---
+
+    def on_deliver(self, deliver: Deliver) -> None:
+        """Handle a `Deliver`."""
+        found = self._numbers.get(deliver.subscription)
+        if found is not None:
+            found[0].on_deliver(found[1], deliver)
+
+    def on_trimmed(self, trimmed: Trimmed) -> None:
+        """Handle a `Trimmed`: a stream's position is below the trim point."""
+        found = self._numbers.get(trimmed.subscription)
+        if found is not None:
+            found[0].on_trimmed(found[1], trimmed)
+
+    def on_refused(self, refused: Refused) -> None:
+        """Handle a refusal."""
+        found = self._numbers.get(refused.request)
+        if found is not None:
+            found[0].on_refused(found[1], refused)
+
+    def _on_routes_changed(self, shards: list[int]) -> None:
+        for reader in self._open.values():
+            reader.on_routes_changed(shards)
+
+    # --- time ---
+
+    def on_batch_end(self) -> None:
+        """End a batch of messages."""
+        for reader in self._open.values():
+            if reader.is_dirty:
+                reader.end_batch()
+
+    def tick(self) -> None:
+        """Do the work that is due."""
+        for number, reader in list(self._open.items()):
+            if not reader.is_failed:
+                reader.tick()
+            if reader.is_failed:
+                self._close(number)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for reader in self._open.values():
+            reader.check()
+        assert all(reader.number in self._open for reader, _ in self._numbers.values())

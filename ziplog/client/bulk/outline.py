@@ -23,8 +23,7 @@ from ziplog.errors import ConfigError, DeadlineError
 from ziplog.wire import Outline, Outlined
 
 if TYPE_CHECKING:
-    from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.common.routing import Route
     from ziplog.wire import Refused
 
 #: Time after the first reply after which missing replies are left out.
@@ -59,10 +58,6 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
     """The pending outline queries of a client."""
 
     MAX_BACKOFF_NS: ClassVar[int] = 500 * NS_PER_MS
-
-    def __init__(self, context: StepContext, routing: Routing) -> None:
-        super().__init__(context, routing)
-        routing.on_change.append(self._on_routes_changed)
 
     def start(self, call: int, request: OutlineRequest) -> None:
         """Start a call."""

@@ -13,7 +13,7 @@ sections 7 and 14.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ziplog.client.common.requests import ScanFetchRequest, Scanned
 from ziplog.client.reads.shard_stream import ShardStream
@@ -22,23 +22,14 @@ from ziplog.errors import ClosedError, ConfigError
 
 if TYPE_CHECKING:
     from ziplog.client.common.requests import ScanCloseRequest, ScanRequest
-    from ziplog.client.common.routing import Routing
-    from ziplog.client.common.step_context import StepContext
     from ziplog.core.entries import Unit
 
 
 class OpenScan(StreamReader[ScanFetchRequest]):
     """One open scan; it has no stream before the shard's route is known, and after the end."""
 
-    def __init__(
-        self,
-        context: StepContext,
-        routing: Routing,
-        numbers: dict[int, tuple[StreamReader[Any], ShardStream]],
-        call: int,
-        request: ScanRequest,
-    ) -> None:
-        super().__init__(context, routing, numbers, call, request.deadline, request.start)
+    def __init__(self, scans: Scans, call: int, request: ScanRequest) -> None:
+        super().__init__(scans, call, request.deadline, request.start)
         self._shard: Final = request.shard
         self._start: Final = request.start
         self._stop: Final = request.stop
@@ -108,12 +99,12 @@ class Scans(StreamReaders[OpenScan]):
 
     def start(self, call: int, request: ScanRequest) -> None:
         """Open a scan; its number is the call's."""
-        scan = OpenScan(self._context, self._routing, self._numbers, call, request)
+        scan = OpenScan(self, call, request)
         self._add(scan)
-        if self._routing.route(request.shard) is not None:
+        if self.routing.route(request.shard) is not None:
             scan.open()
         else:
-            self._routing.refresh(lambda: self._on_refreshed(scan))
+            self.routing.refresh(lambda: self._on_refreshed(scan))
 
     def _on_refreshed(self, scan: OpenScan) -> None:
         if scan.number in self._open and not scan.is_failed:
@@ -126,4 +117,4 @@ class Scans(StreamReaders[OpenScan]):
     def close(self, call: int, request: ScanCloseRequest) -> None:
         """Close a scan."""
         self._close(request.scan)
-        self._context.complete(call, None)
+        self.context.complete(call, None)

@@ -57,6 +57,7 @@ class PendingRequests(ABC, Generic[PendingT]):
         #: By call.
         self._pending: Final[dict[int, PendingT]] = {}
         self._by_number: Final[dict[int, PendingT]] = {}
+        routing.on_change.append(self._on_routes_changed)
 
     @property
     def waiting(self) -> bool:
@@ -104,6 +105,9 @@ class PendingRequests(ABC, Generic[PendingT]):
     def _on_refusal(self, _pending: PendingT, _refused: Refused) -> None:
         """Handle a refusal of a request, perhaps of one in an older view."""
         self._routing.refresh()
+
+    def _on_routes_changed(self, _shards: list[int]) -> None:
+        """Handle other views or states of shards."""
 
     def tick(self) -> None:
         """Retry the requests that are due; end the calls at their deadlines."""

@@ -52,7 +52,6 @@ class Syncs(PendingRequests[PendingSync]):
     ) -> None:
         super().__init__(context, routing)
         self._windows: Final = windows
-        routing.on_change.append(self._on_routes_changed)
 
     @property
     def _unsynced(self) -> list[RecordId]:

@@ -27,8 +27,7 @@ from ziplog.types import Record, RecordId
 from ziplog.wire import Read, ReadReply
 
 if TYPE_CHECKING:
-    from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.common.routing import Route
     from ziplog.wire import Refused
 
 #: Retransmission timeout of a read; it doubles up to the last value. A replica with a long queue
@@ -57,10 +56,6 @@ class PendingRead(PendingRequest, kw_only=True):
 
 class Reads(PendingRequests[PendingRead]):
     """The pending reads of a client."""
-
-    def __init__(self, context: StepContext, routing: Routing) -> None:
-        super().__init__(context, routing)
-        routing.on_change.append(self._on_routes_changed)
 
     def start(self, call: int, request: ReadRequest) -> None:
         """Start a call."""

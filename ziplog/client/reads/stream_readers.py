@@ -6,7 +6,7 @@ A reader has a stream of each shard that it reads. Rules: fetches are completed 
 calls; a fetch gets no records at its deadline; the first error fails the opening call, or the
 fetches after the last record.
 
-Invariant: `position` never passes a frontier of a stream.
+Invariant: each stream is found by its newest number; each pending fetch ends in time.
 """
 
 from __future__ import annotations
@@ -32,18 +32,11 @@ class StreamReader(ABC, Generic[FetchT]):
     """One reader: an opening call, streams, and fetches."""
 
     def __init__(
-        self,
-        context: StepContext,
-        routing: Routing,
-        numbers: dict[int, tuple[StreamReader[Any], ShardStream]],
-        call: int,
-        deadline: int,
-        position: int,
+        self, readers: StreamReaders[Any], call: int, deadline: int, position: int
     ) -> None:
-        self._context: Final = context
-        self._routing: Final = routing
-        #: The streams of all readers of this kind, by their numbers at the servers.
-        self._numbers: Final = numbers
+        self._context: Final = readers.context
+        self._routing: Final = readers.routing
+        self._numbers: Final = readers.numbers
         self.number: Final = call
         #: When the opening call fails.
         self.deadline: Final = deadline
@@ -217,16 +210,18 @@ ReaderT = TypeVar("ReaderT", bound=StreamReader[Any])
 
 
 class StreamReaders(Generic[ReaderT]):
-    """The readers of one kind of a client, by the numbers of their opening calls."""
+    """The readers of one kind of a client."""
 
     #: What a closed reader is, and what to do about it.
     CLOSED: ClassVar[tuple[str, str]]
 
     def __init__(self, context: StepContext, routing: Routing) -> None:
-        self._context: Final = context
-        self._routing: Final = routing
+        self.context: Final = context
+        self.routing: Final = routing
+        #: By the number of the opening call.
         self._open: Final[dict[int, ReaderT]] = {}
-        self._numbers: Final[dict[int, tuple[StreamReader[Any], ShardStream]]] = {}
+        #: Each stream with its reader, by the stream's number at the server.
+        self.numbers: Final[dict[int, tuple[StreamReader[Any], ShardStream]]] = {}
         routing.on_change.append(self._on_routes_changed)
 
     @property
@@ -238,16 +233,16 @@ class StreamReaders(Generic[ReaderT]):
 
     def _add(self, reader: ReaderT) -> None:
         self._open[reader.number] = reader
-        self._context.set_timer(reader.deadline)
+        self.context.set_timer(reader.deadline)
 
     def _fetch(self, number: int, call: int, request: Request) -> None:
         """Start a fetch."""
         reader = self._open.get(number)
         if reader is None:
-            self._context.complete(call, ClosedError(*self.CLOSED))
+            self.context.complete(call, ClosedError(*self.CLOSED))
             return
         reader.fetches.append((call, request))
-        self._context.set_timer(request.deadline)
+        self.context.set_timer(request.deadline)
         before = reader.position
         reader.serve()
         if reader.position > before:
@@ -272,19 +267,19 @@ class StreamReaders(Generic[ReaderT]):
 
     def on_deliver(self, deliver: Deliver) -> None:
         """Handle a `Deliver`."""
-        found = self._numbers.get(deliver.subscription)
+        found = self.numbers.get(deliver.subscription)
         if found is not None:
             found[0].on_deliver(found[1], deliver)
 
     def on_trimmed(self, trimmed: Trimmed) -> None:
         """Handle a `Trimmed`: a stream's position is below the trim point."""
-        found = self._numbers.get(trimmed.subscription)
+        found = self.numbers.get(trimmed.subscription)
         if found is not None:
             found[0].on_trimmed(found[1], trimmed)
 
     def on_refused(self, refused: Refused) -> None:
         """Handle a refusal."""
-        found = self._numbers.get(refused.request)
+        found = self.numbers.get(refused.request)
         if found is not None:
             found[0].on_refused(found[1], refused)
 
@@ -312,4 +307,4 @@ class StreamReaders(Generic[ReaderT]):
         """Assert the invariants."""
         for reader in self._open.values():
             reader.check()
-        assert all(reader.number in self._open for reader, _ in self._numbers.values())
+        assert all(reader.number in self._open for reader, _ in self.numbers.values())

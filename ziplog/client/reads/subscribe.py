@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import NEVER, Blocked, Fetched, FetchRequest, Progress
@@ -52,17 +52,9 @@ _GSN_OF: Final = attrgetter("rid.gsn")
 class Subscription(StreamReader[FetchRequest]):
     """One reader of the whole log."""
 
-    def __init__(
-        self,
-        context: StepContext,
-        routing: Routing,
-        numbers: dict[int, tuple[StreamReader[Any], ShardStream]],
-        call: int,
-        request: SubscribeRequest,
-    ) -> None:
-        position = max(request.start.gsn, 1)
-        super().__init__(context, routing, numbers, call, request.deadline, position)
-        self._membership: Final = routing.membership
+    def __init__(self, subscriptions: Subscriptions, call: int, request: SubscribeRequest) -> None:
+        super().__init__(subscriptions, call, request.deadline, max(request.start.gsn, 1))
+        self._membership: Final = self._routing.membership
         #: The last gsn of the subscription; `NEVER` if it follows the log.
         self.last = NEVER
         #: A tail query is pending.
@@ -340,7 +332,7 @@ class Subscriptions(StreamReaders[Subscription]):
 
     def start(self, call: int, request: SubscribeRequest) -> None:
         """Open a subscription; its number is the call's."""
-        subscription = Subscription(self._context, self._routing, self._numbers, call, request)
+        subscription = Subscription(self, call, request)
         self._add(subscription)
         is_recent = request.start.gsn < 0
         if is_recent or not request.follow:
@@ -363,12 +355,12 @@ class Subscriptions(StreamReaders[Subscription]):
         subscription = self._open.get(request.subscription)
         closed = ClosedError(*self.CLOSED)
         found = subscription.progress(request.after) if subscription else closed
-        self._context.complete(call, found)
+        self.context.complete(call, found)
 
     def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
         """Close a subscription."""
         self._close(request.subscription)
-        self._context.complete(call, None)
+        self.context.complete(call, None)
 
     def _close(self, number: int) -> None:
         self._tail_queries.cancel(number)

@@ -26,8 +26,7 @@ from ziplog.wire import LeaseQuery, Tail, TailReply
 
 if TYPE_CHECKING:
     from ziplog.client.common.requests import TailRequest
-    from ziplog.client.common.routing import Route, Routing
-    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.common.routing import Route
     from ziplog.core.view import Placement
     from ziplog.wire import LeaseHistory
 
@@ -61,10 +60,6 @@ class TailQueries(PendingRequests[TailQuery]):
     """The pending tail queries of a client: tail calls, and those of opening subscriptions."""
 
     MAX_BACKOFF_NS: ClassVar[int] = 500 * NS_PER_MS
-
-    def __init__(self, context: StepContext, routing: Routing) -> None:
-        super().__init__(context, routing)
-        routing.on_change.append(self._on_routes_changed)
 
     def waiting_for(self) -> list[str]:
         """Return the shards without a reply for longer than one interval, each with its state."""

@@ -158,6 +158,7 @@ class Subscription(StreamReader[FetchRequest]):
     # --- results ---
 
     def end_batch(self) -> None:
+        """Merge what arrived in a batch of messages; see `StreamReader.end_batch`."""
         self._is_merged = False
         super().end_batch()
 

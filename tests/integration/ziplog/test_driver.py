@@ -29,7 +29,9 @@ from ziplog.core.node import (
     Persisted,
     Pressed,
     Propose,
+    Publish,
     Received,
+    ReceivePublications,
     ReportBadMessage,
     Send,
     StorageChanged,
@@ -626,3 +628,27 @@ def test_iteration_with_slow_messages_ends_in_time() -> None:
     world.run()
     kinds = [type(event).__name__ for event in world.node.events]
     assert kinds.index("Wakeup") <= 7
+
+
+def test_posted_frames_are_stepped_with_their_source_and_bad_ones_are_counted() -> None:
+    world = World()
+    world.driver.post_frame(b"mms-0", wire.encode(question(1)))
+    world.driver.post_frame(b"mms-0", b"no message")
+    world.run()
+    assert world.node.events == [Received(b"mms-0", question(1)), BatchEnd()]
+    assert world.driver.bad_frames == 1
+
+
+def test_publications_leave_by_the_publisher_and_are_requested_of_the_receiver() -> None:
+    published: list[bytes] = []
+    requested: list[tuple[bytes, str]] = []
+    effects: list[Effect] = [Publish(question(2)), ReceivePublications(b"mms-0", "127.0.0.1:1")]
+    world = World(
+        lambda event: effects if isinstance(event, Received) else [],
+        publish=published.append,
+        receive_publications=lambda *order: requested.append(order),
+    )
+    world.put(1)
+    world.run()
+    assert published == [wire.encode(question(2))]
+    assert requested == [(b"mms-0", "127.0.0.1:1")]

@@ -21,7 +21,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import psutil
@@ -38,7 +38,7 @@ from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ziplog.core.view import Lease
+    from ziplog.core.view import Lease, ShardState
 
 _S: Final = 1_000_000_000
 _MS: Final = 1_000_000
@@ -190,6 +190,7 @@ class Server:
 
     __slots__ = (
         "begins", "cluster", "connection", "lease", "publications", "publisher", "rate", "shard",
+        "shard_state",
     )  # fmt: skip
 
     def __init__(self, shard: int, connection: RawConnection) -> None:
@@ -197,6 +198,8 @@ class Server:
         self.publications: RawSubscription | None = None
         #: The endpoint of the publication that brought the last lease, if it was one.
         self.publisher = ""
+        #: The state of its shard in the last placement that it received.
+        self.shard_state: ShardState | Literal[""] = ""
         self.cluster = 0
         #: The last lease that it holds, and when that begins, in ns since 1970.
         self.lease: Lease | None = None
@@ -215,7 +218,7 @@ class Server:
                 self.cluster, f"server-{self.shard}", "127.0.0.1:1", self.shard, int(bool(lease)),
                 1, 1, "up" if lease else "starting", True, self.rate, frontier, frontier,
                 lease.number if lease else 0, lease.digest if lease else NO_DIGEST, 0, 0, 0,
-                f"directory {self.shard}", "live" if lease else "", True, publisher=self.publisher,
+                f"directory {self.shard}", self.shard_state, True, publisher=self.publisher,
             )
         )  # fmt: skip
 
@@ -348,6 +351,8 @@ class Fleet:
                 host, _, port = message.publisher.rpartition(":")
                 server.publications = RawSubscription(host, int(port))
                 self._watch(server, server.publications)
+            for placement in message.placements:
+                server.shard_state = placement.state
             if lease is not None:
                 self._hold(server, lease, message, came)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 from hdrh.histogram import HdrHistogram
-from metrics.cpu import spent
+from metrics.cpu import pinned, spent
 from metrics.setup import cluster, progress
 
 from log_bench.baselines import TcpFloor, ZmqFloor
@@ -27,6 +27,11 @@ class Target(Protocol):
 
     name: str
 
+    @property
+    def pids(self) -> list[int]:
+        """Its servers, the one that orders records first."""
+        ...
+
     def insert(self, payload: bytes) -> None:
         """Put one payload."""
         ...
@@ -39,6 +44,7 @@ class ZiplogTarget:
 
     def __init__(self, log: ziplog.Log) -> None:
         self.log = log
+        self.pids = [replica["pid"] for replica in log.cluster()["shards"][0]["replicas"]]
 
     def insert(self, payload: bytes) -> None:
         """Insert one record."""
@@ -74,7 +80,10 @@ def timed(target: Target, payload: bytes, count: int, into: HdrHistogram) -> flo
 
 
 def latency(rounds: int, count: int, size: int) -> Figures:
-    """Insert latency, f=1, one client, beside the baselines and the installed other systems."""
+    """Insert latency, f=1, one client, beside the baselines and the installed other systems.
+
+    First the system places all processes, then they are pinned (`metrics.cpu.pinned`).
+    """
     payload = os.urandom(size)
     with ExitStack() as stack:
         running = stack.enter_context(cluster())
@@ -85,23 +94,27 @@ def latency(rounds: int, count: int, size: int) -> Figures:
             stack.enter_context(ZmqFloor(size)),
         ]
         targets += [stack.enter_context(p()) for p in (Redis, Nats) if p.is_installed()]
-        recorded = {target.name: histogram() for target in targets}
-        medians: dict[str, list[float]] = {target.name: [] for target in targets}
-        for target in targets:
-            timed(target, payload, count, histogram())
-        for _ in progress(rounds, "latency"):
-            for target in targets:
-                medians[target.name].append(timed(target, payload, count, recorded[target.name]))
+        placed = compare(targets, payload, rounds, count)
+        with pinned(target.pids for target in targets):
+            pinned_ones = compare(targets, payload, rounds, count)
         share = fast_share(log.stats())
-    ours = medians[ZiplogTarget.name]
+    return {"size": size, "fast_path_share": share, "targets": placed, "pinned": pinned_ones}
+
+
+def compare(targets: list[Target], payload: bytes, rounds: int, count: int) -> Figures:
+    """Time all targets in turns; `ratio`: of the first one's medians to the target's."""
+    recorded = {target.name: histogram() for target in targets}
+    medians: dict[str, list[float]] = {target.name: [] for target in targets}
+    for target in targets:
+        timed(target, payload, count, histogram())
+    for _ in progress(rounds, "latency"):
+        for target in targets:
+            medians[target.name].append(timed(target, payload, count, recorded[target.name]))
+    ours = medians[targets[0].name]
     return {
-        "size": size,
-        "fast_path_share": share,
-        "targets": {
-            name: micros(recorded[name])
-            | {"ratio": statistics.median(a / b for a, b in zip(ours, of, strict=True))}
-            for name, of in medians.items()
-        },
+        name: micros(recorded[name])
+        | {"ratio": statistics.median(a / b for a, b in zip(ours, of, strict=True))}
+        for name, of in medians.items()
     }
 
 

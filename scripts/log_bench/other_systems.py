@@ -44,6 +44,11 @@ class Peer:
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         )
 
+    @property
+    def pids(self) -> list[int]:
+        """The servers' processes, in the order of their starts."""
+        return [process.pid for process in self._processes]
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,14 +1,15 @@
-"""The CPU time of processes, by thread, while something is done many times."""
+"""The CPU time of processes, by thread, while something is done many times; and their placement."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 #: Number of threads of a process that a report lists.
 _THREADS: Final = 3
@@ -49,3 +50,28 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
 def threads_of(process: psutil.Process) -> dict[int, tuple[float, float]]:
     """Return the seconds that each thread has spent, in user code and in the kernel."""
     return {thread.id: (thread.user_time, thread.system_time) for thread in process.threads()}
+
+
+@contextmanager
+def pinned(systems: Iterable[list[int]]) -> Iterator[None]:
+    """Pin the first process of each system to one core; the others, and this one, to another.
+
+    So a comparison shows the systems, and not where the scheduler put them. With a single core,
+    nothing changes.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    for first, *others in systems:
+        _pin(first, cores[0])
+        for pid in others:
+            _pin(pid, cores[-1])
+    _pin(os.getpid(), cores[-1])
+    try:
+        yield
+    finally:
+        for thread in threads_of(psutil.Process()):
+            os.sched_setaffinity(thread, cores)
+
+
+def _pin(pid: int, core: int) -> None:
+    for thread in threads_of(psutil.Process(pid)):
+        os.sched_setaffinity(thread, {core})

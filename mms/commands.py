@@ -85,9 +85,15 @@ class PlaceShard(Command, tag=8, frozen=True, gc=False):
 
 
 class RetireShard(Command, tag=9, frozen=True, gc=False):
-    """Remove the shard for good: its positions end with the last lease that has it."""
+    """Remove the shard for good: its positions end with the last lease that has it.
+
+    A refusal may have been reported to an operator. So it also holds for the commands that were
+    proposed before it, by a former leader for example: they are out of turn, and change nothing.
+    """
 
     shard: ShardId
+    #: Number of such commands that were decided when it was proposed; None: an older version's.
+    turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class FinalizeShard(Command, tag=10, frozen=True, gc=False):
@@ -105,7 +111,7 @@ AnyCommand = (
 Refusal = Literal[
     "", "malformed", "no-cluster", "other-cluster", "not-successor", "bad-members",
     "bad-placements", "no-such-position", "no-such-shard", "other-view", "exists", "wrong-size",
-    "retired", "last-shard", "has-leases", "too-many",
+    "retired", "last-shard", "has-leases", "too-many", "out-of-turn",
 ]  # fmt: skip
 
 _decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand)

@@ -146,11 +146,11 @@ class Reconfiguration:
         """Answer the requests that led to a refused command."""
         self.on_applied(command)
         error = _ERRORS.get(why)
-        waiting = [
-            key for key, change in self._changes.items() if self._command(change.message) == command
-        ]
         if error is None:
             return []
+        waiting = [
+            key for key, change in self._changes.items() if self._needs(change.message, command)
+        ]
         return [self._finish(key, error) for key in waiting]
 
     def abandon(self) -> list[tuple[bytes, int]]:
@@ -235,7 +235,16 @@ class Reconfiguration:
         if message.change == "add":
             is_placed = message.shard in self._state.placements
             return None if is_placed else PlaceShard(_new(message))
-        return None if message.shard in self._state.retired else RetireShard(message.shard)
+        state = self._state
+        if message.shard in state.retired:
+            return None
+        return RetireShard(message.shard, state.retirements)
+
+    def _needs(self, message: ChangeShard, command: AnyChange) -> bool:
+        """Whether a request waits for a command, proposed in whichever turn."""
+        if isinstance(command, RetireShard):
+            command = RetireShard(command.shard, self._state.retirements)
+        return self._command(message) == command
 
     def _want(self, change: _Change, now: int) -> list[Effect]:
         """Request a removed shard's last positions at once; its heartbeat may take a second."""

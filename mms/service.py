@@ -231,6 +231,7 @@ class MembershipService(ServiceNode):
                 self._recoveries.on_loss_recorded(command)
             case PlaceShard() | RetireShard() | FinalizeShard():
                 self._effects += self._reconfiguration.on_refused(command, refusal)
+                self._advance_changes()
 
     def _on_lease_granted(self, command: GrantLease) -> None:
         self._leases.on_granted(command.lease, self._now, leading=self._is_leader)

@@ -84,6 +84,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     losses: list[RecordLoss] = []
     durability: Durability = "memory"
     retired: list[Retired] = []
+    retirements: int = 0
 
 
 class ClusterState:
@@ -106,6 +107,8 @@ class ClusterState:
         self.recovering: dict[int, Recovering] = {}
         #: The shards that have left, or are leaving, by number.
         self.retired: dict[int, Retired] = {}
+        #: Number of `RetireShard` commands that were applied or refused.
+        self.retirements = 0
         #: Possible losses of recoveries, oldest first.
         self.losses: list[RecordLoss] = []
         # Derived from `runs` and from later grants; not part of the state.
@@ -145,7 +148,7 @@ class ClusterState:
             case PlaceShard():
                 return self._place_shard(decoded.placement)
             case RetireShard():
-                return self._retire(decoded.shard)
+                return self._retire(decoded)
             case FinalizeShard():
                 return self._finalize(decoded.shard)
 
@@ -324,12 +327,16 @@ class ClusterState:
         self._place([placement])
         return ""
 
-    def _retire(self, shard: int) -> Refusal:
+    def _retire(self, command: RetireShard) -> Refusal:
+        shard = command.shard
+        if shard in self.retired:
+            return ""
+        if command.turn not in {None, self.retirements}:
+            return "out-of-turn"
+        self.retirements += 1
         placement, last = self.placements.get(shard), self.last
         if placement is None:
             return "no-such-shard"
-        if shard in self.retired:
-            return ""
         if not self._is_spare(placement):
             return "last-shard"
         recovering, was_never_member = self.recovering.get(shard), self.is_new(placement)
@@ -382,7 +389,7 @@ class ClusterState:
                 self.cluster, self.name, list(self.placements.values()), self.runs, self.trim,
                 self.finalized, [self.recovering[shard] for shard in sorted(self.recovering)],
                 self.losses, self.durability,
-                [self.retired[shard] for shard in sorted(self.retired)],
+                [self.retired[shard] for shard in sorted(self.retired)], self.retirements,
             )
         )  # fmt: skip
 
@@ -401,6 +408,7 @@ class ClusterState:
         self.recovering = {one.shard: one for one in found.recovering}
         self.losses, self.durability = found.losses, found.durability
         self.retired = {one.shard: one for one in found.retired}
+        self.retirements = found.retirements
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
         newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)
         self._digests = {

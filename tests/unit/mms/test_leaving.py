@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from mms.commands import RetireShard
 from mms.reconfiguration import LEAVE_NS
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.reconfiguration import (
@@ -179,6 +180,25 @@ def test_the_last_live_shard_stays() -> None:
         (4, 9, "no-such-shard"),
         (5, 9, "no-such-shard"),
     ]
+
+
+def test_a_refusal_holds_for_the_proposal_of_a_former_leader() -> None:
+    world = World(config(shards=2)).lead().run(5 * S)
+    late = RetireShard(0, world.service.state.retirements).encode()
+    change(world, 1, "remove", request=1)
+    world.run(10 * MS)
+    change(world, 0, "remove", request=2)
+    world.run(10 * MS)
+    assert answers(world) == [(2, 0, "last-shard")]
+    change(world, 2, "add", request=3, replicas=world.add_servers(2))
+    world.run(5 * S)
+    assert state(world, 2) == "live"
+    world.proposed.append((world.now, late))
+    world.run(10 * MS)
+    assert state(world, 0) == "live"
+    change(world, 0, "remove", request=4)
+    world.run(10 * MS)
+    assert state(world, 0) == "leaving"
 
 
 def test_a_leaving_shard_stays_in_the_leases_while_no_other_shard_takes_records() -> None:

@@ -334,17 +334,22 @@ def frontier_passes_a_hole() -> Iterator[None]:
 @mutant(kill_any_server, "two shards; a server of the first is killed; slow network")
 def silent_shard_is_skipped() -> Iterator[None]:
     """A client takes a shard's positions for no-ops during its recovery (D29)."""
-    frontier = Subscription._frontier
+    limit = Subscription._limit
 
-    def skipped(self: Subscription, shard: int) -> int:
-        route = self._routing.route(shard)
-        return (
-            self._leases.stop
-            if route is not None and route.is_unavailable
-            else frontier(self, shard)
-        )
+    def skipped(self: Subscription) -> int:
+        silent = {}
+        for number, stream in self._streams.items():
+            route = self._routing.route(number)
+            if route is not None and route.is_unavailable:
+                silent[stream] = stream.frontier
+                stream.frontier = self._leases.stop
+        try:
+            return limit(self)
+        finally:
+            for stream, frontier in silent.items():
+                stream.frontier = frontier
 
-    with replaced(Subscription, "_frontier", skipped):
+    with replaced(Subscription, "_limit", skipped):
         yield
 
 

@@ -123,7 +123,7 @@ def test_unstable_decisions_are_forwarded_in_frames(
 def test_one_delivery_fits_a_frame(shape: Shape) -> None:
     place = shape.place(1)
     unit = Unit(place.epoch, place.gsns, place.body or b"")
-    count = readers.MAX_DELIVER_BYTES // readers._size([unit]) + 1
+    count = readers.MAX_DELIVER_BYTES // (len(unit.body) + readers.UNIT_OVERHEAD_BYTES) + 1
     assert count * len(encode(unit)) <= MAX_FRAME - 2**20  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ import errno
 import os
 import select
 import socket
+import threading
 import weakref
 from collections import deque
 from operator import attrgetter
@@ -90,6 +91,9 @@ class Transport:
                 raise shortage_error(_WHAT, error) from error
             resources = opened.pop_all()
         self._is_woken = False
+        #: Held while `wake` writes, so that `close` waits. Reentrant, because handlers of signals
+        #: call `wake`, too.
+        self._waking: Final = threading.RLock()
         self._resolver: Final = Resolver()
         #: By name or route: every connection, also those that are closed until the next attempt.
         self._connections: Final[dict[bytes, Connection]] = {}
@@ -453,10 +457,13 @@ class Transport:
 
     def wake(self) -> None:
         """End the current `wait`, or else the next. From any thread, and from signal handlers."""
-        if not self._is_woken:
-            self._is_woken = True
-            with contextlib.suppress(BlockingIOError):  # The pipe is full of wake-ups.
-                os.write(self._wake_write, b"\0")
+        if self._is_woken:
+            return
+        with self._waking:
+            if not self._closed:
+                self._is_woken = True
+                with contextlib.suppress(BlockingIOError):  # The pipe is full of wake-ups.
+                    os.write(self._wake_write, b"\0")
 
     def _clear_wake(self) -> None:
         # In this order: a `wake` in between leaves its flag, and the next `wait` returns at once.
@@ -474,8 +481,8 @@ class Transport:
             return
         self._frames.clear()
         self._linger()
-        self._closed = True
-        self._is_woken = True  # So that no late `wake` writes to a reused descriptor.
+        with self._waking:  # No later `wake` writes to the descriptor, which may be reused.
+            self._closed = True
         self._connections.clear()
         self._readable.clear()
         self._end()

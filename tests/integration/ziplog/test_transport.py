@@ -256,6 +256,25 @@ def test_a_wake_before_the_wait_counts(opened: Callable[..., Transport]) -> None
     transport.wait(None)
 
 
+def test_close_waits_for_a_wake_of_another_thread(
+    opened: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = opened()
+    closing = threading.Thread(target=transport.close)
+    write = os.write
+
+    def write_late(fd: int, data: bytes) -> int:
+        closing.start()
+        closing.join(0.2)  # Without the wait, `close` ends in this time.
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", write_late)
+    transport.wake()
+    closing.join()
+    assert transport.is_closed
+    transport.wake()
+
+
 @pytest.mark.parametrize("timeout_ns", [0, -5, 1, 300_000, 3_000_000, 11_000_000])
 def test_a_wait_times_out(opened: Callable[..., Transport], timeout_ns: int) -> None:
     transport = opened()

@@ -1,7 +1,8 @@
 """The records that LogDB writes to the log, and their codec.
 
-A payload without LogDB's mark, or malformed after it, is *foreign*: every coordinator skips it. See
-docs/logdb.md, section 3.
+A payload without LogDB's name is *foreign*. One with the name that this version cannot decode is
+*unreadable*: a later version may have written it. Every coordinator skips both. See docs/logdb.md,
+section 3.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from msgspec import Meta
 
 from ziplog.types import Gsn, RecordId
 
+#: LogDB's name, and the version of its records.
 MARK: Final = b"LDB\x01"
+_NAME: Final = MARK[:3]
 #: Maximum bytes of a key.
 MAX_KEY_BYTES: Final = 1024
 #: Maximum bytes of a record without its single key and value, `Moved` included.
@@ -164,6 +167,8 @@ class CheckpointDone(LogRecord, tag=6, frozen=True, gc=False):
     records: Gsn
     #: The log is trimmed here, because no place is before this gsn. 0: no trim.
     trim: Gsn
+    #: The first unreadable record until then; 0: none, or an earlier version wrote this.
+    first_unreadable: Gsn = 0
 
 
 AnyRecord = Value | Commit | Moved | CheckpointBegun | CheckpointPart | CheckpointDone
@@ -178,13 +183,18 @@ def encode(record: AnyRecord) -> bytes:
 
 
 def decode(payload: bytes) -> AnyRecord | None:
-    """Return the record of a payload; None if it is foreign."""
-    if payload[:4] != MARK:
+    """Return the record of a payload; None if it is foreign or unreadable."""
+    if payload[: len(MARK)] != MARK:
         return None
     try:
         return _decoder.decode(memoryview(payload)[4:])
     except (msgspec.MsgspecError, RecursionError):
         return None
+
+
+def is_foreign(payload: bytes) -> bool:
+    """Whether a payload is without LogDB's name: another program inserted it."""
+    return payload[: len(_NAME)] != _NAME
 
 
 _PART: Final = encode(CheckpointPart([], [], []))[: len(MARK) + 2]

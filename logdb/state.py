@@ -27,6 +27,7 @@ from logdb.records import (
     Value,
     Write,
     decode,
+    is_foreign,
     is_part,
 )
 from logdb.validation import Outcome, decide
@@ -89,6 +90,7 @@ class Image(msgspec.Struct, frozen=True, gc=False):
     floor: Gsn
     horizon: Gsn
     first_foreign: Gsn
+    first_unreadable: Gsn
     records: int
     keys: int
     decisions: list[Decision]
@@ -107,8 +109,8 @@ class State:
         self.log_usage: Final = LogUsage() if log_usage is None else log_usage
         #: The last applied record.
         self.position: RecordId = RID_GENESIS
-        #: The first foreign record; 0: none.
-        self.first_foreign = 0
+        #: The first foreign record, and the first unreadable one (`logdb.records`); 0: none.
+        self.first_foreign = self.first_unreadable = 0
         #: The greatest announced cut: no commit may refer to a value before it.
         self.horizon = 0
         #: The log was trimmed before this gsn, or may be at any moment.
@@ -134,7 +136,7 @@ class State:
             CheckpointBegun: self._apply_begun,
             CheckpointPart: self._apply_part,
             CheckpointDone: self._apply_done,
-            type(None): self._apply_foreign,
+            type(None): self._apply_unreadable,
         }
 
     @property
@@ -148,6 +150,10 @@ class State:
         assert rid.gsn > self.position.gsn, f"{rid} after {self.position}"
         self.position = rid
         if is_part(payload):
+            return None
+        if is_foreign(payload):
+            self.records += 1
+            self.first_foreign = self.first_foreign or rid.gsn
             return None
         ours = decode(payload)
         kind = type(ours)
@@ -164,6 +170,7 @@ class State:
             self.decisions.floor,
             self.horizon,
             self.first_foreign,
+            self.first_unreadable,
             self.records,
             len(self.versions),
             self.decisions.export(),
@@ -193,12 +200,13 @@ class State:
         self.log_usage.load(segments)
         self.position = done.position
         self.first_foreign = done.first_foreign
+        self.first_unreadable = done.first_unreadable
         self.horizon = done.horizon
         self.records = self._checkpointed = done.records
 
     def choose_cut(self) -> int:
         """Return the gsn before which a round should clean the log; 0: no cut is worth it."""
-        return self.log_usage.choose_cut(self.first_foreign or self.position.gsn)
+        return self.log_usage.choose_cut(self.first_unreadable or self.position.gsn)
 
     # --- records, by type ---
 
@@ -250,8 +258,8 @@ class State:
         self.trimmed = max(self.trimmed, min(done.trim, rid.gsn))
         self.log_usage.trim(self.trimmed)
 
-    def _apply_foreign(self, _nothing: None, rid: RecordId) -> None:
-        self.first_foreign = self.first_foreign or rid.gsn
+    def _apply_unreadable(self, _nothing: None, rid: RecordId) -> None:
+        self.first_unreadable = self.first_unreadable or rid.gsn
 
     # --- keys ---
 

@@ -1,6 +1,6 @@
 """One cleaning round: writes a checkpoint and trims the log; a task (`logdb/tasks.py`).
 
-    announce --ours is first--> move --> save --> trim
+    announce --ours is first--> move, copy --> save --> trim
       another coordinator's is first: skipped; the log fails: the round fails
 
 Invariant: the log is trimmed only before a cut for which a checkpoint without earlier places was
@@ -16,7 +16,7 @@ import msgspec
 
 from logdb.cleaner.checkpoint import PartEncoder
 from logdb.cleaner.relocation import Relocation, UnmovableRecord, moves_from
-from logdb.records import CheckpointBegun, CheckpointDone, encode
+from logdb.records import CheckpointBegun, CheckpointDone, encode, is_foreign
 from logdb.snapshots import SnapshotCursor
 from logdb.tasks import ignore
 from ziplog.client.common.requests import (
@@ -122,15 +122,19 @@ class CleaningRound:
     # --- move ---
 
     def _move(self, cut: int) -> Generator[Any, Any, int]:
-        """Insert again what the state needs from before the cut; return the final cut."""
+        """Insert again what the state needs from before the cut; return the final cut.
+
+        Foreign records are copied as they are, in their order.
+        """
         relocation = Relocation(self._part_bytes())
-        last = RID_GENESIS
+        last = copied = RID_GENESIS
         subscription = yield from self._subscribe()
         try:
             while cut > relocation.passed + 1:
                 fetched = yield from self._fetch(subscription)
-                cut = self._collect_moves(fetched.records, relocation, cut)
+                foreign, cut = self._collect_moves(fetched.records, relocation, cut)
                 last = max(last, (yield from self._insert_moves(relocation.pop_full())))
+                copied = yield from self._copy(foreign, copied)
                 yield from self._yield_slice(cut)
         finally:
             self._calls.call(UnsubscribeRequest(NEVER, subscription), ignore)
@@ -138,20 +142,38 @@ class CleaningRound:
         yield WaitUntil(last.gsn)
         return cut
 
-    def _collect_moves(self, records: Iterable[Record], relocation: Relocation, cut: int) -> int:
-        """Add the moves of the next records; return the final cut."""
+    def _collect_moves(
+        self, records: Iterable[Record], relocation: Relocation, cut: int
+    ) -> tuple[list[Record], int]:
+        """Add the moves of the next records; return the foreign ones, and the final cut."""
         versions, limit = self._state.versions, self._calls.core.limits.max_payload_bytes
+        foreign: list[Record] = []
         for record in records:
             gsn = record.rid.gsn
             if gsn >= cut:
                 relocation.passed = cut
                 break
+            if is_foreign(record.payload):
+                relocation.passed = gsn
+                foreign.append(record)
+                continue
             try:
                 relocation.add(record.rid, moves_from(record, versions, limit))
             except UnmovableRecord:
                 relocation.passed = gsn
-                return gsn
-        return cut
+                return foreign, gsn
+        return foreign, cut
+
+    def _copy(self, foreign: list[Record], after: RecordId) -> Generator[Any, Any, RecordId]:
+        """Insert foreign records again, one after the other; return the last one's rid."""
+        for record in foreign:
+            after = max(after, self._state.position)
+            request = InsertRequest(
+                self._deadline(), [record.payload], after, record.key, record.timestamp_us
+            )
+            (after,) = yield request
+            self._counts.copied += 1
+        return after
 
     def _insert_moves(self, payloads: list[bytes]) -> Generator[Any, Any, RecordId]:
         """Insert `Moved` records; return the last one's rid."""
@@ -191,6 +213,7 @@ class CleaningRound:
         done = CheckpointDone(
             self._schedule.coordinator, image.position, image.floor, rids, parts.checksum,
             parts.keys, image.horizon, image.first_foreign, image.records, trim,
+            image.first_unreadable,
         )  # fmt: skip
         (rid,) = yield from self._insert([encode(done)], max(rids, default=image.position))
         return rid, trim

@@ -1,8 +1,8 @@
 """Relocation of live values: what must be inserted again before the log's beginning is trimmed.
 
 A value is moved if it is a key's present value at exactly this place; a concurrent change is
-detected when the `Moved` record is applied. The round never passes a foreign record, or one that
-does not fit into a `Moved` record. See docs/logdb.md, section 8.
+detected when the `Moved` record is applied. The round never passes an unreadable record, or a value
+that does not fit into a `Moved` record. See docs/logdb.md, section 8.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MAX_MOVES: Final = 250
 
 
 class UnmovableRecord(Exception):  # noqa: N818 - no failure: the cut ends here
-    """A record that must stay where it is: it is foreign, or too large."""
+    """A record that must stay where it is: it is unreadable, or too large."""
 
 
 def moves_from(record: Record, versions: Versions, limit: int) -> list[Move]:
     """Return the moves of the live values of a record.
 
     Args:
-        record: any record of the log.
+        record: any record of the log that is not foreign.
         versions: the present state.
         limit: maximum bytes of a payload.
 

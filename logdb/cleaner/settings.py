@@ -37,6 +37,8 @@ class Counts(msgspec.Struct):
     #: Bytes of records with moved values, and of checkpoint parts.
     moved_bytes: int = 0
     checkpoint_bytes: int = 0
+    #: Foreign records that were inserted again behind the cut.
+    copied: int = 0
     #: The gsn of the last trim.
     trimmed: int = 0
     #: The error of the last failed round.

@@ -118,7 +118,7 @@ class LogTailer:
         self._unsent: list[Waiter] = []
         self._requested: list[Waiter] = []
         self._is_barrier_open = False
-        self._has_warned = False
+        self._has_warned_of_foreign = self._has_warned_of_unreadable = False
 
     # --- the start ---
 
@@ -213,21 +213,30 @@ class LogTailer:
             applied = apply(record)
             if applied is not None:
                 on_applied(applied)
-        self._warn_of_foreign()
+        self._warn_of_others()
         self._advance_to(records[-1].rid.gsn)
 
-    def _warn_of_foreign(self) -> None:
-        """Warn once that the log is shared: from then on the cleaner cannot trim it."""
-        gsn = self.state.first_foreign
-        if gsn and not self._has_warned:
-            self._has_warned = True
-            what = (
-                f"the record at gsn {gsn} is not LogDB's (`ziplog tail --from {gsn}@0 --limit 1`"
-                " prints it): the log cannot be cleaned from there on and grows without limit;"
-                " stop other programs from inserting into it, and copy the database into a log of"
-                " its own"
+    def _warn_of_others(self) -> None:
+        """Warn once of foreign records, and once of unreadable ones."""
+        foreign, unreadable = self.state.first_foreign, self.state.first_unreadable
+        if foreign and not self._has_warned_of_foreign:
+            self._has_warned_of_foreign = True
+            self._warn(
+                f"the record at gsn {foreign} is not LogDB's (`ziplog tail --from {foreign}@0"
+                " --limit 1` prints it): the cleaner inserts such records again whenever it trims"
+                " the log, so they take space and time for good; stop other programs from"
+                " inserting into this log"
             )
-            self._calls.effects.append(LogWarning(what))
+        if unreadable and not self._has_warned_of_unreadable:
+            self._has_warned_of_unreadable = True
+            self._warn(
+                f"this version of LogDB cannot read the record at gsn {unreadable}: the log is not"
+                " trimmed from there on and grows without limit; start coordinators of the version"
+                " that wrote it"
+            )
+
+    def _warn(self, text: str) -> None:
+        self._calls.effects.append(LogWarning(text))
 
     def _on_subscription_lost(self, error: ZiplogError) -> None:
         """Restart after a failed subscription: the log was trimmed ahead, or is unavailable."""

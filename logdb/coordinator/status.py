@@ -42,6 +42,7 @@ def document(
         "commits": state.commits,
         "aborts": state.aborts,
         "first_foreign": state.first_foreign,
+        "first_unreadable": state.first_unreadable,
         "since_checkpoint": state.since_checkpoint,
         "last_checkpoint": str(state.last_done) if state.last_done else None,
         "checkpoints": cleaner is not None,

@@ -162,7 +162,10 @@ def _digest(state: State) -> bytes:
                 decision.session, decision.number, decision.position.gsn, decision.committed
             )
         )  # fmt: skip
-    rest = state.decisions.floor, state.horizon, state.first_foreign, state.log_usage.export()
+    rest = (
+        state.decisions.floor, state.horizon, state.first_foreign, state.first_unreadable,
+        state.log_usage.export(),
+    )  # fmt: skip
     digest.update(repr(rest).encode())
     return digest.digest()
 
@@ -171,5 +174,6 @@ def _shown(state: State) -> str:
     return (
         f"keys {dict(state.versions.after(None, 50))}, floor {state.decisions.floor},"
         f" {len(state.decisions)} decisions, horizon {state.horizon},"
-        f" foreign {state.first_foreign}, segments {state.log_usage.export()}"
+        f" foreign {state.first_foreign}, unreadable {state.first_unreadable},"
+        f" segments {state.log_usage.export()}"
     )

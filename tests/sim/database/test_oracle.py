@@ -58,6 +58,7 @@ def checkpoint(
     done = CheckpointDone(
         SESSION, image.position, image.floor, rids, parts.checksum, parts.keys, image.horizon,
         image.first_foreign, image.records, image.position.gsn,
+        image.first_unreadable,
     )  # fmt: skip
     found = [part for part in decoded if isinstance(part, CheckpointPart)]
     fed([record(rid.gsn, part) for rid, part in zip(rids, found, strict=True)], state)

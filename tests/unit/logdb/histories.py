@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 KEYS: Final = [b"", b"a", b"a\0", b"b", b"bb", b"c", b"\xff", b"z"]
 MAX_DECISIONS: Final = 6
+#: Payloads of other programs and of later versions, and one of the latter.
 FOREIGN: Final = [b"", b"hello", b"LDB\x01", b"LDB\x01\xc1", b"LDB\x02\x91\x01"]
+UNREADABLE: Final = FOREIGN[-1]
 
 
 def random_steps(seed: int, count: int) -> list[tuple[str, Any]]:
@@ -286,6 +288,7 @@ def checkpoint(cursor: SnapshotCursor, rows: list[Any], size: int) -> tuple[byte
         image.first_foreign,
         image.records,
         0,
+        image.first_unreadable,
     )
     return encode(done), [encode(part) for part in parts]
 
@@ -312,5 +315,6 @@ def everything(state: State) -> dict[str, Any]:
         "position": state.position,
         "horizon": state.horizon,
         "first_foreign": state.first_foreign,
+        "first_unreadable": state.first_unreadable,
         "records": state.records,
     }

@@ -30,7 +30,7 @@ from logdb.records import (
 from logdb.snapshots import SnapshotCursor
 from logdb.state import State
 from tests.properties import examples
-from tests.unit.logdb.histories import History, checkpoint, everything, restored, steps
+from tests.unit.logdb.histories import UNREADABLE, History, checkpoint, everything, restored, steps
 from ziplog.types import Record, RecordId
 
 
@@ -204,7 +204,25 @@ def test_the_first_foreign_record_is_remembered() -> None:
     assert state.first_foreign == 0
     state.apply(record(3, b"not ours"))
     state.apply(record(4, b"nor this"))
-    assert state.first_foreign == 3
+    assert (state.first_foreign, state.first_unreadable, state.records) == (3, 0, 3)
+
+
+def test_the_first_unreadable_record_is_remembered_and_ends_the_cut() -> None:
+    state = State(log_usage=LogUsage(1, 1))
+    for gsn in range(1, 6):
+        state.apply(record(gsn, commit(gsn, Write(b"k", b"v"))))
+    assert state.choose_cut() == 5
+    state.apply(record(6, UNREADABLE))
+    for gsn in range(7, 12):
+        state.apply(record(gsn, commit(gsn, Write(b"k", b"v"))))
+    assert (state.first_foreign, state.first_unreadable) == (0, 6)
+    assert state.choose_cut() == 6
+
+
+def test_foreign_records_do_not_count_as_bytes() -> None:
+    state = State(log_usage=LogUsage(1, 1))
+    state.apply(record(1, b"not ours"))
+    assert (state.log_usage.log_bytes, state.log_usage.dead_bytes) == (0, 0)
 
 
 def test_records_are_counted_from_the_position_of_the_checkpoint() -> None:

@@ -21,6 +21,7 @@ from logdb.records import (
     Write,
     decode,
     encode,
+    is_foreign,
     value_at,
 )
 from logdb.snapshots import SnapshotCursor
@@ -33,9 +34,11 @@ from tests.unit.logdb.cleaner.rounds import (
     run,
 )
 from tests.unit.logdb.fakelog import (
+    UNAVAILABLE,
     FakeLog,
 )
-from tests.unit.logdb.small import SMALL, Oracle, Small
+from tests.unit.logdb.histories import UNREADABLE
+from tests.unit.logdb.small import SMALL, Oracle, S, Small
 from ziplog.client.common.requests import NEVER, InsertRequest, Request, SyncRequest, TrimRequest
 from ziplog.types import RecordId
 from ziplog.wire import Limits
@@ -130,9 +133,9 @@ def test_the_records_of_a_round_do_not_trigger_the_next(every: int) -> None:
 
 
 def test_bytes_that_cannot_be_freed_do_not_trigger_endless_rounds() -> None:
-    """A record that is not ours stands first: only the due checkpoints are made."""
+    """An unreadable record stands first: only the due checkpoints are made."""
     log = FakeLog(seed=5)
-    log.insert(b"not ours")
+    log.insert(UNREADABLE)
     oracle, small = Oracle(log), Small(log, "one")
     for _ in range(200):
         oracle.write({b"k": b"x" * 400})
@@ -143,18 +146,81 @@ def test_bytes_that_cannot_be_freed_do_not_trigger_endless_rounds() -> None:
     restart(log, oracle, "two")
 
 
-def test_a_foreign_record_stops_the_cut_and_the_log_before_it_is_trimmed() -> None:
+def test_an_unreadable_record_stops_the_cut_and_the_log_before_it_is_trimmed() -> None:
     log, rng = FakeLog(seed=6), random.Random(6)
     oracle, small = Oracle(log), Small(log, "one", NEVER_DUE)
     overwrite(oracle, rng, 100)
     small.settle()
-    (foreign,) = log.insert(b"not ours")
+    (unreadable,) = log.insert(UNREADABLE)
     overwrite(oracle, rng, 30)
     small = Small(log, "two")
     run(small, oracle, 300)
-    assert 1 < log.first <= foreign.gsn
-    assert foreign.gsn in log.records
+    assert 1 < log.first <= unreadable.gsn
+    assert unreadable.gsn in log.records
     restart(log, oracle, "three")
+
+
+def foreign_records(log: FakeLog) -> list[tuple[bytes, bytes | None, int]]:
+    """Return payload, key and time of the foreign records in the log, in order."""
+    found = [log.records[gsn] for gsn in log.gsns if gsn >= log.first]
+    return [(r.payload, r.key, r.timestamp_us) for r in found if is_foreign(r.payload)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_foreign_records_are_copied_in_order_before_the_log_is_trimmed(seed: int) -> None:
+    log, rng = FakeLog(seed=seed), random.Random(seed)
+    oracle, small = Oracle(log), Small(log, "one")
+    inserted = [(b"first", b"key", 7), (b"second", None, 8), (b"", None, 9)]
+    last = RecordId(0, 0)
+    for payload, key, time_us in inserted:
+        (last,) = log.insert(payload, after=last, key=key, timestamp_us=time_us)
+    for _ in range(6):
+        overwrite(oracle, rng, 60)
+        run(small, oracle, 200)
+    assert log.first > last.gsn
+    assert foreign_records(log) == inserted, "each is in the log once"
+    assert small.cleaner is not None
+    counts = small.cleaner.counts
+    assert 3 <= counts.copied <= 3 * counts.rounds
+    restart(log, oracle, "two")
+
+
+def test_foreign_records_alone_trigger_no_round() -> None:
+    log = FakeLog(seed=3)
+    oracle, small = (
+        Oracle(log),
+        Small(log, "one", msgspec.structs.replace(SMALL, every_records=10**9)),
+    )
+    for _ in range(40):
+        log.insert(b"x" * 400)
+        run(small, oracle, 5)
+    assert log.first == 1
+    assert not records(log, CheckpointBegun)
+
+
+def test_a_failed_copy_fails_the_round_and_a_later_round_copies_all() -> None:
+    log, rng = FakeLog(seed=4), random.Random(4)
+    oracle, small = Oracle(log), Small(log, "one")
+    (foreign,) = log.insert(b"not ours")
+    failed: list[Request] = []
+
+    def fail_first_copy(request: Request) -> str | None:
+        is_copy = isinstance(request, InsertRequest) and request.payloads == [b"not ours"]
+        if is_copy and not failed:
+            failed.append(request)
+            return UNAVAILABLE
+        return None
+
+    log.faults.append(fail_first_copy)
+    overwrite(oracle, rng, 120)
+    run(small, oracle, 100)
+    assert failed
+    assert log.first <= foreign.gsn, "the log was trimmed before its record was copied"
+    small.now += 20 * S
+    run(small, oracle, 300)
+    assert log.first > foreign.gsn
+    assert foreign_records(log)[-1] == (b"not ours", None, 0)
+    restart(log, oracle, "two")
 
 
 def test_a_value_that_no_moved_record_can_hold_stops_the_cut() -> None:

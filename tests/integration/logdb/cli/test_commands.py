@@ -143,7 +143,7 @@ def test_no_control_character_of_a_key_or_value_is_printed_raw(db: logdb.Databas
 
 def test_watch_prints_each_state_as_it_comes(db: logdb.Database) -> None:
     first = db.put("k", 1).gsn
-    command = [sys.executable, "-m", "ziplog.cli", "kv", "watch", "k", "--limit", "3"]
+    command = [sys.executable, "-m", "ziplog", "kv", "watch", "k", "--limit", "3"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=buffered, text=True) as watching:
         try:

@@ -14,6 +14,7 @@ from logdb.tasks import LogTasks
 from tests.unit.logdb.cleaner.test_checkpoint import write as write_checkpoint
 from tests.unit.logdb.fakelog import UNAVAILABLE, FakeLog, fail
 from tests.unit.logdb.glass import Core, S, commit
+from tests.unit.logdb.histories import UNREADABLE
 from ziplog.client.common.requests import (
     BarrierRequest,
     ConnectRequest,
@@ -113,7 +114,7 @@ def test_the_first_foreign_record_causes_one_warning() -> None:
     bench.settle()
     (text,) = warnings(bench)
     assert f"gsn {foreign.gsn} is not LogDB's" in text
-    assert "a log of its own" in text
+    assert "stop other programs" in text
     log.insert(b"nor this", after=log.tail)
     bench.settle()
     assert not warnings(bench)
@@ -124,6 +125,17 @@ def test_the_first_foreign_record_causes_one_warning() -> None:
     bench.settle()
     assert bench.tailer.starts == 2
     assert not [text for text in warnings(bench) if "LogDB" in text]
+
+
+def test_the_first_unreadable_record_causes_one_warning() -> None:
+    log = filled(2)
+    (unreadable,) = log.insert(UNREADABLE, after=log.tail)
+    log.insert(UNREADABLE, after=log.tail)
+    bench = Bench(log)
+    bench.settle()
+    (text,) = warnings(bench)
+    assert f"cannot read the record at gsn {unreadable.gsn}" in text
+    assert "start coordinators of the version that wrote it" in text
 
 
 def test_a_tailer_that_starts_after_a_foreign_record_warns_too() -> None:

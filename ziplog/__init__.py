@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from ziplog import aio, local
 
+    __version__: str
+
 __all__ = [
     "RID_GENESIS",
     "RID_RECENT",
@@ -93,4 +95,8 @@ def __getattr__(name: str) -> Any:
     """Load rarely used modules on first use."""
     if name in {"aio", "local", "testing"}:
         return importlib.import_module(f"ziplog.{name}")
+    if name == "__version__":
+        from importlib import metadata  # noqa: PLC0415 - slow to import
+
+        return metadata.version("ziplog")
     raise AttributeError(f"module 'ziplog' has no attribute {name!r}")

@@ -514,13 +514,10 @@ def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str
     names = tuple(known)
     for name, value in table.items():
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1, 0.0)
-            raise ConfigError(
-                f"unknown key {name!r} in {where}",
-                value,
-                f"left out (did you mean {near[0]!r}?)",
-                message=f"unknown key {name!r} in {where}; did you mean {near[0]!r}?",
-            )
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "`ziplog config show` lists all keys"
+            problem = f"unknown key {name!r} in {where}"
+            raise ConfigError(problem, value, f"left out ({hint})", message=f"{problem}; {hint}")
 
 
 def _check_fields(table: Any, where: str) -> None:

@@ -17,6 +17,7 @@ import logging
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,7 @@ from ziplog.config import (
 from ziplog.deploy import new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.deploy.supervisor_thread import SupervisorThread
-from ziplog.errors import ConfigError, DeadlineError, UnavailableError
+from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
 from ziplog.policy import random as random_policy
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ _POLL_S: Final = 0.02
 _ARGUMENTS: Final = frozenset({"name", "durability", "f", "epoch_ms", "lag_fix"})
 #: Default time limit for a change of the shards.
 _CHANGE_S: Final = 60.0
+#: Maximum time for the ports of processes that have just ended to become free.
+_PORTS_S: Final = 2.0
 #: States in which a shard needs no more time: one that left stays readable.
 _STABLE_STATES: Final = frozenset({"live", "leaving", "finalized"})
 
@@ -138,6 +141,7 @@ class Cluster:
         self._process: Final = os.getpid()
         atexit.register(self.stop)
         try:
+            self._await_ports()
             self._start(self.nodes)
             self._wait_live(timeout, accept_limbo=accept_limbo)
             if bool(self.config.failure_handlers) if supervise is None else supervise:
@@ -291,6 +295,18 @@ class Cluster:
         self._supervisor.stop()
         atexit.unregister(self.stop)
 
+    def _await_ports(self) -> None:
+        """Refuse ports that other processes hold: their clients would reach another cluster."""
+        deadline = time.monotonic() + _PORTS_S
+        while (taken := new_shard.taken_port(self.config.nodes)) is not None:
+            node, port = taken
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"cannot start {node.name}: port {port} on {node.host} is in use by"
+                    f" {_user_of(f'{node.host}:{port}')}; stop it, or choose other ports"
+                )
+            time.sleep(_POLL_S)
+
     def _start(self, names: Collection[str]) -> None:
         for name in names:
             try:
@@ -332,6 +348,8 @@ class Cluster:
         for node in (*status["mms"], *status["failure_handlers"]):
             if node["state"] != "up":
                 return f"{node['name']} is {node['state']}"
+            if foreign := self._foreign_process(node):
+                return foreign
         if not status["shards"]:
             return "no shard is known yet"
         for shard in status["shards"]:
@@ -344,18 +362,41 @@ class Cluster:
                     " lost acknowledged records. Without a failure handler, shards are not"
                     " recovered: restore missing files, or start with a new data directory"
                 )
+            foreign = next(filter(None, map(self._foreign_process, shard["replicas"])), "")
             absent = [
                 f"{replica['name']} is {replica['state']}"
                 for replica in shard["replicas"]
-                if replica["state"] != "up"
+                if replica["state"] not in ("up", "full")
             ]
             if absent or shard["state"] not in _STABLE_STATES:
                 return f"shard {shard['id']} is {shard['state']}, {', '.join(absent)}".rstrip(", ")
+            if foreign:
+                return foreign
         return ""
+
+    def _foreign_process(self, node: Mapping[str, Any]) -> str:
+        """Return how a node that answers is not the process that this cluster started, or ""."""
+        name, found = node["name"], node["pid"]
+        if found is None or name not in self.nodes or not self._supervisor.is_running(name):
+            return ""
+        started = self._supervisor.pid(name)
+        return "" if found == started else f"{name} answers as process {found}, not as {started}"
 
     @property
     def _directory(self) -> Path:
         return self._supervisor.directory
+
+
+def _user_of(endpoint: str) -> str:
+    """Return in words which program uses a port."""
+    try:
+        with Log(endpoint, random_policy(), _PORTS_S) as client:
+            status = client.cluster()
+    except ZiplogError:
+        return "another program"
+    pid = next((node["pid"] for node in status["mms"] if node["endpoint"] == endpoint), None)
+    process = f" (process {pid})" if pid else ""
+    return f"cluster {status['cluster']!r}{process}"
 
 
 def _is_recovering(status: dict[str, Any]) -> bool:
@@ -409,7 +450,9 @@ def _write(directory: Path, config: ClusterConfig) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory / CLUSTER_FILE
         path.touch(mode=0o600)
-        path.write_text(dump(config), encoding="utf-8")
+        # Relative, so that the directory can be moved and copied.
+        text = dump(replace(config, data_dir=Path()))
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             "data directory",

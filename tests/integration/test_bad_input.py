@@ -15,6 +15,7 @@ import pytest
 
 import ziplog
 from tests.waiting import wait_until
+from ziplog.config import dump
 from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import (
     ClosedError,
@@ -390,7 +391,7 @@ def last_line(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 def copy_of(cluster: Cluster, directory: Path, changes: dict[str, str]) -> Path:
     """Return a changed copy of a running cluster's cluster file."""
-    text = (cluster.config.data_dir / CLUSTER_FILE).read_text()
+    text = dump(cluster.config)
     for old, new in changes.items():
         assert old in text, text
         text = text.replace(old, new)
@@ -486,7 +487,8 @@ def test_an_unknown_node(stopped: Cluster) -> None:
         ("epoch_ms = 10", "epoch_mss = 10", ["epoch_mss", "did you mean 'epoch_ms'?"]),
         ("f = 1", "f = 2", ["number of replicas of shard 0", "f + 1 = 3"]),
         ("shard-0-1", "shard-0-0", ["node name", "shard-0-0", "once"]),
-        ("replicas = [", "spare = [", ["spare", "replicas"]),
+        ("replicas = [", "replica = [", ["replica", "did you mean 'replicas'?"]),
+        ("replicas = [", "spare = [", ["spare", "`ziplog config show` lists all keys"]),
         ('durability = "memory"', 'durability = "ram"', ["durability", "'memory' or 'disk'"]),
     ],
 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(180)
 
-ZIPLOG = [sys.executable, "-m", "ziplog.cli"]
+ZIPLOG = [sys.executable, "-m", "ziplog"]
 
 
 def state(pid: int) -> str:
@@ -144,7 +144,7 @@ def test_a_port_in_use_is_reported_and_no_process_is_left(tmp_path: Path) -> Non
     port = some_port()
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(UnavailableError, match=rf"mms-0 ended .*{port}"),
+        pytest.raises(UnavailableError, match=f"mms-0: port {port} .* in use by another program"),
     ):
         Cluster(tmp_path, shards=1, port=port)
     assert running_pid(tmp_path) is None
@@ -402,6 +402,54 @@ def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
         down = ziplog_cli("down", "--data-dir", directory)
     assert (down.returncode, down.stdout) == (0, "")
     assert running_pid(tmp_path / "data") is None
+
+
+def test_a_moved_directory_keeps_its_records_and_a_copy_has_its_own(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "first", shards=1) as cluster, cluster.connect() as log:
+        log.insert_after(b"before")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "copy")
+    for name in ("moved", "copy"):
+        with Cluster(tmp_path / name) as cluster, cluster.connect() as log:
+            payloads = [record.payload for record in log.subscribe(follow=False)]
+            assert payloads == [b"before"]
+            log.insert_after(name.encode())
+    with Cluster(tmp_path / "moved") as cluster, cluster.connect() as log:
+        payloads = [record.payload for record in log.subscribe(follow=False)]
+        assert payloads == [b"before", b"moved"]
+    assert not (tmp_path / "first").exists()
+
+
+def test_the_ports_of_another_cluster_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+    mms = cluster.config.mms[0]
+    with pytest.raises(UnavailableError) as refused:
+        Cluster(tmp_path / "other", port=mms.port)
+    user = f"cluster 'local' (process {cluster.pid(mms.name)})"
+    wanted = f"cannot start mms-0: port {mms.port} on 127.0.0.1 is in use by {user}"
+    assert wanted in str(refused.value)
+    assert list((tmp_path / "other").glob("*.toml")) == []
+    with cluster.connect() as log:
+        log.insert_after(b"undisturbed")
+
+
+def test_a_cluster_does_not_take_the_nodes_of_another_for_its_own(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other cluster takes the ports after they were found free.
+    monkeypatch.setattr("ziplog.deploy.new_shard.taken_port", lambda _: None)
+    with pytest.raises(UnavailableError, match=r"in use|answers as process \d+, not as \d+"):
+        Cluster(tmp_path / "other", port=cluster.config.mms[0].port, timeout=20.0)
+
+
+def test_a_closed_stdout_is_reported_in_one_line() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{' '.join(ZIPLOG)} status >&-"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "stdout is closed" in done.stderr
 
 
 def test_a_closed_stdout_is_not_an_error(cluster: Cluster) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 
-ZIPLOG = [sys.executable, "-m", "ziplog.cli"]
+ZIPLOG = [sys.executable, "-m", "ziplog"]
 
 
 def states(log: ziplog.Log) -> dict[int, str]:

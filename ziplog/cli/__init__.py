@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ziplog.cli import demo, records, servers, settings, shards, status
+from ziplog.cli import demo, options, records, servers, settings, shards, status
 from ziplog.cli.options import say
 from ziplog.errors import ConfigError, ZiplogError
 
@@ -76,6 +76,7 @@ app: Final = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(options.root)
 app.command("up")(servers.up)
 app.command("down")(servers.down)
 app.command("status")(status.status)
@@ -90,4 +91,7 @@ app.add_typer(settings.app, name="config")
 
 def main() -> None:
     """Run the command line with the arguments of this process."""
+    if sys.stdout is None:  # Its descriptor was closed when the process started.
+        say("error: stdout is closed; redirect it to /dev/null to discard the output")
+        raise SystemExit(1)
     app()

@@ -10,6 +10,7 @@ import typer
 
 import ziplog
 from ziplog.cli.terminal import one_line
+from ziplog.wire.base import VERSION
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 #: The environment variable that overrides it.
@@ -33,6 +34,25 @@ DataDir = Annotated[
     typer.Option("--data-dir", metavar="D", help="The cluster's directory."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        python = ".".join(map(str, sys.version_info[:3]))
+        sys.stdout.write(f"ziplog {ziplog.__version__}, wire {VERSION}, Python {python}\n")
+        raise typer.Exit
+
+
+def root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions."
+        ),
+    ] = False,
+) -> None:
+    """Ziplog, a sharded, replicated, totally ordered shared log."""
 
 
 def connect(bootstrap: str, timeout: float) -> ziplog.Log:

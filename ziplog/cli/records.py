@@ -29,7 +29,8 @@ Rid = Annotated[str, typer.Argument(metavar="RID", help="<gsn>@<shard>")]
 
 def insert(
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The record. [default: read --file]")
+        str | None,
+        typer.Argument(metavar="TEXT", help="The record; '-': stdin. [default: read --file]"),
     ] = None,
     after: Annotated[
         str, typer.Option("--after", metavar="RID", help="Insert after this record.")
@@ -43,11 +44,16 @@ def insert(
     lines: Annotated[
         bool, typer.Option("--lines", help="Insert each line as a record, in this order.")
     ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Keep the line end at the end of the input.")
+    ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
     """Insert a record, or one for each line with --lines; print their rids."""
     rid = ziplog.RecordId.parse(after)
+    if text == "-":
+        text = None
     if text is not None and (lines or file != Path("-")):
         raise ConfigError(
             "TEXT",
@@ -59,9 +65,10 @@ def insert(
         if text is not None:
             _print_rids([log.insert_after(text.encode(), rid, key=key)])
             return
-        with sys.stdin.buffer if file == Path("-") else file.open("rb") as source:
+        with _opened(file) as source:
             if not lines:
-                _print_rids([log.insert_after(source.read(), rid, key=key)])
+                record = source.read()
+                _print_rids([log.insert_after(record if raw else _chomp(record), rid, key=key)])
                 return
             for batch in _batches(source):
                 rids = log.insert_many(batch, rid, key=key)
@@ -134,12 +141,26 @@ def _print_rids(rids: list[ziplog.RecordId]) -> None:
     sys.stdout.write("".join(f"{rid}\n" for rid in rids))
 
 
+def _opened(file: Path) -> BinaryIO:
+    """Open a file, or return stdin for "-"; report that a terminal is read."""
+    if file != Path("-"):
+        return file.open("rb")
+    if sys.stdin.isatty():
+        say("reading from the terminal; end the input with Ctrl-D")
+    return sys.stdin.buffer
+
+
+def _chomp(line: bytes) -> bytes:
+    """Return `line` without its line end."""
+    return line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+
+
 def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
     """Split the input into lists of lines (without their ends) of bounded count and size."""
     batch: list[bytes] = []
     size = 0
     for line in source:
-        batch.append(line.removesuffix(b"\n").removesuffix(b"\r"))
+        batch.append(_chomp(line))
         size += len(line)
         if len(batch) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield batch

@@ -138,6 +138,21 @@ def free_ports(count: int, host: str, taken: Iterable[int] = ()) -> Iterator[int
     return iter(ports)
 
 
+def taken_port(nodes: Iterable[NodeConfig]) -> tuple[NodeConfig, int] | None:
+    """Return the first port of `nodes` that another process holds, with its node; None: none."""
+    for node in nodes:
+        for port in filter(None, (node.port, node.raft_port)):
+            with contextlib.closing(socket.socket()) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((node.host, port))
+                except OSError as error:
+                    # Nodes report other errors themselves.
+                    if error.errno == errno.EADDRINUSE:
+                        return node, port
+    return None
+
+
 def _lock(descriptor: int, path: Path, deadline: float) -> None:
     while True:
         try:

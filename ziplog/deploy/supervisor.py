@@ -281,15 +281,30 @@ class Supervisor:
 
 
 def _refuse_other_directories(config: ClusterConfig, directory: Path, path: Path) -> None:
-    """Refuse a cluster file that points away from existing data.
+    """Refuse a cluster file whose `data_dir` is another cluster's, or lacks the existing data.
 
-    Nodes with a new name, or a new directory for all of them, would start another cluster.
+    Nodes with a new name, or a new directory for all of them, would start another cluster. A copied
+    directory would run on the files of the original.
     """
     data, names = config.data_dir, tuple(node.name for node in config.nodes)
+    if data.resolve() != directory.resolve():
+        sentence = ""
+        if any(_is_of_a_node(directory / name) for name in names):
+            sentence = f"the nodes' directories are in {directory}; write data_dir = '.' in {path}"
+        elif (data / CLUSTER_FILE).exists():
+            sentence = (
+                f"the cluster of {data / CLUSTER_FILE} keeps its files there; start that one, or"
+                " choose another data_dir"
+            )
+        if sentence:
+            raise ConfigError(
+                "data_dir",
+                str(data),
+                repr(str(directory)),
+                str(path),
+                message=f"data_dir is {str(data)!r}, but {sentence}",
+            )
     missing = [name for name in names if not (data / name).exists()]
-    if len(missing) == len(names) and any(_is_of_a_node(directory / name) for name in names):
-        sentence = f"data_dir is {str(data)!r}, but the nodes' directories are in {directory}"
-        raise ConfigError("data_dir", str(data), repr(str(directory)), str(path), message=sentence)
     if not missing or not data.is_dir():
         return
     # A directory that was moved away keeps the start of its name.

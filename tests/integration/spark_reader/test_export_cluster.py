@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 
-EXPORT = [sys.executable, "-m", "ziplog.cli", "export"]
+EXPORT = [sys.executable, "-m", "ziplog", "export"]
 ONE_GROUP = 700
 
 

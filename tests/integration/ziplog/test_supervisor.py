@@ -173,6 +173,22 @@ def test_a_cluster_file_that_points_away_from_the_data_is_refused(directory: Pat
         Supervisor(directory)
 
 
+def test_a_copied_cluster_file_does_not_run_on_the_files_of_the_original(
+    directory: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    config = replace(load(directory / CLUSTER_FILE), data_dir=directory)
+    (copy / CLUSTER_FILE).write_text(dump(config))
+    with pytest.raises(ConfigError, match="keeps its files there"):
+        Supervisor(copy)
+    for parent in (directory, copy):
+        (parent / config.nodes[0].name).mkdir()
+        (parent / config.nodes[0].name / "journal").touch()
+    with pytest.raises(ConfigError, match=r"write data_dir = '\.' in"):
+        Supervisor(copy)
+
+
 def test_the_end_of_a_log_is_short(directory: Path) -> None:
     assert log_tail(directory, "nobody") == "(no log)"
     logs = directory / "logs"

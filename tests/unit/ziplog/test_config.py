@@ -133,6 +133,7 @@ def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ("epoch_ms = 10", "epoch_sm = 10", "did you mean 'epoch_ms'?"),
+        ("epoch_ms = 10", "bogus = 10", "in [cluster]; `ziplog config show` lists all keys"),
         ("[[shard]]", "[[shards]]", "did you mean 'shard'?"),
         ('host = "localhost"', 'hots = "localhost"', "did you mean 'host'?"),
         ("epoch_ms = 10", "epoch_ms = 0", "epoch_ms in [cluster] is 0; it must be a whole number"),

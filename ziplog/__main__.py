@@ -1,0 +1,5 @@
+"""`python -m ziplog`: the command line without its script."""
+
+from ziplog.cli import main
+
+main()

@@ -1,5 +1,0 @@
-"""`python -m ziplog.cli`: the command line without its script."""
-
-from ziplog.cli import main
-
-main()

@@ -8,7 +8,7 @@ See docs/protocol.md, sections 3, 5 and 11.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import fingerprint
@@ -96,13 +96,20 @@ class Server:
         """Return the age of its last heartbeat; None if none came."""
         return None if self.heartbeat is None else (now - self.last_heard_at) // NS_PER_MS
 
-    def state(self, now: int) -> NodeState:
+    @property
+    def full(self) -> str:
+        """Why it refuses new records for lack of disk space; "": it does not."""
+        return self.heartbeat.full if self.heartbeat is not None else ""
+
+    def state(self, now: int) -> NodeState | Literal["full"]:
         """Return its state for the status document."""
         silence = now - self.last_heard_at
         if self.heartbeat is None:
             return "starting" if silence < SUSPECT_NS else "down"
         if silence < UP_NS:
-            return "limbo" if self.is_in_limbo else self.heartbeat.state
+            if self.is_in_limbo:
+                return "limbo"
+            return "full" if self.full and self.heartbeat.state == "up" else self.heartbeat.state
         return "suspect" if silence < SUSPECT_NS else "down"
 
 

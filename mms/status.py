@@ -197,6 +197,8 @@ def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int
         "epoch": _epoch(state, frontier),
         "holes": primary.holes if primary is not None else 0,
         "is_watched": _has_readers(replicas),
+        # A full backup still stores what the primary places.
+        "refusing": replicas[0].state(now) == "full",
         "replicas": [
             _replica(server, replica.endpoint, now)
             for server, replica in zip(replicas, placement.replicas, strict=True)
@@ -212,4 +214,5 @@ def _replica(server: Server, endpoint: str, now: int) -> dict[str, Any]:
         "pid": server.heartbeat.pid if server.heartbeat is not None else None,
         "state": server.state(now),
         "heartbeat_age_ms": server.heartbeat_age_ms(now),
+        "full": server.full or None,
     }

@@ -187,7 +187,7 @@ class Replica:
         elif isinstance(event, Persisted):
             self._on_persisted(event.fseq)
         elif isinstance(event, StorageChanged):
-            self._state.full = event.full
+            self._state.full = (event.reason or "its disk is full") if event.full else ""
         elif isinstance(event, Pressed):
             self._health.on_unread_input(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):

@@ -34,16 +34,20 @@ class HeartbeatSender:
         #: Time of the next heartbeat, in ns.
         self.due = now
         self._was_active = False
-        #: The shard's state and `is_sealed` in the last heartbeat.
-        self._last_sent = (state.shard_state, state.is_sealed)
+        #: The shard's state, `is_sealed` and `full` in the last heartbeat.
+        self._last_sent = (state.shard_state, state.is_sealed, state.full)
 
     def on_batch_end(self, now: int) -> None:
-        """Send a heartbeat at once when inserts resume, or the shard's state changes."""
+        """Send a heartbeat at once when inserts resume, or a state changes.
+
+        The states are the shard's, and whether the disk is full.
+        """
         active = self._is_active(now)
         if active and not self._was_active and self._state.state == "up":
             self.due = min(self.due, now)
         self._was_active = active
-        if self._last_sent != (self._state.shard_state, self._state.is_sealed):
+        state = self._state
+        if self._last_sent != (state.shard_state, state.is_sealed, state.full):
             self.due = now
         elif (
             self.due - now > READERS_HEARTBEAT_NS
@@ -57,7 +61,7 @@ class HeartbeatSender:
         state, stream, config = self._state, self._state.stream, self._state.config
         last = state.clock.last
         self.due = now + HEARTBEAT_NS
-        self._last_sent = (state.shard_state, state.is_sealed)
+        self._last_sent = (state.shard_state, state.is_sealed, state.full)
         state.broadcast(
             state.service,
             Heartbeat(
@@ -67,7 +71,7 @@ class HeartbeatSender:
                 last.number if last else 0, last.digest if last else NO_DIGEST, state.trim,
                 stream.stable_record, stream.durable_record, config.identity,
                 state.shard_state, state.has_readers(now), state.holes, state.is_sealed,
-                state.has_gap, stream.stable_end, state.publisher,
+                state.has_gap, stream.stable_end, state.publisher, state.full,
             ),
         )  # fmt: skip
 

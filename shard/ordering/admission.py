@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import Session
     from ziplog.core.entries import Body
-    from ziplog.wire import Insert, Limits
+    from ziplog.wire import Insert, Limits, RefusalCode
 
 #: Largest body of a unit, in bytes: it must fit into every kind of frame, beside the leases.
 MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
@@ -92,8 +92,8 @@ class Admission:
             refuse_permanently(state, route, session, seq)
             return session
         if state.full:
-            why = f"{state.config.name} has no disk space left"
-            refuse_for_now(state, route, session, message, why)
+            why = f"{state.config.name}: {state.full}"
+            refuse_for_now(state, route, session, message, why, code="no-space")
             return session
         if message.predecessor >= seq:
             detail = "the predecessor of a unit must have a lower seq"
@@ -210,7 +210,13 @@ def refuse_permanently(
 
 
 def refuse_for_now(
-    state: ReplicaState, route: bytes, session: Session, message: Insert, why: str
+    state: ReplicaState,
+    route: bytes,
+    session: Session,
+    message: Insert,
+    why: str,
+    *,
+    code: RefusalCode = "full",
 ) -> None:
     """Refuse the copies of a unit sent so far, in this view; later copies may be accepted.
 
@@ -219,7 +225,7 @@ def refuse_for_now(
     copies = max(message.copy, session.refused.get(message.seq, 0))
     if copies:
         session.refused[message.seq] = copies
-    state.refuse(route, message.seq, "full", why, copies)
+    state.refuse(route, message.seq, code, why, copies)
 
 
 def refuse_forgotten(state: ReplicaState, route: bytes, seq: int) -> None:

@@ -99,8 +99,8 @@ class ReplicaState:
         self.bytes_since_table = 0
         #: A stable gsn that could not be read for a reader, and the error.
         self.damaged: tuple[int, UnreadableError] | None = None
-        #: The disk is full: new inserts are refused (D53).
-        self.full = False
+        #: Why the disk is full, so that new inserts are refused; "": there is room (D53).
+        self.full = ""
         #: Number of acks sent: of two acks, the greater number is the newer.
         self.ack_counter = 0
         #: The port of this server's archive; 0: none runs.

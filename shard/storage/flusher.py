@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 #: Entries of one `pwritev`: two buffers each, and the system accepts 1,024 buffers.
 _WRITE_ENTRIES: Final = 512
 _FULL_RETRY_S: Final = 0.1
+_MIB: Final = 1024 * 1024
 _SHORTEST_PAUSE_S: Final = 0.001
 
 
@@ -152,7 +153,7 @@ class Flusher:
         with self._writing:
             is_done = self._write_out()
             self._sync()
-            self._check_space(is_done)
+            self._check_space(is_done=is_done)
             return is_done
 
     def close(self) -> bool:
@@ -191,6 +192,8 @@ class Flusher:
 
     def _run(self) -> None:
         try:
+            with self._writing:
+                self._check_space(is_done=True)
             while not self._closing.is_set():
                 self._woken.wait()
                 self._woken.clear()
@@ -347,7 +350,7 @@ class Flusher:
             return self._reserve_bytes
         return space.f_bavail * space.f_frsize
 
-    def _check_space(self, is_done: bool) -> None:
+    def _check_space(self, *, is_done: bool) -> None:
         free = self._free_bytes()
         # Hysteresis: a full store needs more than the reserve before it counts as free again.
         least = self._reserve_bytes + (self._reserve_bytes // 8 if self._is_full else 0)
@@ -355,21 +358,24 @@ class Flusher:
         if is_full == self._is_full:
             return
         self._is_full = is_full
-        self._report(free)
         if is_full:
+            reason = self._why_full(free)
+            self._log.warning("disk full", free_bytes=free, reason=reason)
             self._wake()
-        self._on_event(StorageChanged(full=is_full))
-
-    def _report(self, free_bytes: int) -> None:
-        """Log that the store is full, with advice, or that it no longer is."""
-        refusal = self._refusal
-        if not self._is_full:
-            self._log.warning("disk has room again", free_bytes=free_bytes)
-        elif refusal is not None and refusal.errno not in NO_SPACE:
-            self._log.warning(
-                "records are refused as on a full disk: the system does not open the next file",
-                error=str(refusal),
-                advice="raise the limit of open files (ulimit -n), or close idle connections",
-            )
+            self._on_event(StorageChanged(full=True, reason=reason))
         else:
-            self._log.warning("disk full", free_bytes=free_bytes)
+            self._log.warning("disk has room again", free_bytes=free)
+            self._on_event(StorageChanged(full=False))
+
+    def _why_full(self, free_bytes: int) -> str:
+        """Return why the store is full, and what to do."""
+        refusal = self._refusal
+        if refusal is not None and refusal.errno not in NO_SPACE:
+            return (
+                f"the system does not open the next file ({refusal}); raise the limit of open files"
+                " (ulimit -n), or close idle connections"
+            )
+        return (
+            f"{free_bytes / _MIB:.1f} MiB free, the limit is {self._reserve_bytes / _MIB:.1f} MiB"
+            " (disk_reserve_bytes); free space or lower it"
+        )

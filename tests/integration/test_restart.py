@@ -380,6 +380,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+#: Longer than the time limit of a test.
+NEVER_S = 10_000.0
+
+
 def free_bytes(path: Path) -> int:
     space = os.statvfs(path)
     return space.f_bavail * space.f_frsize
@@ -408,6 +412,10 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
         refused = insert_until_refused(cluster, log, acked)
         assert isinstance(refused, UnavailableError), refused
         assert "shard 0" in str(refused)
+        wait_until(lambda: disk_states(log) == (["full", "full"], True), "the status says so")
+        if durability == "memory":  # at level disk, it waits behind records that are placed
+            with pytest.raises(UnavailableError, match=r"disks are full \(shard-0-.*disk_reserve"):
+                log.insert_after(bytes(50_000), timeout=NEVER_S)
         # Stored records are read and delivered.
         assert log.read_record(acked[-1]).payload
         missing = set(acked)
@@ -418,6 +426,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
                     break
         ballast.unlink()
         wait_until(lambda: is_taken(log, acked), "inserts go on")
+        wait_until(lambda: disk_states(log) == (["up", "up"], False), "the status says so")
         for rid in acked:
             assert log.read_record(rid, timeout=DEADLINE_S).payload
         with log.subscribe(follow=False, timeout=DEADLINE_S) as records:
@@ -426,6 +435,12 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
         assert set(acked) <= set(delivered)
         for name in cluster.nodes:
             assert cluster.pid(name)
+
+
+def disk_states(log: ziplog.Log) -> tuple[list[str], bool]:
+    """Return the states of the servers of the only shard, and whether it refuses records."""
+    (shard,) = log.cluster()["shards"]
+    return [replica["state"] for replica in shard["replicas"]], shard["refusing"]
 
 
 def insert_until_refused(

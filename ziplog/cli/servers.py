@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,10 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ziplog.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, DataDir, Timeout, say
+from ziplog.cli.options import (
+    BOOTSTRAP_VARIABLE,
+    DEFAULT_BOOTSTRAP,
+    DataDir,
+    Timeout,
+    connect,
+    say,
+)
+from ziplog.cli.status import full_disks
 from ziplog.config import ClusterConfig, load
 from ziplog.deploy.supervisor import CLUSTER_FILE, environment, log_tail, python, running_pid
-from ziplog.errors import ConfigError, UnavailableError
+from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.types import Durability
 
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FIRST_PORT: Final = 7400
+#: Time in which the cluster must return its status after it is live.
+_STATUS_TIMEOUT_S: Final = 2.0
 _LEVELS: Final = {
     "memory": "an insert is done when all {n} servers of its shard have it in memory;"
     " it is on disk within {flush} ms",
@@ -172,8 +183,15 @@ def _announce(cluster: Cluster) -> None:
         " Press Ctrl-C to stop it."
     )
     _say_bootstrap(config)
+    _warn_of_full_disks(cluster.endpoint)
     sys.stdout.write(f"{cluster.endpoint}\n")
     sys.stdout.flush()
+
+
+def _warn_of_full_disks(endpoint: str) -> None:
+    with contextlib.suppress(ZiplogError), connect(endpoint, _STATUS_TIMEOUT_S) as log:
+        for line in full_disks(log.cluster()):
+            say(f"warning: {line}")
 
 
 def _say_bootstrap(config: ClusterConfig) -> None:
@@ -198,7 +216,7 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
     with (data_dir / "logs" / f"{_SUPERVISOR_LOG}.log").open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
-            python("ziplog.cli", "up", *arguments),
+            python("ziplog", "up", *arguments),
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -222,4 +240,5 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
         f" {_durability(config)}; to stop it, run: ziplog down --data-dir {data_dir}"
     )
     _say_bootstrap(config)
+    _warn_of_full_disks(endpoint.strip())
     sys.stdout.write(endpoint)

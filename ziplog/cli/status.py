@@ -90,6 +90,7 @@ def _view(document: dict[str, Any]) -> Group:
         "",
         _Shards(document["shards"]),
         *_states(document),
+        *full_disks(document),
         *_blocked(document),
         *_losses(document),
         "",
@@ -104,6 +105,17 @@ def _states(document: dict[str, Any]) -> list[str]:
         if ids:
             lines.append(f"shard{_many(ids)} {', '.join(ids)} {_are(ids)} {meaning}")
     return lines
+
+
+def full_disks(document: dict[str, Any]) -> list[str]:
+    """Return a line for each storage server whose disk is full."""
+    return [
+        f"{replica['name']} is full: {one_line(replica['full'])}"
+        + (f"; shard {shard['id']} refuses records" if shard.get("refusing") else "")
+        for shard in document["shards"]
+        for replica in shard["replicas"]
+        if replica.get("full")
+    ]
 
 
 def _blocked(document: dict[str, Any]) -> list[str]:

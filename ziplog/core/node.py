@@ -55,6 +55,8 @@ class StorageChanged(Event, frozen=True, gc=False):
     """The store started (`full`) or stopped refusing new entries for lack of space (D53)."""
 
     full: bool
+    #: Why it is full, and what to do.
+    reason: str = ""
 
 
 class ArchiveOpened(Event, frozen=True, gc=False):

@@ -62,7 +62,8 @@ RefusalCode = Literal[
     "wrong-shard",
     "wrong-view",
     "not-ready",  # starting, in limbo, or without a lease: retry here or at another shard
-    "full",  # no disk space, or too much waiting: send another copy, or use another shard
+    "full",  # too much is waiting: send another copy, or use another shard
+    "no-space",  # the server's disk is full; as `full`, but it may last until an operator acts
     "redirect",  # the shard has no more positions: this server will never accept the unit
     "no-such-position",  # `after` is above every assigned position
     "too-large",

@@ -19,7 +19,7 @@ from ziplog.core.view import (
     ShardState,
 )
 from ziplog.types import Durability, Gsn, ShardId, View
-from ziplog.wire.base import VERSION, Name, Request
+from ziplog.wire.base import VERSION, Name, Request, Text
 
 
 class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
@@ -63,6 +63,8 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     needs_from: Gsn = 0
     #: The last lease came as a publication from this endpoint; "": it came by another way.
     publisher: Name = ""
+    #: Why its disk is full, so that it refuses new records; "": there is room.
+    full: Text = ""
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):

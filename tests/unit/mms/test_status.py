@@ -33,15 +33,34 @@ def test_the_status_document() -> None:
     shard = document["shards"][0]
     assert {key: shard[key] for key in shard if key != "replicas"} == {
         "id": 0, "view": 1, "state": "live", "rate_per_s": 1200, "stable_gsn": 7, "durable_gsn": 5,
-        "frontier": 2**24 + 1, "epoch": 1, "holes": 3, "is_watched": False, "weight": 1,
-        "blocks": [],
+        "frontier": 2**24 + 1, "epoch": 1, "holes": 3, "is_watched": False, "refusing": False,
+        "weight": 1, "blocks": [],
     }  # fmt: skip
     age_ms = shard["replicas"][1].pop("heartbeat_age_ms")
     assert 0 <= age_ms <= 1000
     assert shard["replicas"][1] == {
         "name": "shard-0-1", "endpoint": "127.0.0.1:8001", "role": "backup", "pid": 99,
-        "state": "up",
+        "state": "up", "full": None,
     }  # fmt: skip
+
+
+def test_a_full_primary_makes_its_shard_refuse_and_a_full_backup_does_not() -> None:
+    world = World().lead().run(5 * S)
+    primary, backup = (s for s in world.servers if s.shard == 0)
+    backup.full = "no space"
+    world.send_heartbeat(backup)
+    shard = world.status()["shards"][0]
+    assert [(r["state"], r["full"]) for r in shard["replicas"]] == [
+        ("up", None),
+        ("full", "no space"),
+    ]
+    assert not shard["refusing"]
+    primary.full = "no space either"
+    world.send_heartbeat(primary)
+    assert world.status()["shards"][0]["refusing"]
+    primary.full = ""
+    world.send_heartbeat(primary)
+    assert not world.status()["shards"][0]["refusing"]
 
 
 def test_the_age_of_a_heartbeat_is_the_state_of_a_node() -> None:

@@ -29,6 +29,7 @@ class FakeServer:
         self.alive = True
         self.is_disconnected = False
         self.state = "starting"
+        self.full = ""
         self.active = False
         self.rate = 0
         self.lease: Lease | None = None
@@ -62,6 +63,7 @@ class FakeServer:
             self.stable_gsn, 5, self.identity, self.placed,  # type: ignore[arg-type]
             has_readers=self.has_readers, holes=3, is_sealed=self.sealed,
             has_gap=self.has_gap, needs_from=self.needs_from, publisher=self.publisher,
+            full=self.full,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:

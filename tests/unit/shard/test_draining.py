@@ -27,6 +27,7 @@ from tests.unit.shard.draining import (
 )
 from tests.world import CLUSTER, MS, Link, S, World, add_shard, insert
 from ziplog import wire
+from ziplog.core.node import StorageChanged
 
 LIMIT = LEASE.stop
 
@@ -354,6 +355,14 @@ def test_shard_that_was_never_a_member_is_sealed_at_once() -> None:
 
 
 # --- heartbeats ---
+
+
+def test_heartbeat_reports_a_full_disk_and_room_again_at_once() -> None:
+    world = start()
+    for reason in ("no space", ""):
+        world.inject(PRIMARY, StorageChanged(full=bool(reason), reason=reason))
+        world.run(MS)
+        assert last_beat(world, PRIMARY).full == reason
 
 
 def test_heartbeat_reports_a_change_of_the_shard_state_at_once() -> None:

@@ -44,6 +44,15 @@ class Events:
         with self._came:
             assert self._came.wait_for(lambda: event in self.all, 10), self.all
 
+    def wait_for_full(self) -> str:
+        """Wait until the store is full; return the reason."""
+        with self._came:
+            assert self._came.wait_for(self._reasons, 10), self.all
+            return self._reasons()[-1]
+
+    def _reasons(self) -> list[str]:
+        return [e.reason for e in self.all if isinstance(e, StorageChanged) and e.full]
+
 
 def test_what_is_appended_is_flushed_by_itself(opened: Opened) -> None:
     events = Events()
@@ -182,7 +191,7 @@ def test_entries_without_space_wait_and_are_written_later(
     store, oracle = opened(segment_bytes=2_000, flush_interval_ms=1, on_event=events), Oracle()
     for _ in range(30):
         apply(store, oracle, ("place", 0, [1], 200))
-    events.wait_for(StorageChanged(full=True))
+    events.wait_for_full()
     assert store.is_full
     assert not store.flush()
     for _ in range(5):
@@ -211,9 +220,9 @@ def test_below_the_reserve_it_is_full_and_goes_on_writing(
     monkeypatch.setattr(flusher, "_FULL_RETRY_S", 0.001)
     events = Events()
     store = opened(reserve_bytes=8_000, on_event=events)
+    assert events.wait_for_full().startswith("0.0 MiB free, the limit is 0.0 MiB"), "at the start"
     store.append(place(1, [1]))
     assert store.flush()
-    events.wait_for(StorageChanged(full=True))
     store.append(place(2, [2]))
     assert store.flush()
     assert store.backlog_bytes == 0

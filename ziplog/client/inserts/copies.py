@@ -112,7 +112,7 @@ class Copies:
         unit.retransmit_at = context.now + unit.backoff
         unit.last_sent, unit.may_be_queued = context.now, True
         unit.message = replace(unit.message, copy=unit.copies + 1)
-        unit.is_absent_in_newer_view = False
+        unit.is_absent_in_newer_view, unit.no_space = False, ""
         context.counters.retries += 1
         context.effects.append(Broadcast(route.names, unit.message))
         self._avoid(window, unit.backoff)

@@ -41,8 +41,8 @@ class InflightUnit:
     __slots__ = (
         "acks", "backoff", "call", "first_sent", "index", "is_absent_in_newer_view", "is_expired",
         "is_of_singles", "last_sent", "locate_count", "may_be_queued", "may_be_stale", "message",
-        "outcomes", "pending_error", "redirects", "refusals", "replicas", "retransmit_at",
-        "took_slow_path",
+        "no_space", "outcomes", "pending_error", "redirects", "refusals", "replicas",
+        "retransmit_at", "took_slow_path",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,8 @@ class InflightUnit:
         self.is_absent_in_newer_view = False
         #: A server that refused it may have left the view, so other servers may know its outcome.
         self.may_be_stale = False
+        #: Why a server that refused it has no disk space; "": none did.
+        self.no_space = ""
         #: Number of `Locate` requests that were sent for it.
         self.locate_count = 0
         #: The error that ends its call unless a server acks the unit.
@@ -137,6 +139,8 @@ class InflightUnit:
     def add_refusal(self, refused: Refused) -> None:
         """Record a server's promise never to accept the first copies; it may arrive twice."""
         server = refused.server
+        if refused.code == "no-space":
+            self.no_space = refused.detail
         if refused.copies > self.refusals.get(server, 0):
             self.refusals = {**self.refusals, server: refused.copies}
 
@@ -172,8 +176,8 @@ class ShardWindow:
 
     __slots__ = (
         "answered_up_to", "avoid_until", "bytes", "highest_gsns", "inflight",
-        "is_blocked_by_view_change", "next_seq", "probe_at", "progress_at", "queue", "reported",
-        "retransmit_timeout", "route", "shard", "since", "single_units", "singles",
+        "is_blocked_by_view_change", "next_seq", "no_space", "probe_at", "progress_at", "queue",
+        "reported", "retransmit_timeout", "route", "shard", "since", "single_units", "singles",
     )  # fmt: skip
 
     def __init__(self, shard: int, since: int) -> None:
@@ -202,6 +206,8 @@ class ShardWindow:
         #: By server: the send time of the newest message that it has answered.
         self.answered_up_to: Final[dict[int, int]] = {}
         self.avoid_until = 0
+        #: Why no replica had disk space for a unit, while the shard is avoided; "": another cause.
+        self.no_space = ""
         #: The last gsn of this client in each view since its last `sync`.
         self.highest_gsns: dict[int, int] = {}
         #: All positions of the shard below this one are decided, as far as the client knows.

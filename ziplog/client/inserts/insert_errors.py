@@ -6,18 +6,22 @@ log, now or later, except those that the error lists in `results`. See docs/prot
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.unknown_outcome import UnknownOutcome
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ziplog.client.common.routing import Routing
     from ziplog.client.inserts.inflight import ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
     from ziplog.errors import ZiplogError
+
+
+#: Maximum number of shards that an error lists.
+_SHARDS_SHOWN: Final = 8
 
 
 def deadline_error(
@@ -71,6 +75,22 @@ def not_inserted_error(call: InsertCall, routing: Routing, why: str) -> Unavaila
     what = f"{missing} of the {len(call.results)} records" if call.many else "the record"
     return UnavailableError(
         f"no replica of {where} accepted {what} {why}, and none will: try again"
+    )
+
+
+def no_space_error(shards: Sequence[int], reason: str) -> UnavailableError:
+    """Return the error of a call whose shards have no disk space.
+
+    Args:
+        shards: all shards that might take the records.
+        reason: what a server of one of them reported.
+
+    """
+    some = ", ".join(map(str, shards[:_SHARDS_SHOWN]))
+    more = ", ..." if len(shards) > _SHARDS_SHOWN else ""
+    where = f"shard {some}" if len(shards) == 1 else f"shards {some}{more}"
+    return UnavailableError(
+        f"all storage servers of {where} refuse records, because their disks are full ({reason})"
     )
 
 

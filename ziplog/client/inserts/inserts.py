@@ -335,7 +335,7 @@ class Inserts:
         """Retransmit a refused unit later, or reroute it if no server can have accepted it."""
         context = self._context
         self._routing.refresh()
-        self.shard_selector.avoid(window)
+        self.shard_selector.avoid(window, no_space=unit.no_space if unit.is_absent else "")
         if not unit.is_absent:
             context.set_timer(max(self._locates[window.shard].due, context.now))
             if refused.copies >= unit.copies:
@@ -369,7 +369,7 @@ class Inserts:
             self._fail(call, insert_errors.partial_insert_error(call, self._routing))
             return True
         is_redirected = all(unit.is_redirected for unit in units)
-        if call.is_partly_placed and not is_redirected:
+        if call.is_partly_placed and not is_redirected and not window.no_space:
             return False
         shard = self.shard_selector(call)
         if shard == window.shard and not is_redirected:

@@ -1,7 +1,8 @@
 """Shard selection: the policy of the caller, applied to the shards that are not avoided.
 
-Rule: the policy gets the live shards except the avoided ones, unless that leaves none. Its result
-counts, whether that shard is live or not.
+Rules: the policy gets the live shards except the avoided ones, unless that leaves none. Its result
+counts, whether that shard is live or not. If all shards are avoided because no replica has disk
+space, the insert fails at once.
 
 Invariant: no shard is avoided after `_avoid_until`. See docs/protocol.md, sections 4 and 11.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
+    from ziplog.errors import UnavailableError
 
 #: Time for which a shard that does not answer gets no new unpinned records, in addition to twice
 #: its next backoff.
@@ -45,13 +47,21 @@ class ShardSelector:
         #: Windows of shards that are avoided since the last tick.
         self.newly_avoided: list[ShardWindow] = []
 
-    def avoid(self, window: ShardWindow, pause: int = 0) -> None:
-        """Avoid a shard for a while; `pause`: ns until its units are retransmitted."""
+    def avoid(self, window: ShardWindow, pause: int = 0, no_space: str = "") -> None:
+        """Avoid a shard for a while.
+
+        Args:
+            window: the shard's window.
+            pause: ns until its units are retransmitted.
+            no_space: why no replica has disk space; "": they may have.
+
+        """
         now = self._context.now
         if window.avoid_until <= now:
             self.newly_avoided.append(window)
             self._context.set_timer(now)
         window.avoid_until = now + _AVOID_NS + 2 * pause
+        window.no_space = no_space
         self._avoid_until = max(self._avoid_until, window.avoid_until)
 
     def __call__(self, call: InsertCall) -> int | Exception:
@@ -63,22 +73,26 @@ class ShardSelector:
             if self._routing.is_removed(call.shard):
                 why = "because the shard has no more positions"
                 return insert_errors.not_inserted_error(call, self._routing, why)
-            return call.shard
+            return self._unless_full([call.shard]) or call.shard
         return self.select(call.request, call.shard)
 
     def select(self, request: InsertRequest, former: int = -1) -> int | Exception:
         """Return the pinned shard of a request, or the policy's; without a live shard, `former`.
 
-        Returns the error if the policy failed.
+        Returns the error if the policy failed, or if no shard has disk space.
         """
-        if request.shard is not None:
-            return request.shard
+        now, windows, pinned = self._context.now, self._windows, request.shard
+        is_any_avoided = now < self._avoid_until
+        if pinned is not None:
+            return (self._unless_full([pinned]) if is_any_avoided else None) or pinned
         live: Sequence[int] = self._routing.live
         if not live:
             return former
-        now, windows = self._context.now, self._windows
-        if now < self._avoid_until:
-            live = [s for s in live if s not in windows or windows[s].avoid_until <= now] or live
+        if is_any_avoided:
+            unavoided = [s for s in live if s not in windows or windows[s].avoid_until <= now]
+            if not unavoided and (error := self._unless_full(live)) is not None:
+                return error
+            live = unavoided or live
         try:
             shard = self.policy(request.payloads[0], request.key_of(0), live)
         except Exception as error:  # noqa: BLE001 - raised by the caller's policy, returned to the caller
@@ -86,3 +100,15 @@ class ShardSelector:
         if type(shard) is not int:
             return TypeError(f"the policy returned {shard!r}; a shard id is an int")
         return shard
+
+    def _unless_full(self, shards: Sequence[int]) -> UnavailableError | None:
+        """Return an error if no replica of these shards had disk space a moment ago."""
+        now, reasons = self._context.now, []
+        if now >= self._avoid_until:
+            return None
+        for shard in shards:
+            window = self._windows.get(shard)
+            if window is None or window.avoid_until <= now or not window.no_space:
+                return None
+            reasons.append(window.no_space)
+        return insert_errors.no_space_error(shards, reasons[0])

@@ -16,6 +16,7 @@ from ziplog.cli import servers, status
 from ziplog.config import parse
 from ziplog.demo.run import Summary
 from ziplog.errors import ConfigError, UnavailableError
+from ziplog.wire import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +26,21 @@ if TYPE_CHECKING:
 def test_insert_prints_the_rid(log: FakeLog) -> None:
     result = run("insert", "--after", "5@1", "--key", "k", stdin=b"one\ntwo\n")
     assert (result.exit_code, result.stdout) == (0, "1@0\n")
-    assert log.records[0].payload == b"one\ntwo\n"
+    assert log.records[0].payload == b"one\ntwo"
     assert log.records[0].key == b"k"
-    assert log.calls[-1] == ("insert", [b"one\ntwo\n"], ziplog.RecordId(5, 1))
+    assert log.calls[-1] == ("insert", [b"one\ntwo"], ziplog.RecordId(5, 1))
+
+
+@pytest.mark.parametrize(
+    ("typed", "stored"),
+    [(b"a", b"a"), (b"a\n\n", b"a\n"), (b"a\r\n", b"a"), (b"a\r", b"a\r"), (b"", b"")],
+)
+def test_one_line_end_is_removed_unless_the_input_is_raw(
+    log: FakeLog, typed: bytes, stored: bytes
+) -> None:
+    for arguments in ((), ("-",), ("--raw",), ("-", "--raw")):
+        assert run("insert", *arguments, stdin=typed).exit_code == 0
+    assert [record.payload for record in log.records] == [stored, stored, typed, typed]
 
 
 def test_insert_takes_a_file_or_an_argument(log: FakeLog, tmp_path: Path) -> None:
@@ -50,6 +63,12 @@ def test_lines_are_records_in_their_order_each_batch_after_the_one_before(log: F
 def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
     log.insert_after(b"\x00\xffraw", ziplog.RID_GENESIS)
     assert run("read", "1@0").stdout_bytes == b"\x00\xffraw"
+
+
+def test_the_version_is_printed() -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"ziplog {ziplog.__version__}, wire {VERSION}, Python 3.")
 
 
 def test_a_missing_record_is_reported_in_one_line(log: FakeLog) -> None:
@@ -135,6 +154,15 @@ def test_status_shows_when_a_node_was_heard(log: FakeLog, monkeypatch: pytest.Mo
     monkeypatch.setattr(log, "cluster", lambda: {**STATUS, "failure_handlers": [node]})
     rows = [row.split() for row in run("status").stdout.splitlines()]
     assert ["fh-0", "handler", "leader", "up", "1.8", "s", "ago", "127.0.0.1:5", "5"] in rows
+
+
+def test_status_shows_full_disks(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = {**STATUS["shards"][0], "refusing": True}  # type: ignore[index]
+    shard["replicas"] = [{**shard["replicas"][0], "full": "1.0 MiB\x1b free"}]
+    monkeypatch.setattr(log, "cluster", lambda: {**STATUS, "shards": [shard]})
+    name = shard["replicas"][0]["name"]
+    line = rf"{name} is full: 1.0 MiB\x1b free; shard {shard['id']} refuses records"
+    assert line in run("status").stdout.splitlines()
 
 
 def test_trim(log: FakeLog) -> None:

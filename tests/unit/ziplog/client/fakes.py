@@ -178,10 +178,10 @@ def ack(
 def refused(
     message: Any, server: int, code: wire.RefusalCode, request: int | None = None
 ) -> wire.Refused:
-    """Return a server's refusal; a `full` one carries its promise."""
+    """Return a server's refusal; one for lack of room carries its promise."""
     is_insert = isinstance(message, wire.Insert)
     number = message.seq if is_insert else request or message.request
-    copies = message.copy if is_insert and code == "full" else 0
+    copies = message.copy if is_insert and code in {"full", "no-space"} else 0
     return wire.Refused(CLUSTER, message.shard, message.view, server, number, code, copies=copies)
 
 

@@ -328,7 +328,7 @@ class Cluster:
                 if not missing:
                     return
                 if time.monotonic() > deadline:
-                    problem = f"not live after {timeout:g} s: {missing}"
+                    problem = f"not live after {timeout:g} s: {missing}{self._warnings()}"
                     if not (accept_limbo and status is not None and _is_recovering(status)):
                         raise UnavailableError(f"cluster in {self._directory} is {problem}")
                     log.warning("the cluster starts incomplete: %s", problem)
@@ -338,8 +338,16 @@ class Cluster:
     def _check_alive(self, names: Collection[str]) -> None:
         for name in self._supervisor.dead():
             if name in names:
-                tail = self._supervisor.log_tail(name)
-                raise UnavailableError(f"{name} ended during its start; its log ends: {tail}")
+                why = self._supervisor.why_it_ended(name)
+                raise UnavailableError(f"{name} ended during its start: {why}")
+
+    def _warnings(self) -> str:
+        """Return the warnings of all nodes since they started, each node after a semicolon."""
+        return "".join(
+            f"; {name} warns: {'; '.join(warnings)}"
+            for name in self.nodes
+            if (warnings := self._supervisor.log_warnings(name))
+        )
 
     def _what_is_missing(self, status: dict[str, Any] | None, *, accept_limbo: bool) -> str:
         """Return why the cluster is not live yet, or ""."""

@@ -404,6 +404,25 @@ def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
     assert running_pid(tmp_path / "data") is None
 
 
+def test_up_quotes_the_warnings_of_its_nodes(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=1):
+        pass
+    file = tmp_path / "cluster.toml"
+    text = file.read_text()
+    file.write_text(text.replace('durability = "memory"', 'durability = "disk"'))
+    up = ziplog_cli("up", "--data-dir", str(tmp_path), "--detach")
+    assert up.returncode == 1
+    assert "mms-0 ended during its start: halted: the log was created with" in up.stderr
+    assert up.stderr.endswith("restore 'memory' in the file, or create another log\n")
+
+    file.write_text(text)
+    (tmp_path / "mms-0").rename(tmp_path / "mms-0.lost")
+    up = ziplog_cli("up", "--data-dir", str(tmp_path), "--detach", "--timeout=6")
+    assert up.returncode == 1
+    assert "; mms-0 warns: no cluster is created: storage servers belong to" in up.stderr
+    assert "Restore the membership service's data directories" in up.stderr
+
+
 def test_a_moved_directory_keeps_its_records_and_a_copy_has_its_own(tmp_path: Path) -> None:
     with Cluster(tmp_path / "first", shards=1) as cluster, cluster.connect() as log:
         log.insert_after(b"before")

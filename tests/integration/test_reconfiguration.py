@@ -238,7 +238,7 @@ def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
         shard = new_shard.next_shard(tmp_path / CLUSTER_FILE, {0})
         (tmp_path / shard.replicas[0].name).write_text("not a directory")
         with pytest.raises(
-            UnavailableError, match=r"shard-1-0 ended during its start; .*shard-1-0"
+            UnavailableError, match=r"shard-1-0 ended during its start: .*shard-1-0"
         ):
             cluster.add_shard()
         assert states(log) == {0: "live"}

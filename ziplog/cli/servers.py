@@ -24,7 +24,14 @@ from ziplog.cli.options import (
 )
 from ziplog.cli.status import full_disks
 from ziplog.config import ClusterConfig, load
-from ziplog.deploy.supervisor import CLUSTER_FILE, environment, log_tail, python, running_pid
+from ziplog.deploy import node_logs
+from ziplog.deploy.supervisor import (
+    CLUSTER_FILE,
+    LOCK_FILE,
+    environment,
+    python,
+    running_pid,
+)
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.types import Durability
@@ -35,6 +42,11 @@ if TYPE_CHECKING:
 _FIRST_PORT: Final = 7400
 #: Time in which the cluster must return its status after it is live.
 _STATUS_TIMEOUT_S: Final = 2.0
+#: Maximum length of an error of a cluster in the background: it quotes warnings of nodes.
+_ERROR_LENGTH: Final = 8_192
+#: Left by a start that failed, or by the file system.
+_NO_DATA: Final = frozenset({LOCK_FILE, node_logs.LOG_DIRECTORY, "lost+found"})
+_FILES_SHOWN: Final = 3
 _LEVELS: Final = {
     "memory": "an insert is done when all {n} servers of its shard have it in memory;"
     " it is on disk within {flush} ms",
@@ -98,6 +110,7 @@ def up(
         "epoch_ms": epoch_ms,
     }
     given: dict[str, Any] = {name: value for name, value in requested.items() if value is not None}
+    _refuse_other_files(data_dir)
     _refuse_contradictions(data_dir, given)
     if detach:
         _detach(data_dir, given, timeout)
@@ -134,6 +147,22 @@ def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
                 f"process {pid} is still running after {timeout:g} s; wait, or: kill -KILL {pid}"
             )
         time.sleep(0.05)
+
+
+def _refuse_other_files(data_dir: Path) -> None:
+    """Refuse a directory without a cluster file that holds the files of something else."""
+    if not data_dir.is_dir() or (data_dir / CLUSTER_FILE).exists():
+        return
+    found = sorted(file.name for file in data_dir.iterdir() if file.name not in _NO_DATA)
+    if found:
+        raise ConfigError(
+            "--data-dir",
+            str(data_dir),
+            "an empty directory, or a cluster's",
+            message=f"--data-dir {data_dir} has no {CLUSTER_FILE}, but other files"
+            f" ({', '.join(found[:_FILES_SHOWN])}{', ...' if len(found) > _FILES_SHOWN else ''});"
+            f" restore {CLUSTER_FILE}, or use an empty or new directory",
+        )
 
 
 def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
@@ -211,9 +240,10 @@ def _durability(config: ClusterConfig) -> str:
 def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
     """Run `ziplog up` in a process of its own and wait until it prints the endpoint."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    (data_dir / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+    logs = data_dir / node_logs.LOG_DIRECTORY
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     arguments = ("--data-dir", str(data_dir), f"--timeout={timeout}", *options)
-    with (data_dir / "logs" / f"{_SUPERVISOR_LOG}.log").open("ab") as log:
+    with (logs / f"{_SUPERVISOR_LOG}.log").open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
             python("ziplog", "up", *arguments),
@@ -232,7 +262,7 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
         raise
     if not endpoint:
         process.wait()
-        said = log_tail(data_dir, _SUPERVISOR_LOG, start)
+        said = node_logs.tail(data_dir, _SUPERVISOR_LOG, start, line_length=_ERROR_LENGTH)
         raise UnavailableError(said.removeprefix("ziplog: error: "))
     config = load(data_dir / CLUSTER_FILE)
     say(

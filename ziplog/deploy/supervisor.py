@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ziplog.config import load
+from ziplog.deploy import node_logs
 from ziplog.deploy.restart_policy import Process
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.identity import IDENTITY_FILE
@@ -36,14 +37,11 @@ if TYPE_CHECKING:
 
 #: The cluster file's name in a data directory.
 CLUSTER_FILE: Final = "cluster.toml"
-_LOCK_FILE: Final = "supervisor.pid"
+#: Locked by the supervisor of a data directory; holds its process id.
+LOCK_FILE: Final = "supervisor.pid"
 #: Time limit for a process to stop after SIGSTOP.
 _STOP_S: Final = 1.0
 _PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
-_LOG_TAIL_BYTES: Final = 32_768
-_LOG_TAIL_LINES: Final = 5
-#: Maximum length of each line: a server that halts logs its reason first, then its state.
-_LOG_LINE_LENGTH: Final = 400
 
 #: Program of a child before its own: it requests a SIGTERM for when this process ends
 #: (PR_SET_PDEATHSIG), and ends if that was before. A `preexec_fn` is not usable: it makes Python
@@ -79,7 +77,7 @@ class Supervisor:
         #: Its contents when it was last read.
         self.config = load(self.path)
         _refuse_other_directories(self.config, self.directory, self.path)
-        self._logs: Final = self.directory / "logs"
+        self._logs: Final = self.directory / node_logs.LOG_DIRECTORY
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._launcher: Final = tuple(launcher)
         #: Held while processes are inspected or changed, also while a process dies.
@@ -186,14 +184,19 @@ class Supervisor:
         return [name for name, process in self.processes().items() if process.is_dead]
 
     def how_it_ended(self, name: str) -> str:
-        """Return in words how a dead node's process ended: "ended (signal 9)"."""
+        """Return in words how a dead node's process ended, and why: "ended (signal 9)"."""
         with self._guard:
             code = self._processes[name].poll()
         if code is None:
             return "runs"
         if code < 0:
             return f"ended (signal {-code})"
-        return f"ended (exit code {code}; its log ends: {self.log_tail(name)})"
+        return f"ended (exit code {code}; {self.why_it_ended(name)})"
+
+    def why_it_ended(self, name: str) -> str:
+        """Return the warnings of a node's last process, or how its log ends."""
+        warnings = self.log_warnings(name)
+        return "; ".join(warnings) if warnings else f"its log ends: {self.log_tail(name)}"
 
     def pid(self, name: str) -> int:
         """Return the process id of a running node.
@@ -228,7 +231,11 @@ class Supervisor:
 
     def log_tail(self, name: str) -> str:
         """Return the last lines of a node's present process in its log, joined to one."""
-        return log_tail(self.directory, name, self._log_starts.get(name, 0))
+        return node_logs.tail(self.directory, name, self._log_starts.get(name, 0))
+
+    def log_warnings(self, name: str) -> list[str]:
+        """Return the last warnings and errors of a node's present process."""
+        return node_logs.warnings(self.directory, name, self._log_starts.get(name, 0))
 
     def stop(self, timeout_s: float = 10.0) -> list[str]:
         """Stop all processes and release the directory. Idempotent; does nothing in a forked child.
@@ -343,25 +350,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def log_tail(directory: Path, name: str, start: int = 0) -> str:
-    """Return the last lines of the log of `name`, from byte `start` on, joined to one."""
-    try:
-        with (directory / "logs" / f"{name}.log").open("rb") as log:
-            log.seek(max(start, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-    except OSError:
-        return "(no log)"
-    last = (line[:_LOG_LINE_LENGTH] for line in lines[-_LOG_TAIL_LINES:] if line)
-    return " | ".join(last) or "(empty log)"
-
-
 def running_pid(directory: Path) -> int | None:
     """Return the process id of the supervisor that has locked `directory`, or None.
 
     0: it has just started, and has not written its process id yet.
     """
     try:
-        descriptor = os.open(directory / _LOCK_FILE, os.O_RDONLY)
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
@@ -376,7 +371,7 @@ def running_pid(directory: Path) -> int | None:
 
 
 def _acquire_lock(directory: Path) -> int:
-    descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -327,6 +327,16 @@ def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
     assert "--shards is 3, but the existing cluster has 1" in result.stderr
 
 
+@pytest.mark.parametrize("option", [(), ("--detach",)])
+def test_up_refuses_a_directory_with_other_files(tmp_path: Path, option: tuple[str, ...]) -> None:
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
+        (tmp_path / name).touch()
+    result = run("up", "--data-dir", str(tmp_path), *option)
+    assert result.exit_code == 2
+    assert "has no cluster.toml, but other files (a.txt, b.txt, c.txt, ...)" in result.stderr
+    assert len(list(tmp_path.iterdir())) == 4
+
+
 def test_the_command_that_created_a_cluster_restarts_it_after_shards_were_added(
     tmp_path: Path,
 ) -> None:

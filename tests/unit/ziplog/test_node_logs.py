@@ -1,0 +1,58 @@
+"""The end of a node's log, and its warnings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ziplog.deploy import node_logs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(directory: Path, text: str) -> None:
+    logs = directory / node_logs.LOG_DIRECTORY
+    logs.mkdir(exist_ok=True)
+    (logs / "x.log").write_text(text)
+
+
+def test_the_tail_is_short(tmp_path: Path) -> None:
+    assert node_logs.tail(tmp_path, "x") == "(no log)"
+    write(tmp_path, "")
+    assert node_logs.tail(tmp_path, "x") == "(empty log)"
+    write(tmp_path, "".join(f"line {number}\n" for number in range(10_000)))
+    assert node_logs.tail(tmp_path, "x") == " | ".join(f"line {n}" for n in range(9995, 10_000))
+    write(tmp_path, f"reason=here state={'x' * 10_000}\n")
+    assert node_logs.tail(tmp_path, "x").startswith("reason=here")
+    assert len(node_logs.tail(tmp_path, "x")) < 1000
+    assert len(node_logs.tail(tmp_path, "x", line_length=5000)) == 5000
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("level=warning event=plain", "plain"),
+        ('level=warning node=n event="a \\"quoted\\" event" free=1', 'a "quoted" event'),
+        ("level=WARNING event='of a library'", "of a library"),
+        ("level=critical event=halted reason='no disk' state='event=x'", "halted: no disk"),
+        (f"level=error event=halted reason='{'x' * 3000}' state=y", f"halted: {'x' * 3000}"),
+    ],
+)
+def test_a_warning_is_its_event_and_its_whole_reason(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    write(tmp_path, f"level=info event=started\n{line}\nlevel=info event=stopped\n")
+    assert node_logs.warnings(tmp_path, "x") == [message]
+
+
+def test_only_the_last_distinct_warnings_of_the_present_process_are_returned(
+    tmp_path: Path,
+) -> None:
+    former = "level=warning event=former\n"
+    write(tmp_path, former + "".join(f"level=error event=e{n}\n" * 2 for n in range(5)))
+    assert node_logs.warnings(tmp_path, "x", len(former)) == ["e2", "e3", "e4"]
+    write(tmp_path, former)
+    assert node_logs.warnings(tmp_path, "x", len(former)) == []
+    assert node_logs.warnings(tmp_path, "none") == []

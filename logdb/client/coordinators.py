@@ -113,6 +113,8 @@ class Coordinators:
         #: When each last sent a message, and when it last answered.
         self._last_heard: Final[dict[bytes, int]] = {}
         self._last_reply: Final[dict[bytes, int]] = {}
+        #: By name: why there is no connection; "": it is established.
+        self._problems: Final[dict[bytes, str]] = {}
         #: Coordinators that know the session.
         self._opened: Final[set[bytes]] = set()
         #: Coordinators that tail another log than the connected one.
@@ -238,6 +240,35 @@ class Coordinators:
             self._connected.add(name)
             self._context.effects.append(Connect(name, self._endpoints[name]))
         self._context.send(name, message)
+
+    # --- connections ---
+
+    def has(self, name: bytes) -> bool:
+        """Whether a connection is one to a coordinator."""
+        return name in self._endpoints
+
+    def on_connection_changed(self, name: bytes, problem: str) -> None:
+        """Before any coordinator replied, try the next one at once, or end all queries."""
+        self._problems[name] = problem
+        if not problem or self._last_heard:
+            return
+        if all(map(self._problems.get, self._names)):
+            for number, query in list(self._queries.items()):
+                result = UnavailableError(self._describe_silence())
+                self._finish(number, result, query.pinned or self._current)
+        elif name == self._current:
+            self._switch_coordinator()
+
+    def _describe_silence(self) -> str:
+        attempts = ", ".join(f"{self._endpoints[n]} ({self._outcome(n)})" for n in self._names)
+        return (
+            f"no coordinator replied at {attempts}; check the address, and that a coordinator is"
+            " running (python -m logdb)"
+        )
+
+    def _outcome(self, name: bytes) -> str:
+        problem = self._problems.get(name)
+        return "no reply" if problem is None else problem or "connected, but no reply"
 
     # --- replies ---
 
@@ -416,10 +447,7 @@ class Coordinators:
         elif refusals:
             reason = f"timed out: no coordinator was ready ({'; '.join(refusals)})"
         elif max(self._last_heard.get(n, _NEVER_HEARD) for n in self._names) < query.started_at:
-            reason = (
-                f"timed out: no coordinator replied at {self.description}; check the address, and"
-                " that a coordinator is running (python -m logdb)"
-            )
+            reason = f"timed out: {self._describe_silence()}"
         elif type(query.message) is wire.Watch:
             key = query.message.key.decode(errors="backslashreplace")
             return DeadlineError(f"timed out: {key!r} did not change; call again to wait longer")

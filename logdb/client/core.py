@@ -24,7 +24,7 @@ from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
 from ziplog.client.common.requests import NEVER
 from ziplog.client.common.step_context import StepContext
-from ziplog.core.node import Call, Cancelled, Received, Wakeup
+from ziplog.core.node import Call, Cancelled, ConnectionChanged, Received, Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,6 +150,8 @@ class DatabaseCore:
             if task is not None:
                 self._forget(event.id)
                 task.cancel()
+        elif type(event) is ConnectionChanged and self._coordinators.has(event.name):
+            self._coordinators.on_connection_changed(event.name, event.problem)
         elif calls is not None:
             calls.step(event, now)
         if type(event) is Wakeup and now >= context.next_timer:

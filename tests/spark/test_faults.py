@@ -62,8 +62,8 @@ def test_an_absent_server_is_named(spark: SparkSession) -> None:
     kind, line = fault(spark, **{SERVERS: NOBODY, "timeout": "1"})
     assert kind == "AnalysisException"
     assert line == (
-        "ziplog.errors.UnavailableError: no membership service answered at 127.0.0.1:9; "
-        "check the address, and that the cluster runs"
+        "ziplog.errors.UnavailableError: no membership service answered at 127.0.0.1:9 "
+        "(connection refused); check the address, and that the cluster runs"
     )
 
 

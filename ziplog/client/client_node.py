@@ -46,7 +46,15 @@ from ziplog.client.reads.barrier import Barriers
 from ziplog.client.reads.read import Reads
 from ziplog.client.reads.subscribe import Subscriptions
 from ziplog.client.reads.tail import TailQueries
-from ziplog.core.node import BatchEnd, Call, Cancelled, Closing, Received, Wakeup
+from ziplog.core.node import (
+    BatchEnd,
+    Call,
+    Cancelled,
+    Closing,
+    ConnectionChanged,
+    Received,
+    Wakeup,
+)
 from ziplog.wire import (
     ClusterInfo,
     Deliver,
@@ -99,7 +107,7 @@ class ClientCore:
         tail_queries = self._tail_queries = TailQueries(context, routing)
         subscriptions = self._subscriptions = Subscriptions(context, routing, tail_queries)
         barriers = Barriers(context, routing, subscriptions)
-        cluster_calls = ClusterCalls(context, routing)
+        cluster_calls = self._cluster_calls = ClusterCalls(context, routing)
         shard_changes = ShardChanges(context, routing)
         syncs = Syncs(context, routing, inserts.windows)
         extent_queries = ExtentQueries(context, routing)
@@ -217,6 +225,9 @@ class ClientCore:
         elif type(event) is Wakeup:
             if self._context.now >= self._context.next_timer:
                 self._tick()
+        elif type(event) is ConnectionChanged:
+            self._membership.on_connection_changed(event.name, event.problem)
+            self._cluster_calls.on_connection_changed()
         elif type(event) is Cancelled:
             for machine in self._machines:
                 machine.cancel(event.id)

@@ -99,6 +99,17 @@ class Call(Event, frozen=True, gc=False):
     request: Any
 
 
+class ConnectionChanged(Event, frozen=True, gc=False):
+    """A connection that the node requested was established, or an attempt failed.
+
+    The transport tries again after each failure. Only the drivers of clients pass this event.
+    """
+
+    name: bytes
+    #: Why there is no connection: "connection refused"; "": it is established.
+    problem: str
+
+
 class Cancelled(Event, frozen=True, gc=False):
     """The local user stopped waiting for a call."""
 

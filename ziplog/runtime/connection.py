@@ -8,7 +8,10 @@ Output that the socket does not accept waits, up to `MAX_QUEUED_FRAMES` and `MAX
 
 from __future__ import annotations
 
+import errno
+import os
 import select
+import socket
 import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -17,7 +20,6 @@ from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import ProtocolError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
 #: The name of the protocol and its version. A later version keeps this layout.
@@ -239,6 +241,11 @@ class Connection:
         if events != self.events:
             self.events = events
             epoll.modify(self.fd, events)
+
+    def problem(self) -> str:
+        """Return why an attempt to connect has failed: "connection refused"."""
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        return os.strerror(error or errno.ECONNREFUSED).lower()
 
     def is_connected(self) -> bool:
         """Whether an attempt to connect has succeeded."""

@@ -21,6 +21,8 @@ class Resolver:
         """Start without addresses."""
         #: By host: an address, and the time until which it is used.
         self._found: Final[dict[str, tuple[str, int]]] = {}
+        #: By host: why its last lookup failed.
+        self._problems: Final[dict[str, str]] = {}
         self._pending: Final[set[str]] = set()
 
     def address_of(self, host: str) -> str | None:
@@ -39,11 +41,18 @@ class Resolver:
             self._pending.discard(host)
         return None
 
+    def problem(self, host: str) -> str:
+        """Return why the last lookup of `host` failed; "": it has not ended, or succeeded."""
+        return self._problems.get(host, "")
+
     def _look_up(self, host: str) -> None:
         try:
-            with contextlib.suppress(OSError, UnicodeError):
-                found = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM)
-                *_, (address, *_) = found[0]
-                self._found[host] = str(address), time.monotonic_ns() + _VALID_NS
+            found = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM)
+            *_, (address, *_) = found[0]
+            self._found[host] = str(address), time.monotonic_ns() + _VALID_NS
+            self._problems.pop(host, None)
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or "not a host name"
+            self._problems[host] = f"the name does not resolve: {reason}"
         finally:
             self._pending.discard(host)

@@ -54,6 +54,8 @@ _CONNECT_TIMEOUT_NS: Final = 1_500 * NS_PER_MS
 _MAX_WAIT_S: Final = 3600.0
 #: Descriptors that a transport needs for itself and for its first connections.
 _OWN_DESCRIPTORS: Final = 16
+_ENDED: Final = "the peer closed the connection"
+_GARBAGE: Final = "the peer does not speak Ziplog's protocol"
 _WHAT: Final = "cannot open a connection to the log"
 
 
@@ -64,6 +66,9 @@ class Transport:
     dropped: int
     #: Number of connections closed because the peer did not speak the protocol.
     garbage: int
+    #: Connections of this process that changed, by name: why an attempt failed, or "" if one
+    #: succeeded. The driver of a client takes them (`ConnectionChanged`).
+    changes: dict[bytes, str]
 
     def __init__(self, bind: str | None = None) -> None:
         """Listen at `bind` ("host:port"; port 0: any free one), or only connect if it is None.
@@ -75,6 +80,7 @@ class Transport:
         """
         require(_OWN_DESCRIPTORS, _WHAT)
         self.dropped = self.garbage = 0
+        self.changes = {}
         self._closed = False
         self._listener: Listener | None = None
         with contextlib.ExitStack() as opened:
@@ -162,6 +168,7 @@ class Transport:
             with contextlib.suppress(OSError):
                 connection.flush()
         self._attempts.pop(connection, None)
+        self.changes.pop(name, None)
         self._close(connection)
         self._queued_bytes -= connection.queued_bytes
         connection.drop_output()
@@ -176,6 +183,8 @@ class Transport:
         now = now_ns()
         if address is None:
             self._attempts[connection] = now + self._next_retry(connection)
+            if problem := self._resolver.problem(host):
+                self.changes[connection.name] = problem
             return
         opened = local_socket.connect(address, port)
         if opened is not None:
@@ -192,7 +201,7 @@ class Transport:
         self._watch_attempt(connection, opened, now)
         error = opened.connect_ex((address, port))
         if error not in {0, errno.EINPROGRESS}:
-            self._lose(connection)
+            self._lose(connection, os.strerror(error).lower())
         elif connection.is_connected():  # On one machine, mostly at once.
             self._establish(connection)
 
@@ -209,7 +218,7 @@ class Transport:
     def _try_again(self, now: int) -> None:
         for connection in [one for one, due in self._attempts.items() if due <= now]:
             if connection.fd >= 0:
-                self._lose(connection)
+                self._lose(connection, "no reply to the attempt to connect")
             else:
                 self._try(connection)
 
@@ -217,6 +226,7 @@ class Transport:
         """Use a connection that is established now."""
         del self._attempts[connection]
         connection.retry_ns = 0
+        self.changes[connection.name] = ""
         self._start(connection)
 
     def _start(self, connection: Connection) -> None:
@@ -226,7 +236,7 @@ class Transport:
         self._queued_bytes += connection.queued_bytes
         self._flush(connection)
 
-    def _lose(self, connection: Connection) -> None:
+    def _lose(self, connection: Connection, problem: str = _ENDED) -> None:
         """Close a connection that ended, or could not be established; try again later."""
         is_attempt = connection in self._attempts
         self._close(connection)
@@ -234,6 +244,7 @@ class Transport:
             del self._connections[connection.name]
         else:
             self._attempts[connection] = now_ns() + self._next_retry(connection)
+            self.changes[connection.name] = problem
         if not is_attempt:
             self._queued_bytes -= connection.queued_bytes
             self.dropped += connection.drop_output()
@@ -379,7 +390,7 @@ class Transport:
             connection.parse(data, self._frames)
         except ProtocolError:
             self.garbage += 1
-            self._lose(connection)
+            self._lose(connection, _GARBAGE)
             return
         self._held_bytes += connection.held_bytes - before
         if self._held_bytes > _MAX_HELD_BYTES:
@@ -423,7 +434,7 @@ class Transport:
                 if connection.is_connected():
                     self._establish(connection)
                 else:
-                    self._lose(connection)
+                    self._lose(connection, connection.problem())
             else:
                 if mask & ~select.EPOLLOUT and not connection.is_readable:
                     connection.is_readable = True

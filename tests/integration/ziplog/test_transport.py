@@ -17,6 +17,7 @@ import pytest
 from tests.raw_peer import RawPeer
 from tests.waiting import wait_until
 from ziplog.core.fields import MAX_FRAME
+from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
 from ziplog.runtime.connection import Connection
 from ziplog.runtime.transport import Transport
@@ -254,6 +255,37 @@ def test_a_wake_before_the_wait_counts(opened: Callable[..., Transport]) -> None
     transport.wake()
     transport.wake()
     transport.wait(None)
+
+
+def test_changes_of_connections_are_reported(opened: Callable[..., Transport]) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    [free] = free_ports(1, "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert server.endpoint is not None
+        client.connect(b"server", server.endpoint)
+        client.connect(b"absent", f"127.0.0.1:{free}")
+        client.connect(b"nameless", "no-such-host.invalid:7400")
+        client.connect(b"other", f"127.0.0.1:{other.getsockname()[1]}")
+        found: dict[bytes, str] = {}
+
+        def note_changes() -> bool:
+            client.wait(10_000_000)
+            client.receive()
+            found.update(client.changes)
+            return len(found) == 4
+
+        wait_until(note_changes, "all attempts ended")
+        assert (found[b"server"], found[b"other"]) == ("", "")
+        assert found[b"absent"] == "connection refused"
+        assert found[b"nameless"].startswith("the name does not resolve: ")
+        accepted, _ = other.accept()
+        with accepted:
+            accepted.sendall(b"HTTP/1.1 400 Bad Request")
+            wait_until(
+                lambda: note_changes() and "does not speak" in found[b"other"], "it is garbage"
+            )
+    client.disconnect(b"other")
+    assert b"other" not in client.changes
 
 
 def test_close_waits_for_a_wake_of_another_thread(

@@ -52,6 +52,12 @@ class ClusterCalls(PendingRequests[PendingCall]):
 
         self._routing.refresh(on_refreshed)
 
+    def on_connection_changed(self) -> None:
+        """End the first contact at once if no node of the service can be reached."""
+        if self._membership.is_unreachable:
+            for pending in [each for each in self._pending.values() if not each.what]:
+                self._finish(pending, self._result_at_deadline(pending))
+
     def status(self, call: int, request: StatusRequest) -> None:
         """Get the status document."""
         pending = PendingCall(call, request.deadline, what="the status")
@@ -87,10 +93,9 @@ class ClusterCalls(PendingRequests[PendingCall]):
 
     def _result_at_deadline(self, pending: PendingCall) -> UnavailableError:
         if not pending.what:
-            tried = ", ".join(self._membership.endpoints)
             return UnavailableError(
-                f"no membership service answered at {tried}; check the address, and that the"
-                " cluster runs"
+                f"no membership service answered at {self._membership.describe_attempts()}; check"
+                " the address, and that the cluster runs"
             )
         return DeadlineError(
             f"the membership service of {self._routing} did not confirm {pending.what} before the"

@@ -72,11 +72,32 @@ class MembershipClient:
         self._names: dict[str, bytes] = {}
         self._leader: bytes | None = None
         self._pending: dict[int, MembershipRequest] = {}
+        #: By connection: why there is none; "": it is established. Others are being established.
+        self._problems: dict[bytes, str] = {}
 
     @property
     def known(self) -> list[str]:
         """All known endpoints, those that the caller passed first."""
         return list(dict.fromkeys((*self.endpoints, *self._names)))
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether no node ever replied, and no attempt to connect to one has succeeded."""
+        tried = [self._problems.get(name) for name in self._names.values()]
+        return not self.cluster and bool(tried) and all(tried)
+
+    def describe_attempts(self) -> str:
+        """Return the endpoints that the caller passed, each with what came of it."""
+        return ", ".join(f"{one} ({self._outcome(one.encode())})" for one in self.endpoints)
+
+    def _outcome(self, name: bytes) -> str:
+        problem = self._problems.get(name)
+        return "no reply" if problem is None else problem or "connected, but no reply"
+
+    def on_connection_changed(self, name: bytes, problem: str) -> None:
+        """Note that a connection was established, or why an attempt failed."""
+        if name in self._names.values():
+            self._problems[name] = problem
 
     def update_endpoints(self, endpoints: Sequence[str]) -> None:
         """Add the service's endpoints, the leader's first."""

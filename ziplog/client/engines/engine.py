@@ -18,6 +18,7 @@ from ziplog.core.node import (
     Closing,
     Complete,
     Connect,
+    ConnectionChanged,
     Disconnect,
     Node,
     Received,
@@ -111,6 +112,8 @@ class Engine:
         Returns the nanoseconds until the node's next timer; None: no timer.
         """
         now = self._clock()
+        if self.transport.changes:
+            self._pass_changes(now)
         effects = self._step(_BATCH_END, now)
         if effects:
             self._execute(effects)
@@ -119,6 +122,12 @@ class Engine:
             self._execute(self._step(_WAKEUP, now))
             due = self._next_wakeup()
         return None if due is None else max(due - now, 0)
+
+    def _pass_changes(self, now: int) -> None:
+        """Pass the transport's changed connections to the node."""
+        changes, self.transport.changes = self.transport.changes, {}
+        for name, problem in changes.items():
+            self._execute(self._step(ConnectionChanged(name, problem), now))
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next timer, of the node or the transport; None: no timer."""

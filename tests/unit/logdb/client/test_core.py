@@ -25,10 +25,11 @@ from logdb.client.requests import (
 )
 from logdb.errors import SnapshotExpired, TransactionAborted
 from logdb.records import KeyRead, Move, RangeRead
-from tests.unit.logdb.client.fakes import FakeDatabase, v
+from tests.unit.logdb.client.fakes import DatabaseGlass, FakeDatabase, v
 from tests.unit.ziplog.client.fakes import CLUSTER, MS, S
 from ziplog import wire as log_wire
 from ziplog.core.entries import decode_body
+from ziplog.core.node import ConnectionChanged
 from ziplog.errors import DeadlineError, RecordTooLargeError, UnavailableError
 from ziplog.types import RecordId
 
@@ -97,8 +98,29 @@ def test_no_coordinator_replies() -> None:
     db = FakeDatabase(2)
     for coordinator in db.coordinators:
         coordinator.is_dead = True
-    with pytest.raises(UnavailableError, match="no coordinator replied at c0:1, c1:1"):
+    with pytest.raises(UnavailableError, match=r"at c0:1 \(no reply\), c1:1 \(no reply\);"):
         db.do(OpenRequest, within=S)
+
+
+def test_absent_coordinators_are_reported_at_once() -> None:
+    glass = DatabaseGlass(coordinators=2)
+    call = glass.call(OpenRequest(glass.until()))
+    assert {name for name, _ in glass.sent} == {"coordinator c0:1"}
+    glass.step(ConnectionChanged(b"coordinator c0:1", "connection refused"))
+    assert {name for name, _ in glass.sent} == {"coordinator c0:1", "coordinator c1:1"}
+    assert call not in glass.answers
+    glass.step(ConnectionChanged(b"coordinator c1:1", "connection refused"))
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    assert "at c0:1 (connection refused), c1:1 (connection refused); check" in str(error)
+
+
+def test_a_coordinator_that_restarts_is_waited_for() -> None:
+    db = FakeDatabase(1)
+    db.do(OpenRequest)
+    call = db.begin(GetRequest, [b"k"])
+    db.glass.step(ConnectionChanged(b"coordinator c0:1", "connection refused"))
+    assert call not in db.glass.answers
 
 
 def test_a_replaying_coordinator_is_waited_for_and_named() -> None:

@@ -39,7 +39,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Body, Unit, encode_body
-from ziplog.core.node import BatchEnd, Call, Received, Wakeup
+from ziplog.core.node import BatchEnd, Call, ConnectionChanged, Received, Wakeup
 from ziplog.core.view import LeaseRun, Member, run_of
 from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
@@ -54,7 +54,42 @@ def test_connect_asks_all_endpoints_and_names_them_without_a_reply() -> None:
     glass.pass_time(2 * S)
     error = glass.answers[call]
     assert type(error) is UnavailableError
-    assert "a:1, b:2" in str(error)
+    assert "at a:1 (no reply), b:2 (no reply); check" in str(error)
+
+
+def test_the_first_contact_ends_at_once_if_no_node_can_be_reached() -> None:
+    glass = Glass(endpoints=["a:1", "b:2"])
+    call = glass.call(ConnectRequest(glass.until()))
+    glass.step(ConnectionChanged(b"a:1", "connection refused"))
+    assert call not in glass.answers
+    glass.step(ConnectionChanged(b"b:2", ""))
+    glass.step(ConnectionChanged(b"elsewhere:3", "connection refused"))
+    assert call not in glass.answers
+    glass.step(ConnectionChanged(b"b:2", "the name does not resolve: unknown"))
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    reached = "a:1 (connection refused), b:2 (the name does not resolve: unknown)"
+    assert f"at {reached}; check" in str(error)
+
+
+def test_a_silent_node_is_distinguished_from_an_absent_one() -> None:
+    glass = Glass(endpoints=["a:1"])
+    call = glass.call(ConnectRequest(glass.until(S)))
+    glass.step(ConnectionChanged(b"a:1", ""))
+    glass.pass_time(S)
+    assert "at a:1 (connected, but no reply); check" in str(glass.answers[call])
+
+
+def test_a_client_that_reached_its_cluster_waits_for_nodes_that_restart() -> None:
+    glass = Glass(endpoints=["a:1"])
+    glass.connect(placement(0))
+    call = glass.call(StatusRequest(glass.until(S)))
+    for name in (b"a:1", SERVICE.encode()):
+        glass.step(ConnectionChanged(name, "connection refused"))
+    assert call not in glass.answers
+    [(_, request)] = glass.take(wire.StatusQuery)
+    glass.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
+    assert glass.answers[call] == b"{}"
 
 
 def test_later_requests_go_to_the_leader_and_follow_it() -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
+import ziplog
 from failure_handler.service import FailureHandler
 from failure_handler.state import HandlerState
 from ziplog.runtime import replicated_service
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _build(config: ClusterConfig, name: str, _publisher: str) -> FailureHandler:
-    return FailureHandler(config, name, pid=os.getpid(), now=now_ns())
+    return FailureHandler(config, name, pid=os.getpid(), now=now_ns(), version=ziplog.__version__)
 
 
 _SERVICE: Final = replicated_service.Service(

@@ -71,10 +71,22 @@ class FailureHandler(ServiceNode):
     for_leader = frozenset({OrdersQuery})
     state: HandlerState
 
-    def __init__(self, config: ClusterConfig, name: str, *, pid: int, now: int) -> None:
-        """Start as a follower; see `ServiceNode`. `pid`: this process."""
+    def __init__(
+        self, config: ClusterConfig, name: str, *, pid: int, now: int, version: str = ""
+    ) -> None:
+        """Start as a follower; see `ServiceNode`.
+
+        Args:
+            config: the cluster file.
+            name: this node's name in it.
+            pid: this process.
+            now: monotonic nanoseconds.
+            version: the version of Ziplog; "": unknown.
+
+        """
         super().__init__(config, name, config.failure_handlers, now)
         self._pid: Final = pid
+        self._version: Final = version
         self.state = HandlerState()
         self.members: Final = Members()
         self._service_nodes: Final = tuple(node.name.encode() for node in config.mms)
@@ -127,7 +139,7 @@ class FailureHandler(ServiceNode):
     def _send_heartbeat(self) -> None:
         self._heartbeat_due = self._now + HEARTBEAT_NS
         cluster = self.cluster
-        heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._is_leader)
+        heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._is_leader, self._version)
         self._effects.append(Broadcast(self._service_nodes, heartbeat))
         self._query_placements()
 

@@ -10,6 +10,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Final
 
+import ziplog
 from mms.service import MembershipService
 from mms.state import ClusterState
 from ziplog.runtime import replicated_service
@@ -30,6 +31,7 @@ def _build(config: ClusterConfig, name: str, publisher: str) -> MembershipServic
         incarnation=secrets.randbits(63),
         now=now_ns(),
         publisher=publisher,
+        version=ziplog.__version__,
     )
 
 

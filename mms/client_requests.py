@@ -53,12 +53,14 @@ class ClientRequests:
         leadership: Leadership,
         *,
         pid: int,
+        version: str,
         incarnation: int,
     ) -> None:
         """Keep these parts; see `MembershipService` for `name`, `pid` and `incarnation`."""
         self._config: Final = config
         self._name: Final = name
         self._pid: Final = pid
+        self._version: Final = version
         self._state: Final = state
         self._servers: Final = servers
         self._plan: Final = plan
@@ -96,7 +98,8 @@ class ClientRequests:
         """Return the status document, as the leader sees the cluster."""
         found = status.document(
             self._config, self._state, self._servers, self._failure_handlers,
-            name=self._name, pid=self._pid, connected=self._leadership.connected,
+            name=self._name, pid=self._pid, version=self._version,
+            connected=self._leadership.connected,
             lease=next(iter(self._plan.current(now)), None), epoch=self._plan.epoch(now),
             finalized=membership_rules.finalized(self._state, self._servers), now=now,
         )  # fmt: skip

@@ -259,4 +259,5 @@ class FailureHandlers:
             "state": state,
             "leader": heartbeat is not None and heartbeat.leader and state != "down",
             "heartbeat_age_ms": silence // NS_PER_MS if heartbeat is not None else None,
+            "version": (heartbeat.version or None) if heartbeat is not None else None,
         }

@@ -80,6 +80,7 @@ class MembershipService(ServiceNode):
         incarnation: int,
         now: int,
         publisher: str = "",
+        version: str = "",
     ) -> None:
         """Start as a follower; see `ServiceNode`.
 
@@ -91,6 +92,7 @@ class MembershipService(ServiceNode):
             incarnation: random, new in every process, 0 to 2**63 - 1.
             now: monotonic nanoseconds.
             publisher: the endpoint at which the process publishes; "": nowhere.
+            version: the version of Ziplog; "": unknown.
 
         """
         assert 0 < cluster < 2**63
@@ -110,7 +112,7 @@ class MembershipService(ServiceNode):
         self._failure_handlers: Final = FailureHandlers(config.failure_handlers)
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
-            pid=pid, incarnation=incarnation,
+            pid=pid, incarnation=incarnation, version=version,
         )  # fmt: skip
         # Heartbeats may come before consensus has delivered the cluster's state.
         servers.place(membership_rules.configured(config), now)

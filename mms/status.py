@@ -12,7 +12,7 @@ import msgspec
 
 from mms import membership_rules
 from mms.servers import UP_NS
-from ziplog.types import RecordId
+from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
     from mms.commands import RecordLoss
@@ -35,6 +35,7 @@ def document(
     *,
     name: str,
     pid: int,
+    version: str,
     connected: tuple[str, ...],
     lease: Lease | None,
     epoch: int,
@@ -50,6 +51,7 @@ def document(
         failure_handlers: what the failure handlers reported.
         name: this node, the leader.
         pid: its process.
+        version: its version of Ziplog; "": unknown.
         connected: the other nodes of the service that it can reach.
         lease: the running lease; None before the first.
         epoch: the epoch in which the servers are.
@@ -62,6 +64,7 @@ def document(
     blocks = blockers(state, servers, now)
     found = {
         "cluster": state.name,
+        "cluster_id": cluster_id(state.cluster),
         "durability": config.durability,
         "lease": lease.number if lease is not None else 0,
         "epoch": epoch,
@@ -71,8 +74,9 @@ def document(
             {
                 "name": node.name,
                 "endpoint": node.endpoint,
-                # Nodes of the service do not exchange their process ids.
+                # Nodes of the service do not exchange their process ids and versions.
                 "pid": pid if node.name == name else None,
+                "version": (version or None) if node.name == name else None,
                 "leader": node.name == name,
                 "state": "up" if node.name in (name, *connected) else "down",
             }
@@ -207,12 +211,23 @@ def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int
 
 
 def _replica(server: Server, endpoint: str, now: int) -> dict[str, Any]:
+    heartbeat = server.heartbeat
     return {
         "name": server.name,
         "endpoint": endpoint,
         "role": "primary" if server.index == 0 else "backup",
-        "pid": server.heartbeat.pid if server.heartbeat is not None else None,
+        "pid": heartbeat.pid if heartbeat is not None else None,
         "state": server.state(now),
         "heartbeat_age_ms": server.heartbeat_age_ms(now),
         "full": server.full or None,
+        "version": (heartbeat.version or None) if heartbeat is not None else None,
+        "disk": _disk(heartbeat) if heartbeat is not None else None,
+    }
+
+
+def _disk(heartbeat: Heartbeat) -> dict[str, Any]:
+    return {
+        "free_bytes": heartbeat.free_bytes,
+        "reserve_bytes": heartbeat.reserve_bytes,
+        "full": bool(heartbeat.full),
     }

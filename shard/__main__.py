@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+import ziplog
 from shard.archive.shared_state import SharedState
 from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
 from shard.replica import Replica, ReplicaConfig
@@ -109,6 +110,8 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
         handlers=_addresses(config.failure_handlers),
         suspicion_ms=config.suspicion_ms,
         lag_fix=config.lag_fix,
+        version=ziplog.__version__,
+        reserve_bytes=config.disk_reserve_bytes,
     )
 
 

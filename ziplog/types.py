@@ -15,7 +15,7 @@ from ziplog.errors import RID_GENESIS, RID_RECENT, RecordId
 
 __all__ = [
     "RID_GENESIS", "RID_RECENT", "ClientId", "Durability", "Epoch", "Fseq", "Gsn", "Record",
-    "RecordId", "Seq", "ShardId", "View",
+    "RecordId", "Seq", "ShardId", "View", "cluster_id",
 ]  # fmt: skip
 
 #: A position of the log. 0 is before every record; records start at 1.
@@ -35,7 +35,15 @@ Durability = Literal["memory", "disk"]
 #: 128 random bits, new in every client process.
 ClientId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
+#: Number of hexadecimal digits of a cluster's id.
+CLUSTER_ID_DIGITS: Final = 32
+
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def cluster_id(cluster: int) -> str:
+    """Return the id of a cluster, 32 hexadecimal digits, for its number in messages; "" for 0."""
+    return f"{cluster:0{CLUSTER_ID_DIGITS}x}" if cluster else ""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

@@ -59,6 +59,10 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     suspicion_ms: int = 1000
     #: Whether a shard that is ahead has the others give up positions at once (lag-fix).
     lag_fix: bool = True
+    #: The version of Ziplog that the process runs; "": unknown.
+    version: str = ""
+    #: Free space below which the disk is full.
+    reserve_bytes: int = 0
 
 
 class ReplicaState:

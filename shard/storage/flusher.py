@@ -112,6 +112,15 @@ class Flusher:
         return self._put_bytes - self.flushed_bytes
 
     @property
+    def free_bytes(self) -> int | None:
+        """Free space of the disk; None if the system does not report it now."""
+        try:
+            space = os.statvfs(self._directory)
+        except OSError:
+            return None
+        return space.f_bavail * space.f_frsize
+
+    @property
     def is_full(self) -> bool:
         """Whether space is below the reserve, or the system refuses to open the next file."""
         return self._is_full
@@ -342,16 +351,10 @@ class Flusher:
             (self._directory / name).unlink(missing_ok=True)
         self._sync_names()
 
-    def _free_bytes(self) -> int:
-        """Return the free space, or the reserve if the system does not report it now."""
-        try:
-            space = os.statvfs(self._directory)
-        except OSError:
-            return self._reserve_bytes
-        return space.f_bavail * space.f_frsize
-
     def _check_space(self, *, is_done: bool) -> None:
-        free = self._free_bytes()
+        free = self.free_bytes
+        if free is None:
+            free = self._reserve_bytes
         # Hysteresis: a full store needs more than the reserve before it counts as free again.
         least = self._reserve_bytes + (self._reserve_bytes // 8 if self._is_full else 0)
         is_full = not is_done or free < least

@@ -156,6 +156,11 @@ class SegmentStore(SegmentReader):
         return self._flusher.backlog_bytes
 
     @property
+    def free_bytes(self) -> int:
+        """Free space of the disk; 0 if the system does not report it now."""
+        return self._flusher.free_bytes or 0
+
+    @property
     def is_full(self) -> bool:
         """Whether there is less space than the reserve."""
         return self._flusher.is_full

@@ -63,6 +63,11 @@ class Store(Protocol):
         ...
 
     @property
+    def free_bytes(self) -> int:
+        """Free space of the disk; 0: unknown."""
+        ...
+
+    @property
     def damage(self) -> list[tuple[int, int]]:
         """First and last numbers of the known unreadable ranges, in order."""
         ...

@@ -404,6 +404,20 @@ def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
     assert running_pid(tmp_path / "data") is None
 
 
+def test_the_status_has_the_clusters_id_the_versions_and_the_disks(cluster: Cluster) -> None:
+    with cluster.connect() as log:
+        status = log.cluster()
+    assert re.fullmatch("[0-9a-f]{32}", status["cluster_id"])
+    assert int(status["cluster_id"], 16)
+    replicas = [replica for shard in status["shards"] for replica in shard["replicas"]]
+    for node in (*status["mms"], *status["failure_handlers"], *replicas):
+        assert node["version"] == ziplog.__version__
+    for replica in replicas:
+        disk = replica["disk"]
+        assert disk["free_bytes"] > disk["reserve_bytes"] == cluster.config.disk_reserve_bytes
+        assert not disk["full"]
+
+
 def test_up_quotes_the_warnings_of_its_nodes(tmp_path: Path) -> None:
     with Cluster(tmp_path, shards=1):
         pass

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import ziplog
 from tests.processes import Processes
 from tests.services import cluster_config
 from tests.waiting import wait_until
@@ -117,7 +118,7 @@ def test_a_node_leads_finds_the_service_and_stops(processes: Callable[..., Proce
     assert handler.pop("heartbeat_age_ms") >= 0
     assert handler == {
         "name": "fh-0", "endpoint": group.config.failure_handlers[0].endpoint,
-        "pid": pid, "state": "up", "leader": True,
+        "pid": pid, "state": "up", "leader": True, "version": ziplog.__version__,
     }  # fmt: skip
     code, stderr = group.stop("fh-0")
     assert code == 0, stderr

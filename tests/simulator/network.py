@@ -166,6 +166,8 @@ class SimTransport:
         self.owner: Final = process.name
         self.endpoint: Final = process.endpoint
         self.dropped = self.garbage = 0
+        #: Always empty: an absent peer is silent.
+        self.changes: dict[bytes, str] = {}
         self._network, self._process = network, process
         self._is_open = True
         self._inbox: deque[tuple[bytes, bytes]] = deque()

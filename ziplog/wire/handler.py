@@ -155,3 +155,5 @@ class HandlerHeartbeat(Message, tag=VERSION * 256 + 70, frozen=True, gc=False):
     node: Name
     pid: Unsigned
     leader: bool
+    #: The version of Ziplog that it runs; "": unknown.
+    version: Name = ""

@@ -65,6 +65,11 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     publisher: Name = ""
     #: Why its disk is full, so that it refuses new records; "": there is room.
     full: Text = ""
+    #: The version of Ziplog that it runs; "": unknown.
+    version: Name = ""
+    #: The free space of its disk, and the space below which it is full; 0: unknown.
+    free_bytes: Unsigned = 0
+    reserve_bytes: Unsigned = 0
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):

@@ -20,6 +20,7 @@ def test_the_status_document() -> None:
     world.run(2 * S)
     document = world.status()
     assert document["cluster"] == "c"
+    assert document["cluster_id"] == f"{CLUSTER:032x}"
     assert document["durability"] == "memory"
     assert document["epoch"] in range(5, 9)
     assert document["finalized_epoch"] == 0
@@ -40,7 +41,8 @@ def test_the_status_document() -> None:
     assert 0 <= age_ms <= 1000
     assert shard["replicas"][1] == {
         "name": "shard-0-1", "endpoint": "127.0.0.1:8001", "role": "backup", "pid": 99,
-        "state": "up", "full": None,
+        "state": "up", "full": None, "version": None,
+        "disk": {"free_bytes": 0, "reserve_bytes": 0, "full": False},
     }  # fmt: skip
 
 
@@ -50,9 +52,9 @@ def test_a_full_primary_makes_its_shard_refuse_and_a_full_backup_does_not() -> N
     backup.full = "no space"
     world.send_heartbeat(backup)
     shard = world.status()["shards"][0]
-    assert [(r["state"], r["full"]) for r in shard["replicas"]] == [
-        ("up", None),
-        ("full", "no space"),
+    assert [(r["state"], r["full"], r["disk"]["full"]) for r in shard["replicas"]] == [
+        ("up", None, False),
+        ("full", "no space", True),
     ]
     assert not shard["refusing"]
     primary.full = "no space either"

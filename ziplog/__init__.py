@@ -18,6 +18,7 @@ from ziplog.client.bulk.outline import ShardOutline
 from ziplog.client.common.requests import Blocked
 from ziplog.errors import (
     ClosedError,
+    ClusterMismatchError,
     ConfigError,
     DeadlineError,
     LocalProtocolError,
@@ -43,6 +44,7 @@ __all__ = [
     "RID_RECENT",
     "Blocked",
     "ClosedError",
+    "ClusterMismatchError",
     "ConfigError",
     "DeadlineError",
     "Extent",
@@ -74,21 +76,25 @@ def connect(
     *,
     timeout: float | None = None,
     policy: _policy.Policy | None = None,
+    cluster_id: str | None = None,
 ) -> Log:
     """Connect to a log.
 
     Args:
         bootstrap: nodes of the membership service: "host:port", several separated by commas or in a
-            list, with or without "ziplog://" before them.
+            list, with or without "ziplog://" before them; a string may end with "/?cluster=ID".
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
         policy: selects the shards of inserts; `ziplog.policy.random()` if None.
+        cluster_id: the id that the cluster must have (`cluster_id` in the status document); "": any
+            cluster. None: the id in `bootstrap`, or in the environment variable ZIPLOG_CLUSTER_ID.
 
     Raises:
-        ConfigError: `bootstrap` is not an address.
+        ConfigError: `bootstrap` is not an address, or `cluster_id` is not an id.
+        ClusterMismatchError: the cluster has another id.
         UnavailableError: no node answered at the addresses given.
 
     """
-    return Log(bootstrap, policy or _policy.random(), timeout)
+    return Log(bootstrap, policy or _policy.random(), timeout, cluster_id)
 
 
 def __getattr__(name: str) -> Any:

@@ -31,9 +31,11 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
         bootstrap: nodes of the membership service, as for `ziplog.connect`.
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
         policy: selects the shards of inserts; `ziplog.policy.random()` if None.
+        cluster_id: the id that the cluster must have, as for `ziplog.connect`.
 
     Raises:
-        ConfigError: `bootstrap` is not an address, when awaited.
+        ConfigError: `bootstrap` is not an address, or `cluster_id` is not an id, when awaited.
+        ClusterMismatchError: the cluster has another id, when awaited.
         UnavailableError: no node answered at the addresses given, when awaited.
 
     """
@@ -44,8 +46,10 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
         *,
         timeout: float | None = None,
         policy: Policy | None = None,
+        cluster_id: str | None = None,
     ) -> None:
-        self._coroutine: Final = _connect(bootstrap, policy or policies.random(), timeout)
+        chosen = policy or policies.random()
+        self._coroutine: Final = _connect(bootstrap, chosen, timeout, cluster_id)
         self._log: AsyncLog | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncLog]:
@@ -64,10 +68,14 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
 
 
 async def _connect(
-    bootstrap: str | Sequence[str], policy: Policy, seconds: float | None
+    bootstrap: str | Sequence[str],
+    policy: Policy,
+    seconds: float | None,
+    cluster_id: str | None,
 ) -> AsyncLog:
     timeout = arguments.timeout_s(seconds, arguments.DEFAULT_TIMEOUT_S)
-    core = ClientCore(os.urandom(16), arguments.endpoints(bootstrap), policy)
+    endpoints, cluster = arguments.log_address(bootstrap, cluster_id)
+    core = ClientCore(os.urandom(16), endpoints, policy, cluster)
     engine = AsyncioEngine(core)
     try:
         limits = await engine.call(ConnectRequest(arguments.deadline_ns(timeout, timeout)))

@@ -1,10 +1,9 @@
 """All exceptions of this library, and the record identifier that some of them carry.
 
-Exceptions carry data; the text is built from it. `RecordId.parse` raises one of them.
-
 ZiplogError                     .retriable: bool
 ├── ConfigError                 also a ValueError
 ├── ClosedError                 the client was closed
+├── ClusterMismatchError        .expected, .found, .endpoint: another cluster answered
 ├── UnavailableError            nothing was done; safe to retry
 │   └── DeadlineError           also a TimeoutError
 ├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened; .resolve()
@@ -102,6 +101,27 @@ class ClosedError(ZiplogError):
 
     def __init__(self, what: str = "this client", hint: str = "connect again to continue") -> None:
         super().__init__(f"{what} is closed; {hint}")
+
+
+class ClusterMismatchError(ZiplogError):
+    """The membership service at the endpoints is another cluster's than the client's.
+
+    An insert under way may be in the log of the expected cluster.
+    """
+
+    def __init__(self, expected: str, found: str, endpoint: str) -> None:
+        #: The ids of the two clusters, 32 hexadecimal digits each.
+        self.expected, self.found = expected, found
+        #: Where a node of the other cluster answered, "host:port".
+        self.endpoint = endpoint
+        super().__init__(
+            f"the cluster at {endpoint} is {found}, not {expected}; check the address and the"
+            " data directory, or connect again to use that cluster"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy it: with its own arguments, not with its text."""
+        return type(self), (self.expected, self.found, self.endpoint)
 
 
 class UnavailableError(ZiplogError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -22,11 +23,11 @@ from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
 from ziplog.config import load
 from ziplog.deploy.supervisor import running_pid
-from ziplog.errors import ConfigError, UnavailableError
+from ziplog.errors import ClusterMismatchError, ConfigError, UnavailableError
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -416,6 +417,52 @@ def test_the_status_has_the_clusters_id_the_versions_and_the_disks(cluster: Clus
         disk = replica["disk"]
         assert disk["free_bytes"] > disk["reserve_bytes"] == cluster.config.disk_reserve_bytes
         assert not disk["full"]
+
+
+def test_a_client_notices_another_cluster_at_its_endpoint(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path / "first", shards=1) as first:
+        port, former = first.config.mms[0].port, first.connect()
+        expected = former.cluster()["cluster_id"]
+        rid = former.insert_after(b"one")
+    with Cluster(tmp_path / "second", shards=1, port=port) as second, former:
+        with second.connect() as log:
+            found = log.cluster()["cluster_id"]
+        calls: list[Callable[[], object]] = [
+            lambda: former.insert_after(b"two"),
+            lambda: former.read_record(rid),
+            former.check_tail,
+            lambda: list(former.subscribe(follow=False)),
+            former.cluster,
+        ]
+        for call in calls:
+            with pytest.raises(ClusterMismatchError) as mismatch:
+                call()
+            error = mismatch.value
+            assert (error.expected, error.found, error.endpoint) == (
+                expected, found, second.endpoint
+            )  # fmt: skip
+        with pytest.raises(ClusterMismatchError):
+            ziplog.connect(second.endpoint, cluster_id=expected)
+        with pytest.raises(ClusterMismatchError):
+            ziplog.connect(f"ziplog://{second.endpoint}/?cluster={expected}")
+        monkeypatch.setenv("ZIPLOG_CLUSTER_ID", expected)
+        with pytest.raises(ClusterMismatchError):
+            ziplog.connect(second.endpoint)
+        with pytest.raises(ClusterMismatchError):
+            asyncio.run(connect_async(second.endpoint))
+        with ziplog.connect(second.endpoint, cluster_id=found) as log:
+            log.insert_after(b"here")
+        with ziplog.connect(second.endpoint, cluster_id="") as log:
+            assert log.cluster()["cluster_id"] == found
+    with pytest.raises(ConfigError, match="cluster_id is 'x'; it must be 32 hexadecimal digits"):
+        ziplog.connect(cluster.endpoint, cluster_id="x")
+
+
+async def connect_async(endpoint: str) -> None:
+    async with ziplog.aio.connect(endpoint):
+        pass
 
 
 def test_up_quotes_the_warnings_of_its_nodes(tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ class ClientProgram:
         self.engine: Final = Engine(
             core,
             self._answer,
+            self._fail,
             decode=decode,
             transport=transport,  # type: ignore[arg-type]
             clock=process.clock,
@@ -234,6 +235,9 @@ class ClientProgram:
         on_answer = self._answers.pop(call, None)
         if on_answer is not None:
             on_answer(result)
+
+    def _fail(self, error: Exception) -> None:
+        raise AssertionError("no simulation has two clusters") from error
 
     def turn(self) -> None:
         engine = self.engine

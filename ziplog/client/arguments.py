@@ -6,6 +6,7 @@ Rule: an argument that cannot work raises here, before anything is sent.
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ from ziplog.errors import (
     RecordTooLargeError,
 )
 from ziplog.runtime.clock import now_ns
-from ziplog.types import RID_GENESIS, RecordId
+from ziplog.types import CLUSTER_ID_DIGITS, RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,6 +56,9 @@ _WRITER: Final = 16
 #: Maximum number of records that iteration fetches at once.
 READ_AHEAD: Final = 65_536
 _ENDPOINT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
+_CLUSTER_QUERY: Final = "/?cluster="
+_CLUSTER_ID: Final = re.compile(rf"([0-9a-f]{{{CLUSTER_ID_DIGITS}}})?", re.ASCII)
+_CLUSTER_ID_VARIABLE: Final = "ZIPLOG_CLUSTER_ID"
 _ENDPOINTS_RULE: Final = (
     "'host:port' of {of}, several separated by commas or in a list, such as"
     " '127.0.0.1:{port},127.0.0.1:{next}'"
@@ -100,6 +104,30 @@ def endpoints(
     if not found:
         raise ConfigError(name, bootstrap, rule)
     return list(dict.fromkeys(found))
+
+
+def log_address(bootstrap: str | Sequence[str], cluster_id: str | None) -> tuple[list[str], int]:
+    """Return the endpoints of a log, and the number that its cluster must have; 0: any.
+
+    Args:
+        bootstrap: the endpoints; a string may be "ziplog://HOST:PORT/?cluster=ID".
+        cluster_id: the id that the cluster must have; "": any; None: the one in `bootstrap`, or in
+            the environment variable ZIPLOG_CLUSTER_ID.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    wanted = ""
+    if isinstance(bootstrap, str):
+        bootstrap, _, wanted = bootstrap.partition(_CLUSTER_QUERY)
+    found = endpoints(bootstrap)
+    if cluster_id is None:
+        cluster_id = wanted or os.environ.get(_CLUSTER_ID_VARIABLE, "")
+    if not isinstance(cluster_id, str) or not _CLUSTER_ID.fullmatch(cluster_id):
+        allowed = f"{CLUSTER_ID_DIGITS} hexadecimal digits, as in the status document"
+        raise ConfigError("cluster_id", cluster_id, allowed)
+    return found, int(cluster_id or "0", 16)
 
 
 def timeout_s(timeout: float | None, default: float) -> float:

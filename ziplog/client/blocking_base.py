@@ -26,12 +26,16 @@ class Connection:
     """A connected engine."""
 
     def __init__(
-        self, bootstrap: str | Sequence[str], policy: Policy, timeout: float | None = None
+        self,
+        bootstrap: str | Sequence[str],
+        policy: Policy,
+        timeout: float | None = None,
+        cluster_id: str | None = "",
     ) -> None:
         """Connect; see `ziplog.connect`."""
         self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
-        endpoints = arguments.endpoints(bootstrap)
-        self._core: Final = ClientCore(os.urandom(16), endpoints, policy)
+        endpoints, cluster = arguments.log_address(bootstrap, cluster_id)
+        self._core: Final = ClientCore(os.urandom(16), endpoints, policy, cluster)
         self._engine: Final = BlockingEngine(self._core)
         self._engine.resolve = self._resolve
         try:

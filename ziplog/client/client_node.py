@@ -86,17 +86,20 @@ if TYPE_CHECKING:
 class ClientCore:
     """The state of one client: a `ziplog.core.node.Node` that answers calls."""
 
-    def __init__(self, client: bytes, endpoints: Sequence[str], policy: Policy) -> None:
+    def __init__(
+        self, client: bytes, endpoints: Sequence[str], policy: Policy, cluster: int = 0
+    ) -> None:
         """Create a client.
 
         Args:
             client: 16 random bytes, never used by another client (D10).
             endpoints: "host:port" of the membership service's nodes, one or more.
             policy: selects the shard of each insert.
+            cluster: the number that the cluster must have; 0: any.
 
         """
         context = self._context = StepContext(client)
-        membership = self._membership = MembershipClient(context, endpoints)
+        membership = self._membership = MembershipClient(context, endpoints, cluster)
         routing = self._routing = Routing(context, membership)
         inserts = self._inserts = Inserts(context, routing, policy)
         self._plain_inserts: Final = inserts.plain
@@ -219,7 +222,7 @@ class ClientCore:
     def _on_event(self, event: Event) -> None:
         """Process an event that is neither the end of a batch nor of the short path."""
         if type(event) is Received:
-            self._receive(event.message)
+            self._receive(event.src, event.message)
         elif type(event) is Call:
             self._on_call[type(event.request)](event.id, event.request)
         elif type(event) is Wakeup:
@@ -239,7 +242,7 @@ class ClientCore:
         next_timer = self._context.next_timer
         return next_timer if next_timer != NEVER else None
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, src: bytes, message: Message) -> None:
         handler = self._on_message.get(type(message))
         if handler is None:
             self._context.counters.protocol_errors += 1
@@ -247,6 +250,7 @@ class ClientCore:
             handler(message)
         elif type(message) is Refused:
             # A server of another cluster listens at one of our endpoints.
+            self._membership.on_other_cluster(src, message.cluster)
             handler(message)
         else:
             self._context.counters.protocol_errors += 1

@@ -179,6 +179,12 @@ class Propose(Effect, frozen=True, gc=False):
     command: bytes
 
 
+class FailCalls(Effect, frozen=True, gc=False):
+    """Complete every open call of the local users with a copy of an error."""
+
+    error: Exception
+
+
 class Complete(Effect, frozen=True, gc=False):
     """Answer a call: with a result, or with an exception to raise."""
 

@@ -28,6 +28,7 @@ from ziplog.core.node import (
     Disconnect,
     Effect,
     Event,
+    FailCalls,
     Halt,
     LogWarning,
     Node,
@@ -82,7 +83,7 @@ _STEP_BUDGET_NS: Final = 50_000_000
 _MAX_HELD: Final = 10_000
 #: Interval between attempts to flush while there is no space.
 _FLUSH_RETRY_NS: Final = 50_000_000
-_BAD_FRAME_LOG_INTERVAL_NS: Final = NS_PER_S
+_WARNING_INTERVAL_NS: Final = NS_PER_S
 #: Messages that report nothing about stored data, or only about stable data, which is on all disks.
 _NEEDS_NO_DISK: Final = (
     Refused, Heartbeat, Rate, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
@@ -190,7 +191,7 @@ class Driver:
         self._stopping = False
         self._held: list[tuple[bytes, bytes]] = []
         self._is_dirty = False
-        self._next_bad_frame_log = 0
+        self._next_warning_at = 0
         #: Result of `next_wakeup` at the end of the last iteration (one call per iteration).
         self._deadline: int | None = None
         self._log = structlog.get_logger()
@@ -205,6 +206,7 @@ class Driver:
             ReceivePublications: self._start_receiving,
             ReportBadMessage: self._report_bad_message,
             LogWarning: self._warn,
+            FailCalls: self._warn_of_failure,
             Halt: self._halt,
         }
 
@@ -433,6 +435,10 @@ class Driver:
     def _warn(self, effect: LogWarning) -> None:
         self._log.warning(effect.text)
 
+    def _warn_of_failure(self, effect: FailCalls) -> None:
+        """Log the error: the calls of a server are its node's own, which tries again."""
+        self._warn_rarely(str(effect.error))
+
     def _halt(self, effect: Halt) -> None:
         self._stopping = True
         self._on_halt(effect.reason, _state(self._node))
@@ -455,14 +461,18 @@ class Driver:
         return 0 if self._is_dirty else None
 
     def _drop_bad_frame(self, src: bytes, error: ProtocolError) -> None:
-        """Count a bad frame, and log at most one per second."""
+        """Count a bad frame, and log it."""
         self.bad_frames += 1
+        self._warn_rarely(
+            "frame dropped", src=src.hex(), error=str(error)[:500], so_far=self.bad_frames
+        )
+
+    def _warn_rarely(self, text: str, **fields: object) -> None:
+        """Log a warning that peers can cause, at most one per second."""
         now = self._clock()
-        if now >= self._next_bad_frame_log:
-            self._next_bad_frame_log = now + _BAD_FRAME_LOG_INTERVAL_NS
-            self._log.warning(
-                "frame dropped", src=src.hex(), error=str(error)[:500], so_far=self.bad_frames
-            )
+        if now >= self._next_warning_at:
+            self._next_warning_at = now + _WARNING_INTERVAL_NS
+            self._log.warning(text, **fields)
 
 
 def needs_disk(message: Message) -> bool:

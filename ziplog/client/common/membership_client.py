@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ziplog.core.message import Message
-from ziplog.core.node import Broadcast
+from ziplog.core.node import Broadcast, FailCalls
 from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.errors import ClusterMismatchError
+from ziplog.types import cluster_id
 from ziplog.wire import (
     ChangeShard,
     ClusterInfo,
@@ -63,17 +65,21 @@ class MembershipRequest(msgspec.Struct):
 class MembershipClient:
     """The client's connection to the membership service."""
 
-    def __init__(self, context: StepContext, endpoints: Sequence[str]) -> None:
+    def __init__(self, context: StepContext, endpoints: Sequence[str], cluster: int = 0) -> None:
+        """`cluster`: the number that the cluster must have; 0: any."""
         self._context: Final = context
         #: Endpoints that the caller passed.
         self.endpoints: Final = list(endpoints)
         #: The cluster's number; 0 while it is unknown.
-        self.cluster = 0
+        self.cluster = cluster
+        self._has_replied = False
         self._names: dict[str, bytes] = {}
         self._leader: bytes | None = None
         self._pending: dict[int, MembershipRequest] = {}
         #: By connection: why there is none; "": it is established. Others are being established.
         self._problems: dict[bytes, str] = {}
+        #: By connection: the other cluster that its node belongs to.
+        self._other_clusters: dict[bytes, int] = {}
 
     @property
     def known(self) -> list[str]:
@@ -84,7 +90,7 @@ class MembershipClient:
     def is_unreachable(self) -> bool:
         """Whether no node ever replied, and no attempt to connect to one has succeeded."""
         tried = [self._problems.get(name) for name in self._names.values()]
-        return not self.cluster and bool(tried) and all(tried)
+        return not self._has_replied and bool(tried) and all(tried)
 
     def describe_attempts(self) -> str:
         """Return the endpoints that the caller passed, each with what came of it."""
@@ -98,6 +104,22 @@ class MembershipClient:
         """Note that a connection was established, or why an attempt failed."""
         if name in self._names.values():
             self._problems[name] = problem
+            self._other_clusters.pop(name, None)
+
+    def on_other_cluster(self, name: bytes, cluster: int) -> None:
+        """Handle a refusal of a node of another cluster.
+
+        If no node of this cluster can be reached, all calls fail.
+        """
+        if name not in self._names.values():
+            return
+        others = self._other_clusters
+        others[name] = cluster
+        if all(each in others or self._problems.get(each) for each in self._names.values()):
+            error = ClusterMismatchError(
+                cluster_id(self.cluster), cluster_id(cluster), name.decode()
+            )
+            self._context.effects.append(FailCalls(error))
 
     def update_endpoints(self, endpoints: Sequence[str]) -> None:
         """Add the service's endpoints, the leader's first."""
@@ -147,6 +169,7 @@ class MembershipClient:
             self._context.counters.protocol_errors += 1
             return
         del self._pending[request]
+        self._has_replied = True
         pending.callback(reply)
 
     def on_not_leader(self, reply: NotLeader) -> None:

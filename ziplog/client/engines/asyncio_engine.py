@@ -13,6 +13,7 @@ import itertools
 import os
 import threading
 import weakref
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -46,7 +47,7 @@ class AsyncioEngine:
     """Drives one client node in an event loop."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
-        self.engine: Final = Engine(core, self._on_complete, decode=decode)
+        self.engine: Final = Engine(core, self._on_complete, self._fail_calls, decode=decode)
         self._loop: Final = asyncio.get_running_loop()
         self._is_main: Final = threading.current_thread() is threading.main_thread()
         #: The process of the sockets; a forked child must not touch them or the loop's selector.
@@ -119,6 +120,12 @@ class AsyncioEngine:
         """Make a call that is completed at once; ignore it if the client is closed."""
         if not self.is_closed:
             self.call_now(request)
+
+    def _fail_calls(self, error: Exception) -> None:
+        for number in list(self._futures):
+            # In this order: a stream that is cancelled while it opens completes its call.
+            self._on_complete(number, copy(error))
+            self.engine.cancel(number)
 
     def _on_complete(self, number: int, result: Any) -> None:
         future = self._futures.pop(number, None)

@@ -22,6 +22,7 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
+from copy import copy
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -70,7 +71,7 @@ class BlockingEngine:
     """Drives one client node for many threads."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
-        self.engine: Final = Engine(core, self._on_complete, decode=decode)
+        self.engine: Final = Engine(core, self._on_complete, self._fail_calls, decode=decode)
         self._role: Final = threading.Lock()
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
@@ -374,6 +375,12 @@ class BlockingEngine:
         with contextlib.nullcontext() if in_handler else self._role:
             self._fail_all()
             self.engine.close()
+
+    def _fail_calls(self, error: Exception) -> None:
+        for number in list(self._tickets):
+            # In this order: a stream that is cancelled while it opens completes its call.
+            self._on_complete(number, copy(error))
+            self.engine.cancel(number)
 
     def _fail_all(self) -> None:
         while self._incoming:

@@ -20,6 +20,7 @@ from ziplog.core.node import (
     Connect,
     ConnectionChanged,
     Disconnect,
+    FailCalls,
     Node,
     Received,
     Send,
@@ -61,6 +62,7 @@ class Engine:
         self,
         core: Core,
         on_complete: Callable[[int, Any], None],
+        on_failure: Callable[[Exception], None],
         *,
         decode: Callable[[bytes], Message] = decode,
         transport: Transport | None = None,
@@ -71,6 +73,7 @@ class Engine:
         Args:
             core: the node to step.
             on_complete: called with each call's number and result.
+            on_failure: called with an error of which every open call gets a copy.
             decode: decodes received frames.
             transport: the transport; None: a new one.
             clock: nanoseconds; includes the time while the machine is suspended.
@@ -83,6 +86,7 @@ class Engine:
         self._decode: Final = decode
         self._clock: Final = clock
         self._on_complete: Final = on_complete
+        self._on_failure: Final = on_failure
         self._next_warning_at = 0
         self._is_closed = False
 
@@ -147,6 +151,8 @@ class Engine:
                 send(effect.dst, encode(effect.message))
             elif type(effect) is Connect:
                 self._connect(effect)
+            elif type(effect) is FailCalls:
+                self._on_failure(effect.error)
             else:
                 assert isinstance(effect, Disconnect), f"no client orders {effect}"
                 self.transport.disconnect(effect.name)

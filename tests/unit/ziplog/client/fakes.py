@@ -26,7 +26,17 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Unit, decode_body
-from ziplog.core.node import BatchEnd, Broadcast, Call, Cancelled, Complete, Received, Send, Wakeup
+from ziplog.core.node import (
+    BatchEnd,
+    Broadcast,
+    Call,
+    Cancelled,
+    Complete,
+    FailCalls,
+    Received,
+    Send,
+    Wakeup,
+)
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of
 from ziplog.types import RID_GENESIS, Record, RecordId
 
@@ -83,6 +93,7 @@ class Glass:
         self.sent: list[tuple[str, Any]] = []
         self.answers: dict[int, Any] = {}
         self.connected: list[str] = []
+        self.failures: list[Exception] = []
         self._numbers = itertools.count(1)
 
     def step(self, event: Any) -> None:
@@ -95,6 +106,8 @@ class Glass:
                 case Complete(call, result):
                     assert call not in self.answers, "a call was completed twice"
                     self.answers[call] = result
+                case FailCalls(error):
+                    self.failures.append(error)
                 case _:
                     self.connected.append(type(effect).__name__ + " " + effect.name.decode())  # type: ignore[attr-defined]
         self.core.check()

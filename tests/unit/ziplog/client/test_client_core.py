@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -41,7 +42,12 @@ from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.node import BatchEnd, Call, ConnectionChanged, Received, Wakeup
 from ziplog.core.view import LeaseRun, Member, run_of
-from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
+from ziplog.errors import (
+    ClusterMismatchError,
+    DeadlineError,
+    NoSuchRecordError,
+    UnavailableError,
+)
 from ziplog.types import RID_GENESIS, RecordId
 
 # --- the service ---
@@ -70,6 +76,34 @@ def test_the_first_contact_ends_at_once_if_no_node_can_be_reached() -> None:
     assert type(error) is UnavailableError
     reached = "a:1 (connection refused), b:2 (the name does not resolve: unknown)"
     assert f"at {reached}; check" in str(error)
+
+
+def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster() -> None:
+    glass = Glass(endpoints=["a:1", "b:2"])
+    glass.connect(placement(0))
+    refusal = wire.Refused(CLUSTER + 1, 0, 0, 0, 1, "wrong-cluster", "this is another one")
+    glass.step(ConnectionChanged(SERVICE.encode(), "connection refused"))
+    glass.step(Received(b"a:1", refusal))
+    glass.step(Received(b"127.0.0.1:8000", refusal))  # A storage server does not count.
+    assert not glass.failures
+    glass.step(Received(b"b:2", refusal))
+    [error] = glass.failures
+    assert isinstance(error, ClusterMismatchError)
+    assert (error.expected, error.found) == (f"{CLUSTER:032x}", f"{CLUSTER + 1:032x}")
+    assert error.endpoint == "b:2"
+    assert not error.retriable
+    assert vars(copy(error)) == vars(error)
+
+
+def test_a_node_counts_no_longer_as_another_clusters_once_its_process_changed() -> None:
+    glass = Glass(endpoints=["a:1", "b:2"])
+    glass.connect(placement(0))
+    refusal = wire.Refused(CLUSTER + 1, 0, 0, 0, 1, "wrong-cluster", "this is another one")
+    for name in (b"a:1", SERVICE.encode()):
+        glass.step(Received(name, refusal))
+    glass.step(ConnectionChanged(b"a:1", ""))
+    glass.step(Received(b"b:2", refusal))
+    assert not glass.failures
 
 
 def test_a_silent_node_is_distinguished_from_an_absent_one() -> None:

@@ -25,7 +25,9 @@ class Fake:
     As with the transport, frames that arrive are received after `poll` only.
     """
 
-    def __init__(self, _core: Any, answer: Callable[[int, Any], None], **_: Any) -> None:
+    def __init__(
+        self, _core: Any, answer: Callable[[int, Any], None], _fail: Any, **_: Any
+    ) -> None:
         self._answer = answer
         self.core = self.transport = self
         self.arrived: list[int] = []

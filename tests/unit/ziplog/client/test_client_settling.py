@@ -137,7 +137,8 @@ class _Core:
 
 def test_last_report_is_sent_once_before_the_connections_close() -> None:
     transport = _Transport()
-    engine = Engine(_Core(), lambda *_: None, transport=cast("Transport", transport))
+    ignore = lambda *_: None  # noqa: E731
+    engine = Engine(_Core(), ignore, ignore, transport=cast("Transport", transport))
     engine.close()
     engine.close()
     assert transport.happened == [b"a", "closed", "closed"]

@@ -9,11 +9,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-import ziplog
 from failure_handler.service import FailureHandler
 from failure_handler.state import HandlerState
 from ziplog.runtime import replicated_service
 from ziplog.runtime.clock import now_ns
+from ziplog.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 def _build(config: ClusterConfig, name: str, _publisher: str) -> FailureHandler:
-    return FailureHandler(config, name, pid=os.getpid(), now=now_ns(), version=ziplog.__version__)
+    return FailureHandler(config, name, pid=os.getpid(), now=now_ns(), version=version())
 
 
 _SERVICE: Final = replicated_service.Service(
     module="failure_handler",
     noun="a failure handler",
+    role="handler",
     nodes=lambda config: config.failure_handlers,
     build=_build,
     machine=HandlerState,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+import ziplog
 from logdb.coordinator.node import CoordinatorNode, Settings
 from logdb.wire import decode
 from ziplog import policy
@@ -23,12 +24,13 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.transport import Transport
+from ziplog.version import version
+from ziplog.wire.node_info import VERSIONS, NodeInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, Self
 
-    import ziplog
     from logdb.client.blocking import Database
 
 _HOST: Final = "127.0.0.1"
@@ -106,7 +108,11 @@ class Coordinator:
         )
         self._node.on_ready = self._ready_or_failed.set
         self._driver: Final = Driver(
-            self._node, self._transport, decode=decode, on_halt=self._on_halt
+            self._node,
+            self._transport,
+            decode=decode,
+            describe=coordinator_info(self._node, endpoint, endpoints),
+            on_halt=self._on_halt,
         )
         self._thread: Final = threading.Thread(target=self._run, name="logdb", daemon=True)
         try:
@@ -201,6 +207,15 @@ def bind_address(host: str, port: int, *, insecure: bool, are_options: bool = Fa
         unless=f"{'--insecure' if are_options else 'insecure=True'} {_INSECURE_MEANS}",
     )
     return f"{host}:{port}"
+
+
+def coordinator_info(
+    node: CoordinatorNode, endpoint: str, mms: list[str]
+) -> Callable[[int], NodeInfo]:
+    """Return the function that describes a coordinator, for a request's number."""
+    return lambda request: NodeInfo(
+        node.cluster, request, "coordinator", endpoint, "", version(), *VERSIONS, mms
+    )
 
 
 def coordinator_settings(

@@ -10,11 +10,11 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Final
 
-import ziplog
 from mms.service import MembershipService
 from mms.state import ClusterState
 from ziplog.runtime import replicated_service
 from ziplog.runtime.clock import now_ns
+from ziplog.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,13 +31,14 @@ def _build(config: ClusterConfig, name: str, publisher: str) -> MembershipServic
         incarnation=secrets.randbits(63),
         now=now_ns(),
         publisher=publisher,
-        version=ziplog.__version__,
+        version=version(),
     )
 
 
 _SERVICE: Final = replicated_service.Service(
     module="mms",
     noun="a membership node",
+    role="membership",
     nodes=lambda config: config.mms,
     build=_build,
     machine=ClusterState,

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-import ziplog
 from shard.archive.shared_state import SharedState
 from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
 from shard.replica import Replica, ReplicaConfig
@@ -33,9 +32,11 @@ from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.node_info import node_info
 from ziplog.runtime.process_logging import configure
 from ziplog.runtime.publication_receiver import PublicationReceiver
 from ziplog.runtime.transport import Transport
+from ziplog.version import version
 from ziplog.wire import Limits
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def run(config: ClusterConfig, name: str) -> None:
         transport = Transport(bind=identity.endpoint)
         try:
             store = _open_store(config, directory)
-            _serve(identity, directory, transport, store, config.disk_reserve_bytes)
+            _serve(identity, directory, transport, store, config)
         finally:
             transport.close()
     finally:
@@ -110,7 +111,7 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
         handlers=_addresses(config.failure_handlers),
         suspicion_ms=config.suspicion_ms,
         lag_fix=config.lag_fix,
-        version=ziplog.__version__,
+        version=version(),
         reserve_bytes=config.disk_reserve_bytes,
     )
 
@@ -138,7 +139,7 @@ def _serve(
     directory: DataDirectory,
     transport: Transport,
     store: SegmentStore,
-    reserve_bytes: int,
+    config: ClusterConfig,
 ) -> None:
     # From here on, only the handlers that write a checkpoint may receive a signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -164,10 +165,14 @@ def _serve(
         insert_path=replica.plain_inserts,
         flush_before_send=identity.durability == "disk",
         receive_publications=publications.receive_from,
+        describe=lambda request: node_info(
+            config, "storage", identity.name, replica.cluster, request
+        ),
     )
     try:
         store.start(driver.post)
-        keeper = _keep_archive(identity, directory, store, replica, driver, reserve_bytes)
+        reserve = config.disk_reserve_bytes
+        keeper = _keep_archive(identity, directory, store, replica, driver, reserve)
         # Only now: if the system refuses a resource above, the next start needs the checkpoint.
         directory.delete_checkpoint()
     except (OSError, RuntimeError) as error:
@@ -182,21 +187,14 @@ def _serve(
         shard=identity.shard,
         durability=identity.durability,
         pid=identity.pid,
+        version=identity.version,
         limbo=limbo,
     )
     run_process(driver, transport)
     # Nothing more is sent, and the last files may need the descriptors of the connections.
     transport.close()
     publications.close()
-    for entry in replica.part():
-        store.append(entry)
-    checkpoint = replica.checkpoint()
-    if not store.close():
-        raise UnavailableError(
-            f"no room in {directory.segments} for the last records: they are lost on this server,"
-            " and the next start will wait for recovery"
-        )
-    _leave(directory, checkpoint)
+    _store_the_rest(directory, store, replica)
     keeper.stop()
     log.info("stopped")
 
@@ -231,7 +229,16 @@ def _keep_archive(
     return keeper
 
 
-def _leave(directory: DataDirectory, checkpoint: bytes) -> None:
+def _store_the_rest(directory: DataDirectory, store: SegmentStore, replica: Replica) -> None:
+    """Store the last entries, and write the checkpoint from which the next start continues."""
+    for entry in replica.part():
+        store.append(entry)
+    checkpoint = replica.checkpoint()
+    if not store.close():
+        raise UnavailableError(
+            f"no room in {directory.segments} for the last records: they are lost on this server,"
+            " and the next start will wait for recovery"
+        )
     try:
         directory.write_checkpoint(checkpoint)
     except OSError as error:

@@ -194,6 +194,11 @@ class Replica:
             self._state.archive_port = event.port
         return self._state.pop_effects()
 
+    @property
+    def cluster(self) -> int:
+        """The cluster's number; 0 until it is known."""
+        return self._state.cluster
+
     def next_wakeup(self) -> int | None:
         """Return the time of the next wakeup, in ns."""
         if not self._connected or self._readers.has_work:

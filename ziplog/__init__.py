@@ -28,9 +28,11 @@ from ziplog.errors import (
     RecordTooLargeError,
     TrimmedError,
     UnavailableError,
+    VersionError,
     ZiplogError,
 )
 from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
+from ziplog.version import version as _version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +64,7 @@ __all__ = [
     "Subscription",
     "TrimmedError",
     "UnavailableError",
+    "VersionError",
     "ZiplogError",
     "aio",
     "connect",
@@ -102,7 +105,5 @@ def __getattr__(name: str) -> Any:
     if name in {"aio", "local", "testing"}:
         return importlib.import_module(f"ziplog.{name}")
     if name == "__version__":
-        from importlib import metadata  # noqa: PLC0415 - slow to import
-
-        return metadata.version("ziplog")
+        return _version()
     raise AttributeError(f"module 'ziplog' has no attribute {name!r}")

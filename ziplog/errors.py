@@ -10,8 +10,8 @@ ZiplogError                     .retriable: bool
 ├── RecordTooLargeError         .size, .limit, .what, .index
 ├── NoSuchRecordError           the position holds no record
 ├── TrimmedError                .first: the first position still there
-└── ProtocolError               a peer sent an invalid message
-    └── LocalProtocolError      this side built an invalid message
+├── VersionError                the cluster speaks other versions of the wire format
+└── ProtocolError, LocalProtocolError  the peer, or this side, built an invalid message
 """
 
 from __future__ import annotations
@@ -122,6 +122,10 @@ class ClusterMismatchError(ZiplogError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to copy it: with its own arguments, not with its text."""
         return type(self), (self.expected, self.found, self.endpoint)
+
+
+class VersionError(ZiplogError):
+    """The cluster or the coordinator does not speak this client's version of the wire format."""
 
 
 class UnavailableError(ZiplogError):

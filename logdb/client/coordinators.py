@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from logdb import wire
 from logdb.errors import SnapshotExpired
+from ziplog.client.common import other_nodes
 from ziplog.core.node import Connect
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import DeadlineError, UnavailableError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.core.message import Message
     from ziplog.errors import ZiplogError
+    from ziplog.wire import NodeInfo
 
 #: Retransmission timeout; a coordinator that was silent for this time is replaced by the next one.
 QUERY_TIMEOUT_NS: Final = 300 * NS_PER_MS
@@ -258,6 +260,10 @@ class Coordinators:
                 self._finish(number, result, query.pinned or self._current)
         elif name == self._current:
             self._switch_coordinator()
+
+    def on_node_info(self, name: bytes, info: NodeInfo) -> None:
+        """Note why a node is no coordinator for this client: its service or its version."""
+        self.on_connection_changed(name, other_nodes.describe(info))
 
     def _describe_silence(self) -> str:
         attempts = ", ".join(f"{self._endpoints[n]} ({self._outcome(n)})" for n in self._names)

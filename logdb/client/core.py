@@ -25,6 +25,7 @@ from ziplog.client.common import requests
 from ziplog.client.common.requests import NEVER
 from ziplog.client.common.step_context import StepContext
 from ziplog.core.node import Call, Cancelled, ConnectionChanged, Received, Wakeup
+from ziplog.wire import NodeInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,6 +142,8 @@ class DatabaseCore:
         if type(event) is Received:
             if type(event.message) in REPLIES:
                 self._coordinators.receive(event.src, event.message)
+            elif type(event.message) is NodeInfo and self._coordinators.has(event.src):
+                self._coordinators.on_node_info(event.src, event.message)
             elif calls is not None:
                 calls.step(event, now)
         elif type(event) is Call:

@@ -181,6 +181,11 @@ class CoordinatorNode:
         return self.tailer.is_ready
 
     @property
+    def cluster(self) -> int:
+        """The number of the log's cluster; 0 while it is unknown."""
+        return self._cluster
+
+    @property
     def _cluster(self) -> int:
         return self._calls.core.cluster
 

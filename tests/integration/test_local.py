@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import logdb
 import ziplog
 from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
@@ -25,6 +26,7 @@ from ziplog.config import load
 from ziplog.deploy.supervisor import running_pid
 from ziplog.errors import ClusterMismatchError, ConfigError, UnavailableError
 from ziplog.local import Cluster
+from ziplog.wire import base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -463,6 +465,36 @@ def test_a_client_notices_another_cluster_at_its_endpoint(
 async def connect_async(endpoint: str) -> None:
     async with ziplog.aio.connect(endpoint):
         pass
+
+
+def test_a_port_of_another_node_is_named(cluster: Cluster) -> None:
+    config = cluster.config
+    [handler], shard = config.failure_handlers, config.shards[0]
+    for node, noun in ((handler, "failure handler"), (shard.replicas[0], "storage server")):
+        what = f"this is {noun} {node.name} of cluster 'local'; its membership service is at"
+        with pytest.raises(UnavailableError, match=f"{what} {config.bootstrap}"):
+            ziplog.connect(node.endpoint)
+        with pytest.raises(UnavailableError, match=what):
+            logdb.connect(node.endpoint)
+
+
+def test_a_client_of_another_version_gets_a_version_error(cluster: Cluster) -> None:
+    program = f"""
+import runpy, sys, types
+base = types.ModuleType("ziplog.wire.base")
+vars(base).update(runpy.run_path({str(Path(base.__file__))!r}) | {{"VERSION": {base.VERSION + 1}}})
+sys.modules["ziplog.wire.base"] = base
+import ziplog
+try:
+    ziplog.connect({cluster.endpoint!r})
+except ziplog.VersionError as error:
+    print(error)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    later = f"this client {base.VERSION + 1}: install"
+    assert f"speaks wire version {base.VERSION}, {later}" in ended.stdout
 
 
 def test_up_quotes_the_warnings_of_its_nodes(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ DOES_IO = {
     "ziplog.segments.directory",
     "ziplog.segments.segment",
     "ziplog.testing",
+    "ziplog.version",
 }
 #: Who may read which clock of `time`; nodes, and all that is compared with what a node measures,
 #: use `ziplog.runtime.clock`. `monotonic`: how long the process itself waits; it stands still while

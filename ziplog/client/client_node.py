@@ -62,6 +62,7 @@ from ziplog.wire import (
     LeaseHistory,
     Leaving,
     Located,
+    NodeInfo,
     NotLeader,
     Outlined,
     ReadReply,
@@ -230,7 +231,7 @@ class ClientCore:
                 self._tick()
         elif type(event) is ConnectionChanged:
             self._membership.on_connection_changed(event.name, event.problem)
-            self._cluster_calls.on_connection_changed()
+            self._cluster_calls.end_if_unreachable()
         elif type(event) is Cancelled:
             for machine in self._machines:
                 machine.cancel(event.id)
@@ -243,6 +244,10 @@ class ClientCore:
         return next_timer if next_timer != NEVER else None
 
     def _receive(self, src: bytes, message: Message) -> None:
+        if type(message) is NodeInfo:
+            self._membership.on_node_info(src, message)
+            self._cluster_calls.end_if_unreachable()
+            return
         handler = self._on_message.get(type(message))
         if handler is None:
             self._context.counters.protocol_errors += 1

@@ -55,9 +55,12 @@ from ziplog.wire import (
     Forward,
     Frontier,
     Heartbeat,
+    Hello,
     Insert,
     Leaving,
     Located,
+    NodeInfo,
+    NodeInfoQuery,
     Rate,
     ReadReply,
     Refused,
@@ -68,6 +71,7 @@ from ziplog.wire import (
     decode,
     encode,
 )
+from ziplog.wire.node_info import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,6 +152,7 @@ class Driver:
         publish: Callable[[bytes], None] | None = None,
         receive_publications: Callable[[bytes, str], None] | None = None,
         decode: Callable[[bytes], Message] = decode,
+        describe: Callable[[int], NodeInfo] | None = None,
         clock: Callable[[], int] = now_ns,
         on_halt: Callable[[str, str], object] = halt,
     ) -> None:
@@ -163,6 +168,8 @@ class Driver:
             publish: sends the frames of `Publish` effects to all that receive them.
             receive_publications: called with the name and endpoint of each `ReceivePublications`.
             decode: decodes incoming frames.
+            describe: returns the description of this node, for a request's number. With it, the
+                driver replies to peers of other versions, and to clients of another service.
             clock: nanoseconds; counts the time while the machine is suspended.
             on_halt: called with a reason and the node's state; should not return.
 
@@ -174,6 +181,11 @@ class Driver:
         self._short: dict[type[Message], Callable[[bytes, Any, int], bool]] = (
             {} if insert_path is None else {Insert: self._insert, Forward: self._forward}
         )
+        self._describe = describe
+        if describe is not None:
+            self._short[NodeInfoQuery] = self._introduce
+            if describe(0).role != "membership":
+                self._short[Hello] = self._introduce
         #: Since the last `BatchEnd`, nothing but messages on the short path happened.
         self._is_resting = False
         #: There may be effects of messages on the short path.
@@ -299,6 +311,7 @@ class Driver:
                 message = decode(frame)
             except ProtocolError as error:
                 self._drop_bad_frame(src, error)
+                self._reply_to_stranger(src, frame)
                 continue
             now = clock()
             accept = short(type(message))
@@ -327,6 +340,18 @@ class Driver:
             return False
         self._has_short_effects = self._has_forward = True
         return True
+
+    def _introduce(self, src: bytes, message: NodeInfoQuery | Hello, _now: int) -> bool:
+        """Reply with the description of this node."""
+        assert self._describe is not None
+        self._transport.send(src, encode(self._describe(message.request)))
+        return True
+
+    def _reply_to_stranger(self, src: bytes, frame: bytes) -> None:
+        """Describe this node to a client whose message is of another version or service."""
+        is_client = src.startswith(b"\0")  # A route: the peer connected.
+        if self._describe is not None and is_client and version_of(frame) is not None:
+            self._transport.send(src, encode(self._describe(0)))
 
     def _carry_out_short_path(self) -> None:
         """Carry out the other effects of messages on the short path, and send before storing.

@@ -13,37 +13,51 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
 from ziplog.config import load
+from ziplog.core.node import Node
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.raft.raft import Raft
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.node_info import node_info
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.publications import Publisher
 from ziplog.runtime.transport import Transport
+from ziplog.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ziplog.config import ClusterConfig, NodeConfig
-    from ziplog.core.node import Event, Node
+    from ziplog.core.node import Event
     from ziplog.raft.state_machine import Machine
+    from ziplog.wire.node_info import Role
+
+
+class ClusterNode(Node, Protocol):
+    """A node that knows its cluster."""
+
+    @property
+    def cluster(self) -> int:
+        """The cluster's number; 0 while it is unknown."""
+        ...
 
 
 class Service(NamedTuple):
     """A replicated service: the membership service or the failure handler."""
 
-    #: Its module (`python -m`), and the noun for one of its nodes.
+    #: Its module (`python -m`), the noun for one of its nodes, and their role.
     module: str
     noun: str
+    role: Role
     #: Returns its nodes in a cluster file.
     nodes: Callable[[ClusterConfig], tuple[NodeConfig, ...]]
     #: Creates the node with a name, whose process publishes at an endpoint ("": nowhere).
-    build: Callable[[ClusterConfig, str, str], Node]
+    build: Callable[[ClusterConfig, str, str], ClusterNode]
     #: Creates the state machine that Raft replicates.
     machine: Callable[[], Machine]
     #: Its nodes publish.
@@ -108,14 +122,22 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
             password=config.raft_password,
         )
         opened.callback(raft.stop)
+        machine = service.build(
+            config, node.name, publisher.endpoint if publisher is not None else ""
+        )
         driver = Driver(
-            service.build(config, node.name, publisher.endpoint if publisher is not None else ""),
+            machine,
             transport,
+            describe=lambda request: node_info(
+                config, service.role, node.name, machine.cluster, request
+            ),
             propose=raft.propose,
             publish=publisher.publish if publisher is not None else None,
         )
         raft.start()
-        structlog.get_logger().info("started", endpoint=node.endpoint, pid=os.getpid())
+        structlog.get_logger().info(
+            "started", endpoint=node.endpoint, pid=os.getpid(), version=version()
+        )
         print(f"{service.module} {node.name} ready at {node.endpoint}", flush=True)
         run_process(driver, transport)
     structlog.get_logger().info("stopped")

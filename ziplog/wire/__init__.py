@@ -42,6 +42,7 @@ from ziplog.wire.inserts import (
     Sync,
     Synced,
 )
+from ziplog.wire.node_info import NodeInfo, NodeInfoQuery
 from ziplog.wire.reads import (
     Answer,
     Credit,
@@ -115,6 +116,8 @@ __all__ = [
     "LogDigest",
     "Logged",
     "Name",
+    "NodeInfo",
+    "NodeInfoQuery",
     "NotLeader",
     "Order",
     "Orders",
@@ -165,6 +168,7 @@ AnyMessage = (
     | Heartbeat | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
     | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
     | StatusQuery | StatusReply
+    | NodeInfoQuery | NodeInfo
 )  # fmt: skip
 
 _M = TypeVar("_M")

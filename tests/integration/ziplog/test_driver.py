@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import structlog
 
@@ -470,6 +471,39 @@ def test_bad_frames_are_counted_and_rarely_logged() -> None:
     assert world.driver.bad_frames == 100
     assert Received(b"peer", question(5)) in world.node.events
     assert [log["src"] for log in logs] == [b"\0bad".hex()]
+
+
+def info(request: int, role: str = "storage") -> wire.NodeInfo:
+    return wire.NodeInfo(1, request, role, "s", "c", "0.1", 1, 1, ["h:1"])
+
+
+@pytest.mark.parametrize(
+    ("src", "frame", "replies"),
+    [
+        (b"\0client", wire.encode(wire.NodeInfoQuery(0, 9)), [info(9)]),
+        (b"\0client", wire.encode(wire.Hello(0, 9)), [info(9)]),
+        (b"\0client", msgspec.msgpack.encode([(wire.VERSION + 1) * 256 + 42, 0, 9]), [info(0)]),
+        (b"\0client", msgspec.msgpack.encode([wire.VERSION * 256 + 255, 0, 9]), [info(0)]),
+        # Not a message of any version, and a peer that this node connected to.
+        (b"\0client", b"GET / HTTP/1.1", []),
+        (b"peer", msgspec.msgpack.encode([(wire.VERSION + 1) * 256 + 42, 0, 9]), []),
+    ],
+)
+def test_a_node_describes_itself_to_strangers(
+    src: bytes, frame: bytes, replies: list[wire.NodeInfo]
+) -> None:
+    world = World(describe=info)
+    world.transport.incoming.append((src, frame))
+    world.run()
+    assert world.story == [(src, reply) for reply in replies]
+    assert not [event for event in world.node.events if isinstance(event, Received)]
+
+
+def test_a_membership_node_replies_to_hello_itself() -> None:
+    world = World(describe=lambda request: info(request, "membership"))
+    world.transport.incoming.append((b"\0client", wire.encode(wire.Hello(0, 9))))
+    world.run()
+    assert Received(b"\0client", wire.Hello(0, 9)) in world.node.events
 
 
 def test_too_long_message_is_a_local_error_and_is_not_sent() -> None:

@@ -18,6 +18,7 @@ from ziplog.core.entries import Body, Origin, decode_body, encode_body
 from ziplog.core.fields import MAX_FRAME, MAX_UNIT_RECORDS
 from ziplog.core.message import Message
 from ziplog.errors import LocalProtocolError, ProtocolError
+from ziplog.wire.node_info import version_of
 
 KINDS: tuple[type[Message], ...] = get_args(wire.AnyMessage)
 MAX_ITEMS = 4
@@ -92,7 +93,9 @@ def test_message_round_trips(kind: type, data: st.DataObject) -> None:
 def test_tags_carry_the_version_and_are_all_different() -> None:
     tags = [kind.__struct_config__.tag for kind in KINDS]
     assert len(set(tags)) == len(tags)
-    assert {tag // 256 for tag in tags if isinstance(tag, int)} == {wire.VERSION}
+    fixed = {wire.NodeInfoQuery, wire.NodeInfo}
+    versions = {kind.__struct_config__.tag // 256 for kind in KINDS if kind not in fixed}
+    assert versions == {wire.VERSION}
 
 
 def test_tags_and_fields_in_use_are_unchanged() -> None:
@@ -273,3 +276,29 @@ def test_an_empty_record_differs_from_none() -> None:
     with pytest.raises(ProtocolError):
         decode_body(msgpack.packb([0, None, []]), 0)
     assert decode_body(msgpack.packb([0, b"", [b""]]), 1) == Body(0, b"", [b""])
+
+
+def test_the_layout_of_a_nodes_description_never_changes() -> None:
+    info = wire.NodeInfo(7, 1, "storage", "s", "c", "0.1", 1, 2, ["h:1"])
+    assert wire.encode(info) == msgpack.packb([2, 7, 1, "storage", "s", "c", "0.1", 1, 2, ["h:1"]])
+    assert wire.encode(wire.NodeInfoQuery(7, 1)) == msgpack.packb([1, 7, 1])
+    # A later release adds fields at the end, and roles.
+    later = msgpack.packb([2, 7, 1, "player", "s", "c", "0.1", 1, 2, ["h:1"], "more"])
+    assert wire.decode(later) == msgspec.structs.replace(info, role="player")
+
+
+@given(st.integers(1, 255), st.integers(0, 255), st.integers(0, 40))
+def test_the_version_of_a_message_is_read_without_its_layout(
+    version: int, code: int, fields: int
+) -> None:
+    frame = msgpack.packb([version * 256 + code, *range(fields)])
+    assert version_of(frame) == (version if len(frame) >= 6 else None)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_may_have_no_version(frame: bytes) -> None:
+    assert version_of(frame) in {None, *range(256)}
+
+
+def test_a_description_has_no_version() -> None:
+    assert version_of(wire.encode(wire.NodeInfoQuery(7, 1))) is None

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import NEVER
 from ziplog.core.units import NS_PER_MS
-from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
+from ziplog.errors import DeadlineError, NoSuchRecordError
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import StatusQuery, Trim
 
 if TYPE_CHECKING:
     from ziplog.client.common.requests import ConnectRequest, StatusRequest, TrimRequest
+    from ziplog.errors import UnavailableError, VersionError
     from ziplog.wire import StatusReply, TrimReply
 
 #: Interval between trim requests for a position that is not stable yet.
@@ -52,7 +53,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
 
         self._routing.refresh(on_refreshed)
 
-    def on_connection_changed(self) -> None:
+    def end_if_unreachable(self) -> None:
         """End the first contact at once if no node of the service can be reached."""
         if self._membership.is_unreachable:
             for pending in [each for each in self._pending.values() if not each.what]:
@@ -91,12 +92,9 @@ class ClusterCalls(PendingRequests[PendingCall]):
             lambda cluster, number: Trim(cluster, number, rid.gsn), on_reply
         )
 
-    def _result_at_deadline(self, pending: PendingCall) -> UnavailableError:
+    def _result_at_deadline(self, pending: PendingCall) -> UnavailableError | VersionError:
         if not pending.what:
-            return UnavailableError(
-                f"no membership service answered at {self._membership.describe_attempts()}; check"
-                " the address, and that the cluster runs"
-            )
+            return self._membership.first_contact_error
         return DeadlineError(
             f"the membership service of {self._routing} did not confirm {pending.what} before the"
             " deadline"

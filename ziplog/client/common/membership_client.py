@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ziplog.client.common import other_nodes
 from ziplog.core.message import Message
 from ziplog.core.node import Broadcast, FailCalls
 from ziplog.core.units import NS_PER_MS, NS_PER_S
-from ziplog.errors import ClusterMismatchError
+from ziplog.errors import ClusterMismatchError, UnavailableError, VersionError
 from ziplog.types import cluster_id
 from ziplog.wire import (
     ChangeShard,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ziplog.client.common.step_context import StepContext
-    from ziplog.wire import NotLeader
+    from ziplog.wire import NodeInfo, NotLeader
 
 #: Interval before an unanswered request is sent to all nodes; it doubles up to the last value.
 _FIRST_RETRY_NS: Final = 100 * NS_PER_MS
@@ -78,6 +79,8 @@ class MembershipClient:
         self._pending: dict[int, MembershipRequest] = {}
         #: By connection: why there is none; "": it is established. Others are being established.
         self._problems: dict[bytes, str] = {}
+        #: A node does not speak this version of the wire format.
+        self._is_version_wrong = False
         #: By connection: the other cluster that its node belongs to.
         self._other_clusters: dict[bytes, int] = {}
 
@@ -92,10 +95,6 @@ class MembershipClient:
         tried = [self._problems.get(name) for name in self._names.values()]
         return not self._has_replied and bool(tried) and all(tried)
 
-    def describe_attempts(self) -> str:
-        """Return the endpoints that the caller passed, each with what came of it."""
-        return ", ".join(f"{one} ({self._outcome(one.encode())})" for one in self.endpoints)
-
     def _outcome(self, name: bytes) -> str:
         problem = self._problems.get(name)
         return "no reply" if problem is None else problem or "connected, but no reply"
@@ -105,6 +104,23 @@ class MembershipClient:
         if name in self._names.values():
             self._problems[name] = problem
             self._other_clusters.pop(name, None)
+
+    def on_node_info(self, name: bytes, info: NodeInfo) -> None:
+        """Note that a node does not serve this client: its service or its version is another."""
+        if name in self._names.values():
+            self._problems[name] = other_nodes.describe(info)
+            self._is_version_wrong |= other_nodes.speaks_another_version(info)
+
+    @property
+    def first_contact_error(self) -> UnavailableError | VersionError:
+        """Why no node of the service replied."""
+        outcomes = ", ".join(f"{one} ({self._outcome(one.encode())})" for one in self.endpoints)
+        if self._is_version_wrong:
+            return VersionError(f"no membership service of this version at {outcomes}")
+        return UnavailableError(
+            f"no membership service answered at {outcomes}; check the address, and that the cluster"
+            " runs"
+        )
 
     def on_other_cluster(self, name: bytes, cluster: int) -> None:
         """Handle a refusal of a node of another cluster.

@@ -29,7 +29,7 @@ from tests.unit.logdb.client.fakes import DatabaseGlass, FakeDatabase, v
 from tests.unit.ziplog.client.fakes import CLUSTER, MS, S
 from ziplog import wire as log_wire
 from ziplog.core.entries import decode_body
-from ziplog.core.node import ConnectionChanged
+from ziplog.core.node import ConnectionChanged, Received
 from ziplog.errors import DeadlineError, RecordTooLargeError, UnavailableError
 from ziplog.types import RecordId
 
@@ -113,6 +113,14 @@ def test_absent_coordinators_are_reported_at_once() -> None:
     error = glass.answers[call]
     assert type(error) is UnavailableError
     assert "at c0:1 (connection refused), c1:1 (connection refused); check" in str(error)
+
+
+def test_another_node_at_a_coordinators_address_is_named() -> None:
+    glass = DatabaseGlass()
+    call = glass.call(OpenRequest(glass.until()))
+    info = log_wire.NodeInfo(1, 0, "storage", "shard-0-0", "c", "0.1", 1, 1, [])
+    glass.step(Received(b"coordinator c0:1", info))
+    assert "c0:1 (this is storage server shard-0-0 of cluster 'c');" in str(glass.answers[call])
 
 
 def test_a_coordinator_that_restarts_is_waited_for() -> None:

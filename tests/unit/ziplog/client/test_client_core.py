@@ -47,6 +47,7 @@ from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
     UnavailableError,
+    VersionError,
 )
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -76,6 +77,45 @@ def test_the_first_contact_ends_at_once_if_no_node_can_be_reached() -> None:
     assert type(error) is UnavailableError
     reached = "a:1 (connection refused), b:2 (the name does not resolve: unknown)"
     assert f"at {reached}; check" in str(error)
+
+
+def node_info(role: str, wire_version: int = wire.VERSION) -> wire.NodeInfo:
+    return wire.NodeInfo(
+        CLUSTER, 0, role, "x-0", "c", "9.1.0", wire_version, wire_version, ["mms:1"]
+    )
+
+
+def test_a_node_of_another_service_is_named_at_once() -> None:
+    glass = Glass(endpoints=["a:1"])
+    call = glass.call(ConnectRequest(glass.until()))
+    glass.step(Received(b"elsewhere:1", node_info("handler")))
+    assert call not in glass.answers
+    glass.step(Received(b"a:1", node_info("storage")))
+    error = glass.answers[call]
+    assert type(error) is UnavailableError
+    why = "this is storage server x-0 of cluster 'c'; its membership service is at mms:1"
+    assert f"at a:1 ({why});" in str(error)
+
+
+def test_a_cluster_of_another_version_is_a_version_error() -> None:
+    glass = Glass(endpoints=["a:1", "b:2"])
+    call = glass.call(ConnectRequest(glass.until()))
+    glass.step(Received(b"a:1", node_info("membership", wire.VERSION + 1)))
+    assert call not in glass.answers
+    glass.step(ConnectionChanged(b"b:2", "connection refused"))
+    error = glass.answers[call]
+    assert type(error) is VersionError
+    assert f"Ziplog 9.1.0 there speaks wire version {wire.VERSION + 1}, this client" in str(error)
+
+
+def test_a_client_ignores_descriptions_after_a_reply() -> None:
+    glass = Glass(endpoints=["a:1"])
+    glass.connect(placement(0))
+    call = glass.call(StatusRequest(glass.until(S)))
+    for name in (b"a:1", SERVICE.encode()):
+        glass.step(Received(name, node_info("membership", wire.VERSION + 1)))
+    assert call not in glass.answers
+    assert not glass.failures
 
 
 def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster() -> None:

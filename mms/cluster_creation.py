@@ -13,6 +13,7 @@ from mms.commands import CreateCluster
 from mms.proposals import RETRY_NS
 from ziplog.core.node import LogWarning, Propose
 from ziplog.core.units import NS_PER_MS
+from ziplog.types import cluster_id
 
 if TYPE_CHECKING:
     from mms.servers import Servers
@@ -53,14 +54,25 @@ class ClusterCreation:
         self.due_at = now + RETRY_NS
         others = membership_rules.other_clusters(self._servers) - {self._new_cluster}
         if others:
-            has_warned, self._has_warned = self._has_warned, True
-            return [] if has_warned else [LogWarning(
-                f"no cluster is created: storage servers belong to cluster {min(others)}."
-                " Restore the membership service's data directories; or, to start without the"
-                " old records, remove the data directories of all storage servers"
-            )]  # fmt: skip
+            return self._warn(
+                "no cluster is created: storage servers belong to cluster"
+                f" {cluster_id(min(others))}. Restore the membership"
+                " service's data directories; or, to start without the old records, remove the data"
+                " directories of all storage servers"
+            )
         config = self._config
+        if config.id is not None:
+            return self._warn(
+                f"no cluster is created: the cluster file belongs to cluster {config.id}, which had"
+                " data. Restore the membership service's data directories; or, to start without"
+                " the old records, remove id from the cluster file (`ziplog up --found-again`)"
+            )
         command = CreateCluster(
             self._new_cluster, config.name, membership_rules.configured(config), config.durability
         )
         return [Propose(command.encode())]
+
+    def _warn(self, text: str) -> list[Effect]:
+        """Warn once."""
+        has_warned, self._has_warned = self._has_warned, True
+        return [] if has_warned else [LogWarning(text)]

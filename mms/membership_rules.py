@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ziplog.core.view import Placement, Replica, fingerprint
+from ziplog.types import cluster_id
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -41,6 +42,11 @@ def contradiction(state: ClusterState, config: ClusterConfig) -> str:
     """
     if not state.cluster:
         return ""
+    if config.id not in {None, cluster_id(state.cluster)}:
+        return (
+            f"this is the log of cluster {cluster_id(state.cluster)}, but the cluster file says"
+            f" {config.id}. Restore the id or the data directories that belong together"
+        )
     if state.durability != config.durability:
         return (
             f"the log was created with durability = {state.durability!r}, but the cluster file says"

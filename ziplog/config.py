@@ -21,7 +21,7 @@ from pathlib import Path  # noqa: TC003 - `get_type_hints` needs it
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 from ziplog.errors import ConfigError
-from ziplog.types import Durability  # noqa: TC001 - keys_of reads the annotations
+from ziplog.types import CLUSTER_ID_DIGITS, Durability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -140,6 +140,16 @@ class ClusterConfig:
     mms: tuple[NodeConfig, ...]
     shards: tuple[ShardConfig, ...]
     failure_handlers: tuple[NodeConfig, ...] = ()
+    id: Annotated[
+        str | None,
+        Key(
+            "The cluster's id, as in the status document. `ziplog up` adds it once the cluster is"
+            " live. With it, the membership service creates no other cluster.",
+            str,
+            pattern=re.compile(f"[0-9a-f]{{{CLUSTER_ID_DIGITS}}}"),
+            rule=f"{CLUSTER_ID_DIGITS} hexadecimal digits",
+        ),
+    ] = None
     durability: Annotated[
         Durability,
         Key(

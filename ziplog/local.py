@@ -30,7 +30,7 @@ from ziplog.config import (
     keys_of,
     refuse_unknown,
 )
-from ziplog.deploy import new_shard
+from ziplog.deploy import cluster_file, new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
@@ -53,6 +53,8 @@ _ARGUMENTS: Final = frozenset({"name", "durability", "f", "epoch_ms", "lag_fix"}
 _CHANGE_S: Final = 60.0
 #: Maximum time for the ports of processes that have just ended to become free.
 _PORTS_S: Final = 2.0
+#: Time limit for writing the cluster's id to its file.
+_ID_S: Final = 2.0
 #: States in which a shard needs no more time: one that left stays readable.
 _STABLE_STATES: Final = frozenset({"live", "leaving", "finalized"})
 
@@ -78,6 +80,7 @@ class Cluster:
         accept_limbo: bool = False,
         supervise: bool | None = None,
         launcher: Sequence[str] = (),
+        found_again: bool = False,
     ) -> None:
         """Start a new cluster in `data_dir`, or restart the existing one.
 
@@ -104,11 +107,13 @@ class Cluster:
                 failure handler.
             launcher: a script and its first arguments that run each node's module in place of
                 `python -m`, for fault injection.
+            found_again: create another cluster if the files of the existing one are lost. The
+                directories of the storage servers must be gone, too.
 
         Raises:
             ConfigError: an argument, the directory or its cluster file is not allowed.
-            UnavailableError: another process runs this cluster, or it did not become live; quotes
-                the log of the failed process.
+            UnavailableError: another process runs this cluster, its files are lost, or it did not
+                become live; quotes the log of the failed process.
 
         """
         if failure_handlers < 0:
@@ -141,9 +146,13 @@ class Cluster:
         self._process: Final = os.getpid()
         atexit.register(self.stop)
         try:
+            if found_again:
+                cluster_file.remove_id(self._supervisor.path)
+                self._supervisor.reload()
+            self._refuse_lost_files()
             self._await_ports()
             self._start(self.nodes)
-            self._wait_live(timeout, accept_limbo=accept_limbo)
+            self._write_id(self._wait_live(timeout, accept_limbo=accept_limbo))
             if bool(self.config.failure_handlers) if supervise is None else supervise:
                 self._supervisor_thread = SupervisorThread(self._supervisor)
         except BaseException:
@@ -239,7 +248,7 @@ class Cluster:
         """
         until = time.monotonic() + timeout
         path = self._supervisor.path
-        with new_shard.exclusive_lock(path, timeout), self.connect(timeout=timeout) as client:
+        with cluster_file.exclusive_lock(path, timeout), self.connect(timeout=timeout) as client:
             shard = new_shard.next_shard(
                 path, [found["id"] for found in client.cluster()["shards"]]
             )
@@ -295,6 +304,33 @@ class Cluster:
         self._supervisor.stop()
         atexit.unregister(self.stop)
 
+    def _refuse_lost_files(self) -> None:
+        """Refuse to start a cluster that had data, if a majority of its membership nodes lost it.
+
+        A majority without data would create an empty cluster.
+        """
+        config = self.config
+        lost = [one.name for one in config.mms if not (config.data_dir / one.name).exists()]
+        if config.id is not None and 2 * len(lost) > len(config.mms):
+            raise UnavailableError(
+                f"cluster {config.id} had data, and its files are not here: there is no directory"
+                f" for {', '.join(lost)} in {config.data_dir}. Restore it; or, to start without the"
+                " old records, remove the directories of all nodes and run `ziplog up"
+                " --found-again`"
+            )
+
+    def _write_id(self, cluster_id: str) -> None:
+        """Write the cluster's id to its file: from now on it may have data."""
+        if self.config.id is not None:
+            return
+        path = self._supervisor.path
+        try:
+            with cluster_file.exclusive_lock(path, _ID_S):
+                cluster_file.set_id(path, cluster_id)
+            self._supervisor.reload()
+        except ZiplogError as error:
+            log.warning("the cluster's id is not written to %s: %s", path, error)
+
     def _await_ports(self) -> None:
         """Refuse ports that other processes hold: their clients would reach another cluster."""
         deadline = time.monotonic() + _PORTS_S
@@ -314,7 +350,8 @@ class Cluster:
             except OSError as error:
                 raise UnavailableError(f"cannot start {name}: {error}") from error
 
-    def _wait_live(self, timeout: float, *, accept_limbo: bool) -> None:
+    def _wait_live(self, timeout: float, *, accept_limbo: bool) -> str:
+        """Wait until the cluster is live; return its id."""
         deadline = time.monotonic() + timeout
         with contextlib.ExitStack() as stack:
             client: Log | None = None
@@ -325,14 +362,14 @@ class Cluster:
                     client = client or stack.enter_context(self.connect(timeout=1.0))
                     status = client.cluster()
                 missing = self._what_is_missing(status, accept_limbo=accept_limbo)
-                if not missing:
-                    return
+                if status is not None and not missing:
+                    return str(status["cluster_id"])
                 if time.monotonic() > deadline:
                     problem = f"not live after {timeout:g} s: {missing}{self._warnings()}"
                     if not (accept_limbo and status is not None and _is_recovering(status)):
                         raise UnavailableError(f"cluster in {self._directory} is {problem}")
                     log.warning("the cluster starts incomplete: %s", problem)
-                    return
+                    return str(status["cluster_id"])
                 time.sleep(_POLL_S)
 
     def _check_alive(self, names: Collection[str]) -> None:

@@ -508,12 +508,59 @@ def test_up_quotes_the_warnings_of_its_nodes(tmp_path: Path) -> None:
     assert "mms-0 ended during its start: halted: the log was created with" in up.stderr
     assert up.stderr.endswith("restore 'memory' in the file, or create another log\n")
 
-    file.write_text(text)
+    # Without the id, as files of earlier releases.
+    file.write_text(re.sub('(?m)^id = ".*"\n', "", text))
     (tmp_path / "mms-0").rename(tmp_path / "mms-0.lost")
     up = ziplog_cli("up", "--data-dir", str(tmp_path), "--detach", "--timeout=6")
     assert up.returncode == 1
     assert "; mms-0 warns: no cluster is created: storage servers belong to" in up.stderr
     assert "Restore the membership service's data directories" in up.stderr
+
+
+@pytest.mark.parametrize("mms", [1, 3])
+def test_a_cluster_without_its_membership_files_is_not_created_again(
+    tmp_path: Path, mms: int
+) -> None:
+    data, away = tmp_path / "data", tmp_path / "away"
+    away.mkdir()
+    with Cluster(data, shards=1, mms=mms) as cluster, cluster.connect() as log:
+        rid, found = log.insert_after(b"precious"), log.cluster()["cluster_id"]
+    assert load(data / "cluster.toml").id == found
+    lost = [f"mms-{number}" for number in range(mms // 2 + 1)]
+    for name in lost:
+        (data / name).rename(away / name)
+    refusal = f"cluster {found} had data, and its files are not here: there is no directory for"
+    with pytest.raises(UnavailableError, match=f"{refusal} {', '.join(lost)} in"):
+        Cluster(data)
+    assert not [name for name in lost if (data / name).exists()]
+    # A minority may be lost.
+    (away / lost[0]).rename(data / lost[0])
+    with Cluster(data, timeout=60.0) as cluster, cluster.connect() as log:
+        assert log.read_record(rid).payload == b"precious"
+
+
+def test_a_cluster_is_created_again_only_on_request(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=1) as cluster, cluster.connect() as log:
+        former = log.cluster()["cluster_id"]
+    for name in cluster.nodes:
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(UnavailableError, match="had data, and its files are not here"):
+        Cluster(tmp_path)
+    with Cluster(tmp_path, found_again=True) as cluster, cluster.connect() as log:
+        found = log.cluster()["cluster_id"]
+        assert found != former
+        log.insert_after(b"new")
+    assert load(tmp_path / "cluster.toml").id == found
+
+
+def test_nodes_of_another_cluster_do_not_start(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with Cluster(tmp_path / name, shards=1):
+            pass
+    shutil.rmtree(tmp_path / "one" / "mms-0")
+    (tmp_path / "two" / "mms-0").rename(tmp_path / "one" / "mms-0")
+    with pytest.raises(UnavailableError, match=r"mms-0 ended .* this is the log of cluster"):
+        Cluster(tmp_path / "one")
 
 
 def test_a_moved_directory_keeps_its_records_and_a_copy_has_its_own(tmp_path: Path) -> None:

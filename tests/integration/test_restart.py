@@ -406,7 +406,10 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
     assert old in text
     (directory / CLUSTER_FILE).write_text(text.replace(old, f"disk_reserve_bytes = {reserve}"))
     ballast = small_disk / "ballast"
-    with Cluster(directory) as cluster, cluster.connect(timeout=60.0) as log:
+    with (
+        Cluster(directory, found_again=True) as cluster,
+        cluster.connect(timeout=60.0) as log,
+    ):
         acked = [log.insert_after(b"first")]
         ballast.write_bytes(bytes(max(0, free_bytes(small_disk) - reserve - 3 * 1024 * 1024)))
         refused = insert_until_refused(cluster, log, acked)

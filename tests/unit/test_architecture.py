@@ -103,6 +103,7 @@ CLOCKS = {
     "ziplog/demo/inserter.py": {"perf_counter_ns"},
     "ziplog/demo/parts.py": {"monotonic"},
     "ziplog/demo/run.py": {"monotonic"},
+    "ziplog/deploy/cluster_file.py": {"monotonic"},
     "ziplog/deploy/new_shard.py": {"monotonic"},
     "ziplog/local.py": {"monotonic"},
     "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns"},

@@ -94,6 +94,9 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the cluster is live.")
     ] = False,
+    found_again: Annotated[
+        bool, typer.Option("--found-again", help="Create another cluster if the files are lost.")
+    ] = False,
 ) -> None:
     """Start a cluster on this machine: a new one, or the existing one of the directory.
 
@@ -113,12 +116,13 @@ def up(
     _refuse_other_files(data_dir)
     _refuse_contradictions(data_dir, given)
     if detach:
-        _detach(data_dir, given, timeout)
+        _detach(data_dir, given, timeout, ["--found-again"] if found_again else [])
         return
     # Until the cluster is live, a SIGTERM interrupts the start like a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = {"port": _FIRST_PORT, **given}
     logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
+    options["found_again"] = found_again
     with Cluster(
         data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options
     ) as cluster:
@@ -237,12 +241,12 @@ def _durability(config: ClusterConfig) -> str:
     return f"durability {config.durability}: {means}"
 
 
-def _detach(data_dir: Path, given: dict[str, Any], timeout: float) -> None:
+def _detach(data_dir: Path, given: dict[str, Any], timeout: float, flags: list[str]) -> None:
     """Run `ziplog up` in a process of its own and wait until it prints the endpoint."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     logs = data_dir / node_logs.LOG_DIRECTORY
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    arguments = ("--data-dir", str(data_dir), f"--timeout={timeout}", *options)
+    arguments = ("--data-dir", str(data_dir), f"--timeout={timeout}", *options, *flags)
     with (logs / f"{_SUPERVISOR_LOG}.log").open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves

@@ -17,7 +17,7 @@ from rich.console import Console
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.config import ShardConfig, load
-from ziplog.deploy import new_shard
+from ziplog.deploy import cluster_file, new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, running_pid
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
 
@@ -154,7 +154,7 @@ def _add_on_this_machine(log: ziplog.Log, directory: Path, until: float) -> Shar
             f"`ziplog up` is not running in {directory}, so the new servers would not be started."
             " Start it, or start the servers yourself (ziplog shard add --help)"
         )
-    with new_shard.exclusive_lock(path, until - time.monotonic()):
+    with cluster_file.exclusive_lock(path, until - time.monotonic()):
         added = new_shard.next_shard(path, [shard["id"] for shard in log.cluster()["shards"]])
         logs = f"the logs of its servers are in {directory / 'logs'}"
         _place(log, added, until, logs)

@@ -1,9 +1,8 @@
 """Adds a shard to a cluster file: its number, its servers' ports, and the write itself.
 
 The order is file, processes, service: servers start from the file, and only listening servers are
-reported to the membership service. Rule: a file only grows at its end, in one step (a new file
-takes the old one's name), by one process at a time. That process holds a lock until the service has
-the shard; hand-written parts stay.
+reported to the membership service. Rule: a shard is added at the file's end, in one step, by one
+process at a time. That process holds a lock until the service has the shard.
 
 Invariant: so a shard in the file that the service does not know was left by a failed attempt, and
 the next attempt resumes with it. See docs/protocol.md, section 13 (joining).
@@ -13,15 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import os
 import random
 import socket
-import stat
 import time
 from typing import TYPE_CHECKING, Final
 
 from ziplog.config import NodeConfig, ShardConfig, dump_shard, load, parse
+from ziplog.deploy import cluster_file
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 
 if TYPE_CHECKING:
@@ -34,32 +31,6 @@ if TYPE_CHECKING:
 _FREE_PORTS: Final = range(10_000, 32_000)
 _POLL_S: Final = 0.02
 _CONNECT_S: Final = 1.0
-
-
-@contextlib.contextmanager
-def exclusive_lock(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock on adding shards to the cluster file `path`.
-
-    Raises:
-        ConfigError: its directory cannot be opened.
-        DeadlineError: another process holds the lock.
-
-    """
-    try:
-        # The directory is locked, because each change replaces the file.
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(
-            "cluster file",
-            str(path),
-            "in a readable directory",
-            message=f"cannot open the directory of the cluster file {path}: {error.strerror}",
-        ) from error
-    try:
-        _lock(descriptor, path, time.monotonic() + timeout_s)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def next_shard(path: Path, known: Collection[int]) -> ShardConfig:
@@ -153,20 +124,6 @@ def taken_port(nodes: Iterable[NodeConfig]) -> tuple[NodeConfig, int] | None:
     return None
 
 
-def _lock(descriptor: int, path: Path, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"another process is adding a shard to {path}; try again when it has finished"
-                ) from None
-            time.sleep(_POLL_S)
-        else:
-            return
-
-
 def _new_shard(config: ClusterConfig, number: int) -> ShardConfig:
     """Return a shard with free ports on the host of the last shard's primary."""
     host = config.shards[-1].replicas[0].host
@@ -193,34 +150,7 @@ def _append(path: Path, config: ClusterConfig, added: ShardConfig) -> None:
             )
     text = f"{path.read_text(encoding='utf-8').rstrip()}\n{dump_shard(added)}"
     assert parse(text, path).shards[-1] == added
-    try:
-        # Replace the target of a link, not the link.
-        _replace(path.resolve(), text)
-    except OSError as error:
-        raise ConfigError(
-            "cluster file",
-            str(path),
-            "a writable file",
-            message=f"cannot replace the cluster file {path}: {error.strerror}",
-        ) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123 - a descriptor
-        os.fchmod(file.fileno(), mode)
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    # The service will remember the shard permanently, so the file must survive a crash.
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    cluster_file.replace(path, text)
 
 
 def _bind(probes: contextlib.ExitStack, host: str, port: int) -> bool:

@@ -378,13 +378,22 @@ def test_a_service_that_lost_its_directory_makes_no_second_cluster() -> None:
     assert world.log == []
     assert [server.lease for server in world.servers] == old
     (text,) = world.warnings
-    assert f"cluster {CLUSTER}" in text
+    assert f"cluster {CLUSTER:032x}" in text
     assert "data directories" in text
     # The operator decides to start again.
     for server in world.servers:
         server.lease, server.state = None, "starting"
     world.run(3 * S)
     assert world.service.state.cluster == CLUSTER + 1
+
+
+def test_a_cluster_file_with_an_id_makes_no_second_cluster() -> None:
+    world = World(config(id=f"{CLUSTER:032x}"))
+    world.may_warn = True
+    world.lead().run(10 * S)
+    assert world.log == []
+    (text,) = world.warnings
+    assert f"the cluster file belongs to cluster {CLUSTER:032x}, which had data" in text
 
 
 def test_it_creates_a_cluster_without_the_servers_only_after_a_while() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -95,32 +93,6 @@ def test_free_ports_are_free_and_none_of_those_taken(monkeypatch: pytest.MonkeyP
         assert set(found) <= set(range(20_190, 20_200))
         with pytest.raises(UnavailableError, match="cannot find 11 free ports"):
             new_shard.free_ports(11, "127.0.0.1", taken)
-
-
-def test_one_process_at_a_time_adds_a_shard(path: Path) -> None:
-    program = (
-        "import sys\nfrom pathlib import Path\nfrom ziplog.deploy import new_shard\n"
-        f"with new_shard.exclusive_lock(Path({str(path)!r}), 0.0):\n"
-        "    print('alone', flush=True)\n    sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"alone\n"
-        with (
-            pytest.raises(DeadlineError, match="another process is adding a shard"),
-            new_shard.exclusive_lock(path, 0.0),
-        ):
-            pass
-        other.kill()
-    with new_shard.exclusive_lock(path, 20.0):
-        # A change of the file does not release the lock.
-        new_shard.next_shard(path, {0})
-        with pytest.raises(DeadlineError), new_shard.exclusive_lock(path, 0.0):
-            pass
-    with pytest.raises(ConfigError, match="cannot open the directory"):
-        new_shard.exclusive_lock(path / "nowhere" / "x", 0.0).__enter__()
 
 
 def test_servers_are_waited_for_until_there_is_no_hope(path: Path) -> None:

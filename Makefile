@@ -1,12 +1,12 @@
-# Requires Python 3.11 or later, make and a C compiler. The Spark tests require Java 17 or later;
+# Requires Python 3.11 or later and make. The Spark tests require Java 17 or later;
 # without it: make test ARGS="-m 'not spark'". Everything else is installed into .venv.
 # The project is tested with Python 3.11.
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 BIN := .venv/bin
 EVENTS ?= 1000898
-# Number of test workers: one more than cores, because many tests wait for processes and time-outs.
-# tests/conftest.py distributes the tests.
-WORKERS ?= 3
+# Number of test workers: more than cores (2 where it was measured), because many tests wait for
+# processes and time-outs. tests/conftest.py distributes the tests.
+WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
 # Further options of the tests or of a simulation.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ziplog.cli import demo, options, records, servers, settings, shards, status
+from ziplog.cli import check, demo, options, records, servers, settings, shards, status
 from ziplog.cli.options import say
 from ziplog.errors import ConfigError, ZiplogError
 
@@ -80,6 +80,7 @@ app.callback()(options.root)
 app.command("up")(servers.up)
 app.command("down")(servers.down)
 app.command("status")(status.status)
+app.command("check")(check.check)
 app.command("insert")(records.insert)
 app.command("read")(records.read)
 app.command("tail")(records.tail)

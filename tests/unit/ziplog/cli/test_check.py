@@ -1,0 +1,116 @@
+"""`ziplog check`: the findings of a status document, and the exit codes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from tests.unit.ziplog.cli.fakes import STATUS, FakeLog, run
+from ziplog.cli import check
+from ziplog.cli.check import Level, findings
+from ziplog.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def healthy() -> dict[str, Any]:
+    document: dict[str, Any] = deepcopy(STATUS)
+    document["failure_handlers"] = document["failure_handlers"][:1]
+    document["blocked_by"] = None
+    document["shards"][0]["replicas"][0]["disk"] = {
+        "free_bytes": 9 << 30, "reserve_bytes": 1 << 30, "full": False,
+    }  # fmt: skip
+    for node in (*document["mms"], *document["failure_handlers"]):
+        node["version"] = "0.1.0"
+    return document
+
+
+def problems(document: dict[str, Any]) -> list[tuple[Level, str]]:
+    return [(each.level, each.check) for each in findings(document) if each.level]
+
+
+def replica(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["shards"][0]["replicas"][0]
+    return found
+
+
+def test_nothing_is_found_in_a_healthy_cluster() -> None:
+    assert problems(healthy()) == []
+    assert len(list(findings(healthy()))) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda d: d.update(failure_handlers=[]), (Level.WARNING, "failure handler")),
+        (
+            lambda d: d["failure_handlers"][0].update(state="down"),
+            (Level.CRITICAL, "failure handler"),
+        ),
+        (
+            lambda d: d["failure_handlers"][0].update(leader=False),
+            (Level.WARNING, "failure handler"),
+        ),
+        (
+            lambda d: d["mms"].extend({**d["mms"][0], "state": s} for s in ("up", "down")),
+            (Level.WARNING, "membership"),
+        ),
+        (lambda d: d["shards"][0].update(state="recovering"), (Level.CRITICAL, "shard 0")),
+        (lambda d: d["shards"][0].update(refusing=True), (Level.CRITICAL, "shard 0")),
+        (lambda d: d["shards"][0].update(state="leaving"), (Level.WARNING, "shard 0")),
+        (lambda d: replica(d).update(state="suspect"), (Level.WARNING, "shard 0")),
+        (
+            lambda d: replica(d)["disk"].update(free_bytes=(2 << 30) - 1),
+            (Level.WARNING, "disk of shard-0-0"),
+        ),
+        (
+            lambda d: (replica(d)["disk"].update(full=True), replica(d).update(full="no space")),
+            (Level.CRITICAL, "disk of shard-0-0"),
+        ),
+        (lambda d: d.update(blocked_by=0), (Level.WARNING, "readers")),
+        (lambda d: d.update(losses=[{"shard": 0}]), (Level.WARNING, "losses")),
+        (lambda d: replica(d).update(version="0.2.0"), (Level.WARNING, "versions")),
+    ],
+)
+def test_each_problem_is_found(
+    change: Callable[[dict[str, Any]], object], problem: tuple[Level, str]
+) -> None:
+    document = healthy()
+    change(document)
+    assert problems(document) == [problem]
+
+
+def test_the_exit_code_says_whether_all_is_well(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = healthy()
+    monkeypatch.setattr(log, "cluster", lambda: document)
+    result = run("check")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == "ok        membership          1 of 1 up, leader mms-0"
+    assert run("check", "--format", "nagios").stdout == "ZIPLOG OK - 7 checks\n"
+    document["shards"][0]["state"] = "recovering"
+    assert run("check").exit_code == 1
+    result = run("check", "--format", "nagios")
+    assert result.exit_code == 2
+    assert result.stdout == ("ZIPLOG CRITICAL - shard 0: recovering, view 1; it takes no records\n")
+    lines = [
+        msgspec.json.decode(line)
+        for line in run("check", "--format", "json").stdout_bytes.splitlines()
+    ]
+    assert [line["level"] for line in lines].count("critical") == 1
+
+
+def test_an_absent_cluster_is_critical(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_bootstrap: str, _timeout: float) -> None:
+        raise UnavailableError("no membership service answered")
+
+    monkeypatch.setattr(check, "connect", refuse)
+    result = run("check", "--format", "nagios")
+    assert result.exit_code == 2
+    assert result.stdout == "ZIPLOG CRITICAL - reachable: no membership service answered\n"
+    assert run("check").exit_code == 1

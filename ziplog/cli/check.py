@@ -1,0 +1,170 @@
+"""`ziplog check`: whether a cluster is well, one line for each check, for people and monitors."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import msgspec
+import typer
+
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, connect
+from ziplog.cli.terminal import one_line
+from ziplog.errors import ZiplogError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class Level(enum.IntEnum):
+    """How bad a finding is; the exit codes of monitoring plugins (Nagios)."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    level: Level
+    check: str
+    text: str
+
+
+class Format(enum.StrEnum):
+    """The output's format."""
+
+    TEXT = "text"
+    JSON = "json"
+    NAGIOS = "nagios"
+
+
+#: Shards in these states work as intended.
+_WELL: Final = frozenset({"live", "finalized"})
+#: Free space below this multiple of the reserve is a warning.
+_LOW_DISK: Final = 2
+_GIB: Final = 1 << 30
+
+
+def check(
+    *,
+    output: Annotated[
+        Format, typer.Option("--format", help="One line for each check, or Nagios' one line.")
+    ] = Format.TEXT,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Time limit.")
+    ] = 5.0,
+) -> None:
+    """Check the cluster: nodes, shards, disks, readers, losses, versions.
+
+    Exit code 0: all is well; 1: it is not. With --format nagios, 1: warning, 2: critical.
+    """
+    try:
+        with connect(bootstrap, timeout) as log:
+            found = list(findings(log.cluster()))
+    except ZiplogError as error:
+        found = [Finding(Level.CRITICAL, "reachable", str(error))]
+    worst = max(finding.level for finding in found)
+    sys.stdout.write(_render(found, worst, output))
+    raise typer.Exit(int(worst) if output is Format.NAGIOS else min(worst, 1))
+
+
+def findings(document: dict[str, Any]) -> Iterator[Finding]:
+    """Return the findings of all checks of a status document."""
+    yield _services("membership", document["mms"])
+    yield _services("failure handler", document["failure_handlers"])
+    for shard in document["shards"]:
+        yield _shard(shard)
+    replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
+    yield from _disks(replicas)
+    yield _readers(document)
+    yield _losses(document)
+    yield _versions([*document["mms"], *document["failure_handlers"], *replicas])
+
+
+def _services(check: str, nodes: list[dict[str, Any]]) -> Finding:
+    if not nodes:
+        return Finding(Level.WARNING, check, "there is none, so failed shards are not recovered")
+    absent = [node["name"] for node in nodes if node["state"] != "up"]
+    leader = next((node["name"] for node in nodes if node["leader"]), None)
+    up = f"{len(nodes) - len(absent)} of {len(nodes)} up"
+    if 2 * len(absent) >= len(nodes):
+        return Finding(Level.CRITICAL, check, f"{up}, which is no majority: not {_names(absent)}")
+    if absent or leader is None:
+        problem = f"not {_names(absent)}" if absent else "no leader"
+        return Finding(Level.WARNING, check, f"{up}, {problem}")
+    return Finding(Level.OK, check, f"{up}, leader {leader}")
+
+
+def _shard(shard: dict[str, Any]) -> Finding:
+    name, state, replicas = f"shard {shard['id']}", shard["state"], shard["replicas"]
+    absent = [f"{one['name']} is {one['state']}" for one in replicas if one["state"] != "up"]
+    text = f"{state}, view {shard['view']}" + (f", {', '.join(absent)}" if absent else "")
+    if state == "recovering" or shard.get("refusing"):
+        return Finding(Level.CRITICAL, name, f"{text}; it takes no records")
+    is_well = state in _WELL and not absent
+    return Finding(Level.OK if is_well else Level.WARNING, name, text)
+
+
+def _disks(replicas: list[dict[str, Any]]) -> Iterator[Finding]:
+    known = [replica for replica in replicas if replica.get("disk")]
+    low = 0
+    for replica in known:
+        disk = replica["disk"]
+        free = f"{disk['free_bytes'] / _GIB:.1f} GiB free"
+        reserve = f"{disk['reserve_bytes'] / _GIB:.1f} GiB (disk_reserve_bytes)"
+        if disk["full"]:
+            low += 1
+            yield Finding(Level.CRITICAL, f"disk of {replica['name']}", str(replica["full"]))
+        elif disk["free_bytes"] < _LOW_DISK * disk["reserve_bytes"]:
+            low += 1
+            text = f"{free}; below {reserve} it refuses records"
+            yield Finding(Level.WARNING, f"disk of {replica['name']}", text)
+    if known and not low:
+        least = min(replica["disk"]["free_bytes"] for replica in known) / _GIB
+        yield Finding(Level.OK, "disks", f"at least {least:.1f} GiB free")
+
+
+def _readers(document: dict[str, Any]) -> Finding:
+    shard = document.get("blocked_by")
+    if shard is None:
+        return Finding(Level.OK, "readers", "no shard holds them back")
+    return Finding(Level.WARNING, "readers", f"shard {shard} holds them back")
+
+
+def _losses(document: dict[str, Any]) -> Finding:
+    shards = sorted({loss["shard"] for loss in document["losses"]})
+    if not shards:
+        return Finding(Level.OK, "losses", "no record was lost in a recovery")
+    names = ", ".join(map(str, shards))
+    return Finding(
+        Level.WARNING, "losses", f"records of shard {names} may be lost (`ziplog status`)"
+    )
+
+
+def _versions(nodes: Iterable[dict[str, Any]]) -> Finding:
+    found = sorted({node["version"] for node in nodes if node.get("version")})
+    level = Level.OK if len(found) < 2 else Level.WARNING
+    return Finding(level, "versions", ", ".join(found) or "unknown")
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names)
+
+
+def _render(found: list[Finding], worst: Level, output: Format) -> str:
+    if output is Format.NAGIOS:
+        bad = [f"{each.check}: {each.text}" for each in found if each.level is not Level.OK]
+        return f"ZIPLOG {worst.name} - {one_line('; '.join(bad) or f'{len(found)} checks')}\n"
+    if output is Format.JSON:
+        lines = [
+            {"check": each.check, "level": each.level.name.lower(), "text": each.text}
+            for each in found
+        ]
+        return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines)
+    return "".join(
+        f"{each.level.name.lower():8}  {each.check:18}  {one_line(each.text)}\n" for each in found
+    )

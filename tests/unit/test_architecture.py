@@ -105,6 +105,7 @@ CLOCKS = {
     "ziplog/demo/run.py": {"monotonic"},
     "ziplog/deploy/cluster_file.py": {"monotonic"},
     "ziplog/deploy/new_shard.py": {"monotonic"},
+    "ziplog/deploy/rolling_restart.py": {"monotonic"},
     "ziplog/local.py": {"monotonic"},
     "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns"},
     "ziplog/runtime/resolver.py": {"monotonic_ns"},

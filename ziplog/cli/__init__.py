@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ziplog.cli import check, demo, options, records, servers, settings, shards, status
+from ziplog.cli import check, demo, options, records, restart, servers, settings, shards, status
 from ziplog.cli.options import say
 from ziplog.errors import ConfigError, ZiplogError
 
@@ -79,6 +79,7 @@ app: Final = typer.Typer(
 app.callback()(options.root)
 app.command("up")(servers.up)
 app.command("down")(servers.down)
+app.command("restart")(restart.restart)
 app.command("status")(status.status)
 app.command("check")(check.check)
 app.command("insert")(records.insert)

@@ -1,0 +1,76 @@
+"""A rolling restart of real processes under load."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ziplog.deploy.rolling_restart import RollingRestart
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import ziplog
+
+TIMEOUT_S = 60.0
+
+
+def insert_until(stopped: threading.Event, log: ziplog.Log, rids: list[ziplog.RecordId]) -> None:
+    while not stopped.is_set():
+        rids.append(log.insert_after(str(len(rids)).encode(), timeout=TIMEOUT_S))
+
+
+@pytest.mark.timeout(300)
+def test_no_insert_fails_and_no_record_is_lost(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=2) as cluster, cluster.connect(timeout=TIMEOUT_S) as log:
+        pids = {name: cluster.pid(name) for name in cluster.nodes}
+        rids: list[ziplog.RecordId] = []
+        stopped, errors = threading.Event(), list[BaseException]()
+
+        def load() -> None:
+            try:
+                insert_until(stopped, log, rids)
+            except BaseException as error:  # noqa: BLE001 - reported below
+                errors.append(error)
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        done: list[str] = []
+        try:
+            with cluster.connect() as other:
+                restart = RollingRestart(tmp_path, other, TIMEOUT_S)
+                restart.run([], lambda name, _: done.append(name))
+        finally:
+            stopped.set()
+            loading.join()
+        assert errors == []
+        assert done[0] == "shard-0-1"
+        assert done[-2:] == ["fh-0", "mms-0"]
+        assert sorted(done) == sorted(pids)
+        assert all(cluster.pid(name) != pid for name, pid in pids.items())
+        found = {record.rid: record.payload for record in log.subscribe(follow=False)}
+        assert found == {rid: str(index).encode() for index, rid in enumerate(rids)}
+
+
+def test_one_node_is_restarted_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=1) as cluster, cluster.connect() as log:
+        restart = RollingRestart(tmp_path, log, TIMEOUT_S)
+        pids = {name: cluster.pid(name) for name in cluster.nodes}
+        restart.run(["shard-0-0"], lambda *_: None)
+        changed = [name for name, pid in pids.items() if cluster.pid(name) != pid]
+        assert changed == ["shard-0-0"]
+        with pytest.raises(ConfigError, match="--node is 'x, y'; it must be among shard-0-1"):
+            restart.run(["x", "shard-0-0", "y"], lambda *_: None)
+
+
+def test_a_cluster_without_a_supervisor_is_refused(tmp_path: Path) -> None:
+    with (
+        Cluster(tmp_path / "data", shards=1) as cluster,
+        cluster.connect() as log,
+        pytest.raises(UnavailableError, match="no supervisor is running in"),
+    ):
+        RollingRestart(tmp_path, log, TIMEOUT_S)

@@ -1,0 +1,48 @@
+"""The order of a rolling restart, and what holds it up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ziplog.deploy.rolling_restart import obstacle, order
+
+
+def node(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "state": "up", "leader": False, "role": "backup"} | fields
+
+
+def status() -> dict[str, Any]:
+    return {
+        "mms": [node("m0", leader=True), node("m1"), node("m2")],
+        "failure_handlers": [node("f0", leader=True), node("f1")],
+        "shards": [
+            {"id": 0, "state": "live", "replicas": [node("a", role="primary"), node("b")]},
+            {"id": 1, "state": "finalized", "replicas": [node("c", role="primary"), node("d")]},
+        ],
+    }
+
+
+def test_backups_come_before_primaries_and_the_leaders_last() -> None:
+    assert order(status()) == ["b", "a", "d", "c", "f1", "f0", "m1", "m2", "m0"]
+
+
+def test_nothing_holds_up_a_healthy_cluster() -> None:
+    assert obstacle(status()) == ""
+
+
+@pytest.mark.parametrize("where", ["mms", "failure_handlers"])
+def test_a_node_that_is_not_up_holds_it_up(where: str) -> None:
+    found = status()
+    found[where][1]["state"] = "down"
+    assert obstacle(found) == f"{found[where][1]['name']} is down"
+
+
+def test_a_shard_that_is_not_live_holds_it_up() -> None:
+    found = status()
+    found["shards"][0]["state"] = "recovering"
+    assert obstacle(found) == "shard 0 is recovering"
+    found = status()
+    found["shards"][1]["replicas"][1]["state"] = "suspect"
+    assert obstacle(found) == "d is suspect"

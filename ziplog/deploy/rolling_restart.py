@@ -1,0 +1,158 @@
+"""A rolling restart: one node after the other, while the cluster serves its clients.
+
+Rules: the backups of a shard come before its primary, and the membership leader comes last. A node
+is stopped only while all nodes are up and all shards are live. The supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ziplog.deploy.supervisor import running_pid
+from ziplog.errors import ConfigError, DeadlineError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ziplog.client.blocking import Log
+
+_POLL_S: Final = 0.1
+_STATUS_TIMEOUT_S: Final = 1.0
+_PROC: Final = Path("/proc")
+
+
+def order(status: dict[str, Any]) -> list[str]:
+    """Return the names of all nodes in the order of their restarts, from the status document."""
+    shards = [
+        replica["name"]
+        for shard in status["shards"]
+        for replica in sorted(shard["replicas"], key=lambda one: one["role"] == "primary")
+    ]
+    services = [
+        node["name"]
+        for nodes in (status["failure_handlers"], status["mms"])
+        for node in sorted(nodes, key=lambda one: one["leader"])
+    ]
+    return shards + services
+
+
+def obstacle(status: dict[str, Any]) -> str:
+    """Return why no node may be stopped now; "": all nodes are up, and all shards are live."""
+    for node in (*status["mms"], *status["failure_handlers"]):
+        if node["state"] != "up":
+            return f"{node['name']} is {node['state']}"
+    for shard in status["shards"]:
+        if shard["state"] not in {"live", "finalized"}:
+            return f"shard {shard['id']} is {shard['state']}"
+        for replica in shard["replicas"]:
+            if replica["state"] != "up":
+                return f"{replica['name']} is {replica['state']}"
+    return ""
+
+
+class RollingRestart:
+    """The rolling restart of a cluster that a supervisor on this machine runs."""
+
+    def __init__(self, data_dir: Path, log: Log, timeout_s: float) -> None:
+        """Prepare.
+
+        Args:
+            data_dir: the cluster's directory.
+            log: a client of the cluster.
+            timeout_s: time limit of each node, in seconds.
+
+        Raises:
+            UnavailableError: no supervisor runs there, or the cluster does not reply.
+
+        """
+        supervisor = running_pid(data_dir)
+        if not supervisor:
+            raise UnavailableError(
+                f"no supervisor is running in {data_dir}, so nothing would start the nodes again;"
+                " run this command on the machine of `ziplog up`, with its --data-dir"
+            )
+        self._supervisor: Final = supervisor
+        self._log: Final = log
+        self._timeout_s: Final = timeout_s
+        self._order: Final = order(log.cluster())
+
+    def run(self, names: Sequence[str], on_done: Callable[[str, float], object]) -> None:
+        """Restart the nodes `names`, or all if there are none, one after the other.
+
+        `on_done` is called with each node and the seconds that its restart took.
+
+        Raises:
+            ConfigError: there is no such node.
+            DeadlineError: a node is not back in time; the others keep running.
+
+        """
+        unknown = sorted(set(names) - set(self._order))
+        if unknown:
+            raise ConfigError("--node", ", ".join(unknown), f"among {', '.join(self._order)}")
+        for name in self._order:
+            if not names or name in names:
+                started_at = time.monotonic()
+                self._restart(name)
+                on_done(name, time.monotonic() - started_at)
+
+    def _restart(self, name: str) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        self._await(self._obstacle, deadline, f"{name} is not restarted")
+        former = self._process(name)
+        if former is not None:
+            os.kill(former, signal.SIGTERM)
+        self._await(lambda: self._obstacle(name, former), deadline, f"{name} was restarted")
+
+    def _await(self, problem: Callable[[], str], deadline: float, what: str) -> None:
+        while found := problem():
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"{what}, but after {self._timeout_s:g} s {found}; the nodes after it keep"
+                    " running as they are. See `ziplog check` and the node's log"
+                )
+            time.sleep(_POLL_S)
+
+    def _obstacle(self, name: str = "", former: int | None = None) -> str:
+        """Return why the next step must wait; `former`: the process that `name` had before."""
+        if name:
+            process = self._process(name)
+            if process is None or process == former:
+                return f"{name} has no new process"
+        try:
+            status = self._log.cluster(timeout=_STATUS_TIMEOUT_S)
+        except UnavailableError as error:
+            return str(error)
+        if name and _reported_pid(status, name) not in {None, process}:
+            return f"the new process of {name} has not reported yet"
+        return obstacle(status)
+
+    def _process(self, name: str) -> int | None:
+        """Return the process of a node below the supervisor."""
+        for entry in _PROC.iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            except OSError:  # The process has ended.
+                continue
+            is_node = (
+                b"--node" in arguments[:-1]
+                and name.encode() == arguments[arguments.index(b"--node") + 1]
+            )
+            if is_node and int(parent) == self._supervisor:
+                return int(entry.name)
+        return None
+
+
+def _reported_pid(status: dict[str, Any], name: str) -> int | None:
+    replicas = [replica for shard in status["shards"] for replica in shard["replicas"]]
+    for node in (*status["mms"], *status["failure_handlers"], *replicas):
+        if node["name"] == name:
+            pid: int | None = node["pid"]
+            return pid
+    return None

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ziplog.cli import check, demo, options, records, restart, servers, settings, shards, status
+from ziplog.cli import (
+    check,
+    completion,
+    demo,
+    options,
+    records,
+    restart,
+    servers,
+    settings,
+    shards,
+    status,
+)
 from ziplog.cli.options import say
 from ziplog.errors import ConfigError, ZiplogError
 
@@ -87,6 +98,7 @@ app.command("read")(records.read)
 app.command("tail")(records.tail)
 app.command("trim")(records.trim)
 app.command("demo")(demo.demo)
+app.command("completion")(completion.completion)
 app.add_typer(shards.app, name="shard")
 app.add_typer(settings.app, name="config")
 
@@ -96,4 +108,5 @@ def main() -> None:
     if sys.stdout is None:  # Its descriptor was closed when the process started.
         say("error: stdout is closed; redirect it to /dev/null to discard the output")
         raise SystemExit(1)
+    completion.enable()
     app()

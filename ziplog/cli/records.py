@@ -13,6 +13,7 @@ import typer
 
 import ziplog
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.cli.positions import FORMS, position
 from ziplog.cli.terminal import one_line, shown, shown_json
 from ziplog.errors import ConfigError
 
@@ -33,7 +34,7 @@ def insert(
         typer.Argument(metavar="TEXT", help="The record; '-': stdin. [default: read --file]"),
     ] = None,
     after: Annotated[
-        str, typer.Option("--after", metavar="RID", help="Insert after this record.")
+        str, typer.Option("--after", metavar="POSITION", help="Insert after this position.")
     ] = "genesis",
     key: Annotated[str | None, typer.Option("--key", help="The record's key, as UTF-8.")] = None,
     file: Annotated[
@@ -51,7 +52,6 @@ def insert(
     timeout: Timeout = 10.0,
 ) -> None:
     """Insert a record, or one for each line with --lines; print their rids."""
-    rid = ziplog.RecordId.parse(after)
     if text == "-":
         text = None
     if text is not None and (lines or file != Path("-")):
@@ -62,6 +62,7 @@ def insert(
             message="give either TEXT, or --file or --lines",
         )
     with connect(bootstrap, timeout) as log:
+        rid = position(after, log)
         if text is not None:
             _print_rids([log.insert_after(text.encode(), rid, key=key)])
             return
@@ -94,7 +95,7 @@ def read(
 
 def tail(
     start: Annotated[
-        str, typer.Option("--from", metavar="genesis|recent|RID", help="Start here (inclusive).")
+        str, typer.Option("--from", metavar=FORMS, help="Start here (inclusive).")
     ] = "genesis",
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, metavar="N", help="Stop after N records.")
@@ -111,19 +112,35 @@ def tail(
 
     Control characters are escaped; --json is exact.
     """
-    first = ziplog.RecordId.parse(start)
     with connect(bootstrap, timeout) as log:
+        first = position(start, log)
         subscription = log.subscribe(first, follow=follow, timeout=None if follow else timeout)
         with subscription:
             _print_records(subscription, limit, json=json, follow=follow)
 
 
-def trim(rid: Rid, *, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 30.0) -> None:
-    """Delete every record before RID, on all servers, for good."""
-    before = ziplog.RecordId.parse(rid)
+def trim(
+    before: Annotated[str, typer.Argument(metavar="POSITION", help="end|GSN|RID")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Delete every record before a position, on all servers, for good; ask on a terminal."""
     with connect(bootstrap, timeout) as log:
-        log.trim(before)
-    say(f"deleted all records before {before}")
+        rid = position(before, log)
+        if rid.gsn <= 0:
+            raise ConfigError("POSITION", before, "'end', a gsn, or '<gsn>@<shard>'")
+        if not yes and is_terminal():
+            question = f"Delete all records before {rid} of the log at {bootstrap}, for good?"
+            typer.confirm(question, abort=True, err=True)
+        log.trim(rid)
+    say(f"deleted all records before {rid}")
+
+
+def is_terminal() -> bool:
+    """Whether a person can answer a question."""
+    return sys.stdin.isatty()
 
 
 def _print_records(
@@ -145,7 +162,7 @@ def _opened(file: Path) -> BinaryIO:
     """Open a file, or return stdin for "-"; report that a terminal is read."""
     if file != Path("-"):
         return file.open("rb")
-    if sys.stdin.isatty():
+    if is_terminal():
         say("reading from the terminal; end the input with Ctrl-D")
     return sys.stdin.buffer
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +15,7 @@ from rich.console import Console
 
 import ziplog
 from tests.unit.ziplog.cli.fakes import STATUS, FakeLog, cluster_file, run, shard
-from ziplog.cli import servers, status
+from ziplog.cli import records, servers, status
 from ziplog.config import parse
 from ziplog.demo.run import Summary
 from ziplog.errors import ConfigError, UnavailableError
@@ -169,6 +172,65 @@ def test_trim(log: FakeLog) -> None:
     result = run("trim", "4@1")
     assert (result.exit_code, result.stdout) == (0, "")
     assert log.calls[-1] == ("trim", ziplog.RecordId(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("genesis", ziplog.RID_GENESIS),
+        ("recent", ziplog.RID_RECENT),
+        ("end", ziplog.RecordId(1, 0)),
+        ("7", ziplog.RecordId(7, 0)),
+        ("7@3", ziplog.RecordId(7, 3)),
+    ],
+)
+def test_a_position_has_one_grammar(log: FakeLog, text: str, found: ziplog.RecordId) -> None:
+    log.insert_after(b"x", ziplog.RID_GENESIS)
+    assert run("tail", "--from", text).exit_code == 0
+    assert log.calls[-1][1] == found
+    if found.gsn >= 0:
+        assert run("insert", "y", "--after", text).exit_code == 0
+        assert log.calls[-1] == ("insert", [b"y"], found)
+
+
+@pytest.mark.parametrize("text", ["genesis", "recent", "0"])
+def test_a_trim_needs_a_position_after_the_first(log: FakeLog, text: str) -> None:
+    result = run("trim", text)
+    assert result.exit_code == 2
+    assert f"POSITION is '{text}'; it must be 'end', a gsn" in result.stderr
+    assert [call[0] for call in log.calls] == ["connect"]
+
+
+@pytest.mark.parametrize(("typed", "code"), [(b"y\n", 0), (b"n\n", 1), (b"", 1)])
+def test_a_trim_asks_on_a_terminal(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch, typed: bytes, code: int
+) -> None:
+    monkeypatch.setattr(records, "is_terminal", lambda: True)
+    result = run("trim", "4@1", stdin=typed)
+    assert result.exit_code == code
+    assert "Delete all records before 4@1 of the log at 127.0.0.1:7400, for good?" in result.stderr
+    assert (log.calls[-1] == ("trim", ziplog.RecordId(4, 1))) is (code == 0)
+    assert run("trim", "5@1", "--yes").exit_code == 0
+    assert log.calls[-1] == ("trim", ziplog.RecordId(5, 1))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_of_a_shell_is_printed(shell: str) -> None:
+    result = run("completion", shell)
+    assert result.exit_code == 0
+    assert "_ZIPLOG_COMPLETE" in result.stdout
+
+
+def test_a_shell_gets_the_verbs_that_complete_a_word() -> None:
+    environment = os.environ | {
+        "_ZIPLOG_COMPLETE": "complete_bash", "COMP_WORDS": "ziplog sta", "COMP_CWORD": "1",
+    }  # fmt: skip
+    program = "import sys; sys.argv[0] = 'ziplog'; from ziplog.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env=environment,
+    )  # fmt: skip
+    assert ended.stdout.split() == ["status"]
 
 
 def test_status_json_is_the_document(log: FakeLog) -> None:

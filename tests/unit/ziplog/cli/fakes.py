@@ -110,6 +110,9 @@ class FakeLog:
         self.calls.append(("subscribe", start, follow, timeout))
         return FakeSubscription(record for record in self.records if record.rid.gsn >= start.gsn)
 
+    def check_tail(self) -> ziplog.RecordId:
+        return self.records[-1].rid
+
     def trim(self, rid: ziplog.RecordId) -> None:
         self.calls.append(("trim", rid))
 

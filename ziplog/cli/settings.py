@@ -45,7 +45,10 @@ def show(
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="The cluster file.")]) -> None:
     """Check a cluster file; print nothing on stdout. Exit code 2: it is not valid."""
+    from ziplog.raft.raft import check_password  # noqa: PLC0415 - slow to import
+
     config = load(file)
+    check_password([node.endpoint for node in config.nodes], config.raft_password)
     say(
         f"{file} is valid: {len(config.mms)} membership nodes,"
         f" {len(config.failure_handlers)} failure handlers,"

@@ -208,14 +208,22 @@ def _find(document: dict[str, Any]) -> Path:
     It is found through the cluster's processes on this machine: the cluster does not publish its
     paths, which would mean nothing on another machine.
     """
+    mistake: ConfigError | None = None
     replicas = (node for shard in document["shards"] for node in shard["replicas"])
     for node in (*document["mms"], *document["failure_handlers"], *replicas):
         path = _config_of(node["pid"], node["name"]) if node["pid"] else None
         if path is None:
             continue
+        try:
+            config = load(path)
+        except ConfigError as error:
+            mistake = error
+            continue
         with contextlib.suppress(ConfigError):
-            _check_is_of(path, load(path), document)
+            _check_is_of(path, config, document)
             return path.parent
+    if mistake is not None:
+        raise mistake
     raise UnavailableError(
         "cannot find a process of this cluster on this machine; use --data-dir, or --config and"
         " --shard (ziplog shard add --help)"

@@ -99,12 +99,19 @@ class SupervisorThread:
             return
         self._read_at = None
         try:
-            self._supervisor.reload()
+            changed = self._supervisor.reload()
         except ConfigError as error:
             cause = error.__cause__
             if isinstance(cause, OSError) and cause.errno in SCARCE:
                 self._read_at = now + _RETRY_NS
             log.warning("the cluster file was changed, but the change is ignored: %s", error)
+            return
+        if changed:
+            log.warning(
+                "%s changed in the cluster file; nodes use the new value once they are restarted"
+                " (ziplog restart --rolling)",
+                ", ".join(changed),
+            )
 
     def _start_new(self) -> None:
         """Start the nodes that were added to the cluster file."""

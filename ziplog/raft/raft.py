@@ -16,7 +16,7 @@ import logging
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pysyncobj.config
 import pysyncobj.serializer
@@ -29,7 +29,7 @@ from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, join
 from ziplog.raft.state_machine import Consumer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ziplog.core.node import Event
@@ -98,7 +98,7 @@ class Raft:
         on_fatal: Callable[[str], None],
         password: str | None = None,
     ) -> None:
-        _check_password(nodes.values(), password)
+        check_password(nodes.values(), password)
         self._name: Final = name
         self._names: Final = {endpoint: node for node, endpoint in nodes.items()}
         self._on_event: Final = on_event
@@ -265,7 +265,13 @@ def _check_port_free(endpoint: str) -> None:
             ) from error
 
 
-def _check_password(endpoints: Any, password: str | None) -> None:
+def check_password(endpoints: Iterable[str], password: str | None) -> None:
+    """Refuse endpoints outside loopback without a password, and a password without its package.
+
+    Raises:
+        ConfigError: consensus cannot run there.
+
+    """
     exposed = [endpoint for endpoint in endpoints if not _is_loopback(endpoint)]
     if exposed and password is None:
         raise ConfigError(
@@ -278,8 +284,8 @@ def _check_password(endpoints: Any, password: str | None) -> None:
         raise ConfigError(
             "raft_password",
             "(not shown)",
-            "left out, or `pip install cryptography` is needed",
-            message="raft_password needs the package cryptography: run `pip install cryptography`",
+            "left out, or `pip install 'ziplog[tls]'` is needed",
+            message="raft_password needs the package cryptography: run `pip install 'ziplog[tls]'`",
         )
 
 

@@ -248,6 +248,18 @@ def test_a_damaged_cluster_file_is_logged_once_and_stops_nothing(
     running.kill("shard-1-0")
 
 
+def test_a_changed_setting_is_logged_once(
+    running: Supervisor, supervision: SupervisorThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = running.path.read_text()
+    assert "epoch_ms = 10\n" in text
+    replace_file(running.path, text.replace("epoch_ms = 10\n", "epoch_ms = 20\n"))
+    said = "epoch_ms changed in the cluster file; nodes use the new value once they are restarted"
+    wait_until(lambda: said in caplog.text, "the change is logged")
+    supervision.stop()
+    assert caplog.text.count("changed in the cluster file") == 1
+
+
 def test_a_cluster_file_that_the_system_refuses_is_read_later(
     running: Supervisor,
     supervision: SupervisorThread,

@@ -399,6 +399,20 @@ def test_up_refuses_a_directory_with_other_files(tmp_path: Path, option: tuple[s
     assert len(list(tmp_path.iterdir())) == 4
 
 
+def test_config_check_needs_the_package_of_a_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cluster.toml"
+    text = run("config", "show").stdout
+    path.write_text(text.replace("[cluster]\n", f"[cluster]\nraft_password = '{'x' * 16}'\n"))
+    path.chmod(0o600)
+    for has_package, code in ((False, 2), (True, 0)):
+        monkeypatch.setattr("pysyncobj.syncobj.HAS_CRYPTO", has_package)
+        result = run("config", "check", str(path))
+        assert result.exit_code == code, result.stderr
+        assert ("run `pip install 'ziplog[tls]'`" in result.stderr) is not has_package
+
+
 def test_the_command_that_created_a_cluster_restarts_it_after_shards_were_added(
     tmp_path: Path,
 ) -> None:

@@ -140,6 +140,18 @@ def test_no_shard_is_added_where_its_servers_would_not_be_started(
     assert (tmp_path / "cluster.toml").read_text() == text
 
 
+def test_a_mistake_in_the_file_of_the_running_cluster_is_reported(
+    log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text("[cluster")
+    monkeypatch.setattr(shards, "_config_of", lambda *_: path)
+    result = run("shard", "add")
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+    assert not any(call[0] == "add" for call in log.calls)
+
+
 @pytest.mark.parametrize(
     "options",
     [("--shard", "1"), ("--config", "x"), ("--config", "x", "--shard", "1", "--data-dir", "y")],

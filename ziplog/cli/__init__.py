@@ -19,6 +19,7 @@ from ziplog.cli import (
     check,
     completion,
     demo,
+    monitor,
     options,
     records,
     restart,
@@ -93,6 +94,7 @@ app.command("down")(servers.down)
 app.command("restart")(restart.restart)
 app.command("status")(status.status)
 app.command("check")(check.check)
+app.command("monitor")(monitor.monitor)
 app.command("insert")(records.insert)
 app.command("read")(records.read)
 app.command("tail")(records.tail)

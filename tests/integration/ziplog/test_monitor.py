@@ -1,0 +1,144 @@
+"""The monitor's HTTP server beside a real cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.waiting import wait_until
+from ziplog.local import Cluster
+from ziplog.monitor.server import Monitor, Snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+ALERTS = DEPLOY / "prometheus" / "alerts.yml"
+DASHBOARD = DEPLOY / "grafana" / "ziplog.json"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster"), shards=1) as running:
+        yield running
+
+
+def serve(stack: ExitStack, cluster: Cluster, token: str = "") -> Monitor:
+    log = stack.enter_context(cluster.connect())
+    snapshots = Snapshots(log)
+    server = stack.enter_context(Monitor("127.0.0.1", 0, snapshots, token))
+    snapshots.start()
+    stack.callback(snapshots.stop)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    stack.callback(server.shutdown)
+    wait_until(lambda: snapshots.document is not None, "there is a snapshot")
+    return server
+
+
+@pytest.fixture(scope="module")
+def monitor(cluster: Cluster) -> Iterator[Monitor]:
+    with ExitStack() as stack:
+        yield serve(stack, cluster)
+
+
+def get(
+    monitor: Monitor, path: str, method: str = "GET", token: str = ""
+) -> tuple[int, str, bytes]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(
+        f"http://{monitor.endpoint}{path}", method=method, headers=headers
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return reply.status, reply.headers["Content-Type"], reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["Content-Type"], error.read()
+
+
+def test_the_paths_of_a_healthy_cluster(monitor: Monitor) -> None:
+    code, kind, body = get(monitor, "/metrics")
+    assert (code, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert b'ziplog_up{node="shard-0-0"} 1\n' in body
+    status = json.loads(get(monitor, "/status")[2])
+    assert status["cluster"] == "local"
+    assert 0 <= status["age_ms"] < 5000
+    for path in ("/healthz", "/healthz?node=mms-0", "/readyz", "/readyz?node=shard-0-1"):
+        assert get(monitor, path) == (200, "application/json", b'{"status":"ok"}')
+    code, _, body = get(monitor, "/readyz?node=x")
+    assert (code, json.loads(body)["reason"]) == (503, "there is no node x")
+    assert get(monitor, "/")[0] == 404
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_metrics_pass_prometheus_own_check(monitor: Monitor) -> None:
+    subprocess.run(["promtool", "check", "metrics"], input=get(monitor, "/metrics")[2], check=True)
+
+
+def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Monitor) -> None:
+    exported = set(re.findall(r"# TYPE (\w+)", get(monitor, "/metrics")[2].decode()))
+    for file in (ALERTS, DASHBOARD):
+        used = set(re.findall(r"ziplog_\w+", file.read_text()))
+        assert used
+        assert used <= exported
+    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 10
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_alerts_pass_prometheus_own_check() -> None:
+    subprocess.run(["promtool", "check", "rules", str(ALERTS)], check=True)
+
+
+def test_only_get_and_head_are_served(monitor: Monitor) -> None:
+    assert get(monitor, "/metrics", "HEAD")[2] == b""
+    for method in ("POST", "DELETE", "BREW"):
+        assert get(monitor, "/metrics", method)[0] == 405
+
+
+def test_a_token_is_demanded(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        monitor = serve(stack, cluster, "secret")
+        assert get(monitor, "/metrics")[0] == 401
+        assert get(monitor, "/metrics", token="wrong")[0] == 401
+        assert get(monitor, "/metrics", token="secret")[0] == 200
+
+
+def test_long_heads_and_many_connections_are_refused(monitor: Monitor) -> None:
+    host, port = monitor.endpoint.split(":")
+    with socket.create_connection((host, int(port))) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n")
+        peer.settimeout(20)
+        received = peer.recv(100)
+        assert received.startswith(b"HTTP/1.0 431")
+    with ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
+        for peer in idle:
+            peer.settimeout(20)
+        # Those above the limit are closed at once, the others after their time.
+        assert [peer.recv(1) for peer in idle] == [b""] * 40
+    wait_until(lambda: get(monitor, "/healthz")[0] == 200, "it serves again")
+
+
+def test_a_cluster_that_stops_is_not_ready(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        monitor = serve(stack, cluster)
+        cluster.pause("mms-0")
+        try:
+            wait_until(lambda: get(monitor, "/readyz")[0] == 503, "it is not ready")
+            assert b"ziplog_cluster_up 0\n" in get(monitor, "/metrics")[2]
+            assert get(monitor, "/status")[0] == 503
+            assert get(monitor, "/healthz")[0] == 200
+        finally:
+            cluster.resume("mms-0")
+        wait_until(lambda: get(monitor, "/readyz")[0] == 200, "it is ready")

@@ -1,0 +1,53 @@
+"""Health of a cluster and of its nodes, from the status document.
+
+`alive` is for liveness probes: the node reports. `ready` is for load balancers and waits: the node
+or the cluster can do its work. Both return "" or the reason why not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def alive(document: dict[str, Any], name: str) -> str:
+    """Return why a node counts as dead: the service has heard nothing from it for 5 s."""
+    node = _find(document, name)
+    if node is None:
+        return f"there is no node {name}"
+    return "" if node["state"] != "down" else f"{name} is down"
+
+
+def ready(document: dict[str, Any], name: str = "") -> str:
+    """Return why a node is not ready; "" for `name`: why the cluster is not."""
+    if name:
+        node = _find(document, name)
+        if node is None:
+            return f"there is no node {name}"
+        shard = _shard_of(document, name)
+        if node["state"] != "up":
+            return f"{name} is {node['state']}"
+        return _shard_problem(shard) if shard is not None else ""
+    for shard in document["shards"]:
+        if problem := _shard_problem(shard):
+            return problem
+    return ""
+
+
+def _shard_problem(shard: dict[str, Any]) -> str:
+    if shard["state"] not in {"live", "finalized"}:
+        return f"shard {shard['id']} is {shard['state']}"
+    return f"shard {shard['id']} refuses records" if shard["refusing"] else ""
+
+
+def _find(document: dict[str, Any], name: str) -> dict[str, Any] | None:
+    replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
+    nodes = (*document["mms"], *document["failure_handlers"], *replicas)
+    return next((node for node in nodes if node["name"] == name), None)
+
+
+def _shard_of(document: dict[str, Any], name: str) -> dict[str, Any] | None:
+    for shard in document["shards"]:
+        if any(replica["name"] == name for replica in shard["replicas"]):
+            found: dict[str, Any] = shard
+            return found
+    return None

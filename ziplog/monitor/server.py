@@ -1,0 +1,244 @@
+"""The monitor's HTTP server: /metrics, /status, /healthz and /readyz, from the last snapshot.
+
+Rules: GET and HEAD only; at most 32 connections, 8 KiB of head, 5 s a request. A snapshot is at
+most a second old while the cluster replies; `age_ms` gives its age.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from ziplog.errors import ZiplogError
+from ziplog.monitor import health, metrics
+
+if TYPE_CHECKING:
+    import socket
+    from typing import BinaryIO
+
+    from ziplog.client.blocking import Log
+
+_INTERVAL_S: Final = 1.0
+#: Age of a snapshot above which the cluster counts as silent.
+_MAX_AGE_S: Final = 5.0
+_MAX_CONNECTIONS: Final = 32
+_MAX_HEAD_BYTES: Final = 8_192
+_REQUEST_S: Final = 5.0
+_JSON: Final = "application/json"
+
+
+class Snapshots:
+    """Reads the status document once a second, in a thread."""
+
+    def __init__(self, log: Log) -> None:
+        self._log: Final = log
+        self._document: dict[str, Any] | None = None
+        self._taken_at = time.monotonic() - _MAX_AGE_S
+        self.error = "the cluster has not replied yet"
+        self._stopped: Final = threading.Event()
+        self._thread: Final = threading.Thread(target=self._run, name="snapshots", daemon=True)
+
+    def start(self) -> None:
+        """Start to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop to read."""
+        self._stopped.set()
+        self._thread.join()
+
+    @property
+    def age_s(self) -> float:
+        """Age of the last snapshot, in seconds."""
+        return time.monotonic() - self._taken_at
+
+    @property
+    def document(self) -> dict[str, Any] | None:
+        """The last status document; None: the cluster has not replied for 5 s."""
+        return self._document if self.age_s < _MAX_AGE_S else None
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._document = self._log.cluster(timeout=_INTERVAL_S)
+                self._taken_at = time.monotonic()
+            except ZiplogError as error:
+                self.error = str(error)
+            self._stopped.wait(_INTERVAL_S)
+
+
+class Monitor(ThreadingHTTPServer):
+    """Serves the snapshots of one cluster."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, snapshots: Snapshots, token: str = "") -> None:
+        """Listen.
+
+        Args:
+            host: the address to listen at.
+            port: the port; 0: any free one.
+            snapshots: what it serves.
+            token: clients must send it as a bearer token; "": none is needed.
+
+        Raises:
+            OSError: the system refuses the address or the port.
+
+        """
+        self.snapshots: Final = snapshots
+        self.token: Final = token
+        #: The open connections, and when each was accepted.
+        self._accepted_at: Final[dict[Any, float]] = {}
+        super().__init__((host, port), _Handler)
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens, "host:port"."""
+        return f"{self.server_address[0]!s}:{self.server_address[1]}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread, unless there are too many."""
+        if len(self._accepted_at) >= _MAX_CONNECTIONS:
+            self.close_request(request)
+            return
+        self._accepted_at[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget and close a connection."""
+        self._accepted_at.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End requests that take too long; called twice a second."""
+        now = time.monotonic()
+        for request, accepted_at in list(self._accepted_at.items()):
+            if now - accepted_at > _REQUEST_S:
+                _end(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore an error of a connection: the client has gone."""
+
+
+def _end(request: socket.socket) -> None:
+    try:
+        request.shutdown(2)
+    except OSError:  # It has ended.
+        return
+
+
+class _Head:
+    """The request's head, of limited size."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: Final = file
+        self._left = _MAX_HEAD_BYTES
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the head is longer than allowed."""
+        return self._left < 0
+
+    def readline(self, _size: int = -1) -> bytes:
+        """Return the next line; empty, as at the end, once the head is too long."""
+        line = self._file.readline(self._left + 1)
+        self._left -= len(line)
+        return b"" if self.is_too_long else line
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Monitor
+    timeout = _REQUEST_S
+
+    def setup(self) -> None:
+        super().setup()
+        self._head = _Head(self.rfile)  # type: ignore[arg-type]
+        self.rfile = self._head  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        if self._head.is_too_long:
+            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return
+        if not self._is_authorized():
+            self._reply(HTTPStatus.UNAUTHORIZED, "text/plain", b"a bearer token is needed\n")
+            return
+        url = urlsplit(self.path)
+        node = parse_qs(url.query).get("node", [""])[0]
+        snapshots = self.server.snapshots
+        document = snapshots.document
+        match url.path:
+            case "/metrics":
+                text = metrics.render(document)
+                self._reply(HTTPStatus.OK, metrics.CONTENT_TYPE, text.encode())
+            case "/status":
+                self._reply_status(document)
+            case "/healthz":
+                silent = document is None and bool(node)
+                problem = health.alive(document, node) if document is not None and node else ""
+                self._reply_health(snapshots.error if silent else problem)
+            case "/readyz":
+                silent = document is None
+                problem = health.ready(document, node) if document is not None else ""
+                self._reply_health(snapshots.error if silent else problem)
+            case _:
+                paths = b"paths: /metrics /status /healthz /readyz\n"
+                self._reply(HTTPStatus.NOT_FOUND, "text/plain", paths)
+
+    def _is_authorized(self) -> bool:
+        given = self.headers.get("Authorization", "").encode()
+        return not self.server.token or hmac.compare_digest(
+            given, f"Bearer {self.server.token}".encode()
+        )
+
+    def _reply_status(self, document: dict[str, Any] | None) -> None:
+        snapshots = self.server.snapshots
+        if document is None:
+            self._reply_health(snapshots.error)
+            return
+        body = document | {"age_ms": int(snapshots.age_s * 1000)}
+        self._reply(HTTPStatus.OK, _JSON, msgspec.json.encode(body))
+
+    def _reply_health(self, problem: str) -> None:
+        code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+        body = {"status": "failed", "reason": problem} if problem else {"status": "ok"}
+        self._reply(code, _JSON, msgspec.json.encode(body))
+
+    def _reply(self, code: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_error(self, code: int, *_: str | None, **__: str | None) -> None:
+        """Reply to a bad request; other methods than GET and HEAD are not allowed."""
+        status = HTTPStatus(code)
+        if status is HTTPStatus.NOT_IMPLEMENTED:
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+        self.close_connection = True
+        self._reply(status, "text/plain", f"{status.phrase.lower()}\n".encode())
+
+    def version_string(self) -> str:
+        """Return the name of the server."""
+        return "ziplog"
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing for a request."""

@@ -62,6 +62,7 @@ def connect(
     Raises:
         ConfigError: `coordinators` contains no address.
         UnavailableError: no coordinator replied, or none was ready.
+        VersionError: the coordinators speak another version of the wire format.
 
     """
     given = defaults.coordinators() if coordinators is None else coordinators

@@ -29,6 +29,7 @@ class connect(PendingOpen[Database]):  # noqa: N801 - it is used as a function, 
     Raises:
         ConfigError: `coordinators` contains no address (raised when awaited).
         UnavailableError: no coordinator replied, or none was ready (raised when awaited).
+        VersionError: the coordinators speak another version of the wire format (likewise).
 
     """
 

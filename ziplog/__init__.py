@@ -95,6 +95,7 @@ def connect(
         ConfigError: `bootstrap` is not an address, or `cluster_id` is not an id.
         ClusterMismatchError: the cluster has another id.
         UnavailableError: no node answered at the addresses given.
+        VersionError: the cluster speaks another version of the wire format.
 
     """
     return Log(bootstrap, policy or _policy.random(), timeout, cluster_id)

@@ -37,6 +37,7 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
         ConfigError: `bootstrap` is not an address, or `cluster_id` is not an id, when awaited.
         ClusterMismatchError: the cluster has another id, when awaited.
         UnavailableError: no node answered at the addresses given, when awaited.
+        VersionError: the cluster speaks another version of the wire format, when awaited.
 
     """
 

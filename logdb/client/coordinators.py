@@ -15,7 +15,7 @@ from logdb.errors import SnapshotExpired
 from ziplog.client.common import other_nodes
 from ziplog.core.node import Connect
 from ziplog.core.units import NS_PER_MS, NS_PER_S
-from ziplog.errors import DeadlineError, UnavailableError
+from ziplog.errors import DeadlineError, UnavailableError, VersionError
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ class Coordinators:
         self._last_reply: Final[dict[bytes, int]] = {}
         #: By name: why there is no connection; "": it is established.
         self._problems: Final[dict[bytes, str]] = {}
+        #: A coordinator does not speak this version of the wire format.
+        self._is_version_wrong = False
         #: Coordinators that know the session.
         self._opened: Final[set[bytes]] = set()
         #: Coordinators that tail another log than the connected one.
@@ -255,14 +257,16 @@ class Coordinators:
         if not problem or self._last_heard:
             return
         if all(map(self._problems.get, self._names)):
+            kind = VersionError if self._is_version_wrong else UnavailableError
             for number, query in list(self._queries.items()):
-                result = UnavailableError(self._describe_silence())
+                result = kind(self._describe_silence())
                 self._finish(number, result, query.pinned or self._current)
         elif name == self._current:
             self._switch_coordinator()
 
     def on_node_info(self, name: bytes, info: NodeInfo) -> None:
         """Note why a node is no coordinator for this client: its service or its version."""
+        self._is_version_wrong |= other_nodes.speaks_another_version(info)
         self.on_connection_changed(name, other_nodes.describe(info))
 
     def _describe_silence(self) -> str:

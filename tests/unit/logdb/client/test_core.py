@@ -30,7 +30,7 @@ from tests.unit.ziplog.client.fakes import CLUSTER, MS, S
 from ziplog import wire as log_wire
 from ziplog.core.entries import decode_body
 from ziplog.core.node import ConnectionChanged, Received
-from ziplog.errors import DeadlineError, RecordTooLargeError, UnavailableError
+from ziplog.errors import DeadlineError, RecordTooLargeError, UnavailableError, VersionError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -121,6 +121,17 @@ def test_another_node_at_a_coordinators_address_is_named() -> None:
     info = log_wire.NodeInfo(1, 0, "storage", "shard-0-0", "c", "0.1", 1, 1, [])
     glass.step(Received(b"coordinator c0:1", info))
     assert "c0:1 (this is storage server shard-0-0 of cluster 'c');" in str(glass.answers[call])
+
+
+def test_a_coordinator_of_another_version_is_a_version_error() -> None:
+    glass = DatabaseGlass()
+    call = glass.call(OpenRequest(glass.until()))
+    version = log_wire.VERSION + 1
+    info = log_wire.NodeInfo(1, 0, "coordinator", "c0:1", "", "9.1", version, version, [])
+    glass.step(Received(b"coordinator c0:1", info))
+    error = glass.answers[call]
+    assert type(error) is VersionError
+    assert f"Ziplog 9.1 there speaks wire version {version}, this client" in str(error)
 
 
 def test_a_coordinator_that_restarts_is_waited_for() -> None:

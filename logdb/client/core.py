@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Policy
     from ziplog.core.node import Effect, Event
     from ziplog.types import RecordId
-    from ziplog.wire import Limits
+    from ziplog.wire import InsertAck, Limits
 
 
 class Counters(requests.Counters):
@@ -82,6 +82,8 @@ class DatabaseCore:
         self._watch_handles: Final[dict[int, WatchHandle]] = {}
         self.counters: Final = Counters()
         self.next_number: Final = self._commits.next_number
+        #: Every batch ends with a `BatchEnd`.
+        self.is_batch_open = True
 
     # --- the operations' context ---
 
@@ -132,6 +134,14 @@ class DatabaseCore:
         )
 
     # --- events ---
+
+    def step_call(self, number: int, request: Any, now: int) -> list[Effect]:
+        """Do the same as `step(Call(number, request), now)`."""
+        return self.step(Call(number, request), now)
+
+    def step_ack(self, src: bytes, ack: InsertAck, now: int) -> list[Effect]:
+        """Do the same as `step(Received(src, ack), now)`."""
+        return self.step(Received(src, ack), now)
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Handle one event; see `ziplog.core.node`."""

@@ -109,6 +109,10 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
                 timeout_ns = due if timeout_ns is None else min(timeout_ns, due)
             super().wait(timeout_ns)
 
+        def wait_and_receive(self, timeout_ns: int | None) -> tuple[bytes, bytes] | None:
+            self.wait(timeout_ns)
+            return self.receive()
+
         def _send_late(self) -> None:
             while self._late and self._late[0][0] <= time.monotonic_ns():
                 _, dst, frame = self._late.popleft()

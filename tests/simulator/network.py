@@ -272,6 +272,10 @@ class SimTransport:
         """Record that the owner sleeps, and return immediately; `wake` resumes it."""
         self._process.sleep(timeout_ns)
 
+    def wait_and_receive(self, timeout_ns: int | None) -> None:
+        """Do `wait`: a frame that arrives later resumes the owner, which then receives it."""
+        self.wait(timeout_ns)
+
     def wake(self) -> None:
         """End the owner's sleep."""
         self._process.wake()

@@ -78,7 +78,7 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ziplog.client.common.requests import Counters, Policy
+    from ziplog.client.common.requests import Counters, Policy, Request
     from ziplog.core.message import Message
     from ziplog.core.node import Effect, Event
     from ziplog.wire import Limits
@@ -105,8 +105,9 @@ class ClientCore:
         inserts = self._inserts = Inserts(context, routing, policy)
         self._plain_inserts: Final = inserts.plain
         self._on_plain_ack: Final = self._plain_inserts.on_ack
-        #: An event happened after the last end of a batch, which was no ack on the short path.
-        self._is_batch_open = False
+        #: A `BatchEnd` is due: an event happened since the last one, besides inserts on the short
+        #: path and their acks.
+        self.is_batch_open = False
         reads = Reads(context, routing)
         tail_queries = self._tail_queries = TailQueries(context, routing)
         subscriptions = self._subscriptions = Subscriptions(context, routing, tail_queries)
@@ -204,21 +205,45 @@ class ClientCore:
             self._inserts.on_session_expired()
         context.now = now
         if type(event) is BatchEnd:
-            if self._is_batch_open:
+            if self.is_batch_open:
                 self._end_batch()
         elif (
             type(event) is not Received
             or type(event.message) is not InsertAck
             or not self._on_plain_ack(event.message)
         ):
-            if self._plain_inserts.insert is not None:
+            plain = self._plain_inserts
+            if plain.insert is not None:
                 self._inserts.take_over_plain()
-            self._is_batch_open = True
+                self.is_batch_open = True
             self._on_event(event)
-        effects = context.effects
-        if effects:
-            context.effects = []
-        return effects
+            if plain.insert is None:
+                self.is_batch_open = True
+        return context.pop_effects()
+
+    def step_call(self, number: int, request: Request, now: int) -> list[Effect]:
+        """Do `step(Call(number, request), now)`; it is quick for an insert on the short path."""
+        context, plain = self._context, self._plain_inserts
+        if (
+            type(request) is InsertRequest
+            and plain.insert is None
+            and now - context.now <= context.session_expiry_ns
+        ):
+            context.now = now
+            self._inserts.start(number, request)
+            if plain.insert is None:
+                self.is_batch_open = True
+            return context.pop_effects()
+        return self.step(Call(number, request), now)
+
+    def step_ack(self, src: bytes, ack: InsertAck, now: int) -> list[Effect]:
+        """Do `step(Received(src, ack), now)`; it is quick for an insert on the short path."""
+        context = self._context
+        if now - context.now <= context.session_expiry_ns:
+            context.now = now
+            if self._on_plain_ack(ack):
+                return context.pop_effects()
+        return self.step(Received(src, ack), now)
 
     def _on_event(self, event: Event) -> None:
         """Process an event that is neither the end of a batch nor of the short path."""
@@ -261,7 +286,7 @@ class ClientCore:
             self._context.counters.protocol_errors += 1
 
     def _end_batch(self) -> None:
-        self._is_batch_open = False
+        self.is_batch_open = False
         self._inserts.sender.on_batch_end()
         self._subscriptions.on_batch_end()
         self._scans.on_batch_end()

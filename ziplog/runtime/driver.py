@@ -2,9 +2,10 @@
 
 One iteration (`run_once`) steps waiting messages, posted events and a due `Wakeup`, then
 `BatchEnd`, then sleeps. Inserts and forwards go to a server's short path first (`InsertPath`).
-While they are all that happens, an iteration ends with the path's own, short end of the batch,
-until a `BatchEnd` is due. It steps at most 256 messages, or for 50 ms, so that timers are on time.
-If messages are left, the next iteration reads ahead and handles urgent messages first (`inbox`).
+While they are all that happens, batches end with the path's own, short end, until a `BatchEnd` is
+due; the store gets their entries then, or 32 together. An iteration steps at most 256 messages in
+a row, or for 50 ms, so that timers are on time. If messages are left, the next iteration reads
+ahead and handles urgent messages first (`inbox`).
 
 Group commit: with `flush_before_send`, frames sent after a `Persist` are held until the end of the
 iteration, and one flush serves all (docs/protocol.md, section 10). Messages that report only stable
@@ -83,6 +84,8 @@ if TYPE_CHECKING:
 #: Maximum number of messages in one iteration, and the time after which it stops stepping them.
 _MAX_BATCH: Final = 256
 _STEP_BUDGET_NS: Final = 50_000_000
+#: Maximum number of entries of the short path that wait until the store gets them together.
+_MAX_UNSTORED: Final = 32
 #: Maximum number of frames that wait for a flush; further ones are dropped (the protocols repeat).
 _MAX_HELD: Final = 10_000
 #: Interval between attempts to flush while there is no space.
@@ -192,6 +195,8 @@ class Driver:
         self._has_short_effects = False
         #: These effects may include acks: the short path has handled a forward.
         self._has_forward = False
+        #: Entries of messages on the short path that the store has not got.
+        self._unstored: Final[list[Any]] = []
         self._flush_before_send = flush_before_send
         self._propose, self._clock, self._on_halt = propose, clock, on_halt
         self._publish, self._receive_publications = publish, receive_publications
@@ -260,6 +265,7 @@ class Driver:
         is_more = self._is_behind = self._step_messages()
         if self._is_resting and self._rest(is_more=is_more):
             return
+        is_more = self._is_behind
         if self._posted:
             self._step_posted()
         now = self._clock()
@@ -272,21 +278,28 @@ class Driver:
             self._transport.wait(self._sleep_limit(retry))
 
     def _rest(self, *, is_more: bool) -> bool:
-        """End the batch by the short path; return False if a `BatchEnd` or an event is due."""
-        assert self._insert_path is not None
-        if self._posted or self._stopping or self._deadline is None:
-            return False
-        now = self._clock()
-        if now >= self._deadline:
-            return False
-        due = min(self._deadline, self._insert_path.end_batch(now))
-        if self._has_short_effects:
-            self._carry_out_short_path()
-        if now >= due:
-            return False
-        if not is_more:
-            self._transport.wait(due - now)
-        return True
+        """End batches by the short path; return False once a `BatchEnd` or an event is due."""
+        path, transport, clock = self._insert_path, self._transport, self._clock
+        assert path is not None
+        while self._is_resting and not self._posted and not self._stopping:
+            now, deadline = clock(), self._deadline
+            if deadline is None or now >= deadline:
+                return False
+            due = min(deadline, path.end_batch(now))
+            if self._has_short_effects:
+                self._carry_out_short_path()
+            if now >= due:
+                return False
+            if len(self._unstored) >= _MAX_UNSTORED:
+                self._store_waiting_entries()
+            if is_more:
+                return True
+            received = transport.wait_and_receive(due - now)
+            if received is None:
+                return True
+            self._step_frame(*received)
+            is_more = self._is_behind = transport.ready() and self._step_messages()
+        return False
 
     def _read_ahead(self) -> None:
         """Read all waiting frames into the inbox; step `Pressed` when `is_unread` changes."""
@@ -299,27 +312,30 @@ class Driver:
     def _step_messages(self) -> bool:
         """Step waiting messages; return whether there may be more."""
         receive = self._inbox.pop if self._inbox.size else self._transport.receive
-        decode, clock = self._decode, self._clock
-        short = self._short.get
-        until = clock() + _STEP_BUDGET_NS
+        until = 0
         for _ in range(_MAX_BATCH):
             received = receive()
             if received is None:
                 return False
-            src, frame = received
-            try:
-                message = decode(frame)
-            except ProtocolError as error:
-                self._drop_bad_frame(src, error)
-                self._reply_to_stranger(src, frame)
-                continue
-            now = clock()
-            accept = short(type(message))
-            if accept is None or not accept(src, message, now):
-                self._step(Received(src, message), now)
+            now = self._step_frame(*received)
+            until = until or now + _STEP_BUDGET_NS
             if now >= until:
                 break
         return True
+
+    def _step_frame(self, src: bytes, frame: bytes) -> int:
+        """Step a message, on the short path if it can be; return the time."""
+        now = self._clock()
+        try:
+            message = self._decode(frame)
+        except ProtocolError as error:
+            self._drop_bad_frame(src, error)
+            self._reply_to_stranger(src, frame)
+            return now
+        accept = self._short.get(type(message))
+        if accept is None or not accept(src, message, now):
+            self._step(Received(src, message), now)
+        return now
 
     def _insert(self, src: bytes, message: Insert, now: int) -> bool:
         """Pass an insert to the short path, and send its ack; return whether it was accepted."""
@@ -354,21 +370,25 @@ class Driver:
             self._transport.send(src, encode(self._describe(0)))
 
     def _carry_out_short_path(self) -> None:
-        """Carry out the other effects of messages on the short path, and send before storing.
+        """Carry out the other effects of messages on the short path; their entries wait.
 
         Only level `memory` has a short path: its messages wait for no disk.
         """
         self._has_short_effects = self._has_forward = False
         assert self._insert_path is not None
-        entries = []
         for effect in self._insert_path.pop_effects():
             if type(effect) is Persist:
-                entries.append(effect.entry)
+                self._unstored.append(effect.entry)
             else:
                 self._handlers[type(effect)](effect)
-        for entry in entries:
-            assert self._store is not None, "a node that persists needs a store"
-            self._store.append(entry)
+
+    def _store_waiting_entries(self) -> None:
+        """Append the entries of messages on the short path to the store."""
+        assert self._store is not None, "a node that persists needs a store"
+        append = self._store.append
+        for entry in self._unstored:
+            append(entry)
+        self._unstored.clear()
 
     def _step_posted(self) -> None:
         posted = self._posted
@@ -377,8 +397,10 @@ class Driver:
 
     def _step(self, event: Event, now: int) -> None:
         self._is_resting = False
-        if self._has_short_effects:  # The step may read their entries.
+        if self._has_short_effects:
             self._carry_out_short_path()
+        if self._unstored:  # The step may read them.
+            self._store_waiting_entries()
         effects = self._node.step(event, now)
         if effects:
             self._carry_out(effects)

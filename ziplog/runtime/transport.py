@@ -350,39 +350,68 @@ class Transport:
                 raise ClosedError("this transport")
             if self._gathering:
                 self._flush_gathered()
-            while self._readable and not frames:
-                self._read(self._readable.popleft())
+            readable = self._readable
+            while readable and not frames:
+                connection = readable.popleft()
+                connection.is_readable = False
+                if connection.fd < 0 or connection in self._attempts:
+                    continue
+                frame = self._read(connection)
+                if frame is not None:
+                    return connection.name, frame
             if not frames:
                 return None
         return self._source, frames.popleft()
 
-    def _read(self, connection: Connection) -> None:
-        """Read what one connection has received, up to a limit, into `_frames`."""
-        self._source = connection.name
-        connection.is_readable = False
-        if connection in self._attempts:
-            return
+    def wait_and_receive(self, timeout_ns: int | None) -> tuple[bytes, bytes] | None:
+        """Do `wait`, then `receive`. It is quick if one peer has sent one frame.
+
+        A transport that listens needs a `wait` from time to time as well, which checks its
+        connections.
+        """
+        if (
+            self._readable or self._frames or self._gathering or self._attempts
+            or timeout_ns is None
+        ):  # fmt: skip
+            self.wait(timeout_ns)
+            return self.receive()
+        events = self._epoll.poll(timeout_ns / NS_PER_S if timeout_ns > 0 else 0)
+        if len(events) == 1:
+            fd, mask = events[0]
+            connection = self._open.get(fd)
+            if connection is not None and mask == select.EPOLLIN:
+                frame = self._read(connection)
+                if frame is not None:
+                    return connection.name, frame
+                return self.receive()
+        self._on_events(events)
+        return self.receive()
+
+    def _read(self, connection: Connection) -> bytes | None:
+        """Read what one connection has received, up to a limit, into `_frames`.
+
+        If it is exactly one frame, return the frame instead.
+        """
         for _ in range(_MAX_READS):
-            if connection.fd < 0:
-                return
             try:
                 count = connection.read_into(self._buffer)
             except BlockingIOError:
-                return
+                return None
             except OSError:
                 count = 0
             if not count:
                 self._lose(connection)
-                return
+                return None
             connection.last_active = self._checks
+            self._source = connection.name
             if connection.is_between_frames and count >= LENGTH_BYTES:
                 (size,) = unpack_length(self._buffer)
-                if size == count - LENGTH_BYTES:
-                    self._frames.append(bytes(self._view[LENGTH_BYTES:count]))
-                    return
+                if size == count - LENGTH_BYTES and not self._frames:
+                    return bytes(self._view[LENGTH_BYTES:count])
             self._parse(connection, self._view[:count])
-            if count < _READ_BYTES:
-                return
+            if count < _READ_BYTES or connection.fd < 0:
+                return None
+        return None
 
     def _parse(self, connection: Connection, data: memoryview) -> None:
         before = connection.held_bytes

@@ -71,6 +71,9 @@ class FakeTransport:
     def poll(self) -> None:
         return
 
+    def ready(self) -> bool:
+        return bool(self.incoming)
+
     def send(self, dst: bytes, frame: bytes) -> bool:
         self.story.append((dst, wire.decode(frame)))
         return True
@@ -84,6 +87,10 @@ class FakeTransport:
     def wait(self, timeout_ns: int | None) -> None:
         self.waits.append(timeout_ns)
         self.on_wait()
+
+    def wait_and_receive(self, timeout_ns: int | None) -> tuple[bytes, bytes] | None:
+        self.wait(timeout_ns)
+        return self.receive()
 
     def wake(self) -> None:
         self.story.append("wake")
@@ -423,10 +430,38 @@ def test_short_path_sends_before_it_stores() -> None:
         (b"client", ack(1)),
         (b"client", ack(2)),
         (b"reader", question(1)),
-        ("append", 1),
-        ("append", 2),
     ]
     assert world.transport.waits == [10**18 - world.now]
+    path.rest_until = world.now
+    world.driver.run_once()
+    assert world.story[3:] == [("append", 1), ("append", 2)]
+    assert world.node.events == [BatchEnd()]
+
+
+def test_store_gets_32_entries_of_the_short_path_together() -> None:
+    world, _ = on_short_path(*map(plain, range(1, 32)))
+    world.driver.run_once()
+    assert [entry for what, entry in world.story if what == "append"] == []
+    world.transport.incoming.append((b"client", wire.encode(plain(32))))
+    world.driver.run_once()
+    appended = [entry for what, entry in world.story if what == "append"]
+    assert appended == list(range(1, 33))
+    assert world.node.events == []
+
+
+def test_batch_continues_with_the_frame_that_ends_a_wait() -> None:
+    world, path = on_short_path(plain(1))
+    arrivals = [[plain(2)], [plain(3), plain(4)]]
+
+    def arrive() -> None:
+        for message in arrivals.pop(0) if arrivals else []:
+            world.transport.incoming.append((b"client", wire.encode(message)))
+
+    world.transport.on_wait = arrive
+    world.driver.run_once()
+    assert [message.seq for dst, message in world.story if dst == b"client"] == [1, 2, 3, 4]
+    assert path.ends == 3  # the first, the second, and the last two together
+    assert world.node.events == []
 
 
 def test_acks_on_the_short_path_stay_in_order() -> None:

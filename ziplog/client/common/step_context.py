@@ -53,6 +53,13 @@ class StepContext:
         """Request a `Wakeup` at `at` or before."""
         self.next_timer = min(self.next_timer, at)
 
+    def pop_effects(self) -> list[Effect]:
+        """Return the effects of the current step, and begin the next one."""
+        effects = self.effects
+        if effects:
+            self.effects = []
+        return effects
+
     def send(self, dst: bytes, message: Message) -> None:
         """Add an effect: send a message."""
         self.effects.append(Send(dst, message))

@@ -239,25 +239,28 @@ class BlockingEngine:
         """Step the engine until the ticket is done. The caller has the role."""
         engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
         collected = self.owners.collected
-        receive, wait = engine.transport.receive, engine.transport.wait
+        handle, receive = engine.handle, engine.transport.receive
+        wait_and_receive = engine.transport.wait_and_receive
+        received = None
         while not ticket.done:
             if self._is_closed:
                 raise ClosedError
             if incoming or collected:
                 self._submit_incoming()
             for _ in range(_BATCH):
-                received = receive()
+                received = received or receive()
                 if received is not None:
-                    engine.handle(*received)
+                    handle(*received)
                 if received is None or ticket.done:
                     break
+                received = None
             if not ticket.done:
                 timeout_ns = engine.end_batch()
                 if noted and not ticket.done:
                     self._run_handlers()
                     timeout_ns = 0
                 if not ticket.done:
-                    wait(0 if incoming else timeout_ns)
+                    received = wait_and_receive(0 if incoming else timeout_ns)
 
     def _run_handlers(self) -> None:
         """Run signal handlers, which may call this client, or close it."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ziplog.core.node import (
     BatchEnd,
     Broadcast,
-    Call,
     Cancelled,
     Closing,
     Complete,
@@ -30,7 +29,7 @@ from ziplog.core.units import NS_PER_S
 from ziplog.errors import ConfigError, ProtocolError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
-from ziplog.wire import decode, encode
+from ziplog.wire import InsertAck, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +47,17 @@ _WARNING_INTERVAL_NS: Final = NS_PER_S
 
 class Core(Node, Protocol):
     """A node that completes calls: a log's `ClientCore`, or a node around one."""
+
+    #: Whether `step` of a `BatchEnd` would do anything.
+    is_batch_open: bool
+
+    def step_call(self, number: int, request: Any, now: int, /) -> list[Effect]:
+        """Do the same as `step(Call(number, request), now)`."""
+        ...
+
+    def step_ack(self, src: bytes, ack: InsertAck, now: int, /) -> list[Effect]:
+        """Do the same as `step(Received(src, ack), now)`."""
+        ...
 
     @property
     def counters(self) -> Counters:
@@ -82,6 +92,7 @@ class Engine:
         self.core: Final = core
         self.transport: Final = transport if transport is not None else Transport()
         self._step: Final = core.step
+        self._step_ack: Final = core.step_ack
         self._next_wakeup: Final = core.next_wakeup
         self._decode: Final = decode
         self._clock: Final = clock
@@ -92,7 +103,7 @@ class Engine:
 
     def submit(self, call: int, request: Request) -> None:
         """Submit a call to the node."""
-        self._execute(self._step(Call(call, request), self._clock()))
+        self._execute(self.core.step_call(call, request, self._clock()))
 
     def cancel(self, call: int) -> None:
         """Cancel a call at the node."""
@@ -106,7 +117,10 @@ class Engine:
             self.core.counters.protocol_errors += 1
             self._log_warning("dropped a frame: %s", error)
             return
-        effects = self._step(Received(src, message), self._clock())
+        if type(message) is InsertAck:
+            effects = self._step_ack(src, message, self._clock())
+        else:
+            effects = self._step(Received(src, message), self._clock())
         if effects:
             self._execute(effects)
 
@@ -118,9 +132,8 @@ class Engine:
         now = self._clock()
         if self.transport.changes:
             self._pass_changes(now)
-        effects = self._step(_BATCH_END, now)
-        if effects:
-            self._execute(effects)
+        if self.core.is_batch_open:
+            self._execute(self._step(_BATCH_END, now))
         due = self._next_wakeup()
         if due is not None and now >= due:
             self._execute(self._step(_WAKEUP, now))

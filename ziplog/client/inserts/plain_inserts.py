@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class PlainInsert:
     """An insert on the short path."""
 
-    __slots__ = ("acks", "message", "number", "request", "route", "sent_at", "window")
+    __slots__ = ("acks", "message", "number", "replicas", "request", "route", "sent_at", "target",
+                 "window")  # fmt: skip
 
     def __init__(
         self,
@@ -49,6 +50,9 @@ class PlainInsert:
         self.route: Final = route
         self.message: Final = message
         self.sent_at: Final = sent_at
+        #: What its acks must name.
+        self.target: Final = (message.cluster, message.shard, message.view, message.seq)
+        self.replicas: Final = len(route.names)
         #: At most one of each replica; all have the same gsns.
         self.acks: Final[list[InsertAck]] = []
 
@@ -72,23 +76,23 @@ class PlainInserts:
 
     def start(self, number: int, request: InsertRequest, shard: int) -> bool:
         """Send a single insert at an empty window; return False if it is none."""
-        context, window = self._context, self._windows.get(shard)
-        if window is None or not window.is_empty or not request.is_single:
+        window = self._windows.get(shard)
+        if window is None or not request.is_single or not window.is_empty:
             return False
         route = self._routing.route(shard)
         if route is None or route.state != "live":
             return False
-        seq = window.next_seq
+        context, seq = self._context, window.next_seq
+        now = context.now
         body = encode_keyless_body(request.timestamp_us, request.key, request.payloads, None)
         message = Insert(
             self._routing.cluster, shard, route.view, context.client, seq, seq, 0,
             request.after.gsn, 1, body, 1, window.since,
         )  # fmt: skip
-        self.insert = PlainInsert(number, request, window, route, message, context.now)
+        self.insert = PlainInsert(number, request, window, route, message, now)
         window.reported = seq
         window.next_seq = seq + 1
-        context.set_timer(context.now + window.retransmit_timeout.ns)
-        context.set_timer(request.deadline)
+        context.set_timer(min(now + window.retransmit_timeout.ns, request.deadline))
         # The backups first: a copy that arrives before the primary's forward is acked at once.
         context.effects.append(Broadcast(route.names[::-1], message))
         return True
@@ -98,36 +102,32 @@ class PlainInserts:
         insert = self.insert
         if insert is None:
             return False
-        message, acks, replicas = insert.message, insert.acks, len(insert.route.names)
-        gsns, server = ack.gsns, ack.server
+        gsns, server, acks = ack.gsns, ack.server, insert.acks
         if (
-            ack.seq != message.seq
-            or ack.shard != message.shard
-            or ack.view != message.view
-            or ack.cluster != message.cluster
+            (ack.cluster, ack.shard, ack.view, ack.seq) != insert.target
             or ack.waited
             or ack.copy > 1
-            or server >= replicas
+            or server >= insert.replicas
             or len(gsns) != 1
-            or gsns[0] <= message.after
+            or gsns[0] <= insert.message.after
         ):
             return False
         for other in acks:
             if other.gsns != gsns or other.server == server:
                 return False
         acks.append(ack)
-        if len(acks) == replicas:
+        if len(acks) == insert.replicas:
             self._complete(insert, gsns[0])
         return True
 
     def _complete(self, insert: PlainInsert, gsn: int) -> None:
-        context, window = self._context, insert.window
+        context, window, sent_at = self._context, insert.window, insert.sent_at
         self.insert = None
         for ack in insert.acks:
-            window.answered_up_to[ack.server] = insert.sent_at
+            window.answered_up_to[ack.server] = sent_at
         self._copies.on_acks_agree()
-        window.progress_at = context.now
-        window.retransmit_timeout.observe_latency(context.now - insert.sent_at)
+        window.progress_at = now = context.now
+        window.retransmit_timeout.observe_latency(now - sent_at)
         window.note_placed(insert.message.view, gsn)
         context.highest_gsn = max(context.highest_gsn, gsn)
         counters = context.counters
@@ -147,4 +147,4 @@ class PlainInserts:
             due = insert.sent_at + insert.window.retransmit_timeout.ns
             assert self._context.next_timer <= min(due, insert.request.deadline)
             assert not insert.window.inflight
-            assert len(insert.acks) < len(insert.route.names)
+            assert len(insert.acks) < insert.replicas

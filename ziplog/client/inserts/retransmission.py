@@ -38,15 +38,18 @@ class RetransmitTimeout:
 
     def observe_latency(self, sample: int) -> None:
         """Update the timeout from the latency of an insert that was sent once."""
-        smoothed = self._smoothed
+        smoothed, variance = self._smoothed, self._variance
         if smoothed:
             error = sample - smoothed
-            self._smoothed = smoothed + error // 8
-            self._variance += (abs(error) - self._variance) // 4
+            smoothed += error // 8
+            variance += ((error if error > 0 else -error) - variance) // 4
         else:
-            self._smoothed = sample
-            self._variance = sample // 2
-        self.ns = self._from_samples()
+            smoothed, variance = sample, sample // 2
+        self._smoothed, self._variance = smoothed, variance
+        if smoothed + 4 * variance < MIN_RETRANSMIT_NS:  # `_from_samples` without its call.
+            self.ns = MIN_RETRANSMIT_NS
+        else:
+            self.ns = self._from_samples()
 
     def back_off(self) -> None:
         """Double the timeout, because nothing arrived within it."""

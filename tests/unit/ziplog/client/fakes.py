@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.requests import Policy
     from ziplog.core.message import Message
+    from ziplog.core.node import Effect
     from ziplog.errors import OutcomeUnknownError
 
 MS = 1_000_000
@@ -97,9 +98,22 @@ class Glass:
         self.connected: list[str] = []
         self.failures: list[Exception] = []
         self._steps = self._calls = 0
+        #: Deliver all events by `step`, where a client's engine uses `step_call` and `step_ack`.
+        self.by_events = False
+
+    def _effects(self, event: Any) -> list[Effect]:
+        """Step the node as its engine does."""
+        core = self.core
+        if not self.by_events:
+            match event:
+                case Call(number, request):
+                    return core.step_call(number, request, self.now)
+                case Received(src, wire.InsertAck() as message):
+                    return core.step_ack(src, message, self.now)
+        return core.step(event, self.now)
 
     def step(self, event: Any) -> None:
-        for effect in self.core.step(event, self.now):
+        for effect in self._effects(event):
             match effect:
                 case Send(dst, message):
                     self.sent.append((dst.decode(), message))

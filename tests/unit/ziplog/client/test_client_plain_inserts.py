@@ -249,6 +249,7 @@ def run_both(events: list[tuple[Any, ...]]) -> tuple[Driver, Driver]:
     with pytest.MonkeyPatch.context() as patch:
         short = Driver(warm())
         general = Driver(warm())
+        general.glass.by_events = True
         for event in events:
             short.run(event)
             with patch.context() as without:

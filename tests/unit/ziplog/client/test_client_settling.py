@@ -128,6 +128,14 @@ class _Core:
     def step(self, event: Event, _now: int) -> list[Effect]:
         return [Send(b"a", wire.Settled(1, 0, 1, bytes(16), 2))] if type(event) is Closing else []
 
+    is_batch_open = False
+
+    def step_call(self, _number: int, _request: object, _now: int) -> list[Effect]:
+        raise AssertionError("no call was made")
+
+    def step_ack(self, _src: bytes, _ack: wire.InsertAck, _now: int) -> list[Effect]:
+        raise AssertionError("no ack was sent")
+
     def next_wakeup(self) -> int | None:
         return None
 

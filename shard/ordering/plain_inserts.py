@@ -134,7 +134,7 @@ class PlainInserts:
 
     def _plain_session(self, message: Insert) -> Session | None:
         """Return the session of a plain insert; None: it is not plain."""
-        state, seq = self._state, message.seq
+        state, seq, predecessor = self._state, message.seq, message.predecessor
         session = state.sessions.by_client.get(message.client)
         if (
             session is None
@@ -144,8 +144,7 @@ class PlainInserts:
             or session.refused
             or 0 < message.since <= session.horizon
             or seq in session.units
-            or message.predecessor >= seq
-            or not session.is_placed(message.predecessor)
+            or (predecessor and (predecessor >= seq or not session.is_placed(predecessor)))
         ):
             return None
         lowest = max(message.first_incomplete, session.first_incomplete)

@@ -37,6 +37,9 @@ class EpochClock:
         self.shard: Final = shard
         #: The lease in force; None until the first one begins.
         self.lease: Lease | None = None
+        #: The first offset of the shard's positions in an epoch of `lease`, and their distance; 0:
+        #: they have no common distance.
+        self._stride = (0, 0)
         #: Time at which `lease` began, in ns.
         self._lease_began_at = 0
         #: Leases that have not begun, each with its begin time.
@@ -66,6 +69,7 @@ class EpochClock:
         self.own_stop = runs[0].first.base
         self._note_own(runs)
         self.lease = lease = runs[-1].last
+        self._stride = lease.schedule.stride(self.shard)
         self._lease_began_at = now - lease.epochs * lease.epoch_ms * NS_PER_MS
 
     def announce(self, runs: Sequence[LeaseRun], begins: int, now: int, skip_to: int = 0) -> bool:
@@ -159,7 +163,10 @@ class EpochClock:
     def advance(self, now: int) -> None:
         """Begin the leases that are due."""
         while self._upcoming and (self._upcoming[0][0] <= now or self.lease is None):
-            began, self.lease = self._upcoming.popleft()
+            began, lease = self._upcoming.popleft()
+            if self.lease is None or lease.members != self.lease.members:
+                self._stride = lease.schedule.stride(self.shard)
+            self.lease = lease
             self._lease_began_at = min(began, now)
 
     def current_epoch_base(self, now: int) -> int:
@@ -245,6 +252,12 @@ class EpochClock:
         """
         lease = self.lease
         if lease is not None and lease.base <= gsn < lease.stop:
+            first, distance = self._stride
+            if distance:
+                rest = (gsn - lease.base) % lease.epoch_size
+                gap = (first - rest) % distance
+                if rest + gap < lease.epoch_size:
+                    return gsn + gap
             owned = lease.next_owned(self.shard, gsn)
             if owned < lease.stop:
                 return owned

@@ -76,6 +76,18 @@ class Schedule:
         rounds, rest = divmod(offset, self.round_length)
         return rounds * len(table) + bisect_left(table, rest)
 
+    def stride(self, shard: int) -> tuple[int, int]:
+        """Return the shard's first offset, and the distance of its offsets if they have one; or 0.
+
+        With one shard the distance is 1, with n shards of equal weights n.
+        """
+        table = self._offsets.get(shard)
+        if table is None:
+            return 0, 0
+        distance, rest = divmod(self.round_length, len(table))
+        is_even = not rest and table == list(range(table[0], self.round_length, distance))
+        return table[0], distance if is_even else 0
+
     def next_offset(self, shard: int, offset: int) -> int:
         """Return the shard's first offset at or after `offset`."""
         table, length = self._offsets[shard], self.round_length

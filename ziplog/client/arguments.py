@@ -151,16 +151,38 @@ def deadline_ns(timeout: float | None, default: float) -> int:
 
 
 def insert(
-    payloads: Iterable[BytesLike],
+    payload: BytesLike,
     after: RecordId,
     key: BytesLike | str | None,
     limits: Limits,
     deadline_ns: int,
-    *,
-    many: bool = False,
-    keys: Iterable[BytesLike | str | None] | None = None,
 ) -> InsertRequest:
-    """Return a request to insert copies of `payloads`; `many`: the caller passed a list.
+    """Return a request to insert one record.
+
+    Raises:
+        TypeError: the payload or key is not bytes-like, or `after` is not a RecordId.
+        RecordTooLargeError: the payload or key exceeds the cluster's limit.
+        ConfigError: `after` is RID_RECENT.
+
+    """
+    if type(payload) is not bytes or len(payload) > limits.max_payload_bytes:
+        payload = _payload(payload, limits.max_payload_bytes, 0)
+    if key is not None:
+        key = _key(key, limits.max_key_bytes)
+    if after is not RID_GENESIS:
+        check_rid("after", after)
+    return InsertRequest(deadline_ns, [payload], after, key, time.time_ns() // 1000)
+
+
+def insert_many(
+    payloads: Iterable[BytesLike],
+    after: RecordId,
+    key: BytesLike | str | None,
+    keys: Iterable[BytesLike | str | None] | None,
+    limits: Limits,
+    deadline_ns: int,
+) -> InsertRequest:
+    """Return a request to insert copies of `payloads`; `key`: of all, `keys`: one for each.
 
     Raises:
         TypeError: a payload or key is not bytes-like, or `after` is not a RecordId.
@@ -174,13 +196,10 @@ def insert(
         key = _key(key, limits.max_key_bytes)
         if keys is not None:
             raise ConfigError("keys", keys, "None", message="give either `key` or `keys`, not both")
-    if after is not RID_GENESIS:
-        check_rid("after", after)
+    check_rid("after", after)
+    named = None if keys is None else _keys(keys, len(copies), limits.max_key_bytes)
     now_us = time.time_ns() // 1000
-    if keys is None:
-        return InsertRequest(deadline_ns, copies, after, key, now_us, many)
-    named = _keys(keys, len(copies), limits.max_key_bytes)
-    return InsertRequest(deadline_ns, copies, after, None, now_us, many, named)
+    return InsertRequest(deadline_ns, copies, after, key, now_us, many=True, keys=named)
 
 
 def rows(

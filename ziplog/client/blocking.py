@@ -92,7 +92,7 @@ class Log(Connection):
                 error's `resolve` waits until the outcome is known.
 
         """
-        request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
+        request = arguments.insert(payload, after, key, self._limits, self._deadline_ns(timeout))
         rids: list[RecordId] = self._engine.call(request)
         return rids[0]
 
@@ -114,9 +114,7 @@ class Log(Connection):
         Other arguments and errors are those of `insert_after`.
         """
         deadline_ns = self._deadline_ns(timeout)
-        request = arguments.insert(
-            payloads, after, key, self._limits, deadline_ns, many=True, keys=keys
-        )
+        request = arguments.insert_many(payloads, after, key, keys, self._limits, deadline_ns)
         if not request.payloads:
             return []
         rids: list[RecordId] = self._engine.call(request)
@@ -181,7 +179,7 @@ class Log(Connection):
         of this client. An asyncio client raises UnavailableError while 65,536 records or 64 MiB are
         pending, until `flush` returns.
         """
-        request = arguments.insert((payload,), after, key, self._limits, self._deadline_ns(timeout))
+        request = arguments.insert(payload, after, key, self._limits, self._deadline_ns(timeout))
         return self._engine.submit_insert(request)
 
     def flush(self, timeout: float | None = None) -> None:

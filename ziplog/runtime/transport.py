@@ -344,14 +344,13 @@ class Transport:
 
         None: every connection with input was read, as of the last `wait` or `poll`.
         """
-        frames = self._frames
+        frames, readable = self._frames, self._readable
         if not frames:
             if self._closed:
                 raise ClosedError("this transport")
             if self._gathering:
                 self._flush_gathered()
-            readable = self._readable
-            while readable and not frames:
+            while readable:
                 connection = readable.popleft()
                 connection.is_readable = False
                 if connection.fd < 0 or connection in self._attempts:
@@ -359,7 +358,9 @@ class Transport:
                 frame = self._read(connection)
                 if frame is not None:
                     return connection.name, frame
-            if not frames:
+                if frames:
+                    break
+            else:
                 return None
         return self._source, frames.popleft()
 

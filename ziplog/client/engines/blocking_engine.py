@@ -241,26 +241,21 @@ class BlockingEngine:
         collected = self.owners.collected
         handle, receive = engine.handle, engine.transport.receive
         wait_and_receive = engine.transport.wait_and_receive
-        received = None
         while not ticket.done:
             if self._is_closed:
                 raise ClosedError
             if incoming or collected:
                 self._submit_incoming()
-            for _ in range(_BATCH):
-                received = received or receive()
-                if received is not None:
-                    handle(*received)
-                if received is None or ticket.done:
-                    break
-                received = None
-            if not ticket.done:
-                timeout_ns = engine.end_batch()
-                if noted and not ticket.done:
-                    self._run_handlers()
-                    timeout_ns = 0
-                if not ticket.done:
-                    received = wait_and_receive(0 if incoming else timeout_ns)
+            timeout_ns = engine.end_batch()
+            if noted and not ticket.done:
+                self._run_handlers()
+                timeout_ns = 0
+            received = None if ticket.done else wait_and_receive(0 if incoming else timeout_ns)
+            left = _BATCH
+            while received is not None:
+                handle(*received)
+                left -= 1
+                received = receive() if left and not ticket.done else None
 
     def _run_handlers(self) -> None:
         """Run signal handlers, which may call this client, or close it."""

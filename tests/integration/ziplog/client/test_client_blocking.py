@@ -15,12 +15,17 @@ import pytest
 import ziplog
 from tests.unit.ziplog.client.served import ServedCluster
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, wire
+from ziplog.client.common.requests import NEVER, Counters, StatusRequest
 from ziplog.client.engines import blocking_engine
+from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.client.engines.signals import SHIELD
+from ziplog.core.node import Complete, Received
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ziplog.core.node import Effect, Event
 
 
 @pytest.fixture(name="cluster")
@@ -74,6 +79,57 @@ def test_all_operations(log: ziplog.Log) -> None:
         log.subscribe()
     assert caught.value.first == second
     assert log.insert_many([]) == []
+
+
+class _Counter:
+    """A node that completes its call once it has received a number of messages."""
+
+    counters = Counters()
+    is_batch_open = False
+
+    def __init__(self, count: int) -> None:
+        self.requests: list[int] = []
+        self._count = count
+
+    def step_call(self, _number: int, _request: object, _now: int) -> list[Effect]:
+        return []
+
+    def step_ack(self, _src: bytes, _ack: wire.InsertAck, _now: int) -> list[Effect]:
+        return []
+
+    def step(self, event: Event, _now: int) -> list[Effect]:
+        if isinstance(event, Received):
+            assert isinstance(event.message, wire.Synced)
+            self.requests.append(event.message.request)
+            if len(self.requests) == self._count:
+                return [Complete(1, "all")]
+        return []
+
+    def next_wakeup(self) -> int | None:
+        return None
+
+    def check(self) -> None:
+        """Hold no invariant."""
+
+
+def test_no_frame_of_a_large_burst_is_lost() -> None:
+    count = 3 * blocking_engine._BATCH + 7
+    server = Transport("127.0.0.1:0")
+    core = _Counter(count)
+    engine = BlockingEngine(core)
+    try:
+        assert server.endpoint is not None
+        engine.engine.transport.connect(b"server", server.endpoint)
+        engine.engine.transport.send(b"server", b"hello")
+        while (first := server.receive()) is None:
+            server.wait(None)
+        for request in range(count):
+            server.send(first[0], wire.encode(wire.Synced(1, 0, 1, request, 0)))
+        assert engine.call(StatusRequest(NEVER)) == "all"
+        assert core.requests == list(range(count))
+    finally:
+        engine.close()
+        server.close()
 
 
 def test_a_following_subscription(log: ziplog.Log) -> None:

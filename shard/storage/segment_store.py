@@ -94,7 +94,7 @@ class SegmentStore(SegmentReader):
         cls,
         directory: Path,
         *,
-        flush_interval_ms: int = 10,
+        flush_interval_ms: float = 10,
         segment_bytes: int = 64 * MIB,
         cache_bytes: int = 64 * MIB,
         reserve_bytes: int = 64 * MIB,

@@ -88,12 +88,13 @@ class StorageServer:
         self._driver: Final = Driver(
             self.replica, process.transport, store=self.store,  # type: ignore[arg-type]
             insert_path=self.replica.plain_inserts,
+            store_delay_ns=config.flush_interval_ms * MS // 5,
             flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,
             receive_publications=process.transport.receive_publications,
         )  # fmt: skip
         self.store.flusher.set_listener(self._driver.post)
         self._directory: Final = directory
-        self._interval_ns: Final = config.flush_interval_ms * MS
+        self._interval_ns: Final = config.flush_interval_ms * MS * 4 // 5
         self._is_tending = False
         self._schedule_flush()
         process.spend(disk.sync_ns())

@@ -3,7 +3,7 @@
 One iteration (`run_once`) steps waiting messages, posted events and a due `Wakeup`, then
 `BatchEnd`, then sleeps. Inserts and forwards go to a server's short path first (`InsertPath`).
 While they are all that happens, batches end with the path's own, short end, until a `BatchEnd` is
-due; the store gets their entries then, or 32 together. An iteration steps at most 256 messages in
+due; the store gets several of their entries together. An iteration steps at most 256 messages in
 a row, or for 50 ms, so that timers are on time. If messages are left, the next iteration reads
 ahead and handles urgent messages first (`inbox`).
 
@@ -150,6 +150,7 @@ class Driver:
         *,
         store: EntryStore | None = None,
         insert_path: InsertPath | None = None,
+        store_delay_ns: int = 0,
         flush_before_send: bool = False,
         propose: Callable[[bytes], None] | None = None,
         publish: Callable[[bytes], None] | None = None,
@@ -166,6 +167,8 @@ class Driver:
             transport: sends and receives the node's frames.
             store: receives the entries of `Persist` effects.
             insert_path: accepts most inserts and forwards in place of the node's `step`.
+            store_delay_ns: longest time that the entries of these messages wait for others, so
+                that the store gets them together; any step ends it.
             flush_before_send: durability level `disk`.
             propose: receives the commands of `Propose` effects; it must not block.
             publish: sends the frames of `Publish` effects to all that receive them.
@@ -195,8 +198,10 @@ class Driver:
         self._has_short_effects = False
         #: These effects may include acks: the short path has handled a forward.
         self._has_forward = False
-        #: Entries of messages on the short path that the store has not got.
+        #: Entries of messages on the short path that the store has not got, and when it gets them.
         self._unstored: Final[list[Any]] = []
+        self._store_at = 0
+        self._store_delay_ns: Final = store_delay_ns
         self._flush_before_send = flush_before_send
         self._propose, self._clock, self._on_halt = propose, clock, on_halt
         self._publish, self._receive_publications = publish, receive_publications
@@ -290,8 +295,11 @@ class Driver:
                 self._carry_out_short_path()
             if now >= due:
                 return False
-            if len(self._unstored) >= _MAX_UNSTORED:
-                self._store_waiting_entries()
+            if self._unstored:
+                if now >= self._store_at or len(self._unstored) >= _MAX_UNSTORED:
+                    self._store_waiting_entries()
+                else:
+                    due = min(due, self._store_at)
             if is_more:
                 return True
             received = transport.wait_and_receive(due - now)
@@ -378,6 +386,8 @@ class Driver:
         assert self._insert_path is not None
         for effect in self._insert_path.pop_effects():
             if type(effect) is Persist:
+                if not self._unstored:
+                    self._store_at = self._clock() + self._store_delay_ns
                 self._unstored.append(effect.entry)
             else:
                 self._handlers[type(effect)](effect)

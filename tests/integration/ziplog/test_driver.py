@@ -406,7 +406,7 @@ def ack(seq: int) -> wire.InsertAck:
 def on_short_path(*messages: Message) -> tuple[World, FakePath]:
     """Return a world with these messages on the short path."""
     path = FakePath()
-    world = World(insert_path=path)
+    world = World(insert_path=path, store_delay_ns=2_000)
     world.driver._deadline = 10**18
     for message in messages:
         world.transport.incoming.append((b"client", wire.encode(message)))
@@ -431,10 +431,23 @@ def test_short_path_sends_before_it_stores() -> None:
         (b"client", ack(2)),
         (b"reader", question(1)),
     ]
-    assert world.transport.waits == [10**18 - world.now]
-    path.rest_until = world.now
+    assert world.transport.waits == [2_000]
+    world.now += 1_999
+    world.driver.run_once()
+    assert len(world.story) == 3
+    world.now += 1
     world.driver.run_once()
     assert world.story[3:] == [("append", 1), ("append", 2)]
+    assert world.transport.waits == [2_000, 1, 10**18 - world.now]
+    assert world.node.events == []
+
+
+def test_batch_end_finds_the_entries_of_the_short_path() -> None:
+    world, path = on_short_path(plain(1))
+    world.driver.run_once()
+    path.rest_until = world.now
+    world.driver.run_once()
+    assert world.story[2:] == [("append", 1)]
     assert world.node.events == [BatchEnd()]
 
 

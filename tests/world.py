@@ -37,7 +37,7 @@ from ziplog.core.view import Replica as Address
 from ziplog.runtime.driver import needs_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ziplog.core.message import Message
 
@@ -120,6 +120,8 @@ class World:
         #: Messages held until the store is flushed (level `disk`).
         self._held: dict[str, list[tuple[bytes, Message]]] = {}
         self._configs: dict[str, ReplicaConfig] = {}
+        #: The wakeups of storage servers that were not stepped since.
+        self._wakeups: dict[str, int | None] = {}
 
     def add(self, name: str, node: Node, store: MemoryStore | None = None) -> None:
         self.nodes[name] = node
@@ -195,6 +197,7 @@ class World:
 
     def _step(self, name: str, event: Event) -> None:
         node = self.nodes[name]
+        self._wakeups.pop(name, None)
         for effect in node.step(event, self.now):
             self._carry_out(name, effect)
         node.check()
@@ -203,6 +206,7 @@ class World:
         """Pass a message to a node's short path, or step it; return whether it was stepped."""
         node = self.nodes[name]
         if self.has_short_path and isinstance(node, Replica):
+            self._wakeups.pop(name, None)
             path = node.plain_inserts
             if isinstance(message, wire.Insert):
                 ack = path.insert(route, message, self.now)
@@ -225,6 +229,7 @@ class World:
         """End a batch: by the node's short path if no message was stepped, and none is due."""
         node = self.nodes[name]
         if self.has_short_path and isinstance(node, Replica):
+            self._wakeups.pop(name, None)
             due = self.now if is_stepped else node.plain_inserts.end_batch(self.now)
             self._carry_out_short_path(name, node)
             if self.now < due:
@@ -282,6 +287,7 @@ class World:
         """Let time pass until the condition holds; whether it did."""
         end = self.now + within
         steps = 0
+        self._wakeups.clear()  # a test may have changed its nodes
         while not condition():
             at = self._next()
             if at is None or at > end:
@@ -296,14 +302,23 @@ class World:
     def _next(self) -> int | None:
         times = [self._queue[0][0]] if self._queue else []
         times += [at for name, at in self._flushes.items() if name not in self.paused]
-        for name, node in self.nodes.items():
-            wakeup = node.next_wakeup() if self._runs(name) else None
-            if wakeup is not None:
-                times.append(wakeup)
+        times += [at for _, at in self._next_wakeups()]
         return min(times, default=None)
 
-    def _runs(self, name: str) -> bool:
-        return name not in self.paused and name not in self.down
+    def _next_wakeups(self) -> Iterator[tuple[str, int]]:
+        """Yield the nodes that run and request a wakeup, and its time."""
+        known = self._wakeups
+        for name, node in self.nodes.items():
+            if name in self.paused or name in self.down:
+                continue
+            if name in known:
+                at = known[name]
+            else:
+                at = node.next_wakeup()
+                if isinstance(node, Replica):
+                    known[name] = at
+            if at is not None:
+                yield name, at
 
     def _advance(self) -> None:
         """Deliver the due messages, one batch for each node, and wake the nodes that are due."""
@@ -327,9 +342,8 @@ class World:
                 for dst, message in self._held.pop(name, []):
                     self._route(name, dst, message)
                 self.inject(name, Persisted(self.stores[name].last_fseq))
-        for name, node in self.nodes.items():
-            wakeup = node.next_wakeup() if self._runs(name) else None
-            if wakeup is not None and wakeup <= self.now:
+        for name, at in self._next_wakeups():
+            if at <= self.now:
                 self._step(name, Wakeup())
                 self._step(name, BatchEnd())
 

@@ -581,8 +581,8 @@ class Primary:
         undecided: dict[_Key, HeldUnit] = {}
         for session in self._state.sessions.by_client.values():
             for unit in session.units.values():
-                assert unit.confirmed or unit.gsns is None, "a primary guesses nothing"
-                if not unit.is_placed:
+                if not unit.confirmed:
+                    assert unit.gsns is None, "a primary guesses nothing"
                     undecided[unit.client, unit.seq] = unit
         assert self._undecided_units == len(undecided)
         assert self._undecided_bytes == sum(len(unit.body) for unit in undecided.values())

@@ -455,15 +455,17 @@ class Sessions:
         assert self._refused_units == sum(len(s.refused) for s in self.refused_clients.values())
         for client, session in self.by_client.items():
             assert client == session.client
-            assert all(seq >= session.first_incomplete for seq in session.refused)
+            first, refused = session.first_incomplete, session.refused
+            assert all(seq >= first for seq in refused)
+            assert not refused.keys() & session.units.keys(), "a permanently refused unit is held"
             for seq, unit in session.units.items():
                 assert seq == unit.seq
-                assert unit.gsns is not None or unit.packed or not unit.confirmed
-                assert unit.confirmed or not unit.packed
-                assert seq not in session.refused, "a permanently refused unit is held"
-                assert seq >= session.first_incomplete or (
-                    unit.gsns is not None and not unit.confirmed
-                )
+                if unit.confirmed:
+                    assert unit.gsns is not None or unit.packed
+                    assert seq >= first
+                else:
+                    assert not unit.packed
+                    assert seq >= first or unit.gsns is not None
 
 
 def _held(client: bytes, unit: SettledUnit) -> HeldUnit:

@@ -200,7 +200,7 @@ class World(ServiceWorld):
         stop = self.now + duration
         while True:
             due = [(at, 1) for at, _ in self.proposed[:1] if not self.is_cut_off]
-            due += [(self.heartbeat_times[s.name], 2) for s in self.servers if s.alive]
+            due += [(self.heartbeat_times[s.name], 2) for s in self._next_servers()]
             wakeup = self.service.next_wakeup()
             if wakeup is not None:
                 due.append((wakeup, 3))
@@ -210,6 +210,12 @@ class World(ServiceWorld):
                 return self
             self.now = max(self.now, at)
             self.happen(kind)
+
+    def _next_servers(self) -> list[FakeServer]:
+        """Return the server that sends the next heartbeat, if one is alive."""
+        alive = [server for server in self.servers if server.alive]
+        times = [self.heartbeat_times[server.name] for server in alive]
+        return [alive[times.index(min(times))]] if alive else []
 
     def happen(self, kind: int) -> None:
         if kind == 1:
@@ -221,11 +227,7 @@ class World(ServiceWorld):
                 self.begun = [one for one in self.begun if one[0] < starts]
                 self.begun.append((starts, last))
         elif kind == 2:
-            name = min(
-                (s.name for s in self.servers if s.alive),
-                key=lambda name: self.heartbeat_times[name],
-            )
-            self.send_heartbeat(next(s for s in self.servers if s.name == name))
+            self.send_heartbeat(*self._next_servers())
         else:
             self.step(Wakeup())
 

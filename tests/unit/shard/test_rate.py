@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from itertools import pairwise
 from random import Random
 from statistics import median
@@ -75,6 +77,12 @@ def arrivals(
 
 
 def steady(seed: int, rate: float, sizes: tuple[int, ...] = (1,)) -> tuple[Bench, Random]:
+    """Return a meter that has reported the rate."""
+    return deepcopy(_steady(seed, rate, sizes))
+
+
+@cache
+def _steady(seed: int, rate: float, sizes: tuple[int, ...]) -> tuple[Bench, Random]:
     bench, random = Bench(), Random(seed)
     bench.offer(random, rate, WARM_UP + random.randrange(1 * S), sizes)
     bench.reports.clear()

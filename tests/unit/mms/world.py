@@ -200,7 +200,9 @@ class World(ServiceWorld):
         stop = self.now + duration
         while True:
             due = [(at, 1) for at, _ in self.proposed[:1] if not self.is_cut_off]
-            due += [(self.heartbeat_times[s.name], 2) for s in self._next_servers()]
+            server = self._next_server()
+            if server is not None:
+                due.append((self.heartbeat_times[server.name], 2))
             wakeup = self.service.next_wakeup()
             if wakeup is not None:
                 due.append((wakeup, 3))
@@ -209,15 +211,15 @@ class World(ServiceWorld):
                 self.now = stop
                 return self
             self.now = max(self.now, at)
-            self.happen(kind)
+            self.happen(kind, server)
 
-    def _next_servers(self) -> list[FakeServer]:
-        """Return the server that sends the next heartbeat, if one is alive."""
+    def _next_server(self) -> FakeServer | None:
+        """Return the server that sends the next heartbeat."""
         alive = [server for server in self.servers if server.alive]
         times = [self.heartbeat_times[server.name] for server in alive]
-        return [alive[times.index(min(times))]] if alive else []
+        return alive[times.index(min(times))] if alive else None
 
-    def happen(self, kind: int) -> None:
+    def happen(self, kind: int, server: FakeServer | None) -> None:
         if kind == 1:
             _, command = self.proposed.pop(0)
             self.log.append(command)
@@ -226,8 +228,8 @@ class World(ServiceWorld):
             if last is not None and last not in [lease for _, lease in self.begun]:
                 self.begun = [one for one in self.begun if one[0] < starts]
                 self.begun.append((starts, last))
-        elif kind == 2:
-            self.send_heartbeat(*self._next_servers())
+        elif kind == 2 and server is not None:
+            self.send_heartbeat(server)
         else:
             self.step(Wakeup())
 

@@ -456,8 +456,10 @@ class Sessions:
         for client, session in self.by_client.items():
             assert client == session.client
             first, refused = session.first_incomplete, session.refused
-            assert all(seq >= first for seq in refused)
-            assert not refused.keys() & session.units.keys(), "a permanently refused unit is held"
+            if refused:
+                assert min(refused) >= first
+                held = refused.keys() & session.units.keys()
+                assert not held, "a permanently refused unit is held"
             for seq, unit in session.units.items():
                 assert seq == unit.seq
                 if unit.confirmed:

@@ -137,7 +137,8 @@ class PendingRequests(ABC, Generic[PendingT]):
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert all(number in p.numbers for number, p in self._by_number.items())
+        for number, pending in self._by_number.items():
+            assert number in pending.numbers
         for call, pending in self._pending.items():
             assert pending.call == call
             assert all(self._by_number[number] is pending for number in pending.numbers)

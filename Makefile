@@ -7,7 +7,7 @@ EVENTS ?= 1000898
 # Number of test workers: more than cores (2 where it was measured), because many tests wait for
 # processes and time-outs. tests/conftest.py distributes the tests.
 WORKERS ?= 5
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 # Further options of the tests or of a simulation.
 ARGS ?=
@@ -72,6 +72,8 @@ demo: $(BIN)/.package $(BIN)/.flights
 pipeline: $(BIN)/.installed $(BIN)/.flights
 	$(BIN)/python scripts/pipeline.py --events $(EVENTS)
 
+# The unit tests compute, and each worker needs 2 s to collect them.
+check: WORKERS = 3
 check: lint
 	ZIPLOG_EXAMPLES=25 $(PYTEST) -q tests/unit $(ARGS)
 

@@ -101,7 +101,7 @@ class Client:
 
     def _open_jobs(self) -> list[Job]:
         """Return the jobs that are not over, in the order in which they began."""
-        self._open = [job for job in self._open if not job.is_over]
+        self._open = [job for job in self._open if job.gsns is None and not job.refused]
         return self._open
 
     def first_incomplete(self, shard: int) -> int:

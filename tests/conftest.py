@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,8 @@ from tests.properties import examples
 from ziplog.deploy import new_shard
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
@@ -107,10 +110,21 @@ def _place(item: pytest.Item) -> tuple[int, bool]:
 
 
 def _tier(item: pytest.Item) -> str:
-    return item.path.relative_to(_ROOT).parts[0]
+    return _tier_of(item.path)
 
 
-def pytest_collection_finish() -> None:
-    """Let collections of garbage, of which there are many, pass over what there is for good."""
-    gc.collect()
-    gc.freeze()
+@cache
+def _tier_of(path: Path) -> str:
+    return path.relative_to(_ROOT).parts[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the garbage collector, which later passes over all that exists."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

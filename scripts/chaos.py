@@ -132,14 +132,14 @@ def _trial(options: argparse.Namespace, folder: Path) -> Trial:
     }
     if options.clients is not None:
         common["clients"] = options.clients
+    if options.rate is not None:
+        common["rate_per_s"] = options.rate
     if options.workload == "log":
-        rate = 60.0 if options.rate is None else options.rate
-        return LogTrial(folder, LogShape(**common, rate_per_s=rate))
+        return LogTrial(folder, LogShape(**common))
     if options.command:
         common["command"] = shlex.split(options.command)
     shape = DatabaseShape(
         **common,
-        rate_per_s=20.0 if options.rate is None else options.rate,
         coordinators=options.coordinators,
         threads=options.threads,
         mix=MIXES[options.mix],

@@ -43,26 +43,22 @@ def _parser() -> argparse.ArgumentParser:
     for verb in ("kill", "pause", "resume", "restart"):
         verbs.add_parser(verb).add_argument("nodes", nargs="+", metavar="NODE")
     verbs.add_parser("heal").add_argument("nodes", nargs="*", metavar="NODE")
-    cut = verbs.add_parser("cut")
-    cut.add_argument("node", metavar="NODE")
+    on_one = {
+        verb: verbs.add_parser(verb) for verb in ("cut", "slow", "lose", "fill-disk", *DAMAGE)
+    }
+    for verb in on_one.values():
+        verb.add_argument("node", metavar="NODE")
+    cut = on_one["cut"]
     who = cut.add_mutually_exclusive_group(required=True)
     who.add_argument("other", nargs="?", metavar="OTHER")
     who.add_argument("--from", dest="group", choices=("peers", "clients", "all"))
     cut.add_argument("--one-way", action="store_true", help="only from NODE to OTHER")
-    slow = verbs.add_parser("slow")
-    slow.add_argument("node", metavar="NODE")
-    slow.add_argument("--send-ms", type=float, default=0.0)
-    slow.add_argument("--flush-ms", type=float, default=0.0)
-    lose = verbs.add_parser("lose")
-    lose.add_argument("node", metavar="NODE")
-    lose.add_argument("--percent", type=float, required=True, help="of the messages that it sends")
-    fill = verbs.add_parser("fill-disk")
-    fill.add_argument("node", metavar="NODE")
-    fill.add_argument("--bytes", type=int, default=0, help="that may still be written")
+    on_one["slow"].add_argument("--send-ms", type=float, default=0.0)
+    on_one["slow"].add_argument("--flush-ms", type=float, default=0.0)
+    on_one["lose"].add_argument("--percent", type=float, required=True, help="of its messages")
+    on_one["fill-disk"].add_argument("--bytes", type=int, default=0, help="that it may still write")
     for verb in DAMAGE:
-        damage = verbs.add_parser(verb)
-        damage.add_argument("node", metavar="NODE")
-        damage.add_argument("--seed", type=int, default=0)
+        on_one[verb].add_argument("--seed", type=int, default=0)
     chance = verbs.add_parser("random")
     chance.add_argument("--seed", type=int, default=1)
     chance.add_argument("--seconds", type=float, default=60.0)

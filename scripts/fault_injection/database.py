@@ -49,7 +49,7 @@ class DatabaseShape(Shape):
     """Size of the cluster, its database and its workload."""
 
     clients: int = 4
-    rate_per_s: float = 0.0
+    rate_per_s: float = 20.0
     coordinators: int = 2
     #: Of each client process.
     threads: int = 4

@@ -13,8 +13,9 @@ import signal
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import psutil
 from msgspec.structs import replace
 
 from fault_injection import control
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LAUNCHER: Final = str(Path(__file__).resolve().parents[1] / "faulty_node.py")
-_PROC: Final = Path("/proc")
 _POLL_S: Final = 0.005
 #: Timeouts for the effect of a signal, and for the restart by a supervisor, in seconds.
 _SIGNAL_S, _START_S = 10.0, 30.0
@@ -79,18 +79,13 @@ class Nodes:
 
     def _processes(self, name: str) -> Iterator[tuple[int, list[str]]]:
         config = str(self.data_dir / CLUSTER_FILE)
-        for entry in _PROC.iterdir():
-            if not entry.name.isdecimal():
-                continue
-            try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue  # it has ended
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
             if "-c" in words[:4]:
                 continue  # it becomes one in a moment (ziplog/deploy/supervisor.py)
             pairs = set(pairwise(words))
             if ("--config", config) in pairs and ("--node", name) in pairs:
-                yield int(entry.name), words
+                yield process.pid, words
 
     def kill(self, name: str) -> None:
         """Kill a node (SIGKILL); returns when it is dead. Nothing happens if it was."""
@@ -110,7 +105,8 @@ class Nodes:
         """Pause a node (SIGSTOP); returns when it is stopped."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGSTOP)
-        _wait(lambda: _state(pid) in {"T", ""}, _SIGNAL_S, f"{name} stands still")
+        stopped = {psutil.STATUS_STOPPED, ""}
+        _wait(lambda: _status(pid) in stopped, _SIGNAL_S, f"{name} stands still")
 
     def resume(self, name: str) -> None:
         """Resume a paused node (SIGCONT); does nothing if it is dead."""
@@ -131,9 +127,13 @@ class Nodes:
 
     # --- the network ---
 
-    def _change(self, name: str, change: Callable[[ActiveFaults], ActiveFaults]) -> None:
+    def _set(self, name: str, **faults: Any) -> None:
+        """Set some fields of a node's `ActiveFaults`."""
         self._need_layer(name)
-        control.write(self.data_dir, name, change(control.read(self.data_dir, name)))
+        control.write(self.data_dir, name, replace(control.read(self.data_dir, name), **faults))
+
+    def _silent_to(self, name: str) -> frozenset[str]:
+        return control.read(self.data_dir, name).silent_to
 
     def _need_layer(self, name: str) -> None:
         self.config.node(name)
@@ -147,13 +147,9 @@ class Nodes:
     def cut(self, name: str, others: Sequence[str], *, one_way: bool = False) -> None:
         """Drop messages from a node to others, and, unless `one_way`, from them to it."""
         others = [other for other in others if other != name]
-        self._change(
-            name, lambda current: replace(current, silent_to=current.silent_to | set(others))
-        )
+        self._set(name, silent_to=self._silent_to(name) | set(others))
         for other in () if one_way else others:
-            self._change(
-                other, lambda current: replace(current, silent_to=current.silent_to | {name})
-            )
+            self._set(other, silent_to=self._silent_to(other) | {name})
 
     def cut_from_peers(self, name: str) -> None:
         """Cut a node from the others of its group; clients and other nodes reach it."""
@@ -161,7 +157,7 @@ class Nodes:
 
     def cut_from_clients(self, name: str) -> None:
         """Cut a node from clients: all peers that are not nodes of the cluster."""
-        self._change(name, lambda current: replace(current, no_clients=True))
+        self._set(name, no_clients=True)
 
     def isolate(self, name: str) -> None:
         """Cut a node from all nodes and clients."""
@@ -169,24 +165,14 @@ class Nodes:
         self.cut_from_clients(name)
 
     def slow(
-        self,
-        name: str,
-        *,
-        send_ms: float = 0.0,
-        flush_ms: float = 0.0,
-        notes_syncs: bool = False,
+        self, name: str, *, send_ms: float = 0.0, flush_ms: float = 0.0, notes_syncs: bool = False
     ) -> None:
         """Delay a node's messages and flushes; `notes_syncs` records its flushed bytes."""
-        self._change(
-            name,
-            lambda current: replace(
-                current, send_ms=send_ms, flush_ms=flush_ms, notes_syncs=notes_syncs
-            ),
-        )
+        self._set(name, send_ms=send_ms, flush_ms=flush_ms, notes_syncs=notes_syncs)
 
     def lose(self, name: str, percent: float) -> None:
         """Drop a percentage of a node's messages."""
-        self._change(name, lambda current: replace(current, lost_percent=percent))
+        self._set(name, lost_percent=percent)
 
     def heal(self, name: str) -> None:
         """End all faults of `cut`, `slow`, `lose` and `fill_disk`, and resume the node."""
@@ -295,7 +281,7 @@ class Nodes:
         """
         directory = self.data_dir / name
         if directory.stat().st_dev == self.data_dir.stat().st_dev:
-            self._change(name, lambda current: replace(current, disk_bytes=size))
+            self._set(name, disk_bytes=size)
             return f"{name} may write {size} bytes"
         space = os.statvfs(directory)
         count = max(0, space.f_bavail * space.f_frsize - size)
@@ -305,16 +291,16 @@ class Nodes:
         return f"{directory} has {count} bytes of ballast"
 
 
-def _state(pid: int) -> str:
-    """Return the state of a process as the kernel names it; "" if it is gone."""
+def _status(pid: int) -> str:
+    """Return the status of a process; "" if it is gone."""
     try:
-        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
         return ""
 
 
 def _runs(pid: int) -> bool:
-    return _state(pid) not in {"", "Z"}
+    return _status(pid) not in {"", psutil.STATUS_ZOMBIE}
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:

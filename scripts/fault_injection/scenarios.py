@@ -9,12 +9,13 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from fault_injection.log import LogTrial
 from fault_injection.nodes import Nodes
 
 Fault = Callable[[LogTrial], Iterator[float]]
+T = TypeVar("T")
 
 _PRIMARY, _BACKUP = 0, -1
 _PAUSE_S: Final = 3.0
@@ -30,11 +31,27 @@ def _replicas(trial: LogTrial) -> list[str]:
     return [replica.name for replica in trial.nodes.config.shards[0].replicas]
 
 
-def _wait(condition: Callable[[], bool]) -> None:
-    """Wait for the moment of a fault; another fault may keep it from coming: strike anyway."""
+def _wait(condition: Callable[[], T]) -> T:
+    """Wait for the moment of a fault; another fault may keep it from coming: strike anyway.
+
+    Returns:
+        What the condition returned last.
+
+    """
     deadline = time.monotonic() + _PHASE_S
-    while not condition() and time.monotonic() < deadline:
+    while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+    return found
+
+
+def _once(strike: Callable[[LogTrial], object]) -> Fault:
+    """Return a fault that the system heals by itself."""
+
+    def fault(trial: LogTrial) -> Iterator[float]:
+        strike(trial)
+        yield 0.0
+
+    return fault
 
 
 def _pause(nodes: Nodes, name: str) -> None:
@@ -67,12 +84,7 @@ def _of_replica(index: int, strike: Callable[[Nodes, str], object], seconds: flo
 
 def _damaged(damage: Callable[[Nodes, str, int], object]) -> Fault:
     """Return a fault that kills a backup and damages its log."""
-
-    def fault(trial: LogTrial) -> Iterator[float]:
-        damage(trial.nodes, _replicas(trial)[_BACKUP], trial.shape.seed)
-        yield 0.0
-
-    return fault
+    return _once(lambda trial: damage(trial.nodes, _replicas(trial)[_BACKUP], trial.shape.seed))
 
 
 def _primary_killed_unheard(trial: LogTrial) -> Iterator[float]:
@@ -126,20 +138,13 @@ def _view_decided(trial: LogTrial) -> None:
 def _leader_killed(group: str, moment: Callable[[LogTrial], None] = _at_once) -> Fault:
     """Return a fault that kills the leader of a service at a moment."""
 
-    def fault(trial: LogTrial) -> Iterator[float]:
+    def strike(trial: LogTrial) -> None:
         moment(trial)
-        found: list[str | None] = [None]
+        leader = _wait(lambda: trial.health.leader(group))
+        if leader is not None:
+            trial.nodes.kill(leader)
 
-        def is_known() -> bool:
-            found[0] = trial.health.leader(group)
-            return found[0] is not None
-
-        _wait(is_known)
-        if found[0] is not None:
-            trial.nodes.kill(found[0])
-        yield 0.0
-
-    return fault
+    return _once(strike)
 
 
 # --- several processes ---
@@ -153,21 +158,14 @@ def _all_paused(trial: LogTrial) -> Iterator[float]:
         trial.nodes.resume(name)
 
 
-def _survivor_killed(trial: LogTrial) -> Iterator[float]:
+def _kill_survivor(trial: LogTrial) -> None:
     _shard_removed(trial)
     trial.nodes.kill(_replicas(trial)[_PRIMARY])
-    yield 0.0
 
 
-def _client_killed(trial: LogTrial) -> Iterator[float]:
+def _kill_client(trial: LogTrial) -> None:
     trial.clients.kill(trial.clients.running()[0])
     trial.clients.start()
-    yield 0.0
-
-
-def _shard_killed(trial: LogTrial) -> Iterator[float]:
-    trial.nodes.kill_all(_replicas(trial))
-    yield 0.0
 
 
 def _shard_killed_before_it_wrote(trial: LogTrial) -> Iterator[float]:
@@ -186,11 +184,6 @@ def _power_lost(trial: LogTrial) -> Iterator[float]:
     trial.note("; ".join(trial.nodes.power_cut(_replicas(trial), trial.shape.seed)))
     for name in _replicas(trial):
         trial.nodes.heal(name)
-
-
-def _everything_killed(trial: LogTrial) -> Iterator[float]:
-    trial.nodes.kill_all(trial.nodes.names)
-    yield 0.0
 
 
 FAULTS: Final[dict[str, Fault]] = {
@@ -222,19 +215,19 @@ FAULTS: Final[dict[str, Fault]] = {
     "membership_leader_killed": _leader_killed("mms"),
     "membership_leader_killed_in_a_recovery": _leader_killed("mms", _shard_removed),
     # During the state transfer; with f=1 it is the last replica.
-    "survivor_killed": _survivor_killed,
+    "survivor_killed": _once(_kill_survivor),
     # During an operation; another client replaces it.
-    "client_killed": _client_killed,
+    "client_killed": _once(_kill_client),
     "disk_lost": _of_replica(_BACKUP, _lose_disk),
     # In the middle of a write to its log.
     "tail_torn": _damaged(Nodes.torn_tail),
     "bit_flipped": _damaged(Nodes.bitflip),
     # It takes nothing for a while.
     "disk_full": _of_replica(_BACKUP, Nodes.fill_disk, _CUT_S),
-    "shard_killed": _shard_killed,
+    "shard_killed": _once(lambda trial: trial.nodes.kill_all(_replicas(trial))),
     # With slow disks: at level `memory` acknowledged records are lost.
     "shard_killed_before_it_wrote": _shard_killed_before_it_wrote,
     # All replicas die at once, in the middle of a flush.
     "power_lost": _power_lost,
-    "everything_killed": _everything_killed,
+    "everything_killed": _once(lambda trial: trial.nodes.kill_all(trial.nodes.names)),
 }

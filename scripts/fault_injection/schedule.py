@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     from fault_injection.nodes import Nodes
 
-#: Kinds of faults; those that damage files, or kill a whole group, are only done when asked for.
-KINDS: Final = (
-    "kill",
-    "pause",
-    "restart",
-    "cut-peers",
-    "cut-clients",
-    "cut-one-way",
-    "isolate",
-    "lose",
-    "slow",
-    "slow-disk",
-    "fill-disk",
-)
 DAMAGE: Final = ("torn-tail", "bitflip")
 KILL_GROUP: Final = "kill-group"
 _STORAGE_ONLY: Final = frozenset({"fill-disk", "cut-clients", *DAMAGE})
@@ -43,6 +29,26 @@ _TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.05
 
 
+_STRIKES: Final[dict[str, Callable[[Nodes, Fault], str | None]]] = {
+    "kill": lambda nodes, fault: nodes.kill(fault.node),
+    "pause": lambda nodes, fault: nodes.pause(fault.node),
+    "restart": lambda nodes, fault: nodes.restart(fault.node),
+    "cut-peers": lambda nodes, fault: nodes.cut_from_peers(fault.node),
+    "cut-clients": lambda nodes, fault: nodes.cut_from_clients(fault.node),
+    "cut-one-way": lambda nodes, fault: nodes.cut(fault.node, [fault.other], one_way=True),
+    "isolate": lambda nodes, fault: nodes.isolate(fault.node),
+    "lose": lambda nodes, fault: nodes.lose(fault.node, fault.amount),
+    "slow": lambda nodes, fault: nodes.slow(fault.node, send_ms=fault.amount),
+    "slow-disk": lambda nodes, fault: nodes.slow(fault.node, flush_ms=fault.amount),
+    "fill-disk": lambda nodes, fault: nodes.fill_disk(fault.node, fault.amount * 1024),
+    "torn-tail": lambda nodes, fault: nodes.torn_tail(fault.node, fault.amount),
+    "bitflip": lambda nodes, fault: nodes.bitflip(fault.node, fault.amount),
+    KILL_GROUP: lambda nodes, fault: nodes.kill_all(nodes.group_of(fault.node)),
+}
+#: Kinds of faults; those that damage files, or kill a whole group, are only done when asked for.
+KINDS: Final = tuple(kind for kind in _STRIKES if kind not in {*DAMAGE, KILL_GROUP})
+
+
 def kinds_of(text: str) -> tuple[str, ...]:
     """Return the kinds of faults in an option's text: names with commas.
 
@@ -51,7 +57,7 @@ def kinds_of(text: str) -> tuple[str, ...]:
 
     """
     kinds = tuple(text.split(","))
-    unknown = set(kinds) - {*KINDS, *DAMAGE, KILL_GROUP}
+    unknown = set(kinds) - set(_STRIKES)
     if unknown:
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: no kind of fault")
     return kinds
@@ -94,24 +100,6 @@ def faults(nodes: Nodes, seed: int, kinds: Sequence[str] = KINDS) -> Iterator[tu
                 chooser.uniform(*_DURATION_S),
             ),
         )
-
-
-_STRIKES: Final[dict[str, Callable[[Nodes, Fault], str | None]]] = {
-    "kill": lambda nodes, fault: nodes.kill(fault.node),
-    "pause": lambda nodes, fault: nodes.pause(fault.node),
-    "restart": lambda nodes, fault: nodes.restart(fault.node),
-    "cut-peers": lambda nodes, fault: nodes.cut_from_peers(fault.node),
-    "cut-clients": lambda nodes, fault: nodes.cut_from_clients(fault.node),
-    "cut-one-way": lambda nodes, fault: nodes.cut(fault.node, [fault.other], one_way=True),
-    "isolate": lambda nodes, fault: nodes.isolate(fault.node),
-    "lose": lambda nodes, fault: nodes.lose(fault.node, fault.amount),
-    "slow": lambda nodes, fault: nodes.slow(fault.node, send_ms=fault.amount),
-    "slow-disk": lambda nodes, fault: nodes.slow(fault.node, flush_ms=fault.amount),
-    "fill-disk": lambda nodes, fault: nodes.fill_disk(fault.node, fault.amount * 1024),
-    "torn-tail": lambda nodes, fault: nodes.torn_tail(fault.node, fault.amount),
-    "bitflip": lambda nodes, fault: nodes.bitflip(fault.node, fault.amount),
-    KILL_GROUP: lambda nodes, fault: nodes.kill_all(nodes.group_of(fault.node)),
-}
 
 
 def inject(nodes: Nodes, fault: Fault) -> str:

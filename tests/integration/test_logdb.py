@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHAPE = DatabaseShape(mms=1, failure_handlers=1, checkpoint_every=300)
+SHAPE = DatabaseShape(mms=1, failure_handlers=1, rate_per_s=0.0, checkpoint_every=300)
 
 
 @pytest.mark.timeout(300)

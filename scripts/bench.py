@@ -1,25 +1,26 @@
 """Benchmarks of Ziplog beside baselines and other systems, in one run on one machine.
 
-    python scripts/bench.py latency      insert latency beside raw TCP, pyzmq, Redis and NATS
-    python scripts/bench.py cpu          where an insert's CPU time goes, beside the pyzmq floor
-    python scripts/bench.py paths        fast and slow path; share of the fast path over load
-    python scripts/bench.py concurrency  1 to 64 tasks or threads of one client
-    python scripts/bench.py clients      16 to 1,000 clients, each with one insert at a time
-    python scripts/bench.py throughput   pipelined insert_many into one shard
-    python scripts/bench.py sequential   from insert to delivery: pauses, rates, bursts, no-ops
-    python scripts/bench.py failure      throughput around the kill of a storage server
-    python scripts/bench.py reconfigure  throughput while a shard is added and one removed
-    python scripts/bench.py idle         CPU of an idle cluster
-    python scripts/bench.py mms          the membership service with thousands of emulated shards
-    python scripts/bench.py all          everything above
-    python scripts/bench.py logdb        transactions: the four kinds that follow
-    python scripts/bench.py logdb-contention  clients that fight for ten keys, beside Redis
-    python scripts/bench.py logdb-ycsb   YCSB's workloads A, B, C, F
-    python scripts/bench.py logdb-restart     a million commits, and a coordinator's start
-    python scripts/bench.py logdb-cpu    CPU, frames and system calls of a read-modify-write
-    python scripts/bench.py spark        Spark reads from servers and files, beside Parquet
-    python scripts/bench.py spark-layers      time per row on its way to Spark, by layer
-    python scripts/bench.py spark-write  Spark writes, beside insert_many
+    python scripts/bench.py KIND [--scale 0.2] [--json FILE] [--picture FILE]
+
+    latency          insert latency beside raw TCP, pyzmq, Redis and NATS
+    cpu              where an insert's CPU time goes, beside the pyzmq floor
+    paths            fast and slow path; share of the fast path over load
+    clients          16 to 1,000 clients, each with one insert at a time
+    concurrency      1 to 64 tasks or threads of one client
+    throughput       pipelined insert_many into one shard
+    sequential       from insert to delivery: pauses, rates, bursts, no-ops
+    failure          throughput around the kill of a storage server
+    reconfigure      throughput while a shard is added and one removed
+    idle             CPU of an idle cluster
+    mms              the membership service with thousands of emulated shards
+    all              everything above
+    logdb            transactions: the four kinds that follow
+    logdb-contention clients that fight for ten keys, beside Redis
+    logdb-ycsb       YCSB's workloads A, B, C, F
+    logdb-restart    a million commits, and a coordinator's start
+    logdb-cpu        CPU, frames and system calls of a read-modify-write
+    spark            Spark reads from servers and files, beside Parquet
+    spark-layers     time per row on its way to Spark, by layer
 
 Targets alternate in rounds, so a drift of the machine's speed affects all of them; what counts
 are the ratios, each the median over rounds. `--json FILE` keeps the figures (beside those of other
@@ -43,14 +44,14 @@ from log_bench import (
     paths,
     reconfigure,
     sequential,
-    sequential_picture,
 )
 from logdb_bench import contention, restart, ycsb
 from logdb_bench import cpu as logdb_cpu
-from spark_bench import reading, writing
+from metrics import tables
+from spark_bench import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 Figures = dict[str, Any]
 
@@ -60,8 +61,6 @@ class Measurement(NamedTuple):
 
     #: Measures, at a scale, with a number of shards (of LogDB's log).
     measure: Callable[[float, int], Figures]
-    #: Returns the lines of the output; None: all figures by name.
-    lines: Callable[[Figures], Iterable[str]] | None = None
     #: Draws, of the results of all kinds.
     draw: Callable[[Figures, Path], None] | None = None
 
@@ -78,50 +77,36 @@ def _own(kind: str, draw: Callable[[Figures, Path], None]) -> Callable[[Figures,
     return lambda results, path: draw(results[kind], path)
 
 
-def _layers(name: str) -> Callable[..., Any]:
-    """Return a function of `spark_bench.layers`, which imports pyspark."""
+def _layers(scale: float) -> Figures:
+    from spark_bench import layers  # noqa: PLC0415 - imports pyspark
 
-    def call(*arguments: Any) -> Any:
-        from spark_bench import layers  # noqa: PLC0415 - imports pyspark
-
-        return getattr(layers, name)(*arguments)
-
-    return call
+    return layers.measure(scale)
 
 
 MEASUREMENTS: Final[dict[str, Measurement]] = {
     "latency": Measurement(
-        lambda scale, _: latency.latency(max(3, int(10 * scale)), 400, 4096), draw=paths.draw
+        lambda scale, _: latency.latency(max(3, int(10 * scale)), 400, 4096), paths.draw
     ),
     "cpu": Measurement(lambda scale, _: latency.cpu(max(2000, int(10_000 * scale)))),
-    "paths": Measurement(_scaled(paths.paths, 1.0, 3), draw=paths.draw),
-    "clients": Measurement(
-        _scaled(clients.measure, 3.0, 10), clients.lines, _own("clients", clients.draw)
-    ),
+    "paths": Measurement(_scaled(paths.paths, 1.0, 3), paths.draw),
+    "clients": Measurement(_scaled(clients.measure, 3.0, 10), _own("clients", clients.draw)),
     "concurrency": Measurement(
-        _scaled(concurrency.measure, 1.0, 3),
-        concurrency.lines,
-        _own("concurrency", concurrency.draw),
+        _scaled(concurrency.measure, 1.0, 3), _own("concurrency", concurrency.draw)
     ),
     "throughput": Measurement(_scaled(latency.throughput, 2.0, 6)),
-    "sequential": Measurement(
-        _scaled(sequential.measure), draw=_own("sequential", sequential_picture.draw)
-    ),
-    "failure": Measurement(_scaled(failure.kills, 4.0, 6), draw=_own("failure", failure.draw)),
+    "sequential": Measurement(_scaled(sequential.measure), _own("sequential", sequential.draw)),
+    "failure": Measurement(_scaled(failure.kills, 4.0, 6), _own("failure", failure.draw)),
     "reconfigure": Measurement(
-        _scaled(reconfigure.measure, 4.0, 11), draw=_own("reconfigure", reconfigure.draw)
+        _scaled(reconfigure.measure, 4.0, 11), _own("reconfigure", reconfigure.draw)
     ),
     "idle": Measurement(_scaled(membership.idle, 3.0, 10)),
-    "mms": Measurement(_scaled(membership.measure, 2.0, 5), draw=_own("mms", membership.draw)),
-    "logdb-contention": Measurement(
-        contention.measure, contention.lines, _own("logdb-contention", contention.draw)
-    ),
-    "logdb-ycsb": Measurement(ycsb.measure, ycsb.lines),
-    "logdb-restart": Measurement(restart.measure, restart.lines),
-    "logdb-cpu": Measurement(_scaled(logdb_cpu.measure), logdb_cpu.lines),
-    "spark": Measurement(_scaled(reading.measure), reading.lines, _own("spark", reading.draw)),
-    "spark-layers": Measurement(_scaled(_layers("measure")), _layers("lines")),
-    "spark-write": Measurement(_scaled(writing.measure), writing.lines),
+    "mms": Measurement(_scaled(membership.measure, 2.0, 5), _own("mms", membership.draw)),
+    "logdb-contention": Measurement(contention.measure, _own("logdb-contention", contention.draw)),
+    "logdb-ycsb": Measurement(ycsb.measure),
+    "logdb-restart": Measurement(restart.measure),
+    "logdb-cpu": Measurement(_scaled(logdb_cpu.measure)),
+    "spark": Measurement(_scaled(reading.measure), _own("spark", reading.draw)),
+    "spark-layers": Measurement(_scaled(_layers)),
 }
 #: Several kinds; the first one has the picture.
 GROUPS: Final = {
@@ -131,23 +116,6 @@ GROUPS: Final = {
 
 
 # --- output ---------------------------------------------------------------------------
-
-
-def table(name: str, figures: Figures, indent: str = "") -> None:
-    """Print figures as indented lines."""
-    print(f"{indent}{name}")
-    for key, value in figures.items():
-        if key == "windows":
-            continue  # for the picture
-        if isinstance(value, dict):
-            table(str(key), value, indent + "  ")
-        elif isinstance(value, list):
-            for item in value:
-                if isinstance(item, dict):  # other rows are for the picture
-                    table(str(key), item, indent + "  ")
-        else:
-            shown = f"{value:,.3f}" if isinstance(value, float) else value
-            print(f"{indent}  {key:<18} {shown}")
 
 
 def as_text(figures: Any, indent: str = "") -> str:
@@ -179,14 +147,10 @@ def main() -> None:
         results = json.loads(arguments.json.read_text())
     kinds = GROUPS.get(arguments.kind, [arguments.kind])
     for kind in kinds:
-        measurement = MEASUREMENTS[kind]
-        results[kind] = measurement.measure(arguments.scale, arguments.shards)
+        results[kind] = MEASUREMENTS[kind].measure(arguments.scale, arguments.shards)
         if arguments.json:
             arguments.json.write_text(as_text(results) + "\n")
-        if measurement.lines is None:
-            table(kind, results[kind])
-        else:
-            print(kind, *measurement.lines(results[kind]), sep="\n")
+        print(*tables.lines(kind, results[kind]), sep="\n")
     draw = MEASUREMENTS[kinds[0]].draw
     if arguments.picture and draw is not None:
         draw(results, arguments.picture)

@@ -38,15 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not 1000 <= arguments.events <= ALL_EVENTS:
         parser.error(f"--events must be 1,000 to {ALL_EVENTS}")
-    plan = Plan(
-        events=arguments.events,
-        shards=arguments.shards,
-        f=arguments.f,
-        clients=arguments.clients,
-        cores=arguments.cores,
-        held_back=arguments.held_back,
-        seed=arguments.seed,
-    )
+    plan = Plan(**{name: getattr(arguments, name) for name in Plan._fields})
     try:
         with tempfile.TemporaryDirectory(prefix="ziplog-pipeline-") as folder:
             outcome = run(Path(folder), plan)

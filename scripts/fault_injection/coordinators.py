@@ -11,6 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import UnavailableError
 
@@ -36,6 +38,7 @@ class Coordinators:
         *,
         command: Sequence[str] = (sys.executable, "-m", "logdb"),
         options: Sequence[str] = (),
+        ready_s: float = 30.0,
     ) -> None:
         """Prepare the processes.
 
@@ -45,13 +48,14 @@ class Coordinators:
             count: the number of coordinators.
             command: the command of a coordinator.
             options: additional arguments.
+            ready_s: timeout for a coordinator's replay of the log, in seconds.
 
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder: Final = folder
         self._command: Final = [*command, "--bootstrap", bootstrap, *options]
-        ports = free_ports(count, _HOST)
-        self._ports: Final = [next(ports) for _ in range(count)]
+        self._ports: Final = list(free_ports(count, _HOST))
+        self._ready_s: Final = ready_s
         self._running: Final[dict[int, subprocess.Popen[bytes]]] = {}
         self.paused: Final[set[int]] = set()
         #: Those that ended by themselves: which one, and the end of its log.
@@ -102,9 +106,12 @@ class Coordinators:
         name = f"coordinator-{number}"
         return self._folder / f"{name}.log", self._folder / f"{name}.ready"
 
-    def pid(self, number: int) -> int:
+    def _log_end(self, number: int) -> str:
+        return f"its log ends: {self._paths(number)[0].read_text(errors='replace')[-_TAIL:]}"
+
+    def process(self, number: int) -> psutil.Process:
         """Return the process of one that was started."""
-        return self._running[number].pid
+        return psutil.Process(self._running[number].pid)
 
     def is_running(self, number: int) -> bool:
         """Whether its process lives, paused or not."""
@@ -115,20 +122,21 @@ class Coordinators:
         """Whether it has replayed the log since its start."""
         return self.is_running(number) and bool(self._paths(number)[1].read_bytes())
 
-    def wait_ready(self, number: int, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, number: int) -> None:
         """Wait until one has replayed the log.
 
         Raises:
             UnavailableError: it ended, or has not done so by then; quotes its log.
 
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + self._ready_s
         while not self.is_ready(number):
-            tail = self._paths(number)[0].read_text(errors="replace")[-_TAIL:]
             if not self.is_running(number):
-                raise UnavailableError(f"coordinator {number} ended; its log ends: {tail}")
+                raise UnavailableError(f"coordinator {number} ended; {self._log_end(number)}")
             if time.monotonic() > deadline:
-                raise UnavailableError(f"coordinator {number} is not ready; its log ends: {tail}")
+                raise UnavailableError(
+                    f"coordinator {number} is not ready; {self._log_end(number)}"
+                )
             time.sleep(_POLL_S)
 
     def kill(self, number: int) -> None:
@@ -172,9 +180,8 @@ class Coordinators:
         if process is None or process.poll() in {None, 0, -signal.SIGKILL}:
             return
         del self._running[number]
-        tail = self._paths(number)[0].read_text(errors="replace")[-_TAIL:]
         self._crashed.append(
-            f"coordinator {number} ended (exit code {process.returncode}); its log ends: {tail}"
+            f"coordinator {number} ended (exit code {process.returncode}); {self._log_end(number)}"
         )
 
     def stop(self) -> None:

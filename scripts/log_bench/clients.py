@@ -7,25 +7,24 @@ step, so every view that begins, and every error, is the load's doing.
 
 from __future__ import annotations
 
-import asyncio
-import random
-import time
-from collections import Counter
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-from metrics.cpu import cpu_s
-from metrics.picture import axes
+from metrics.closed_loop import ClientProcesses, Tally
+from metrics.cpu import cpu_s, servers_of
+from metrics.picture import BLUE, axes
 from metrics.setup import cluster as new_cluster
 from metrics.setup import progress
-from metrics.workers import Workers
+from metrics.windows import latency_ms
 
 import ziplog
 import ziplog.aio
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
     from pathlib import Path
+
+    from metrics.closed_loop import Done
 
     from ziplog.local import Cluster
 
@@ -33,13 +32,10 @@ Figures = dict[str, Any]
 
 #: Number of clients in each step.
 _STEPS: Final = (16, 64, 300, 600, 1000)
-_PROCESSES: Final = 4
 _SIZE: Final = 100
 _MIB: Final = 2**20
-#: Number of clients of a process that connect at the same time.
-_CONNECTING: Final = 25
-#: Between the last client's warm-up and the first insert that counts, in seconds.
-_LEAD_S: Final = 0.5
+#: The kind of an operation that is no error.
+_INSERT: Final = "insert"
 
 
 def measure(seconds: float) -> Figures:
@@ -54,15 +50,22 @@ def measure(seconds: float) -> Figures:
 
 def step(cluster: Cluster, clients: int, seconds: float) -> Figures:
     """Run `clients` inserting clients for `seconds`; return the result."""
-    shares = [len(range(index, clients, _PROCESSES)) for index in range(_PROCESSES)]
-    arguments = [(cluster.endpoint, share, seconds) for share in shares if share]
-    with Workers(_run, arguments) as workers:
-        workers.receive()
-        before = _servers(cluster)
-        workers.send(time.monotonic() + _LEAD_S)
-        rows = workers.receive()
+    before: Figures = {}
+    with ClientProcesses(InsertPlan(cluster.endpoint)) as processes:
+        outcome = processes.run(clients, seconds, 0.0, lambda: before.update(_servers(cluster)))
         after = _servers(cluster)
-    return _figures(rows, clients, seconds, after["cpu_s"] - before["cpu_s"]) | {
+    inserts = outcome.tallies.get(_INSERT, Tally([], 0))
+    errors = {kind: of.aborted for kind, of in outcome.tallies.items() if kind != _INSERT}
+    count = max(len(inserts.took_us), 1)
+    return {
+        "clients": clients,
+        "per_s": len(inserts.took_us) / seconds,
+        "retries_per_insert": inserts.aborted / count,
+        **latency_ms(took / 1e6 for took in inserts.took_us),
+        "server_cpu_us": (after["cpu_s"] - before["cpu_s"]) / count * 1e6,
+        "client_cpu_us": outcome.cpu_s / count * 1e6,
+        "errors": sum(errors.values()),
+        "error_types": ", ".join(errors),
         "views": after["views"],
         "new_views": after["views"] - before["views"],
         "not_live": after["not_live"],
@@ -74,8 +77,7 @@ def _servers(cluster: Cluster) -> Figures:
     """Return the views of all shards together, and the servers' CPU seconds and largest memory."""
     with cluster.connect() as log:
         shards = log.cluster()["shards"]
-    pids = [replica["pid"] for shard in shards for replica in shard["replicas"]]
-    servers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    servers = servers_of(cluster).values()
     return {
         "views": sum(shard["view"] for shard in shards),
         "not_live": sum(shard["state"] != "live" for shard in shards),
@@ -84,108 +86,56 @@ def _servers(cluster: Cluster) -> Figures:
     }
 
 
-def _figures(rows: list[Figures], clients: int, seconds: float, servers_s: float) -> Figures:
-    took = sorted(value for row in rows for value in row["took"])
-    inserts = max(len(took), 1)
-    errors: Counter[str] = sum((Counter(row["errors"]) for row in rows), Counter())
-    retries = sum(row["retries"] for row in rows)
-    return {
-        "clients": clients,
-        "per_s": len(took) / seconds,
-        "retries": retries,
-        "retries_per_insert": retries / inserts,
-        "p50_ms": took[len(took) // 2] * 1e3 if took else None,
-        "p99_ms": took[len(took) * 99 // 100] * 1e3 if took else None,
-        "max_ms": took[-1] * 1e3 if took else None,
-        "server_cpu_us": servers_s / inserts * 1e6,
-        "client_cpu_us": sum(row["cpu_s"] for row in rows) / inserts * 1e6,
-        "errors": sum(errors.values()),
-        "error_types": dict(errors),
-        "client_mib": max(row["mib"] for row in rows),
-    }
+@dataclass(frozen=True)
+class InsertPlan:
+    """Clients that insert."""
+
+    endpoint: str
+
+    def prepare(self) -> None:
+        """Change nothing."""
+
+    def session(self, _number: int) -> InsertSession:
+        """Return a client."""
+        return InsertSession(self.endpoint)
 
 
-# --- a process of clients ---
+class InsertSession:
+    """A client that inserts."""
 
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint: Final = endpoint
+        self._payload: Final = os.urandom(_SIZE)
+        self._log: ziplog.aio.AsyncLog
 
-def _run(endpoint: str, clients: int, seconds: float, pipe: Connection) -> None:
-    asyncio.run(_drive(endpoint, clients, seconds, pipe))
+    async def connect(self) -> None:
+        """Connect, and insert once."""
+        self._log = await ziplog.aio.connect(self._endpoint, timeout=30)
+        await self._log.insert_after(self._payload)
 
+    async def act(self) -> Done:
+        """Insert once; copies of an insert, and inserts that fail, are in vain."""
+        copies = self._log.stats()["retries"]
+        try:
+            await self._log.insert_after(self._payload)
+        except ziplog.ZiplogError as error:
+            return type(error).__name__, False, 1
+        return _INSERT, True, self._log.stats()["retries"] - copies
 
-async def _drive(endpoint: str, clients: int, seconds: float, pipe: Connection) -> None:
-    payload = random.randbytes(_SIZE)  # noqa: S311  only bytes
-    gate = asyncio.Semaphore(_CONNECTING)
-
-    async def open_one() -> ziplog.aio.AsyncLog:
-        async with gate:
-            log = await ziplog.aio.connect(endpoint, timeout=30)
-            await log.insert_after(payload)
-            return log
-
-    logs = await asyncio.gather(*(open_one() for _ in range(clients)))
-    loop = asyncio.get_running_loop()
-    pipe.send("ready")
-    begin = await loop.run_in_executor(None, pipe.recv)
-    await asyncio.sleep(begin - time.monotonic())
-    retries, cpu = sum(log.stats()["retries"] for log in logs), time.process_time()
-    took: list[float] = []
-    errors: Counter[str] = Counter()
-    end = begin + seconds
-
-    async def insert(log: ziplog.aio.AsyncLog) -> None:
-        while (start := time.monotonic()) < end:
-            try:
-                await log.insert_after(payload)
-            except ziplog.ZiplogError as error:
-                errors[type(error).__name__] += 1
-            else:
-                if (done := time.monotonic()) <= end:
-                    took.append(done - start)
-
-    await asyncio.gather(*map(insert, logs))
-    pipe.send(
-        {
-            "took": took,
-            "errors": dict(errors),
-            "retries": sum(log.stats()["retries"] for log in logs) - retries,
-            "cpu_s": time.process_time() - cpu,
-            "mib": psutil.Process().memory_info().rss / _MIB,
-        }
-    )
-    await loop.run_in_executor(None, pipe.recv)  # with all connections, until it is killed
-
-
-# --- output ---
-
-
-def lines(figures: Figures) -> list[str]:
-    """Return the steps as lines."""
-    head = (
-        "  clients inserts/s retries/insert  p50 ms  p99 ms  server CPU µs  client CPU µs"
-        "  new views  errors  server MiB"
-    )
-    rows = [
-        f"  {s['clients']:7} {s['per_s']:9,.0f} {s['retries_per_insert']:14.4f}"
-        f" {s['p50_ms'] or 0:7.1f} {s['p99_ms'] or 0:7.1f} {s['server_cpu_us']:14.0f}"
-        f" {s['client_cpu_us']:14.0f} {s['new_views']:10} {s['errors']:7} {s['server_mib']:11.0f}"
-        for s in figures["steps"]
-    ]
-    return [head, *rows, f"  lowest goodput / peak: {figures['lowest_to_peak']:.2f}"]
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._log.close()
 
 
 def draw(figures: Figures, path: Path) -> None:
     """Draw goodput, and the times of inserts, over the number of clients."""
+    x = {"xlabel": "clients, each with one insert at a time", "xscale": "log"}
     with axes(path) as (left, right):
         clients = [step["clients"] for step in figures["steps"]]
-        left.plot(clients, [step["per_s"] for step in figures["steps"]], "o-", color="#2a6f97")
-        left.set_ylabel("inserts/s")
-        left.set_ylim(bottom=0)
+        left.plot(clients, [step["per_s"] for step in figures["steps"]], "o-", color=BLUE)
+        left.set(**x, ylabel="inserts/s", ylim=(0, None))
         for key, line in (("p50_ms", "-"), ("p99_ms", "--")):
             row = [step[key] for step in figures["steps"]]
-            right.plot(clients, row, line, marker="o", color="#2a6f97", label=key[:3])
-        right.set_ylabel("ms, one insert")
-        right.set_yscale("log")
+            right.plot(clients, row, line, marker="o", color=BLUE, label=key[:3])
+        right.set(**x, ylabel="ms, one insert", yscale="log")
         right.legend()
-        for axis in (left, right):
-            axis.set_xlabel("clients, each with one insert at a time")
-            axis.set_xscale("log")

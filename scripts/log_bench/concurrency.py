@@ -12,11 +12,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-from metrics.cpu import cpu_s
-from metrics.picture import axes
+from metrics.cpu import cpu_s, servers_of
+from metrics.picture import BLUE, OCHRE, axes
 from metrics.setup import cluster as new_cluster
 from metrics.setup import progress
+from metrics.windows import latency_ms
 
 import ziplog
 import ziplog.aio
@@ -46,22 +46,20 @@ def measure(seconds: float) -> Figures:
             run = _run_tasks if kind == "tasks" else _run_threads
             run(running.endpoint, os.urandom(size), count, _WARM_UP * seconds)
             figures = _step(running, run, os.urandom(size), count, seconds)
-            rows.append({"kind": kind, "size": size, "count": count} | figures)
+            rows.append({"kind": kind, "size": size, "concurrent": count} | figures)
     return {"steps": rows}
 
 
 def _step(
     running: Cluster, run: Callable[..., list[float]], payload: bytes, count: int, seconds: float
 ) -> Figures:
-    nodes = [node for shard in running.config.shards for node in shard.replicas]
-    servers = [psutil.Process(running.pid(node.name)) for node in nodes]
+    servers = servers_of(running).values()
     before, own_before = cpu_s(servers), time.process_time()
-    took = sorted(run(running.endpoint, payload, count, seconds))
+    took = run(running.endpoint, payload, count, seconds)
     own, theirs = time.process_time() - own_before, cpu_s(servers) - before
     return {
         "per_s": len(took) / seconds,
-        "p50_ms": took[len(took) // 2] * 1e3,
-        "p99_ms": took[len(took) * 99 // 100] * 1e3,
+        **latency_ms(took),
         "client_cpu_us": own / len(took) * 1e6,
         "server_cpu_us": theirs / len(took) * 1e6,
     }
@@ -104,31 +102,15 @@ def _run_threads(endpoint: str, payload: bytes, count: int, seconds: float) -> l
     return took
 
 
-# --- output ---
-
-
-def lines(figures: Figures) -> list[str]:
-    """Return the steps as lines."""
-    head = "  one client with  payload B  inserts/s  p50 ms  p99 ms  client CPU µs  server CPU µs"
-    rows = [
-        f"  {s['count']:7} {s['kind']:<7} {s['size']:10} {s['per_s']:10,.0f} {s['p50_ms']:7.2f}"
-        f" {s['p99_ms']:7.2f} {s['client_cpu_us']:14.0f} {s['server_cpu_us']:14.0f}"
-        for s in figures["steps"]
-    ]
-    return [head, *rows]
-
-
 def draw(figures: Figures, path: Path) -> None:
     """Draw inserts/s over the number of tasks or threads, for each size of payloads."""
     with axes(path) as panels:
         for panel, size in zip(panels, _SIZES, strict=True):
-            for kind, color in (("tasks", "#2a6f97"), ("threads", "#c8553d")):
+            for kind, color in (("tasks", BLUE), ("threads", OCHRE)):
                 row = [s for s in figures["steps"] if (s["kind"], s["size"]) == (kind, size)]
-                counts, rates = [s["count"] for s in row], [s["per_s"] for s in row]
+                counts, rates = [s["concurrent"] for s in row], [s["per_s"] for s in row]
                 panel.plot(counts, rates, "o-", color=color, label=kind)
-            panel.set_title(f"{size:,} B")
-            panel.set_xlabel("concurrent inserts of one client")
-            panel.set_ylabel("inserts/s")
             panel.set_xscale("log", base=2)
-            panel.set_ylim(bottom=0)
+            panel.set(xlabel="concurrent inserts of one client", ylabel="inserts/s")
+            panel.set(title=f"{size:,} B", ylim=(0, None))
             panel.legend()

@@ -15,11 +15,10 @@ import heapq
 import random
 import resource
 import select
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,9 +28,12 @@ from metrics.cpu import cpu_s
 from metrics.raw_connection import RawConnection, RawSubscription
 from metrics.windows import percentile
 
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from tests.services import cluster_config
+from ziplog.config import NodeConfig, dump
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import MANY_MEMBERS, NO_DIGEST, unfold
 from ziplog.deploy.new_shard import free_ports
+from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.raft.journal import HEADER_BYTES
 from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
 
     from ziplog.core.view import Lease, ShardState
 
-_S: Final = 1_000_000_000
-_MS: Final = 1_000_000
 _EPOCH_MS: Final = 10
 _RATE_PER_S: Final = 1000
 #: Share of the shards that change their rate in a second.
@@ -51,10 +51,11 @@ _KEPT_FRAMES: Final = 64
 #: Number of recent leases that the service may still announce.
 _KEPT_LEASES: Final = 256
 #: A lease that starts earlier than expected by more than this was cut short by new weights.
-_EARLY_NS: Final = 5 * _MS
+_EARLY_NS: Final = 5 * NS_PER_MS
 #: File descriptors of a process, in addition to one per connection.
 _OTHER_FILES: Final = 200
 _START_S: Final = 60
+_POLL_S: Final = 0.05
 
 
 def measure(shards: int, seconds: float) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
     gc.set_threshold(100_000, 20, 100)
     with (
         tempfile.TemporaryDirectory() as directory,
-        _service(shards, Path(directory)) as (process, port, journal),
+        _service(shards, Path(directory)) as (watched, port, journal),
     ):
         fleet = Fleet(shards, port)
         try:
@@ -96,7 +97,6 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
                 fleet.run_until(lambda server: bool(server.publisher), "receive publications")
             fleet.counts = dict.fromkeys(fleet.counts, 0)
             fleet.begin()
-            watched = psutil.Process(process.pid)
             used, commands, since = cpu_s([watched]), _commands(journal), time.monotonic()
             own = time.process_time()
             fleet.run(seconds)
@@ -129,41 +129,23 @@ def _allow_files(connections: int) -> None:
 
 
 @contextmanager
-def _service(shards: int, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int, Path]]:
     """Run the real thing; yields its process, its port and its journal."""
     port, raft_port = free_ports(2, "127.0.0.1")
-    config = ClusterConfig(
-        name="emulated",
-        data_dir=directory,
-        f=0,
-        epoch_ms=_EPOCH_MS,
+    config = replace(
+        cluster_config(shards, f=0, data_dir=directory, epoch_ms=_EPOCH_MS),
         mms=(NodeConfig("mms-0", "127.0.0.1", port, raft_port),),
-        shards=tuple(ShardConfig(shard, (_node(shard),)) for shard in range(shards)),
     )
-    path = directory / "cluster.toml"
-    path.write_text(dump(config))
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mms", "--config", str(path), "--node", "mms-0"],
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
-        try:
-            assert process.stdout is not None
-            if b"ready" not in process.stdout.readline():
-                raise RuntimeError(f"no start: {(directory / 'log').read_text()[-2000:]}")
-            yield process, port, directory / "mms-0" / "journal"
-        finally:
-            process.terminate()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-
-
-def _node(index: int) -> NodeConfig:
-    """Return a server with its own address; no process listens there."""
-    high, low = divmod(index, 250)
-    return NodeConfig(f"server-{index}", f"127.1.{high}.{low + 1}", 1)
+    (directory / CLUSTER_FILE).write_text(dump(config))
+    with Supervisor(directory) as nodes:
+        nodes.start("mms-0")
+        while "ready" not in nodes.log_tail("mms-0"):
+            if not nodes.is_running("mms-0"):
+                raise RuntimeError(
+                    f"no start: the membership service {nodes.how_it_ended('mms-0')}"
+                )
+            time.sleep(_POLL_S)
+        yield psutil.Process(nodes.pid("mms-0")), port, directory / "mms-0" / "journal"
 
 
 def _commands(journal: Path) -> int:
@@ -188,11 +170,6 @@ def _commands(journal: Path) -> int:
 class Server:
     """An emulated storage server, the only one of its shard."""
 
-    __slots__ = (
-        "begins", "cluster", "connection", "lease", "publications", "publisher", "rate", "shard",
-        "shard_state",
-    )  # fmt: skip
-
     def __init__(self, shard: int, connection: RawConnection) -> None:
         self.shard, self.connection = shard, connection
         self.publications: RawSubscription | None = None
@@ -210,12 +187,14 @@ class Server:
         """Return the frame of its next heartbeat."""
         lease, frontier = self.lease, 0
         if lease is not None:
-            epoch = max(now - self.begins - 2 * _EPOCH_MS * _MS, 0) // (lease.epoch_ms * _MS)
+            epoch = max(now - self.begins - 2 * _EPOCH_MS * NS_PER_MS, 0) // (
+                lease.epoch_ms * NS_PER_MS
+            )
             base = lease.base + min(epoch, lease.epochs - 1) * lease.epoch_size
             frontier = lease.next_owned(self.shard, base)
         return encode(
             Heartbeat(
-                self.cluster, f"server-{self.shard}", "127.0.0.1:1", self.shard, int(bool(lease)),
+                self.cluster, f"shard-{self.shard}-0", "127.0.0.1:1", self.shard, int(bool(lease)),
                 1, 1, "up" if lease else "starting", True, self.rate, frontier, frontier,
                 lease.number if lease else 0, lease.digest if lease else NO_DIGEST, 0, 0, 0,
                 f"directory {self.shard}", self.shard_state, True, publisher=self.publisher,
@@ -243,9 +222,9 @@ class Fleet:
             self._add(Server(shard, RawConnection("127.0.0.1", port)))
             self._listen(0)  # the service disconnects a server that does not answer a PING
         # As shard/membership/heartbeat.py has it: primaries four times a second, if not many.
-        self._period: Final = min(_S, _S // 4 * max(shards, 1000) // 1000)
+        self._period: Final = min(NS_PER_S, NS_PER_S // 4 * max(shards, 1000) // 1000)
         self._change_at = now = time.time_ns()
-        spread = _S // len(self.servers)
+        spread = NS_PER_S // len(self.servers)
         #: Heap of the times of each server's next heartbeat.
         self._due = [(now + index * spread, index) for index in range(len(self.servers))]
 
@@ -272,7 +251,7 @@ class Fleet:
 
     def run(self, seconds: float) -> None:
         """Run for `seconds`."""
-        stop = time.time_ns() + int(seconds * _S)
+        stop = time.time_ns() + int(seconds * NS_PER_S)
         while (now := time.time_ns()) < stop:
             self._beat(now)
             self._change(now)
@@ -306,7 +285,7 @@ class Fleet:
             return False  # The next poll finds the end of the connection.
 
     def _listen(self, pause_ns: int) -> None:
-        for fd, _ in self._poll.poll(pause_ns / _S, 512):
+        for fd, _ in self._poll.poll(pause_ns / NS_PER_S, 512):
             server, source = self._by_fd[fd]
             try:
                 self._take(server, source)
@@ -320,13 +299,13 @@ class Fleet:
             server = self.servers[index]
             frame = server.heartbeat(now)
             self._count("heartbeats", "lost", is_done=self._send(server, frame))
-            self.counts["late"] += now - at > 100 * _MS
-            heapq.heappush(due, (max(at + self._period, now - _S), index))
+            self.counts["late"] += now - at > 100 * NS_PER_MS
+            heapq.heappush(due, (max(at + self._period, now - NS_PER_S), index))
 
     def _change(self, now: int) -> None:
         """Change the rates of some shards, in sequence."""
         while self._change_at <= now:
-            self._change_at += int(_S / (_CHANGING * len(self.servers)))
+            self._change_at += int(NS_PER_S / (_CHANGING * len(self.servers)))
             server = self._chance.choice(self.servers)
             if server.lease is not None:
                 # Up by a half, or back.
@@ -393,7 +372,7 @@ class Fleet:
             return
         begins = came + message.starts_in_us * 1000
         if before is not None and lease.number == before.number + 1:
-            ends = server.begins + before.epochs * before.epoch_ms * _MS
+            ends = server.begins + before.epochs * before.epoch_ms * NS_PER_MS
             if message.starts_in_us == 0 and begins < ends - _EARLY_NS:
                 self.counts["early"] += 1
             else:
@@ -427,6 +406,6 @@ class Fleet:
 def _percentiles(values: list[int]) -> dict[str, float]:
     """Return the median and the high percentiles in ms, of times in ns."""
     return {
-        name: (percentile(values, percent) or 0) / _MS
+        name: (percentile(values, percent) or 0) / NS_PER_MS
         for name, percent in (("p50", 50), ("p99", 99), ("max", 100))
     }

@@ -11,9 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from metrics.load import Client, Load
-from metrics.picture import axes
+from metrics.picture import BLUE, GREY, OCHRE, axes
 from metrics.setup import cluster as new_cluster
-from metrics.windows import counts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,17 +54,13 @@ def _measure(seconds: float, victim: int) -> Figures:
 
 
 def _figures(outcome: Outcome, seconds: float) -> Figures:
-    done: dict[int, list[float]] = {shard: [] for shard in range(_SHARDS)}
-    for insert, _ in outcome.insert_s():
-        done[insert.shard].append(outcome.seconds(insert.done))
+    done = [outcome.seconds(insert.done) for insert, _ in outcome.insert_s() if insert.shard == 0]
     followed = [outcome.seconds(at) for at in outcome.seen.values()]
-    windows = {
-        shard: counts(times, 0, _BEFORE_S + seconds, WINDOW_S) for shard, times in done.items()
-    }
+    windows = outcome.windows(_BEFORE_S + seconds, WINDOW_S)
     first = round(_BEFORE_S / WINDOW_S)
     others = [sum(column) for column in zip(*list(windows.values())[1:], strict=True)]
     return {
-        "writes_whole_after_s": _longest_gap(done[0]),
+        "writes_whole_after_s": _longest_gap(done),
         "readers_wait_s": _longest_gap(followed),
         "failed_inserts": len(outcome.failed),
         "others_per_window_before": statistics.median(others[:first]),
@@ -93,11 +88,9 @@ def draw(results: Figures, path: Path) -> None:
             rest = [sum(column) / WINDOW_S for column in zip(*rows[1:], strict=True)]
             kill = result["killed_in_window"]
             at = [(index - kill) * WINDOW_S for index in range(len(total))]
-            axis.plot(at, total, color="#2a6f97", label="all shards")
-            axis.plot(at, rest, color="#c58b2b", linewidth=1, label="the other shards")
-            axis.axvline(0, color="#888888", linestyle=":")
-            axis.set_title(f"the {name} of one shard is killed")
-            axis.set_xlabel("seconds after the kill")
-            axis.set_ylabel("inserts/s")
-            axis.set_ylim(0, None)
+            axis.plot(at, total, color=BLUE, label="all shards")
+            axis.plot(at, rest, color=OCHRE, linewidth=1, label="the other shards")
+            axis.axvline(0, color=GREY, linestyle=":")
+            axis.set(title=f"the {name} of one shard is killed", ylim=(0, None))
+            axis.set(xlabel="seconds after the kill", ylabel="inserts/s")
             axis.legend()

@@ -6,12 +6,14 @@ import os
 import statistics
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
-from hdrh.histogram import HdrHistogram
-from metrics.cpu import pinned, spent
-from metrics.setup import cluster, progress
+from metrics.cpu import pinned, servers_of, spent
+from metrics.rounds import alternate, ratio
+from metrics.setup import cluster
+from metrics.windows import percentile
 
 from log_bench.baselines import TcpFloor, ZmqFloor
 from log_bench.other_systems import Nats, Redis
@@ -51,29 +53,22 @@ class ZiplogTarget:
         self.log.insert_after(payload)
 
 
-def histogram() -> HdrHistogram:
-    """Return an empty one, of nanoseconds up to a minute, three digits."""
-    return HdrHistogram(1, 60_000_000_000, 3)
-
-
-def micros(recorded: HdrHistogram) -> Figures:
-    """Return the percentiles of a histogram, in microseconds."""
-    return {f"p{p:g}_us": recorded.get_value_at_percentile(p) / 1000 for p in (50, 99, 99.9)} | {
-        "count": recorded.get_total_count()
+def micros(times_ns: list[int]) -> Figures:
+    """Return percentiles in microseconds, 0 if there are no times, and the number of times."""
+    return {f"p{p:g}_us": (percentile(times_ns, p) or 0) / 1000 for p in (50, 99, 99.9)} | {
+        "count": len(times_ns)
     }
 
 
-def timed(target: Target, payload: bytes, count: int, into: HdrHistogram) -> float:
-    """Insert `count` times; return the median in microseconds."""
-    values = []
+def timed(target: Target, payload: bytes, count: int) -> list[int]:
+    """Insert `count` times; return the duration of each insert in nanoseconds."""
+    times = []
     clock = time.perf_counter_ns
     for _ in range(count):
         start = clock()
         target.insert(payload)
-        values.append(clock() - start)
-    for value in values:
-        into.record_value(value)
-    return statistics.median(values) / 1000
+        times.append(clock() - start)
+    return times
 
 
 # --- latency -----------------------------------------------------------------------------------
@@ -103,18 +98,20 @@ def latency(rounds: int, count: int, size: int) -> Figures:
 
 def compare(targets: list[Target], payload: bytes, rounds: int, count: int) -> Figures:
     """Time all targets in turns; `ratio`: of the first one's medians to the target's."""
-    recorded = {target.name: histogram() for target in targets}
-    medians: dict[str, list[float]] = {target.name: [] for target in targets}
+    times: dict[str, list[int]] = {target.name: [] for target in targets}
+
+    def median(target: Target) -> float:
+        taken = timed(target, payload, count)
+        times[target.name] += taken
+        return statistics.median(taken)
+
     for target in targets:
-        timed(target, payload, count, histogram())
-    for _ in progress(rounds, "latency"):
-        for target in targets:
-            medians[target.name].append(timed(target, payload, count, recorded[target.name]))
+        timed(target, payload, count)
+    medians = alternate({target.name: partial(median, target) for target in targets}, rounds, 0)
     ours = medians[targets[0].name]
     return {
-        name: micros(recorded[name])
-        | {"ratio": statistics.median(a / b for a, b in zip(ours, of, strict=True))}
-        for name, of in medians.items()
+        name: micros(times[name]) | {"ratio": ratio(ours, theirs)}
+        for name, theirs in medians.items()
     }
 
 
@@ -130,19 +127,17 @@ def fast_share(stats: dict[str, Any]) -> float:
 def cpu_of(target: Target, processes: dict[str, psutil.Process], count: int) -> Figures:
     """Return the CPU time of each process, and of its busiest threads, in µs an insert."""
     payload = os.urandom(4096)
-    timed(target, payload, count // 10, histogram())
-    return spent(processes, lambda times: timed(target, payload, times, histogram()), count)
+    timed(target, payload, count // 10)
+    return spent(processes, lambda times: timed(target, payload, times), count)
 
 
 def cpu(count: int) -> Figures:
     """CPU time of an insert by process: one client, 4 KB, f=1, beside the pyzmq baseline."""
     with cluster() as running, running.connect() as log, ZmqFloor(4096) as floor:
-        shard = log.cluster()["shards"][0]
-        servers = {r["name"]: psutil.Process(r["pid"]) for r in shard["replicas"]}
         echoes = {f"echo {pid}": psutil.Process(pid) for pid in floor.pids}
         own = {"client": psutil.Process()}
         return {
-            ZiplogTarget.name: cpu_of(ZiplogTarget(log), own | servers, count),
+            ZiplogTarget.name: cpu_of(ZiplogTarget(log), own | servers_of(running), count),
             floor.name: cpu_of(floor, own | echoes, count),
         }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from metrics import service_emulation
 from metrics.cpu import cpu_s
-from metrics.picture import axes
+from metrics.picture import BLUE, GREY, OCHRE, axes
 from metrics.setup import cluster, progress
 
 from log_bench import emulation
@@ -59,17 +59,16 @@ def draw(results: Figures, path: Path) -> None:
         ):
             shards = [int(count) for count in results[name]]
             left.plot(shards, [of["cpu_share"] for of in results[name].values()], "o-", label=label)
-        left.axhline(1, color="#888888", linestyle=":")
-        left.set_ylabel("share of one core")
+        left.axhline(1, color=GREY, linestyle=":")
+        left.set(xlabel="emulated shards", ylabel="share of one core")
+        left.legend(fontsize="small")
         for key, line in (("p50", "-"), ("p99", "--"), ("max", ":")):
             for name, label, colour in (
-                ("jitter_ms", "off its time at a server", "#2a6f97"),
-                ("spread_ms", "first to last server", "#c58b2b"),
+                ("jitter_ms", "off its time at a server", BLUE),
+                ("spread_ms", "first to last server", OCHRE),
             ):
                 row = {int(count): of[name][key] for count, of in results["real"].items()}
                 right.plot(row.keys(), row.values(), line, color=colour, label=f"{label}, {key}")
+        right.set(xlabel="emulated shards", ylabel="ms, begin of a lease of 16 epochs of 10 ms")
         right.set_yscale("log")
-        right.set_ylabel("ms, begin of a lease of 16 epochs of 10 ms")
-        for axis in (left, right):
-            axis.set_xlabel("emulated shards")
-            axis.legend(fontsize="small")
+        right.legend(fontsize="small")

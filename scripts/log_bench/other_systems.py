@@ -119,26 +119,20 @@ class Nats(Peer):
             )
             self.start("nats-server", "-c", str(config))
         self._loop = asyncio.new_event_loop()
-        self._stream: Any = self._loop.run_until_complete(self._open(ports[0]))
+        # The three need a while to elect a leader.
+        _until(lambda: self._loop.run_until_complete(self._open(ports[0])))
 
-    async def _open(self, port: int) -> Any:
+    async def _open(self, port: int) -> bool:
         import nats  # noqa: PLC0415  an optional peer
 
-        end, client = time.monotonic() + 30, None
-        while True:
-            try:
-                client = await nats.connect(f"nats://{_HOST}:{port}", max_reconnect_attempts=1)
-                stream = client.jetstream()
-                await stream.add_stream(name="log", subjects=["log"], num_replicas=3)
-            except Exception:  # the three need a while to elect a leader
-                if client is not None:
-                    await client.close()
-                if time.monotonic() > end:
-                    raise
-                await asyncio.sleep(0.3)
-            else:
-                self._client = client
-                return stream
+        self._client = await nats.connect(f"nats://{_HOST}:{port}", max_reconnect_attempts=1)
+        self._stream = self._client.jetstream()
+        try:
+            await self._stream.add_stream(name="log", subjects=["log"], num_replicas=3)
+        except nats.errors.Error:
+            await self._client.close()
+            raise
+        return True
 
     def insert(self, payload: bytes) -> None:
         """Publish, and wait for the stream's acknowledgement."""

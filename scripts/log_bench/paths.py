@@ -8,12 +8,12 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from metrics.picture import axes
+from metrics.picture import BLUE, axes
 from metrics.setup import cluster, progress
 from metrics.workers import Workers
 
 import ziplog
-from log_bench.latency import histogram, micros
+from log_bench.latency import micros
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -56,20 +56,18 @@ def insert_openly(
 def load(endpoint: str, clients: int, rate_per_s: float, seconds: float) -> Figures:
     """Run client processes against one shard; return what both paths took."""
     arguments = (endpoint, rate_per_s / clients, seconds, 4096)
-    fast, slow = histogram(), histogram()
     with Workers(insert_openly, [arguments] * clients) as workers:
         workers.receive()
         workers.send("go")
-        for both in workers.receive():
-            for recorded, values in zip((fast, slow), both, strict=True):
-                for value in values:
-                    recorded.record_value(value)
-    total = fast.get_total_count() + slow.get_total_count()
+        both = workers.receive()
+    fast = [took for of_client, _ in both for took in of_client]
+    slow = [took for _, of_client in both for took in of_client]
+    total = len(fast) + len(slow)
     return {
         "clients": clients,
         "target_per_s": rate_per_s or None,
         "per_s": total / seconds,
-        "fast_share": fast.get_total_count() / max(total, 1),
+        "fast_share": len(fast) / max(total, 1),
         "fast": micros(fast),
         "slow": micros(slow),
     }
@@ -94,7 +92,7 @@ def draw(results: Figures, path: Path) -> None:
             targets = results["latency"]["targets"]
             names = list(targets)
             left.barh(names, [targets[n]["p99_us"] for n in names], color="#c6d8e8", label="p99")
-            left.barh(names, [targets[n]["p50_us"] for n in names], color="#2a6f97", label="p50")
+            left.barh(names, [targets[n]["p50_us"] for n in names], color=BLUE, label="p50")
             left.set_xlabel("µs, one client, 4 KB, f=1")
             left.invert_yaxis()
             left.legend()
@@ -105,7 +103,6 @@ def draw(results: Figures, path: Path) -> None:
                     (p["per_s"], p["fast_share"]) for p in points if p["clients"] == clients
                 )
                 right.plot(*zip(*own, strict=True), marker="o", label=f"{clients} clients")
-            right.set_xlabel("inserts/s into one shard")
-            right.set_ylabel("share of the fast path")
+            right.set(xlabel="inserts/s into one shard", ylabel="share of the fast path")
             right.set_ylim(0, 1.02)
             right.legend()

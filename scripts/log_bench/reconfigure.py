@@ -18,9 +18,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from metrics.load import Client, Load, Outcome
-from metrics.picture import axes
+from metrics.picture import BLUE, GREEN, GREY, LIGHT_GREY, OCHRE, RED, axes
 from metrics.setup import cluster as new_cluster
-from metrics.windows import counts, percentile_ms, sorted_in
+from metrics.windows import latency_ms, percentile_ms, sorted_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,35 +112,25 @@ def _remove(kind: str, cluster: Cluster) -> None:
 def _figures(
     outcome: Outcome, events: dict[str, tuple[float, float]], seconds: float
 ) -> dict[str, Any]:
-    done = [(outcome.seconds(i.done), i.shard, took) for i, took in outcome.insert_s()]
     begins = [(outcome.seconds(i.called), took) for i, took in outcome.insert_s()]
     delivered = [(outcome.seconds(i.called), took) for i, took in outcome.delivery_s()]
-    windows = counts((at for at, _, _ in done), 0, seconds, WINDOW_S)
+    by_shard = outcome.windows(seconds, WINDOW_S)
+    windows = [sum(column) for column in zip(*by_shard.values(), strict=True)]
     looked_at = windows[int(_SETTLED * seconds / WINDOW_S) :]
     return {
         "per_s": sum(looked_at) / (len(looked_at) * WINDOW_S),
         "lowest_window": min(looked_at),
         "lowest_window_after_add": _lowest(windows, events, "add"),
         "lowest_window_after_remove": _lowest(windows, events, "remove"),
-        "failed_inserts": len(outcome.failed),
+        **outcome.health(),
         "errors": ", ".join(sorted(set(outcome.failed))[:3]),
-        "follower_missed": outcome.missing,
         "follower_saw_twice": outcome.repeated,
         "add_s": _length(events, "add"),
         "remove_s": _length(events, "remove"),
         "insert": _latency(begins, seconds),
         "delivery": _latency(delivered, seconds),
-        "calls_late_p99_ms": percentile_ms(outcome.late_s, 99),
-        "cores_busy_share": outcome.busy,
-        "cores_busy_here_share": outcome.busy_here,
         "events": {name: list(when) for name, when in events.items()},
-        "windows": {
-            "all": windows,
-            **{
-                str(shard): counts((t for t, s, _ in done if s == shard), 0, seconds, WINDOW_S)
-                for shard in sorted({s for _, s, _ in done})
-            },
-        },
+        "windows": {"all": windows} | {str(shard): row for shard, row in by_shard.items()},
     }
 
 
@@ -158,19 +148,16 @@ def _length(events: dict[str, tuple[float, float]], name: str) -> float | None:
 
 def _latency(pairs: list[tuple[float, float]], seconds: float) -> dict[str, Any]:
     """Return p50 and p99 in ms: over all, and a second at a time (by when the call began)."""
-    all_of_it = [took for at, took in pairs if at >= _SETTLED * seconds]
     slices = sorted_in(pairs, 0, seconds, _SLICE_S)
-    return {
-        "p50_ms": percentile_ms(all_of_it, 50),
-        "p99_ms": percentile_ms(all_of_it, 99),
+    return latency_ms(took for at, took in pairs if at >= _SETTLED * seconds) | {
         "windows": {f"p{p}_ms": [percentile_ms(values, p) for values in slices] for p in (50, 99)},
     }
 
 
 # --- the picture ---------------------------------------------------------------------------------
 
-_COLOURS: Final = {"control": "#999999", "starts": "#c58b2b", "change": "#2a6f97"}
-_EVENT_COLOURS: Final = {"add": "#3a8f4d", "remove": "#b3413a"}
+_COLOURS: Final = {"control": GREY, "starts": OCHRE, "change": BLUE}
+_EVENT_COLOURS: Final = {"add": GREEN, "remove": RED}
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -196,19 +183,15 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 str(_REMOVED): ("remove", "removed"),
                 str(_SHARDS): ("add", "added"),
             }.get(name, ("", ""))
-            colour = _EVENT_COLOURS.get(event, "#bbbbbb")
+            colour = _EVENT_COLOURS.get(event, LIGHT_GREY)
             middle.plot(at, [c / WINDOW_S for c in row], color=colour, label=label or None)
         for axis in (top, middle, bottom):
             for name, (start, stop) in change["events"].items():
                 axis.axvspan(start, stop, color=_EVENT_COLOURS[name], alpha=0.2)
             axis.legend(loc="lower left", fontsize="small", ncols=3)
-        for axis in (top, middle):
-            axis.set_ylim(0, None)
-        top.set_ylabel("inserts/s, all shards (100 ms)")
-        middle.set_ylabel("inserts/s, each shard")
-        bottom.set_ylabel("ms until the insert is done")
-        bottom.set_yscale("log")
-        bottom.set_xlim(0, result["seconds"])
+        top.set(ylabel="inserts/s, all shards (100 ms)", ylim=(0, None))
+        middle.set(ylabel="inserts/s, each shard", ylim=(0, None))
+        bottom.set(ylabel="ms until the insert is done", yscale="log", xlim=(0, result["seconds"]))
         bottom.set_xlabel("seconds (shaded: a shard is being added, then one removed)")
 
 

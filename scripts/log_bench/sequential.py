@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from metrics import noops
 from metrics.leases import leases_of, share_of
 from metrics.load import Client, Load, Outcome
+from metrics.picture import BLUE, GREY, LIGHT_GREY, OCHRE, axes
 from metrics.setup import cluster as new_cluster
-from metrics.windows import distribution, percentile_ms, phases, sorted_in
+from metrics.windows import distribution, latency_ms, percentile_ms, phases, sorted_in
 from metrics.workers import Workers
 
 import ziplog
@@ -28,6 +29,7 @@ import ziplog
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
     from ziplog.client.common.lease_map import LeaseMap
 
@@ -35,7 +37,7 @@ Figures = dict[str, Any]
 
 _STAMP: Final = struct.Struct("<q")
 _SIZE: Final = 4096
-EPOCH_MS: Final = 10
+_EPOCH_MS: Final = 10
 
 #: Open loops: shards, inserts a second at each, and clients of each.
 _SHARDS: Final = 4
@@ -56,7 +58,7 @@ _BURST_SHARDS: Final = 2
 _BURST_PER_S: Final = 160
 _BURST_CLIENTS: Final = 4
 _BURST_EVERY_S: Final = 1.0
-BURST_S: Final = 0.1
+_BURST_S: Final = 0.1
 _BURST_FACTOR: Final = 5
 _BURST_WINDOW_S: Final = 0.02
 
@@ -95,7 +97,7 @@ def _one_by_one(shards: int, count: int) -> Figures:
             log.insert_after(_STAMP.pack(stamp) + filler)
             inserts.append((time.monotonic_ns() - stamp) / 1e9)
         (delivered,) = follower.receive()
-    insert, delivery = _latency(inserts), _latency(delivered)
+    insert, delivery = latency_ms(inserts), latency_ms(delivered)
     ratio = delivery["p50_ms"] / insert["p50_ms"]
     return {"insert": insert, "delivery": delivery, "p50_ratio": ratio}
 
@@ -112,12 +114,6 @@ def _follow(endpoint: str, count: int, pipe: Connection) -> None:
             if len(delays) == count:
                 break
     pipe.send(delays)
-
-
-def _latency(values: Iterable[float]) -> Figures:
-    """Return p50, p99 and the count of seconds, in ms."""
-    kept = list(values)
-    return {f"p{p}_ms": percentile_ms(kept, p) for p in (50, 99)} | {"count": len(kept)}
 
 
 # --- open loops ----------------------------------------------------------------------------------
@@ -137,7 +133,7 @@ def _run(
     shards: int,
     seed: int,
     *,
-    epoch_ms: int = EPOCH_MS,
+    epoch_ms: int = _EPOCH_MS,
     lag_fix: bool = True,
 ) -> tuple[Outcome, LeaseMap, list[list[noops.Stored]]]:
     """Run a load on a cluster of its own; return also its leases, and what its primaries stored."""
@@ -152,49 +148,35 @@ def _run(
     return outcome, leases, stored
 
 
-def _health(outcome: Outcome) -> Figures:
-    """Return the figures that show whether a run is valid."""
-    return {
-        "failed_inserts": len(outcome.failed),
-        "follower_missed": outcome.missing,
-        "calls_late_p99_ms": percentile_ms(outcome.late_s, 99),
-        "cores_busy_share": outcome.busy,
-        "cores_busy_here_share": outcome.busy_here,
-    }
-
-
 def pauses(seconds: float) -> Figures:
     """Vary the clients of each shard at the same rate, and with them their pauses."""
     result: Figures = {"shards": _SHARDS, "per_s_and_shard": _PER_S}
-    for crowd in _CROWDS:
-        outcome, leases, stored = _run(_even(crowd, seconds), _SHARDS, seed=crowd)
-        delivered = [took for _, took in outcome.delivery_s()]
-        result[_name(crowd)] = {
-            "clients_a_shard": crowd,
-            "insert": _latency(took for _, took in outcome.insert_s()),
-            "delivery": _latency(delivered),
-            "no_ops": _no_ops(outcome, leases, stored, seconds, EPOCH_MS),
-            **_health(outcome),
-            "windows": {"delivery_ms": _distribution(delivered)},
-        }
-    return result
-
-
-def _distribution(values: list[float]) -> list[tuple[float, float]]:
-    """Return (ms, share of the values that are not above)."""
-    return [(round(value * 1000, 3), round(share, 4)) for value, share in distribution(values, 200)]
-
-
-def _even(crowd: int, seconds: float) -> list[Client]:
-    return [
-        client
-        for shard in range(_SHARDS)
-        for client in _crowd(shard, shard * crowd, crowd, _PER_S, ((0.0, seconds),))
-    ]
+    return result | {_name(crowd): _open_loop(crowd, seconds, _EPOCH_MS) for crowd in _CROWDS}
 
 
 def _name(crowd: int) -> str:
     return f"T = {crowd / _PER_S * 1000:g} ms"
+
+
+def _open_loop(crowd: int, seconds: float, epoch_ms: int) -> Figures:
+    """Run `crowd` clients of each shard."""
+    clients = [
+        client
+        for shard in range(_SHARDS)
+        for client in _crowd(shard, shard * crowd, crowd, _PER_S, ((0.0, seconds),))
+    ]
+    outcome, leases, stored = _run(clients, _SHARDS, seed=crowd, epoch_ms=epoch_ms)
+    delivered = [took for _, took in outcome.delivery_s()]
+    points = distribution(delivered, 200)
+    return {
+        "clients_a_shard": crowd,
+        "insert": latency_ms(took for _, took in outcome.insert_s()),
+        "delivery": latency_ms(delivered),
+        "no_ops": _no_ops(outcome, leases, stored, seconds, epoch_ms),
+        **outcome.health(),
+        # (ms, share of the values that are not above)
+        "windows": {"delivery_ms": [(round(s * 1000, 3), round(of, 4)) for s, of in points]},
+    }
 
 
 # --- no-ops --------------------------------------------------------------------------------------
@@ -204,15 +186,7 @@ def no_ops(seconds: float) -> Figures:
     """Return what no-ops cost in long epochs: as many records of each shard in one as in T 4.4."""
     result: Figures = {"shards": _SHARDS, "per_s_and_shard": _PER_S, "epoch_ms": _LONG_EPOCH_MS}
     for crowd in (_CROWDS[0], _CROWDS[-1]):
-        clients = _even(crowd, seconds)
-        outcome, leases, stored = _run(clients, _SHARDS, seed=crowd, epoch_ms=_LONG_EPOCH_MS)
-        delivered = [took for _, took in outcome.delivery_s()]
-        result[_name(crowd)] = {
-            **_no_ops(outcome, leases, stored, seconds, _LONG_EPOCH_MS),
-            "delivery": _latency(delivered),
-            **_health(outcome),
-            "windows": {"delivery_ms": _distribution(delivered)},
-        }
+        result[_name(crowd)] = _open_loop(crowd, seconds, _LONG_EPOCH_MS)
     return result
 
 
@@ -278,11 +252,11 @@ def steps(phase_s: float, rounds: int) -> Figures:
     return {
         "shards": _STEP_SHARDS,
         "per_s_and_shard": _STEP_PER_S,
-        "epoch_ms": EPOCH_MS,
+        "epoch_ms": _EPOCH_MS,
         "weights_after_p50_ms": statistics.median(took) if took else None,
-        "weights_after_p50_epochs": statistics.median(took) / EPOCH_MS if took else None,
+        "weights_after_p50_epochs": statistics.median(took) / _EPOCH_MS if took else None,
         "changes": found,
-        **_health(outcome),
+        **outcome.health(),
         "windows": {
             "width_s": _STEP_WINDOW_S,
             "the shard": _over_time(outcome, whole[0][1], is_own=True),
@@ -332,10 +306,10 @@ def _changes(
             "at_s": start,
             "weights_after_ms": (after - start) * 1000 if after is not None and was_right else None,
             "inserts_until_then": own,
-            "delivery_until_then": _latency(
+            "delivery_until_then": latency_ms(
                 took for at, shard, took in delays if start <= at < until and shard == 0
             ),
-            "delivery_from_then_on": _latency(
+            "delivery_from_then_on": latency_ms(
                 took for at, shard, took in delays if until <= at < stop and shard == 0
             ),
         }
@@ -367,23 +341,103 @@ def bursts(count: int) -> Figures:
     for shard in range(_BURST_SHARDS):
         clients += _crowd(shard, 10 * shard, _BURST_CLIENTS, _BURST_PER_S, ((0.0, stop),))
     more = _BURST_PER_S * (_BURST_FACTOR - 1)
-    spans = tuple((start, start + BURST_S) for start in starts)
+    spans = tuple((start, start + _BURST_S) for start in starts)
     clients += _crowd(0, 100, _BURST_CLIENTS, more, spans)
     result: Figures = {"shards": _BURST_SHARDS, "per_s_and_shard": _BURST_PER_S}
     for name, lag_fix in (("lag-fix", True), ("no lag-fix", False)):
         outcome, _, _ = _run(clients, _BURST_SHARDS, seed=1, lag_fix=lag_fix)
         delays = [(outcome.seconds(i.called), took) for i, took in outcome.delivery_s()]
         laid = phases(delays, starts, _BURST_EVERY_S, _BURST_WINDOW_S)
-        edge = round(BURST_S / _BURST_WINDOW_S)
+        edge = round(_BURST_S / _BURST_WINDOW_S)
         result[name] = {
-            "in_bursts": _latency(took for row in laid[:edge] for took in row),
-            "just_after": _latency(took for row in laid[edge : 2 * edge] for took in row),
-            "otherwise": _latency(took for row in laid[2 * edge :] for took in row),
-            "insert": _latency(took for _, took in outcome.insert_s()),
-            **_health(outcome),
+            "in_bursts": latency_ms(took for row in laid[:edge] for took in row),
+            "just_after": latency_ms(took for row in laid[edge : 2 * edge] for took in row),
+            "otherwise": latency_ms(took for row in laid[2 * edge :] for took in row),
+            "insert": latency_ms(took for _, took in outcome.insert_s()),
+            **outcome.health(),
             "windows": {
                 "width_s": _BURST_WINDOW_S,
                 **{f"p{p}_ms": [percentile_ms(row, p) for row in laid] for p in (50, 99)},
             },
         }
     return result
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+def draw(result: Figures, path: Path) -> None:
+    """Draw the distributions, the steps and the bursts."""
+    with axes(path, 2, 2, (11, 7.6)) as found:
+        _draw_distributions(found[0][0], result["pauses"], result["no_ops"])
+        _draw_no_ops(found[0][1], result["no_ops"])
+        _draw_steps(found[1][0], result["steps"])
+        _draw_bursts(found[1][1], result["bursts"])
+
+
+def _loops(result: Figures) -> dict[str, Figures]:
+    return {name: of for name, of in result.items() if name.startswith("T = ")}
+
+
+def _draw_distributions(axis: Any, result: Figures, long: Figures) -> None:
+    for of, line, epoch_ms in ((result, "-", _EPOCH_MS), (long, "--", long["epoch_ms"])):
+        for name, loop in _loops(of).items():
+            points = zip(*loop["windows"]["delivery_ms"], strict=True)
+            colour = f"C{list(_loops(result)).index(name)}"
+            axis.plot(*points, line, color=colour, label=f"{name}, epochs of {epoch_ms} ms")
+    axis.set(xlabel="ms from insert to delivery", ylabel="share of the records", xscale="log")
+    axis.set_title(f"pauses U(0, 2T), {result['shards']} x {result['per_s_and_shard']}/s")
+    axis.legend(fontsize="small")
+
+
+def _draw_no_ops(axis: Any, result: Figures) -> None:
+    rows = {
+        "within epochs": "entries_within_epochs_per_s",
+        "ends of epochs": "entries_at_ends_per_s",
+        "thesis:\nat once": "thesis_entries_timeout_0_per_s",
+        "thesis: after\na mean gap": "thesis_entries_timeout_mean_gap_per_s",
+    }
+    loops = _loops(result)
+    width = 0.8 / len(loops)
+    for index, (name, of) in enumerate(loops.items()):
+        at = [place + index * width for place in range(len(rows))]
+        axis.bar(at, [of["no_ops"][key] for key in rows.values()], width, label=name)
+    axis.set_xticks([place + 0.2 for place in range(len(rows))], list(rows), fontsize="small")
+    axis.set_ylabel("no-op entries a second and shard")
+    axis.set_title(f"{result['per_s_and_shard']} inserts/s, epochs of {result['epoch_ms']} ms")
+    axis.legend()
+
+
+def _draw_steps(axis: Any, result: Figures) -> None:
+    windows = result["windows"]
+    for name, colour in (("other shards", LIGHT_GREY), ("the shard", BLUE)):
+        at = [(index + 0.5) * windows["width_s"] for index in range(len(windows[name]))]
+        axis.plot(
+            at, [math.nan if v is None else v for v in windows[name]], color=colour, label=name
+        )
+    for change in result["changes"]:
+        axis.axvline(change["at_s"], color=GREY, linestyle=":")
+        axis.annotate(
+            f"x{change['to']:g}", (change["at_s"], 1), xycoords=("data", "axes fraction"),
+            xytext=(2, -10), textcoords="offset points", fontsize="small",
+        )  # fmt: skip
+        if change["weights_after_ms"] is not None:
+            stop = change["at_s"] + change["weights_after_ms"] / 1000
+            axis.axvspan(change["at_s"], stop, color=OCHRE, alpha=0.4, linewidth=0)
+    axis.set_xlabel("seconds (shaded: until the new weights are in force)")
+    axis.set(ylabel="ms to delivery, p50", ylim=(0, None))
+    axis.legend()
+
+
+def _draw_bursts(axis: Any, result: Figures) -> None:
+    for name, colour in (("no lag-fix", OCHRE), ("lag-fix", BLUE)):
+        windows = result[name]["windows"]
+        for percent, line in ((50, "-"), (99, ":")):
+            row = windows[f"p{percent}_ms"]
+            at = [(index + 0.5) * windows["width_s"] * 1000 for index in range(len(row))]
+            row = [math.nan if value is None else value for value in row]
+            axis.plot(at, row, line, color=colour, label=f"{name}, p{percent}")
+    axis.axvspan(0, _BURST_S * 1000, color=GREY, alpha=0.2, linewidth=0)
+    axis.set(xlabel="ms from a burst's begin", ylabel="ms to delivery", yscale="log")
+    axis.set_xlim(0, 5 * _BURST_S * 1000)
+    axis.legend(fontsize="small")

@@ -6,12 +6,14 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
 from fault_injection.coordinators import Coordinators
+from metrics.cpu import servers_of
 from metrics.setup import cluster as new_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import psutil
 
     from ziplog.local import Cluster
 
@@ -29,12 +31,11 @@ class BenchSetup(NamedTuple):
 
     def processes(self) -> dict[str, psutil.Process]:
         """Return the processes on the path of a commit to shard 0, by role."""
-        with self.cluster.connect() as log:
-            primary, backup = log.cluster()["shards"][0]["replicas"]
+        servers = servers_of(self.cluster)
         return {
-            "coordinator": psutil.Process(self.coordinators.pid(0)),
-            "primary": psutil.Process(primary["pid"]),
-            "backup": psutil.Process(backup["pid"]),
+            "coordinator": self.coordinators.process(0),
+            "primary": servers["shard-0-0"],
+            "backup": servers["shard-0-1"],
         }
 
 

@@ -3,7 +3,7 @@
 One blocking client in this process, one shard, f=1, one coordinator. Each transaction reads a key,
 writes its value plus one, and commits. Counting has a cost too, so there are three passes: CPU
 time; system calls, of one process at a time, by `strace` if it is installed; frames, with nodes
-that count them (`counted_node.py`). Figures are totals, with background work, per transaction.
+that count them (`metrics.frames`). Figures are totals, with background work, per transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import logdb
 from logdb_bench.cluster_setup import bench_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     Figures = dict[str, Any]
 
@@ -41,13 +41,12 @@ _SELDOM: Final = 0.1
 _STRACE: Final = shutil.which("strace") or ""
 _TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.02
-_COUNTED_NODE: Final = str(Path(__file__).resolve().parents[1] / "counted_node.py")
 
 
 def measure(scale: float) -> Figures:
     """Measure; `scale` 1: 5,000 transactions."""
     commits = max(200, int(COMMITS * scale))
-    progress = Progress("cpu", 3, 20 + commits / 200)
+    progress = Progress("cpu", 3)
     result: Figures = {"commits": commits}
     with bench_setup(1, ("--no-checkpoints",)) as setup, logdb.connect(setup.endpoint) as db:
         processes = {"client": psutil.Process()} | setup.processes()
@@ -129,8 +128,8 @@ def _frames(commits: int) -> Figures:
         folder = Path(name)
         own = frames.count()
         with bench_setup(
-            1, ("--no-checkpoints",), launcher=(_COUNTED_NODE, name),
-            command=(sys.executable, _COUNTED_NODE, name, "logdb"),
+            1, ("--no-checkpoints",), launcher=(frames.__file__, name),
+            command=(sys.executable, frames.__file__, name, "logdb"),
         ) as setup, logdb.connect(setup.endpoint) as db:  # fmt: skip
             modify(db, commits // 10)
             pids = {role: process.pid for role, process in setup.processes().items()}
@@ -161,25 +160,3 @@ def _counts(folder: Path, pids: dict[str, int]) -> dict[str, Counter[str]]:
     return {
         role: Counter(json.loads((folder / str(pid)).read_text())) for role, pid in pids.items()
     }
-
-
-# --- output -------------------------------------------------------------------------------
-
-
-def lines(result: Figures) -> Iterator[str]:
-    """Yield the lines of the output."""
-    yield ""
-    yield f"of one read-modify-write ({result['cpu']['latency_us']:,.0f} µs, sequential)"
-    yield f"{'process':<20}{'CPU, µs':>9}{'frames':>9}{'system calls':>14}  threads"
-    for name, of in result["cpu"].items():
-        if isinstance(of, dict):
-            sent = sum(result["frames"][name].values())
-            calls = result["system_calls"].get(name, {}).get("all")
-            shown = "-" if calls is None else f"{calls:.1f}"
-            yield f"{name:<20}{of['total_us']:>9.0f}{sent:>9.1f}{shown:>14}  {of['threads']}"
-    yield f"{'all':<20}{result['cpu']['total_us']:>9.0f}"
-    for title, key in (("frames", "frames"), ("system calls", "system_calls")):
-        yield ""
-        for name, counts in result[key].items():
-            row = ", ".join(f"{kind} {count:.1f}" for kind, count in counts.items())
-            yield f"{title} of the {name}: {row}"

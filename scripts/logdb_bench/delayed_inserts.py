@@ -7,10 +7,14 @@ refusals and coordinators' responses pass at once.
 
 A record's timestamp is the time of its insert call. Values outside a commit record have no
 timestamp, and have no effect alone: only their acknowledgements are delayed.
+
+As a program, this file takes the place of `python -m logdb`, with the delay in microseconds before
+its arguments.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from heapq import heappop, heappush
@@ -119,3 +123,10 @@ def install(hold_us: int) -> None:
     DelayedCore.HOLD_NS = hold_us * 1000
     logdb.client.core.ClientCore = DelayedCore  # type: ignore[misc]
     logdb.coordinator.node.ClientCore = DelayedCore  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    from logdb.__main__ import main
+
+    install(int(sys.argv[1]))
+    sys.exit(main(sys.argv[2:]))

@@ -13,10 +13,9 @@ import asyncio
 import random
 import statistics
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
 from fault_injection.coordinators import Coordinators
 from metrics.setup import Progress
 from metrics.setup import cluster as new_cluster
@@ -26,9 +25,6 @@ import logdb.aio
 from logdb_bench.workloads import YCSB_BYTES, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from ziplog.local import Cluster
 
     Figures = dict[str, Any]
@@ -37,9 +33,6 @@ COMMITS: Final = 1_000_000
 _KEYS: Final = 100_000
 _TASKS: Final = 512
 _STARTS: Final = 3
-#: Estimates for the progress output.
-_PUTS_PER_S: Final = 2_000
-_REPLAYED_PER_S: Final = 60_000
 _REPORT_INTERVAL_S: Final = 10.0
 _READY_S: Final = 600.0
 _ROUND_S: Final = 300.0
@@ -53,25 +46,22 @@ def measure(scale: float, shards: int) -> Figures:
     """Measure; `scale` 1: a million commits. There are ten times as many commits as keys."""
     commits = int(COMMITS * min(scale, 1.0))
     keys = max(_KEYS * commits // COMMITS, 1)
-    expected = commits / _PUTS_PER_S + _STARTS * commits / _REPLAYED_PER_S + 60
-    progress = Progress("restart", 5, expected)
+    progress = Progress("restart", 5)
     with new_cluster(shards, supervise=False) as cluster:
-        folder = cluster.config.data_dir.parent
         segment_mib = cluster.config.segment_bytes / _MIB
-        empty = _starts(cluster, folder)
+        empty = _starts(cluster)
         progress.step("starts with an empty log")
-        with _coordinator(cluster, folder, "--no-checkpoints") as running:
+        with _coordinator(cluster, "--no-checkpoints") as running:
             per_s = asyncio.run(_write(running.endpoints, commits, keys, progress))
             before = {"after_writing_rss_mib": _rss(running)} | _sizes(cluster, running)
         progress.step(f"{commits:,} commits, {per_s:,.0f}/s")
-        replay = _starts(cluster, folder)
+        replay = _starts(cluster)
         progress.step("starts by replay")
-        with _coordinator(
-            cluster, folder, "--checkpoint-every", str(max(commits // 10, 1))
-        ) as running:
+        every = str(max(commits // 10, 1))
+        with _coordinator(cluster, "--checkpoint-every", every) as running:
             after = _clean(cluster, running)
         progress.step("a checkpoint, and the cleaner")
-        checkpoint = _starts(cluster, folder)
+        checkpoint = _starts(cluster)
         progress.step("starts from the checkpoint")
     return {
         "shards": shards,
@@ -88,25 +78,17 @@ def measure(scale: float, shards: int) -> Figures:
     }
 
 
-@contextmanager
-def _coordinator(cluster: Cluster, folder: Path, *options: str) -> Iterator[Coordinators]:
-    """Run one coordinator; it has said that it is ready."""
-    room = folder / "coordinators"
-    coordinators = Coordinators(room, cluster.endpoint, 1, options=options)
-    try:
-        coordinators.start(0)
-        coordinators.wait_ready(0, _READY_S)
-        yield coordinators
-    finally:
-        coordinators.stop()
+def _coordinator(cluster: Cluster, *options: str) -> Coordinators:
+    folder = cluster.config.data_dir.parent / "coordinators"
+    return Coordinators(folder, cluster.endpoint, 1, options=options, ready_s=_READY_S)
 
 
-def _starts(cluster: Cluster, folder: Path) -> Figures:
+def _starts(cluster: Cluster) -> Figures:
     """Start a coordinator some times; return how long it takes, and how large it is then."""
     times, sizes = [], []
     for _ in range(_STARTS):
         begin = time.monotonic()
-        with _coordinator(cluster, folder, "--no-checkpoints") as running:
+        with _coordinator(cluster, "--no-checkpoints") as running:
             times.append(time.monotonic() - begin)
             sizes.append(_rss(running))
     return {
@@ -117,7 +99,7 @@ def _starts(cluster: Cluster, folder: Path) -> Figures:
 
 
 def _rss(running: Coordinators) -> float:
-    return psutil.Process(running.pid(0)).memory_info().rss / _MIB
+    return running.process(0).memory_info().rss / _MIB
 
 
 async def _write(endpoint: str, commits: int, keys: int, progress: Progress) -> float:
@@ -184,30 +166,3 @@ def _disk(cluster: Cluster) -> int:
             with suppress(FileNotFoundError):  # it was trimmed just now
                 total += path.stat().st_blocks * 512
     return total
-
-
-def lines(result: Figures) -> Iterator[str]:
-    """Yield the lines of the output."""
-    yield ""
-    yield (
-        f"{result['commits']:,} commits over {result['keys']:,} keys,"
-        f" written at {result['writes_per_s']:,.0f}/s"
-    )
-    yield f"{'start':<22}{'s':>9}{'RSS, MiB':>10}"
-    for name, of in result["starts"].items():
-        yield f"{name:<22}{of['seconds']:>9.2f}{of['rss_mib']:>10.0f}"
-    yield f"replayed: {result['replayed_per_s']:,.0f} commits/s"
-    yield ""
-    yield f"{'the log, MiB':<28}{'before':>9}{'after':>10}"
-    for key, label in (
-        ("disk_mib", "files of one server a shard"),
-        ("log_mib", "records"),
-        ("dead_mib", "of these, dead"),
-        ("live_mib", "keys and values"),
-        ("moved_mib", "moved by the cleaner"),
-        ("checkpoint_mib", "checkpoint"),
-        ("rss_mib", "RSS of the coordinator"),
-    ):
-        yield f"{label:<28}{result['before'][key]:>9.1f}{result['after'][key]:>10.1f}"
-    yield f"(servers give disk space back in files of {result['segment_mib']:g} MiB)"
-    yield f"the round was over {result['after']['round_s']:.1f} s after the start"

@@ -1,23 +1,25 @@
 """Workloads of a benchmark client, one operation at a time, on LogDB or Redis.
 
-Each is a class with `act`, which runs one operation and returns its name, whether it completed, and
-the number of attempts that conflicts aborted. Other errors are raised.
+Attempts in vain (`metrics.closed_loop`) are those that conflicts aborted. Other errors are raised.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import logdb.aio
 from logdb import TransactionAborted
+from logdb_bench import delayed_inserts
 from logdb_bench.zipfian import ScrambledZipfian, Uniform
 
 if TYPE_CHECKING:
-    from logdb_bench.plan import Plan
+    from metrics.closed_loop import Done, Session
 
-#: The thesis' keys (4.4.6).
+#: The thesis' keys (4.4.6), and the number of keys in YCSB's workloads.
 COUNTERS: Final = 10
+YCSB_KEYS: Final = 100_000
 #: Size of a YCSB value in bytes: one field of 100 bytes (YCSB has ten of them).
 YCSB_BYTES: Final = 100
 #: Shares of reads and of updates; the rest reads, modifies and writes.
@@ -27,33 +29,43 @@ _HOST: Final = "127.0.0.1"
 _TIMEOUT_S: Final = 30.0
 _WAIT_MS: Final = 10_000
 
-Done = tuple[str, bool, int]
 
+@dataclass(frozen=True)
+class Plan:
+    """Workload, target and seed that all clients of a run share."""
 
-class Session(Protocol):
-    """One client."""
+    #: "logdb" or "redis".
+    target: str
+    #: The coordinators, or the port of Redis.
+    endpoint: str
+    #: "counters", or a mix and a distribution of YCSB: "A zipfian".
+    workload: str = "counters"
+    #: LogDB: the commit record contains small writes.
+    is_inline: bool = True
+    #: LogDB: the minimum duration of an insert in microseconds; 0: no delay.
+    hold_us: int = 0
+    #: Redis: the client waits until the replica has the write.
+    is_waiting: bool = False
+    keys: int = YCSB_KEYS
+    seed: int = 1
 
-    async def connect(self) -> None:
-        """Connect."""
-        ...
+    def prepare(self) -> None:
+        """Delay inserts, and make each write of a transaction a separate record, if planned."""
+        if self.hold_us:
+            delayed_inserts.install(self.hold_us)
+        if not self.is_inline:
+            import logdb.client.operations  # noqa: PLC0415 - not for Redis
 
-    async def act(self) -> Done:
-        """Do one operation."""
-        ...
+            logdb.client.operations.INLINE_BYTES = 0  # type: ignore[misc]
 
-    async def close(self) -> None:
-        """Close the connection."""
-        ...
-
-
-def session(plan: Plan, number: int) -> Session:
-    """Return client `number` of a plan."""
-    rng = random.Random(f"{plan.seed} {number}")  # noqa: S311 - no secret
-    if plan.target == "redis":
-        return RedisCounters(plan, rng)
-    if plan.workload == "counters":
-        return Counters(plan, rng)
-    return Ycsb(plan, rng)
+    def session(self, number: int) -> Session:
+        """Return client `number`."""
+        rng = random.Random(f"{self.seed} {number}")  # noqa: S311 - no secret
+        if self.target == "redis":
+            return RedisCounters(self, rng)
+        if self.workload == "counters":
+            return Counters(self, rng)
+        return Ycsb(self, rng)
 
 
 def key_of(number: int) -> str:

@@ -13,18 +13,14 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, Final
 
+from metrics.closed_loop import PROCESSES, ClientProcesses, Outcome, medians
 from metrics.setup import Progress
 
 import logdb.aio
-from logdb_bench.clients import PROCESSES, ClientProcesses, Outcome
 from logdb_bench.cluster_setup import bench_setup
-from logdb_bench.contention import median
-from logdb_bench.plan import YCSB_KEYS, Plan
-from logdb_bench.workloads import DISTRIBUTIONS, MIXES, YCSB_BYTES, key_of
+from logdb_bench.workloads import DISTRIBUTIONS, MIXES, YCSB_BYTES, YCSB_KEYS, Plan, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from logdb_bench.cluster_setup import BenchSetup
 
     Figures = dict[str, Any]
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
 CLIENTS: Final = 16
 _LOADED_AT_ONCE: Final = 100
 _LOADERS: Final = 16
-_START_S: Final = 3.0
-_LOAD_S: Final = 15.0
 
 
 def measure(scale: float, shards: int) -> Figures:
@@ -42,8 +36,7 @@ def measure(scale: float, shards: int) -> Figures:
     keys = max(1000, min(YCSB_KEYS, int(YCSB_KEYS * scale)))
     warm_s = seconds / 5
     names = [f"{mix} {distribution}" for mix in MIXES for distribution in DISTRIBUTIONS]
-    steps = rounds * len(names)
-    progress = Progress("ycsb", steps, _LOAD_S + steps * (seconds + warm_s + _START_S))
+    progress = Progress("ycsb", rounds * len(names))
     runs: dict[str, list[Outcome]] = {name: [] for name in names}
     with bench_setup(shards) as setup:
         asyncio.run(load(setup, keys))
@@ -74,10 +67,7 @@ def figures(outcomes: list[Outcome]) -> Figures:
         for of in outcomes
     ]
     keys = ("per_s", "p50_us", "p99_us", "aborted")
-    return {
-        name: {key: median([row[name][key] for row in rows if name in row]) for key in keys}
-        for name in rows[0]
-    }
+    return {name: medians([row[name] for row in rows if name in row], keys) for name in rows[0]}
 
 
 async def load(setup: BenchSetup, keys: int) -> None:
@@ -92,15 +82,3 @@ async def load(setup: BenchSetup, keys: int) -> None:
                 await db.multi_put({key_of(key): rng.randbytes(YCSB_BYTES) for key in some})
 
         await asyncio.gather(*(put_some() for _ in range(_LOADERS)))
-
-
-def lines(result: Figures) -> Iterator[str]:
-    """Yield the lines of the output."""
-    yield ""
-    heads = ("ops/s", "p50 µs", "p99 µs", "aborted")
-    yield f"{'workload':<12}{'operation':<20}" + "".join(f"{head:>10}" for head in heads)
-    for name, kinds in result["workloads"].items():
-        for kind, of in kinds.items():
-            cells = (of["per_s"], of["p50_us"], of["p99_us"], of["aborted"])
-            row = "".join(f"{'-' if cell is None else format(cell, ',.0f'):>10}" for cell in cells)
-            yield f"{name:<12}{kind:<20}{row}"

@@ -11,6 +11,8 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ziplog.local import Cluster
+
 #: Number of threads of a process that a report lists.
 _THREADS: Final = 3
 
@@ -35,6 +37,12 @@ def spent(
         }
     result["total_us"] = sum(of["total_us"] for of in result.values())
     return result
+
+
+def servers_of(cluster: Cluster) -> dict[str, psutil.Process]:
+    """Return the processes of a cluster's storage servers, by name."""
+    names = [node.name for shard in cluster.config.shards for node in shard.replicas]
+    return {name: psutil.Process(cluster.pid(name)) for name in names}
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:

@@ -1,9 +1,19 @@
-"""Frame counters: the number of frames of a process's transports, by kind of message."""
+"""Frame counters: the number of frames of a process's transports, by kind of message.
+
+As a program, `frames.py FOLDER MODULE ...` takes the place of `python -m MODULE ...`. On SIGUSR1 it
+writes its counters since the start to a file in FOLDER with the name of its pid.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import runpy
+import signal
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import logdb.wire
@@ -49,3 +59,23 @@ def count() -> Counter[str]:
 
     transport.send, transport.receive = sent, received
     return counts
+
+
+def main() -> None:
+    """Run the module that the arguments name."""
+    folder, module = Path(sys.argv[1]), sys.argv[2]
+    counts = count()
+    path = folder / str(os.getpid())
+
+    def write(*_: object) -> None:
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(counts))
+        new.replace(path)
+
+    signal.signal(signal.SIGUSR1, write)
+    sys.argv = sys.argv[2:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

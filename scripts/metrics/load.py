@@ -19,15 +19,15 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psutil
 
 import ziplog
 import ziplog.aio
 from metrics.cpu import cpu_s
-from metrics.loops import exact_loop
-from metrics.workers import Workers
+from metrics.windows import counts, percentile_ms
+from metrics.workers import Workers, exact_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,9 +116,26 @@ class Outcome(NamedTuple):
         """By how much each call came after its time: this load's own delay."""
         return [(i.called - i.due) / 1e9 for i in self.inserts]
 
+    def health(self) -> dict[str, Any]:
+        """Return the figures that show whether a run is valid."""
+        return {
+            "failed_inserts": len(self.failed),
+            "follower_missed": self.missing,
+            "calls_late_p99_ms": percentile_ms(self.late_s, 99),
+            "cores_busy_share": self.busy,
+            "cores_busy_here_share": self.busy_here,
+        }
+
     def insert_s(self) -> Iterator[tuple[Insert, float]]:
         """Yield each completed insert with the duration of the call."""
         return ((i, (i.done - i.called) / 1e9) for i in self.inserts if i.gsn >= 0)
+
+    def windows(self, stop: float, width: float) -> dict[int, list[int]]:
+        """Return how many inserts of each shard were completed in each window of [0, stop)."""
+        done: dict[int, list[float]] = {}
+        for insert, _ in self.insert_s():
+            done.setdefault(insert.shard, []).append(self.seconds(insert.done))
+        return {shard: counts(done[shard], 0, stop, width) for shard in sorted(done)}
 
     def delivery_s(self) -> Iterator[tuple[Insert, float]]:
         """Yield each delivered insert with the time from call to delivery."""

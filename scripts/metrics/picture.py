@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+BLUE: Final = "#2a6f97"
+OCHRE: Final = "#c58b2b"
+RED: Final = "#b3413a"
+GREEN: Final = "#3a8f4d"
+GREY: Final = "#888888"
+LIGHT_GREY: Final = "#bbbbbb"
 
 
 @contextmanager

@@ -8,12 +8,11 @@ and the disk are left out. The result is the CPU time divided by the virtual tim
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mms.service import MembershipService
 from mms.state import ClusterState
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from tests.services import cluster_config
 from ziplog.core.node import (
     BatchEnd,
     Broadcast,
@@ -24,6 +23,7 @@ from ziplog.core.node import (
     Send,
     Wakeup,
 )
+from ziplog.core.units import NS_PER_S
 from ziplog.core.view import NO_DIGEST, unfold
 from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
     from ziplog.core.view import Lease
 
-_S: Final = 1_000_000_000
 _REPLICAS: Final = 2
 _RATE_PER_S: Final = 1000
 
@@ -46,10 +45,10 @@ def measure(shards: int, seconds: float, epoch_ms: int = 10) -> dict[str, float]
 
     """
     emulation = _Emulation(shards, epoch_ms)
-    emulation.run(_S)  # the first lease, and the change to the epochs of work
+    emulation.run(NS_PER_S)  # the first lease, and the change to the epochs of work
     emulation.counts = dict.fromkeys(emulation.counts, 0)
     started = time.process_time()
-    emulation.run(int(seconds * _S))
+    emulation.run(int(seconds * NS_PER_S))
     cpu_s = time.process_time() - started
     emulation.service.check()
     return {"cpu_share": cpu_s / seconds, "cpu_s": cpu_s, "virtual_s": seconds, **emulation.counts}
@@ -63,7 +62,7 @@ _COUNTS: Final = (
 
 class _Emulation:
     def __init__(self, shards: int, epoch_ms: int) -> None:
-        config = _config(shards, epoch_ms)
+        config = cluster_config(shards, f=_REPLICAS - 1, epoch_ms=epoch_ms)
         self.service = MembershipService(config, "mms-0", pid=1, cluster=1, incarnation=1, now=0)
         self.counts = dict.fromkeys(_COUNTS, 0)
         self._consensus = ClusterState()
@@ -92,11 +91,11 @@ class _Emulation:
                 self._step(Wakeup())
             elif self._next_heartbeat <= self._next_change:
                 self._now = max(self._now, self._next_heartbeat)
-                self._next_heartbeat = self._now + _S // len(self._servers)
+                self._next_heartbeat = self._now + NS_PER_S // len(self._servers)
                 self._heartbeat()
             else:
                 self._now = max(self._now, self._next_change)
-                self._next_change = self._now + _S * 100 // len(self._rates)
+                self._next_change = self._now + NS_PER_S * 100 // len(self._rates)
                 self._change()
             self._step(BatchEnd())
 
@@ -153,20 +152,3 @@ class _Emulation:
             self._frontier = lease.base
             for member in lease.members:
                 lease.take(member.shard, lease.next_owned(member.shard, lease.base), 16)
-
-
-def _config(shards: int, epoch_ms: int) -> ClusterConfig:
-    def node(shard: int, index: int) -> NodeConfig:
-        high, low = divmod(_REPLICAS * shard + index, 256)
-        return NodeConfig(f"shard-{shard}-{index}", f"127.1.{high}.{low}", 1)
-
-    return ClusterConfig(
-        name="emulated",
-        data_dir=Path("emulated"),
-        epoch_ms=epoch_ms,
-        mms=(NodeConfig("mms-0", "127.0.0.1", 2, 3),),
-        shards=tuple(
-            ShardConfig(shard, tuple(node(shard, i) for i in range(_REPLICAS)))
-            for shard in range(shards)
-        ),
-    )

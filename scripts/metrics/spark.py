@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_reader.catalog import session as new_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
 
 @contextmanager
-def session(
-    name: str, cores: int, config: Mapping[str, Any] | None = None
-) -> Iterator[SparkSession]:
-    """Run a session with `cores` cores; `config` has more Spark settings."""
+def session(name: str, cores: int) -> Iterator[SparkSession]:
+    """Run a session with `cores` cores."""
     spark = new_session(
         name,
         cores,
@@ -26,8 +24,7 @@ def session(
             "spark.log.level": "ERROR",
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": str(2 * cores),
-        }
-        | dict(config or {}),
+        },
     )
     try:
         yield spark

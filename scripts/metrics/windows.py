@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +29,12 @@ def percentile_ms(values_s: Iterable[float], percent: float) -> float | None:
     """Return the `percentile` of seconds in ms, to the microsecond."""
     value = percentile(values_s, percent)
     return None if value is None else round(value * 1000, 3)
+
+
+def latency_ms(values_s: Iterable[float]) -> dict[str, Any]:
+    """Return p50 and p99 in ms, of seconds, and their count."""
+    values = list(values_s)
+    return {f"p{p}_ms": percentile_ms(values, p) for p in (50, 99)} | {"count": len(values)}
 
 
 def counts(times: Iterable[float], start: float, stop: float, width: float) -> list[int]:

@@ -1,8 +1,11 @@
-"""Processes of a measurement, each with a pipe to this one."""
+"""Processes of a measurement, each with a pipe to this one, and their exact event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import select
+import selectors
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -51,3 +54,19 @@ class Workers:
     def receive(self) -> list[Any]:
         """Receive a value from each process, in their order; raises EOFError if one has ended."""
         return [pipe.recv() for pipe in self.pipes]
+
+
+class _ExactSelector(selectors.EpollSelector):
+    """Waits to the microsecond: epoll's own time-outs are whole milliseconds, rounded up."""
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """Wait for a file, or for `timeout` seconds."""
+        if timeout is not None and timeout > 0:
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+def exact_loop() -> asyncio.AbstractEventLoop:
+    """Return such a loop, for `asyncio.Runner`."""
+    return asyncio.SelectorEventLoop(_ExactSelector())

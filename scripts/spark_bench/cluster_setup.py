@@ -8,16 +8,16 @@ afterwards it runs again, with other files.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from metrics.workers import Workers
 
 import ziplog
 from ziplog import policy
@@ -25,6 +25,7 @@ from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from multiprocessing.connection import Connection
 
 #: Insert rows in batches, or one per call.
 How = Literal["many", "single"]
@@ -41,7 +42,6 @@ _ROWS_S: Final = 600.0
 #: Vocabulary size, and size in bytes of the text from which values of words are cut.
 _WORDS: Final = 1000
 _TEXT_BYTES: Final = 1 << 20
-_SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 class Shape(NamedTuple):
@@ -113,13 +113,10 @@ def _link_sealed(source: str, target: str) -> None:
 def fill(bootstrap: str, shape: Shape) -> None:
     """Insert the rows, from a few processes, round robin over all shards."""
     share, rest = divmod(shape.rows, PROCESSES)
-    with ProcessPoolExecutor(PROCESSES, _SPAWN) as pool:
-        shares = [share + (number < rest) for number in range(PROCESSES)]
-        for done in [
-            pool.submit(_insert, bootstrap, shape._replace(rows=rows), number)
-            for number, rows in enumerate(shares)
-        ]:
-            done.result()
+    shares = [shape._replace(rows=share + (number < rest)) for number in range(PROCESSES)]
+    plans = [(bootstrap, own, number) for number, own in enumerate(shares)]
+    with Workers(_insert, plans) as workers:
+        workers.receive()
 
 
 def await_rows(directory: Path) -> None:
@@ -141,7 +138,7 @@ def without_rows(directory: Path) -> list[Path]:
     ]
 
 
-def _insert(bootstrap: str, shape: Shape, seed: int) -> None:
+def _insert(bootstrap: str, shape: Shape, seed: int, pipe: Connection) -> None:
     """Insert the rows of a shape (in a client process)."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     call = max(1, _CALL_BYTES // shape.size)
@@ -154,6 +151,7 @@ def _insert(bootstrap: str, shape: Shape, seed: int) -> None:
                 for value in drawn:
                     log.insert_nowait(value)
                 log.flush()
+    pipe.send("done")
 
 
 def values(rng: random.Random, count: int, size: int, content: Content) -> list[bytes]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from spark_reader.batches import arrow_schema
+from spark_reader.schema import DEFAULT
 from spark_reader.worker_state import freeze_gc
 
 if TYPE_CHECKING:
@@ -21,21 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _BATCH_BYTES: Final = 4 << 20
-#: Of the log's, in the same order.
-SCHEMA: Final = (
-    "key binary, value binary, topic string, partition int, offset bigint,"
-    " timestamp timestamp, timestampType int, epoch bigint"
-)
-_TYPES: Final = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestampType": pa.int32(),
-    "epoch": pa.int64(),
-}
+_COLUMNS: Final = {field.name: field for field in DEFAULT}
 
 
 class Floor(DataSource):
@@ -47,8 +35,8 @@ class Floor(DataSource):
         return "floor"
 
     def schema(self) -> str:
-        """Return the columns."""
-        return SCHEMA
+        """Return the columns of the log, in the same order."""
+        return ", ".join(f"{field.name} {field.type}" for field in _COLUMNS.values())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of some of the columns."""
@@ -84,9 +72,9 @@ def batch_of(columns: tuple[str, ...], rows: int, size: int) -> pa.RecordBatch:
         "topic": pa.array(["bench"] * rows),
         "partition": pa.array([0] * rows, pa.int32()),
         "offset": pa.array(range(rows), pa.int64()),
-        "timestamp": pa.array(range(rows), pa.int64()).cast(_TYPES["timestamp"]),
+        "timestamp": pa.array(range(rows), pa.int64()).cast(pa.timestamp("us", tz="UTC")),
         "timestampType": pa.array([0] * rows, pa.int32()),
         "epoch": pa.array(range(rows), pa.int64()),
     }
-    schema = pa.schema([(column, _TYPES[column]) for column in columns])
+    schema = arrow_schema([_COLUMNS[column] for column in columns])
     return pa.RecordBatch.from_arrays([values[column] for column in columns], schema=schema)

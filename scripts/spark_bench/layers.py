@@ -11,11 +11,13 @@ import os
 import statistics
 import time
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 from metrics.cpu import cpu_s
+from metrics.rounds import alternate
 from metrics.spark import session
 
 from spark_bench import floor, reading
@@ -26,7 +28,7 @@ from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -78,13 +80,9 @@ def measure_setup(setup: BenchSetup, spark: SparkSession) -> Figures:
         "Spark, files": lambda: _all(shape, reading.timed(frames[reading.FILES])),
         "Spark, Parquet": lambda: _all(shape, reading.timed(frames[reading.PARQUET])),
     }
-    took: dict[str, list[float]] = {name: [] for name in layers}
-    for number in range(_MAX_ROUNDS + 1):
-        for name in reading.rotated(list(layers), number):
-            began = time.perf_counter()
-            rows = layers[name]()
-            if number:
-                took[name].append((time.perf_counter() - began) / rows * 1e6)
+    took = alternate(
+        {name: partial(_us_a_row, layer) for name, layer in layers.items()}, _MAX_ROUNDS
+    )
     return {
         "us_a_row": {name: statistics.median(of) for name, of in took.items()},
         "cpu_us_a_row": {
@@ -97,6 +95,12 @@ def measure_setup(setup: BenchSetup, spark: SparkSession) -> Figures:
 
 def _all(shape: Shape, _seconds: float) -> int:
     return shape.rows
+
+
+def _us_a_row(layer: Callable[[], int]) -> float:
+    began = time.perf_counter()
+    rows = layer()
+    return (time.perf_counter() - began) / rows * 1e6
 
 
 def from_archive(setup: BenchSetup) -> int:
@@ -159,14 +163,3 @@ def _kind(command: list[str]) -> str:
         if module in command:
             return kind
     return "others"
-
-
-def lines(result: Figures) -> Iterator[str]:
-    """Yield the lines of the output."""
-    for size, found in result.items():
-        yield ""
-        yield f"{size}: µs a row, and CPU"
-        for name, value in found["us_a_row"].items():
-            spent = found["cpu_us_a_row"].get(name, {})
-            parts = ", ".join(f"{kind} {us:.2f}" for kind, us in spent.items())
-            yield f"  {name:<26}{value:>7.2f}  {parts}".rstrip()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from metrics.picture import axes
+from metrics.picture import BLUE, GREY, OCHRE, axes
+from metrics.rounds import alternate, ratio
 from metrics.setup import Progress
 from metrics.spark import session
 
@@ -30,21 +32,18 @@ if TYPE_CHECKING:
 PARQUET: Final = "parquet"
 SERVERS: Final = "servers"
 FILES: Final = "files"
-TARGETS: Final = (PARQUET, SERVERS, FILES)
 CORES: Final = (1, 2)
 SHARDS: Final = (1, 2, 4)
 #: Bytes of a value, and rows at scale 1.
 SIZES: Final = ((4096, 131_072), (100, 3_000_000))
 _WARM: Final = 2
-#: Estimated duration of a shape at scale 1, in seconds.
-_SHAPE_S: Final = 75.0
 
 
 def measure(scale: float) -> Figures:
     """Measure all shapes; `scale` 1: 512 MiB of 4 KB, 300 MB of 100 B, five rounds."""
     rounds = max(3, round(5 * scale))
     shapes = list(all_shapes(scale))
-    progress = Progress("spark", len(shapes), len(shapes) * _SHAPE_S * min(scale, 1))
+    progress = Progress("spark", len(shapes))
     points = []
     for shape in shapes:
         with bench_setup(shape) as setup:
@@ -64,14 +63,12 @@ def all_shapes(scale: float) -> Iterator[Shape]:
     yield Shape(many // 5, small, how="single")
 
 
-def measure_setup(
-    setup: BenchSetup, rounds: int, config: Mapping[str, str] | None = None
-) -> Figures:
+def measure_setup(setup: BenchSetup, rounds: int) -> Figures:
     """Measure one log with one and two cores."""
     shape = setup.shape
     cores = {}
     for count in CORES:
-        with session("bulk", count, config) as spark:
+        with session("bulk", count) as spark:
             cores[str(count)] = of_session(spark, setup, rounds)
     parquet_bytes = sum(path.stat().st_size for path in setup.parquet.glob("*.parquet"))
     return {
@@ -91,13 +88,8 @@ def of_session(spark: SparkSession, setup: BenchSetup, rounds: int) -> Figures:
     shape = setup.shape
     for name, frame in frames.items():
         check(name, frame, frames[PARQUET], shape)
-    seconds: dict[str, list[float]] = {name: [] for name in frames}
-    for number in range(_WARM + rounds):
-        for name in rotated(list(frames), number):
-            took = timed(frames[name])
-            if number >= _WARM:
-                seconds[name].append(took)
-    return summary(shape.rows, seconds)
+    reads = {name: partial(timed, frame) for name, frame in frames.items()}
+    return summary(shape.rows, alternate(reads, rounds, _WARM))
 
 
 def tables(spark: SparkSession, setup: BenchSetup) -> dict[str, DataFrame]:
@@ -137,39 +129,15 @@ def timed(frame: DataFrame) -> float:
     return time.perf_counter() - began
 
 
-def rotated(names: list[str], number: int) -> list[str]:
-    """Return the names in another order in each round: each is once the first."""
-    turn = number % len(names)
-    return names[turn:] + names[:turn]
-
-
 def summary(rows: int, seconds: Mapping[str, list[float]]) -> Figures:
     """Return rates, and ratios to Parquet, as medians over the rounds."""
-    base = seconds[PARQUET]
     return {
         name: {
             "rows_per_s": rows / statistics.median(took),
-            "to_parquet": statistics.median(a / b for a, b in zip(base, took, strict=True)),
+            "to_parquet": ratio(seconds[PARQUET], took),
         }
         for name, took in seconds.items()
     }
-
-
-# --- output ---
-
-
-def lines(result: Figures) -> Iterator[str]:
-    """Yield the lines of the output."""
-    heads = "".join(f"{name:>12}" for name in TARGETS) + f"{'x servers':>11}{'x files':>9}"
-    for cores in map(str, CORES):
-        yield ""
-        yield f"{f'rows/s, local[{cores}]':<28}{'sealed':>8}{heads}"
-        for point in result["points"]:
-            of = point["cores"][cores]
-            rates = "".join(f"{of[name]['rows_per_s']:>12,.0f}" for name in TARGETS)
-            ratios = f"{of[SERVERS]['to_parquet']:>10.2f}x{of[FILES]['to_parquet']:>8.2f}x"
-            sealed = f"{point['sealed']}/{point['segments']}"
-            yield f"{label(point):<28}{sealed:>8}{rates}{ratios}"
 
 
 def label(point: Figures) -> str:
@@ -186,12 +154,12 @@ def draw(result: Figures, path: Any) -> None:
     with axes(path, sharey=True) as found:
         points = result["points"]
         for axis, cores in zip(found, CORES, strict=True):
-            for shift, (name, colour) in enumerate(((SERVERS, "#2a6f97"), (FILES, "#c58b2b"))):
+            for shift, (name, colour) in enumerate(((SERVERS, BLUE), (FILES, OCHRE))):
                 ratios = [point["cores"][str(cores)][name]["to_parquet"] for point in points]
                 places = [index + 0.4 * shift for index in range(len(points))]
                 axis.barh(places, ratios, height=0.38, color=colour, label=name)
             axis.set_yticks([index + 0.2 for index in range(len(points))], list(map(label, points)))
-            axis.axvline(1, color="#888888", linestyle=":")
+            axis.axvline(1, color=GREY, linestyle=":")
             axis.set_xlabel(f"rows/s over those from Parquet, local[{cores}]")
         found[0].invert_yaxis()
         found[1].legend()

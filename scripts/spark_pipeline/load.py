@@ -17,7 +17,7 @@ import ziplog
 from ziplog import policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
     from spark_pipeline.feed import Batch
@@ -28,20 +28,9 @@ _WAITING: Final = 16
 _TIMEOUT_S: Final = 60.0
 
 
-def insert(
-    bootstrap: str, batches: Iterable[Batch], processes: int, on_progress: Callable[[int], None]
-) -> int:
-    """Insert batches; return the number of records.
-
-    Args:
-        bootstrap: the membership service.
-        batches: in the order of the feed.
-        processes: the number of inserting processes.
-        on_progress: called with the number of records in the log.
-
-    """
-    done = 0
-    waiting: deque[Future[int]] = deque()
+def insert(bootstrap: str, batches: Iterable[Batch], processes: int) -> None:
+    """Insert batches, which are in the order of the feed, from some processes."""
+    waiting: deque[Future[None]] = deque()
     turns: dict[str, int] = {}
     with ExitStack() as stack:
         pools = [
@@ -53,13 +42,10 @@ def insert(
         for key, payloads in batches:
             pool = pools[turns.setdefault(key, len(turns)) % processes]
             waiting.append(pool.submit(_insert, key, payloads))
-            while len(waiting) > _WAITING:
-                done += waiting.popleft().result()
-                on_progress(done)
+            if len(waiting) > _WAITING:
+                waiting.popleft().result()
         for rest in waiting:
-            done += rest.result()
-            on_progress(done)
-    return done
+            rest.result()
 
 
 # --- in a client process ---
@@ -73,7 +59,6 @@ def _connect(bootstrap: str) -> None:
     _log = ziplog.connect(bootstrap, policy=policy.by_key_hash(), timeout=_TIMEOUT_S)
 
 
-def _insert(key: str, payloads: list[bytes]) -> int:
+def _insert(key: str, payloads: list[bytes]) -> None:
     rids = _log.insert_many(payloads, _last.get(key, ziplog.RID_GENESIS), key=key)
     _last[key] = rids[-1]
-    return len(rids)

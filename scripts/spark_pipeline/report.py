@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from metrics.picture import axes
+from metrics.picture import BLUE, GREEN, LIGHT_GREY, OCHRE, RED, axes
 
 from spark_pipeline.answers import LATE_MINUTES, Anomaly, Delays, LostLegs, Session
 
@@ -25,7 +25,7 @@ _HOURS: Final = range(5, 24)
 _FIRST: Final = 6
 #: Carriers that the picture names.
 _NAMED: Final = ("EV", "UA", "DL", "US")
-_COLOURS: Final = ("#b3413a", "#2a6f97", "#c58b2b", "#6a8f5a")
+_COLOURS: Final = (RED, BLUE, OCHRE, GREEN)
 
 
 def lines(outcome: Outcome) -> Iterator[str]:
@@ -170,27 +170,23 @@ def draw(outcome: Outcome, path: Path) -> None:
 def _draw_delays(means: dict[str, dict[int, float]], axis: Any) -> None:
     for carrier, mean in means.items():
         if carrier not in {*_NAMED, "all"}:
-            axis.plot(mean.keys(), mean.values(), color="#d5d5d5", linewidth=1)
+            axis.plot(mean.keys(), mean.values(), color=LIGHT_GREY, linewidth=1)
     for carrier, colour in zip(_NAMED, _COLOURS, strict=True):
         if of := means.get(carrier):
             axis.plot(of.keys(), of.values(), color=colour, label=carrier)
     axis.plot(means["all"].keys(), means["all"].values(), "k", linewidth=2.5, label="all")
-    axis.set_xlim(_HOURS[0], _HOURS[-1])
-    axis.set_ylim(-10, 60)
-    axis.set_xlabel("planned hour of departure, New York")
-    axis.set_ylabel("minutes late on average")
+    axis.set(xlabel="planned hour of departure, New York", ylabel="minutes late on average")
+    axis.set(xlim=(_HOURS[0], _HOURS[-1]), ylim=(-10, 60))
     axis.legend()
 
 
 def _draw_stream(stream: dict[str, Any], axis: Any) -> None:
     before = [step for step in stream["steps"] if step[0] < stream["killed_s"]]
     after = stream["steps"][len(before) :]
-    axis.plot(*zip(*before, strict=True), "o-", color="#2a6f97", label="first process")
-    axis.plot(*zip(*after, strict=True), "o-", color="#c58b2b", label="from the checkpoint")
-    axis.axvline(stream["killed_s"], color="#b3413a", linestyle="--", label="SIGKILL")
-    axis.set_xlim(0, None)
-    axis.set_ylim(0, None)
+    axis.plot(*zip(*before, strict=True), "o-", color=BLUE, label="first process")
+    axis.plot(*zip(*after, strict=True), "o-", color=OCHRE, label="from the checkpoint")
+    axis.axvline(stream["killed_s"], color=RED, linestyle="--", label="SIGKILL")
+    axis.set(xlabel="seconds since the stream's first start", ylabel="events in the answer")
+    axis.set(xlim=(0, None), ylim=(0, None))
     axis.yaxis.set_major_formatter("{x:,.0f}")
-    axis.set_xlabel("seconds since the stream's first start")
-    axis.set_ylabel("events in the answer")
     axis.legend()

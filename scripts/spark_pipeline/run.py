@@ -5,11 +5,10 @@ Rule: expected answers are computed from the file of flights only, independently
 
 from __future__ import annotations
 
-import sys
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from metrics.setup import Progress
 from metrics.spark import session
 
 from spark_pipeline import answers, feed, live, load, queries
@@ -17,7 +16,6 @@ from ziplog.demo import flights
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from spark_pipeline.answers import Rows
@@ -91,34 +89,29 @@ def run(directory: Path, plan: Plan) -> Outcome:
         RuntimeError: the stream failed or was not where it had to be.
 
     """
-    with progress("feed", plan.events) as report:
-        events = list(
-            counted(
-                feed.held_back(
-                    flights.events(flights.read(), plan.events), plan.held_back, plan.seed
-                ),
-                report,
-            )
-        )
+    progress = Progress("pipeline", len(_QUESTIONS) + 5)
+    in_time = flights.events(flights.read(), plan.events)
+    events = list(feed.held_back(in_time, plan.held_back, plan.seed))
+    progress.step("feed")
     with Cluster(directory / "cluster", shards=plan.shards, f=plan.f, name="flights") as cluster:
         batches = list(feed.batches(events, _STRETCH))
         payload_bytes = sum(len(payload) for batch in batches for payload in batch.payloads)
-        with progress("insert", plan.events) as report:
-            began = time.monotonic()
-            load.insert(cluster.endpoint, batches, plan.clients, report)
-            insert_s = time.monotonic() - began
-        answered = run_queries(cluster.endpoint, events, plan.cores)
-        streamed = stream(cluster.endpoint, directory, payload_bytes, answers.totals(events))
+        began = time.monotonic()
+        load.insert(cluster.endpoint, batches, plan.clients)
+        insert_s = time.monotonic() - began
+        progress.step("inserts")
+        answered = run_queries(cluster.endpoint, events, plan.cores, progress)
+        expected = answers.totals(events)
+        streamed = stream(cluster.endpoint, directory, payload_bytes, expected, progress)
     return Outcome(plan, payload_bytes, insert_s, answered, streamed)
 
 
-def run_queries(bootstrap: str, events: list[Event], cores: int) -> dict[str, Answered]:
+def run_queries(
+    bootstrap: str, events: list[Event], cores: int, progress: Progress
+) -> dict[str, Answered]:
     """Run all Spark queries and compare; each reads the log again, up to one fixed end."""
     found: dict[str, Answered] = {}
-    with (
-        progress("queries", len(_QUESTIONS) + 1) as report,
-        session("flights", cores) as spark,
-    ):
+    with session("flights", cores) as spark:
         records = (
             spark.read.format("ziplog")
             .schema(queries.COLUMNS)
@@ -135,43 +128,26 @@ def run_queries(bootstrap: str, events: list[Event], cores: int) -> dict[str, An
             python_s = time.monotonic() - answered
             fault = answers.difference(expected, rows)
             found[name] = Answered(rows, fault, answered - began, python_s)
-            report(len(found))
+            progress.step(f"query {name}")
     return found
 
 
-def stream(bootstrap: str, directory: Path, payload_bytes: int, expected: Rows) -> Streamed:
+def stream(
+    bootstrap: str, directory: Path, payload_bytes: int, expected: Rows, progress: Progress
+) -> Streamed:
     """Start a stream, kill it in a micro-batch, and let another one continue to the end."""
     place = directory / "stream"
     place.mkdir()
     batch_bytes = str(payload_bytes // _BATCHES)
-    with progress("stream", 2) as report:
-        began = time.time()
-        with live.Stream(bootstrap, place, batch_bytes) as process:
-            killed = process.kill_after_start(_KILLED_IN)
-        report(1)
-        again = time.time()
-        with live.Stream(bootstrap, place, batch_bytes) as process:
-            process.wait()
-        report(2)
+    began = time.time()
+    with live.Stream(bootstrap, place, batch_bytes) as process:
+        killed = process.kill_after_start(_KILLED_IN)
+    progress.step("stream until it is killed")
+    again = time.time()
+    with live.Stream(bootstrap, place, batch_bytes) as process:
+        process.wait()
+    progress.step("stream to the end")
     found = live.answers(place)
     steps = [(answer.at, answer.events) for answer in found]
     fault = answers.difference(expected, live.final(place))
     return Streamed(killed, (began, again), steps, fault)
-
-
-def counted(events: Iterator[Event], report: Callable[[int], None]) -> Iterator[Event]:
-    """Yield the events and count them."""
-    for number, event in enumerate(events, 1):
-        if number % _STRETCH == 0:
-            report(number)
-        yield event
-
-
-@contextmanager
-def progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; yield its update function."""
-    from rich.progress import Progress  # noqa: PLC0415 - only a terminal needs it
-
-    with Progress(disable=not sys.stderr.isatty(), transient=True) as bars:
-        task: Any = bars.add_task(name, total=total)
-        yield lambda done: bars.update(task, completed=done)

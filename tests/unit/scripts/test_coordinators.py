@@ -55,7 +55,7 @@ def test_a_coordinator_that_exits_by_itself_has_crashed(
     tmp_path: Path, command: tuple[str, str]
 ) -> None:
     with Coordinators(tmp_path / "logs", "127.0.0.1:1", 1, command=command) as coordinators:
-        os.kill(coordinators.pid(0), signal.SIGUSR1)
+        coordinators.process(0).send_signal(signal.SIGUSR1)
         wait_until(lambda: not coordinators.is_running(0), "it ends")
         coordinators.heal()
         (crashed,) = coordinators.crashed()

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 from logdb_bench import contention, cpu, delayed_inserts, ycsb
-from logdb_bench.clients import Outcome, Tally, merged
 from logdb_bench.delayed_inserts import DelayedCore
 from logdb_bench.zipfian import ScrambledZipfian, Uniform, Zipfian, fnv_hash, zeta
 from metrics import frames
+from metrics.closed_loop import Outcome, Tally, merged
 
 import logdb.wire
 import ziplog.wire

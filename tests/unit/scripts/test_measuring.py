@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import bench
 from hypothesis import given
 from hypothesis import strategies as st
 from log_bench import reconfigure, sequential
-from metrics import noops
+from metrics import noops, tables
 from metrics.leases import share_of
 from metrics.load import Client, Insert, Outcome
+from metrics.rounds import alternate, ratio
 from metrics.windows import counts, distribution, percentile, percentile_ms, phases, sorted_in
 
 from shard.storage.segment_store import SegmentStore
@@ -85,6 +88,30 @@ def test_a_distribution_ends_at_one_and_is_true(values: list[float], points: int
 def test_phases_count_from_the_last_start() -> None:
     pairs = [(0.5, 0.0), (1.0, 1.0), (1.25, 2.0), (2.0, 3.0), (2.15, 4.0), (2.9, 5.0)]
     assert phases(pairs, [1.0, 2.0], 0.3, 0.1) == [[1.0, 3.0], [4.0], [2.0]]
+
+
+# --- rounds ---
+
+
+def test_targets_alternate_and_each_is_first_equally_often() -> None:
+    called: list[str] = []
+
+    def action(name: str, figure: float) -> float:
+        called.append(name)
+        return figure * len(called)
+
+    figures = {"a": 1.0, "b": 2.0, "c": 3.0}
+    found = alternate({name: partial(action, name, n) for name, n in figures.items()}, 5, warm=1)
+    rounds = [called[start : start + 3] for start in range(0, len(called), 3)]
+    assert Counter(order[0] for order in rounds) == dict.fromkeys("abc", 2)
+    assert all(sorted(order) == ["a", "b", "c"] for order in rounds)
+    # The first round does not count.
+    assert found["a"] == [1.0 * (1 + index) for index, name in enumerate(called) if name == "a"][1:]
+
+
+def test_a_ratio_is_of_rounds_and_not_of_medians() -> None:
+    # The machine is three times slower in the second round: for both.
+    assert ratio([1.0, 3.0, 1.0], [2.0, 6.0, 0.25]) == 0.5
 
 
 # --- a load ---
@@ -270,6 +297,35 @@ def test_figures_of_a_run() -> None:
 
 
 # --- what is written down ---
+
+
+def test_rows_with_the_same_figures_are_a_table() -> None:
+    latency = {"p50_ms": 1.5, "windows": [1]}
+    rows = [{"clients": 16, "insert": latency, "note": None}, {"clients": 1000, "insert": latency}]
+    same = [row | {"note": "x"} for row in rows]
+    assert list(tables.lines("log", {"steps": same, "windows": {}, "per_s": 2000.5})) == [
+        "log",
+        "  steps",
+        "     clients  insert p50_ms  note",
+        "  1       16          1.500     x",
+        "  2     1000          1.500     x",
+        "  per_s              2,000.500",
+    ]
+    assert list(tables.lines("log", {"backup": {"a": None}, "primary": {"a": 1}})) == [
+        "log",
+        "           a",
+        "  backup   -",
+        "  primary  1",
+    ]
+
+
+def test_a_wide_table_has_a_line_for_each_figure() -> None:
+    rows = {name: {f"figure {n}": n for n in range(20)} for name in ("a", "b")}
+    head, *lines = list(tables.lines("log", rows))[1:]
+    assert head.split() == ["a", "b"]
+    assert [line.split() for line in lines] == [
+        ["figure", f"{n}", f"{n}", f"{n}"] for n in range(20)
+    ]
 
 
 def test_figures_are_json_with_one_row_per_line() -> None:

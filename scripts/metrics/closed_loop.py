@@ -1,29 +1,24 @@
-"""Closed-loop benchmark clients in up to four processes, and their results.
+"""Closed-loop clients in up to four processes, and their results.
 
-Clients are asyncio tasks, each with its own connection. Rule: an operation counts if it ended after
-the warm-up and before the end. The actions of a client follow from its number and the plan's seed.
-All processes share the monotonic clock.
+Clients are asyncio tasks, each with its own connection and one operation at a time. Rule: an
+operation counts if it ended after the warm-up and before the end. All processes share the monotonic
+clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import statistics
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from metrics.loops import exact_loop
 from metrics.windows import percentile
-from metrics.workers import Workers
-
-from logdb_bench import delayed_inserts
-from logdb_bench.workloads import Session, session
+from metrics.workers import Workers, exact_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
-
-    from logdb_bench.plan import Plan
 
 PROCESSES: Final = 4
 #: Interval between the start signal and the first operation, in nanoseconds.
@@ -32,8 +27,40 @@ _LEAD_NS: Final = 50_000_000
 _TIMEOUT_S: Final = 120.0
 
 
+#: The kind of an operation, whether it completed, and how many of its attempts were in vain.
+Done = tuple[str, bool, int]
+
+
+class Session(Protocol):
+    """One client."""
+
+    async def connect(self) -> None:
+        """Connect."""
+        ...
+
+    async def act(self) -> Done:
+        """Do one operation."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class Plan(Protocol):
+    """What all clients of a run do; sent to their processes."""
+
+    def prepare(self) -> None:
+        """Change a client process before it has clients."""
+        ...
+
+    def session(self, number: int) -> Session:
+        """Return client `number`; its actions follow from the plan and its number."""
+        ...
+
+
 class Tally(NamedTuple):
-    """Completed and aborted operations of one kind."""
+    """Completed operations of one kind, and attempts in vain."""
 
     #: Duration of each operation, in microseconds.
     took_us: list[int]
@@ -64,6 +91,12 @@ def merged(tallies: Sequence[dict[str, Tally]]) -> dict[str, Tally]:
     }
 
 
+def medians(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, float | None]:
+    """Return the medians of some figures over rounds, of the values that are not None."""
+    known = {key: [row[key] for row in rows if row[key] is not None] for key in keys}
+    return {key: statistics.median(values) if values else None for key, values in known.items()}
+
+
 class Outcome(NamedTuple):
     """Result of a run."""
 
@@ -89,8 +122,14 @@ class ClientProcesses(Workers):
         """Start them."""
         super().__init__(_work, [(plan,)] * processes)
 
-    def run(self, clients: int, seconds: float, warm_s: float) -> Outcome:
-        """Run `clients` clients for `seconds` after `warm_s`.
+    def run(
+        self,
+        clients: int,
+        seconds: float,
+        warm_s: float,
+        on_connected: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        """Run `clients` clients for `seconds` after `warm_s`; first call `on_connected`.
 
         Raises:
             RuntimeError: a client failed; the message has its error.
@@ -102,6 +141,7 @@ class ClientProcesses(Workers):
             pipe.send(range(index, clients, count))
         for pipe in working:
             _receive(pipe)
+        on_connected()
         begin = time.monotonic_ns() + _LEAD_NS
         for pipe in working:
             pipe.send((begin, begin + int(warm_s * 1e9), begin + int((warm_s + seconds) * 1e9)))
@@ -127,10 +167,7 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(plan: Plan, pipe: Connection) -> None:
-    if plan.hold_us:
-        delayed_inserts.install(plan.hold_us)
-    if not plan.is_inline:
-        records_for_writes()
+    plan.prepare()
     while True:
         try:
             numbers = pipe.recv()
@@ -143,17 +180,10 @@ def _work(plan: Plan, pipe: Connection) -> None:
                 pipe.send((None, f"{type(error).__name__}: {error}"))
 
 
-def records_for_writes() -> None:
-    """Make each write of a transaction a separate record, as in the thesis (4.3)."""
-    import logdb.client.operations  # noqa: PLC0415 - not for Redis
-
-    logdb.client.operations.INLINE_BYTES = 0  # type: ignore[misc]
-
-
 async def _serve(
     plan: Plan, numbers: range, pipe: Connection
 ) -> tuple[dict[str, Tally], int, float]:
-    sessions = [session(plan, number) for number in numbers]
+    sessions = [plan.session(number) for number in numbers]
     for each in sessions:
         await each.connect()
     gc.collect()

@@ -18,7 +18,7 @@ import select
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,7 +29,7 @@ from metrics.raw_connection import RawConnection, RawSubscription
 from metrics.windows import percentile
 
 from tests.services import cluster_config
-from ziplog.config import NodeConfig, dump
+from ziplog.config import dump
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import MANY_MEMBERS, NO_DIGEST, unfold
 from ziplog.deploy.new_shard import free_ports
@@ -131,11 +131,10 @@ def _allow_files(connections: int) -> None:
 @contextmanager
 def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int, Path]]:
     """Run the real thing; yields its process, its port and its journal."""
-    port, raft_port = free_ports(2, "127.0.0.1")
-    config = replace(
-        cluster_config(shards, f=0, data_dir=directory, epoch_ms=_EPOCH_MS),
-        mms=(NodeConfig("mms-0", "127.0.0.1", port, raft_port),),
-    )
+    own = list(free_ports(2, "127.0.0.1"))
+    # No process listens at the servers' ports.
+    ports = chain(own, (port for port in count(1024) if port not in own))
+    config = cluster_config(shards, f=0, ports=ports, data_dir=directory, epoch_ms=_EPOCH_MS)
     (directory / CLUSTER_FILE).write_text(dump(config))
     with Supervisor(directory) as nodes:
         nodes.start("mms-0")
@@ -145,7 +144,7 @@ def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int
                     f"no start: the membership service {nodes.how_it_ended('mms-0')}"
                 )
             time.sleep(_POLL_S)
-        yield psutil.Process(nodes.pid("mms-0")), port, directory / "mms-0" / "journal"
+        yield psutil.Process(nodes.pid("mms-0")), own[0], directory / "mms-0" / "journal"
 
 
 def _commands(journal: Path) -> int:
@@ -341,10 +340,10 @@ class Fleet:
             return message.runs[-1].last if message.runs else None
         number = message.after + sum(step.count for step in message.steps)
         if number not in self._leases:
-            before = self._leases[max(one for one in self._leases if one < number)]
-            runs = unfold(before, message.after, message.steps)
+            last = max((one for one in self._leases if one < number), default=0)
+            runs = unfold(self._leases[last], message.after, message.steps) if last else []
             if not runs:
-                return None  # through leases that the service never announced
+                return None  # through leases that the service never announced, or forgotten ones
             assert runs[-1].last.digest == message.digest, "no chain"
             self._leases[number] = runs[-1].last
             self._leases.pop(number - _KEPT_LEASES, None)

@@ -25,6 +25,8 @@ PROCESSES: Final = 4
 _LEAD_NS: Final = 50_000_000
 #: Timeout of a client process, in seconds.
 _TIMEOUT_S: Final = 120.0
+#: Number of clients of a process that connect at the same time.
+_CONNECTING: Final = 25
 
 
 #: The kind of an operation, whether it completed, and how many of its attempts were in vain.
@@ -184,8 +186,13 @@ async def _serve(
     plan: Plan, numbers: range, pipe: Connection
 ) -> tuple[dict[str, Tally], int, float]:
     sessions = [plan.session(number) for number in numbers]
-    for each in sessions:
-        await each.connect()
+    gate = asyncio.Semaphore(_CONNECTING)
+
+    async def connect(each: Session) -> None:
+        async with gate:
+            await each.connect()
+
+    await asyncio.gather(*map(connect, sessions))
     gc.collect()
     gc.freeze()
     pipe.send(("ready", ""))

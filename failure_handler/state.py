@@ -149,9 +149,7 @@ class HandlerState:
                 return self._begin(decoded)
             case Decide():
                 return self._decide(decoded)
-            case Finish():
-                return self._finish(decoded)
-            case Confirm():
+            case Confirm() | Finish():
                 return self._confirm(decoded)
 
     def _begin(self, command: Begin) -> Refusal:
@@ -193,23 +191,15 @@ class HandlerState:
         )
         return ""
 
-    def _confirm(self, command: Confirm) -> Refusal:
-        """Confirm a view, unless a pending attempt may go back before it."""
+    def _confirm(self, command: Confirm | Finish) -> Refusal:
+        """Confirm or also finish a view, unless a pending attempt may go back before it."""
         shard = self.shards.get(command.shard)
         if shard is None or command.view != shard.view:
             return "other-view"
         if shard.is_under_way:
             return "old-recovery"
-        self._keep(msgspec.structs.replace(shard, confirmed=shard.view))
-        return ""
-
-    def _finish(self, command: Finish) -> Refusal:
-        shard = self.shards.get(command.shard)
-        if shard is None or command.view != shard.view:
-            return "other-view"
-        if shard.is_under_way:
-            return "old-recovery"
-        self._keep(msgspec.structs.replace(shard, confirmed=shard.view, is_finished=True))
+        is_finished = shard.is_finished or isinstance(command, Finish)
+        self._keep(msgspec.structs.replace(shard, confirmed=shard.view, is_finished=is_finished))
         return ""
 
     def _keep(self, shard: Recovered) -> None:

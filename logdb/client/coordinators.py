@@ -270,15 +270,14 @@ class Coordinators:
         self.on_connection_changed(name, other_nodes.describe(info))
 
     def _describe_silence(self) -> str:
-        attempts = ", ".join(f"{self._endpoints[n]} ({self._outcome(n)})" for n in self._names)
+        attempts = ", ".join(
+            f"{self._endpoints[name]} ({other_nodes.outcome(self._problems.get(name))})"
+            for name in self._names
+        )
         return (
             f"no coordinator replied at {attempts}; check the address, and that a coordinator is"
             " running (python -m logdb)"
         )
-
-    def _outcome(self, name: bytes) -> str:
-        problem = self._problems.get(name)
-        return "no reply" if problem is None else problem or "connected, but no reply"
 
     # --- replies ---
 

@@ -95,10 +95,6 @@ class MembershipClient:
         tried = [self._problems.get(name) for name in self._names.values()]
         return not self._has_replied and bool(tried) and all(tried)
 
-    def _outcome(self, name: bytes) -> str:
-        problem = self._problems.get(name)
-        return "no reply" if problem is None else problem or "connected, but no reply"
-
     def on_connection_changed(self, name: bytes, problem: str) -> None:
         """Note that a connection was established, or why an attempt failed."""
         if name in self._names.values():
@@ -114,7 +110,10 @@ class MembershipClient:
     @property
     def first_contact_error(self) -> UnavailableError | VersionError:
         """Why no node of the service replied."""
-        outcomes = ", ".join(f"{one} ({self._outcome(one.encode())})" for one in self.endpoints)
+        outcomes = ", ".join(
+            f"{one} ({other_nodes.outcome(self._problems.get(one.encode()))})"
+            for one in self.endpoints
+        )
         if self._is_version_wrong:
             return VersionError(f"no membership service of this version at {outcomes}")
         return UnavailableError(

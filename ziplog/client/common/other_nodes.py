@@ -37,5 +37,13 @@ def describe(info: NodeInfo) -> str:
     return f"this is {_NOUNS.get(info.role, info.role)} {info.node}{cluster}{mms}"
 
 
+def outcome(problem: str | None) -> str:
+    """Return what came of the attempts to reach a node.
+
+    `problem`: why the last attempt failed; "" if it succeeded; None if none has ended.
+    """
+    return "no reply" if problem is None else problem or "connected, but no reply"
+
+
 def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"

@@ -18,10 +18,10 @@ import structlog
 from crc32c import crc32c
 
 from ziplog.errors import ConfigError, UnavailableError
+from ziplog.segments.durable_files import replace_contents, sync_directory, synced_names
 from ziplog.segments.identity import IDENTITY_FILE, Identity, decode_identity, encode_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _LOCK: Final = "lock"
@@ -77,10 +77,9 @@ class DataDirectory:
 
     def delete_checkpoint(self) -> None:
         """Delete the checkpoint durably, and mark the directory as used."""
-        with _names_of(self.path) as sync_names:
+        with synced_names(self.path):
             (self.path / _STARTED).touch(mode=0o600)
             (self.path / _CHECKPOINT).unlink(missing_ok=True)
-            sync_names()
 
     def write_checkpoint(self, checkpoint: bytes) -> None:
         """Write a checkpoint for the next start, atomically.
@@ -139,7 +138,7 @@ def _identify(path: Path, cluster: str, node: str) -> Identity:
     except FileNotFoundError:
         identity = Identity(cluster, node, uuid.uuid4().hex)
         _write(file, encode_identity(identity))
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
         return identity
     except ValueError as error:
         allowed = (
@@ -173,35 +172,5 @@ def _read_checkpoint(path: Path) -> bytes | None:
 
 def _write(path: Path, contents: bytes) -> None:
     """Replace a file atomically: after a crash it is complete or unchanged."""
-    fresh = path.with_name(path.name + ".tmp")
-    with _names_of(path.parent) as sync_names:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(contents)
-                file.flush()
-                os.fsync(fd)
-            fresh.replace(path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
-        sync_names()
-
-
-def _sync_directory(path: Path) -> None:
-    with _names_of(path) as sync_names:
-        sync_names()
-
-
-@contextlib.contextmanager
-def _names_of(path: Path) -> Iterator[Callable[[], None]]:
-    """Yield a function that syncs a directory's names.
-
-    The directory is opened before the names change, so that a system without free descriptors
-    refuses the change as a whole.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield lambda: os.fsync(fd)
-    finally:
-        os.close(fd)
+    with synced_names(path.parent):
+        replace_contents(path, contents)

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from shard.storage.segment_files import open_directory, open_flushed, pack_flushed
+from shard.storage.segment_files import open_flushed, pack_flushed
 from ziplog.core.node import Event, Persisted, StorageChanged
 from ziplog.runtime.process_logging import halt
+from ziplog.segments.durable_files import open_directory
 from ziplog.segments.entry import NO_SPACE, REFUSED
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ needed. Rule: a torn write is cut off, an entry that was on stable storage is no
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ import structlog
 from crc32c import crc32c
 
 from shard.storage.store import FullError
+from ziplog.segments.durable_files import replace_contents, sync_directory, synced_names
 from ziplog.segments.entry import REFUSED, SCARCE
 from ziplog.segments.entry_codec import DAMAGED, walk
 from ziplog.segments.segment import Segment
@@ -113,49 +114,31 @@ def create(directory: Path, segment: Segment, contents: bytes) -> None:
 
     """
     path = directory / segment.name
-    with _open_for_change(directory) as names:
-        _write_whole(path, contents)
-        os.fsync(names)
-
-
-def _write_whole(path: Path, contents: bytes) -> None:
-    fresh = path.with_suffix(".tmp")
-    try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(fd)
-        fresh.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
-        if error.errno in REFUSED:
-            raise FullError(f"no room for {path}: {error}") from error
-        raise
+    with _synced_names(directory):
+        try:
+            replace_contents(path, contents)
+        except OSError as error:
+            if error.errno in REFUSED:
+                raise FullError(f"no room for {path}: {error}") from error
+            raise
 
 
 @contextmanager
-def _open_for_change(directory: Path) -> Iterator[int]:
-    """Yield a directory's descriptor for the sync after a change of its names.
-
-    It is opened before the change. A system without free descriptors then refuses the change as a
-    whole, and every change is synced.
+def _synced_names(directory: Path) -> Iterator[None]:
+    """Sync a directory's names after the changes in the block.
 
     Raises:
         FullError: the system refuses to open it now; nothing has changed.
 
     """
-    try:
-        fd = open_directory(directory)
-    except OSError as error:
-        if error.errno in REFUSED:
-            raise FullError(f"{directory} cannot be opened for a change: {error}") from error
-        raise
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(synced_names(directory))
+        except OSError as error:
+            if error.errno in REFUSED:
+                raise FullError(f"{directory} cannot be opened for a change: {error}") from error
+            raise
+        yield
 
 
 def remove_void(directory: Path, segments: list[Segment]) -> list[Segment]:
@@ -222,10 +205,9 @@ def delete(directory: Path, names: list[str]) -> None:
     present = [path for path in (directory / name for name in names) if path.exists()]
     if not present:
         return
-    with _open_for_change(directory) as fd:
+    with _synced_names(directory):
         for path in present:
             path.unlink(missing_ok=True)
-        os.fsync(fd)
 
 
 def link_segments(segments: list[Segment]) -> list[Segment]:
@@ -281,17 +263,3 @@ def read_flushed(directory: Path, segment: Segment) -> int:
     if not is_valid or int.from_bytes(facts[:4], "little") != segment.salt:
         return 0
     return int.from_bytes(facts[4:], "little")
-
-
-def sync_directory(directory: Path) -> None:
-    """Sync a directory's names: creations and removals survive a crash of the machine."""
-    fd = open_directory(directory)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def open_directory(directory: Path) -> int:
-    """Return a descriptor to sync a directory's names with."""
-    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

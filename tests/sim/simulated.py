@@ -18,6 +18,7 @@ import shard.storage.segment_files
 import shard.storage.segment_rewrite
 import ziplog.raft.journal
 import ziplog.raft.snapshot
+import ziplog.segments.durable_files
 import ziplog.segments.segment
 from tests.simulator.disk import installed
 from tests.simulator.raft import virtual
@@ -33,6 +34,7 @@ _ON_DISK: Final = (
     shard.storage.segment_files,
     shard.storage.flusher,
     shard.storage.segment_rewrite,
+    ziplog.segments.durable_files,
     ziplog.segments.segment,
     ziplog.raft.journal,
     ziplog.raft.snapshot,

@@ -19,6 +19,7 @@ import shard.storage.flusher
 import shard.storage.segment_files
 import shard.storage.segment_rewrite
 import tests.unit.shard.logs
+import ziplog.segments.durable_files
 import ziplog.segments.segment
 from shard.storage.data_directory import DataDirectory
 from shard.storage.store import FullError
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     shard.storage.data_directory, shard.storage.segment_files, shard.storage.flusher,
-    shard.storage.segment_rewrite, ziplog.segments.segment,
+    shard.storage.segment_rewrite, ziplog.segments.durable_files, ziplog.segments.segment,
     journal, pysyncobj_adapter, snapshot, tests.unit.shard.logs,
 )  # fmt: skip
 

@@ -82,6 +82,7 @@ DOES_IO = {
     "ziplog.segments.block_reader",
     "ziplog.segments.buffer_pool",
     "ziplog.segments.directory",
+    "ziplog.segments.durable_files",
     "ziplog.segments.segment",
     "ziplog.testing",
     "ziplog.version",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.config import parse
 from ziplog.errors import ConfigError, DeadlineError
+from ziplog.segments.durable_files import open_directory, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ def exclusive_lock(path: Path, timeout_s: float) -> Iterator[None]:
     """
     try:
         # The directory is locked, because each change replaces the file.
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = open_directory(path.parent)
     except OSError as error:
         raise ConfigError(
             "cluster file",
@@ -104,11 +105,7 @@ def _replace(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     new.replace(path)
     # The service will remember the shard permanently, so the file must survive a crash.
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
 
 
 def _lock(descriptor: int, path: Path, deadline: float) -> None:

@@ -27,6 +27,7 @@ import structlog
 from crc32c import crc32c
 
 from ziplog.errors import ZiplogError
+from ziplog.segments.durable_files import open_directory, sync_directory
 from ziplog.segments.entry import REFUSED
 
 if TYPE_CHECKING:
@@ -131,8 +132,8 @@ class Journal:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
-            self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            _sync(directory.parent)  # otherwise a power cut could remove the directory
+            self._directory = open_directory(directory)
+            sync_directory(directory.parent)  # otherwise a power cut could remove the directory
         except OSError as error:
             raise self._error("cannot use its directory", error) from error
         try:
@@ -444,15 +445,6 @@ class Journal:
     def _error(self, what: str, error: OSError | None = None) -> JournalError:
         why = f" ({error.strerror or error})" if error is not None else ""
         return JournalError(f"consensus journal {self._path} {what}{why}")
-
-
-def _sync(directory: Path) -> None:
-    """Sync a directory, so that its file names survive a crash of the machine."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def pack_note(salt: int, size: int) -> bytes:

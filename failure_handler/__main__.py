@@ -13,16 +13,16 @@ from failure_handler.service import FailureHandler
 from failure_handler.state import HandlerState
 from ziplog.runtime import replicated_service
 from ziplog.runtime.clock import now_ns
-from ziplog.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ziplog.config import ClusterConfig
+    from ziplog.core.wire_use import WireUse
 
 
-def _build(config: ClusterConfig, name: str, _publisher: str) -> FailureHandler:
-    return FailureHandler(config, name, pid=os.getpid(), now=now_ns(), version=version())
+def _build(config: ClusterConfig, name: str, _publisher: str, wire_use: WireUse) -> FailureHandler:
+    return FailureHandler(config, name, pid=os.getpid(), now=now_ns(), wire_use=wire_use)
 
 
 _SERVICE: Final = replicated_service.Service(

@@ -39,6 +39,7 @@ from ziplog.wire import (
     Frozen,
     HandlerHeartbeat,
     Hello,
+    NodeInfo,
     NotLeader,
     Order,
     Orders,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from failure_handler.state import AnyCommand
     from ziplog.config import ClusterConfig
     from ziplog.core.message import Message
+    from ziplog.core.wire_use import WireUse
 
 #: Interval between heartbeats to the membership service, and between placement queries.
 HEARTBEAT_NS: Final = 1000 * NS_PER_MS
@@ -72,7 +74,13 @@ class FailureHandler(ServiceNode):
     state: HandlerState
 
     def __init__(
-        self, config: ClusterConfig, name: str, *, pid: int, now: int, version: str = ""
+        self,
+        config: ClusterConfig,
+        name: str,
+        *,
+        pid: int,
+        now: int,
+        wire_use: WireUse | None = None,
     ) -> None:
         """Start as a follower; see `ServiceNode`.
 
@@ -81,12 +89,11 @@ class FailureHandler(ServiceNode):
             name: this node's name in it.
             pid: this process.
             now: monotonic nanoseconds.
-            version: the version of Ziplog; "": unknown.
+            wire_use: the release, and the wire version in use; None: the first of both.
 
         """
-        super().__init__(config, name, config.failure_handlers, now)
+        super().__init__(config, name, config.failure_handlers, now, wire_use)
         self._pid: Final = pid
-        self._version: Final = version
         self.state = HandlerState()
         self.members: Final = Members()
         self._service_nodes: Final = tuple(node.name.encode() for node in config.mms)
@@ -104,6 +111,7 @@ class FailureHandler(ServiceNode):
             Reinserted: self._on_reinserted,
             Refused: self._on_refused,
             NotLeader: self._on_not_leader,
+            NodeInfo: self._on_node_info,
         }
 
     @property
@@ -138,8 +146,11 @@ class FailureHandler(ServiceNode):
 
     def _send_heartbeat(self) -> None:
         self._heartbeat_due = self._now + HEARTBEAT_NS
-        cluster = self.cluster
-        heartbeat = HandlerHeartbeat(cluster, self.name, self._pid, self._is_leader, self._version)
+        release = self.wire_use.release
+        heartbeat = HandlerHeartbeat(
+            self.cluster, self.name, self._pid, self._is_leader,
+            release.version, *release.wires, self.wire_use.wire,
+        )  # fmt: skip
         self._effects.append(Broadcast(self._service_nodes, heartbeat))
         self._query_placements()
 
@@ -279,6 +290,10 @@ class FailureHandler(ServiceNode):
     def _on_not_leader(self, src: bytes, message: NotLeader) -> None:
         """Ignore it: all nodes of the service got the request, and the leader answers."""
         self._is_from_service(src, message)
+
+    def _on_node_info(self, src: bytes, message: NodeInfo) -> None:
+        if self._is_from_service(src, message) and message.wire:
+            self._effects += self.wire_use.on_report(message.wire)
 
     # --- supervisors ---
 

@@ -14,15 +14,17 @@ from mms.service import MembershipService
 from mms.state import ClusterState
 from ziplog.runtime import replicated_service
 from ziplog.runtime.clock import now_ns
-from ziplog.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ziplog.config import ClusterConfig
+    from ziplog.core.wire_use import WireUse
 
 
-def _build(config: ClusterConfig, name: str, publisher: str) -> MembershipService:
+def _build(
+    config: ClusterConfig, name: str, publisher: str, wire_use: WireUse
+) -> MembershipService:
     return MembershipService(
         config,
         name,
@@ -31,7 +33,7 @@ def _build(config: ClusterConfig, name: str, publisher: str) -> MembershipServic
         incarnation=secrets.randbits(63),
         now=now_ns(),
         publisher=publisher,
-        version=version(),
+        wire_use=wire_use,
     )
 
 

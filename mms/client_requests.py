@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from mms.read_barriers import PendingRead
     from mms.servers import FailureHandlers, Servers
     from mms.state import ClusterState
+    from mms.upgrades import Peers
     from ziplog.config import ClusterConfig
     from ziplog.core.node import Effect
+    from ziplog.core.wire_use import Release
     from ziplog.raft.service_node import Leadership
     from ziplog.wire import Hello, StatusQuery, Trim
 
@@ -51,16 +53,18 @@ class ClientRequests:
         plan: LeasePlan,
         failure_handlers: FailureHandlers,
         leadership: Leadership,
+        peers: Peers,
         *,
         pid: int,
-        version: str,
+        release: Release,
         incarnation: int,
     ) -> None:
         """Keep these parts; see `MembershipService` for `name`, `pid` and `incarnation`."""
         self._config: Final = config
         self._name: Final = name
         self._pid: Final = pid
-        self._version: Final = version
+        self._release: Final = release
+        self._peers: Final = peers
         self._state: Final = state
         self._servers: Final = servers
         self._plan: Final = plan
@@ -90,15 +94,15 @@ class ClientRequests:
                     config.max_payload_bytes, config.max_key_bytes, config.max_unsettled_units,
                     config.session_timeout_s,
                 ),
-                [self._servers.frontier(shard) for shard in state.placements],
+                [self._servers.frontier(shard) for shard in state.placements], state.wire,
             ),
         )  # fmt: skip
 
     def status(self, src: bytes, message: StatusQuery, now: int) -> Effect:
         """Return the status document, as the leader sees the cluster."""
         found = status.document(
-            self._config, self._state, self._servers, self._failure_handlers,
-            name=self._name, pid=self._pid, version=self._version,
+            self._config, self._state, self._servers, self._failure_handlers, self._peers,
+            name=self._name, pid=self._pid, release=self._release,
             connected=self._leadership.connected,
             lease=next(iter(self._plan.current(now)), None), epoch=self._plan.epoch(now),
             finalized=membership_rules.finalized(self._state, self._servers), now=now,

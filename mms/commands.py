@@ -1,8 +1,9 @@
 """Commands of the membership service, as consensus carries them.
 
 Each command states its effect on `ClusterState`; a refusal is one word of a closed set. New
-commands get new tags; old ones stay readable, as logs do. See docs/protocol.md, sections 3, 8, 11
-and 13.
+commands get new tags; old ones stay readable, as logs do. A new command belongs to a wire version,
+and is proposed only while the cluster uses that version (section 15). See
+docs/protocol.md, sections 3, 8, 11 and 13.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from ziplog.core.view import Lease, Placement
 from ziplog.types import Durability, Epoch, Gsn, ShardId, View
 from ziplog.wire import Name
+from ziplog.wire.base import Wire
 
 _ClusterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
@@ -102,9 +104,18 @@ class FinalizeShard(Command, tag=10, frozen=True, gc=False):
     shard: ShardId
 
 
+class RaiseWire(Command, tag=11, frozen=True, gc=False):
+    """Use this wire version from now on, unless a later one is in use.
+
+    All registered nodes have reported that they know it.
+    """
+
+    wire: Wire
+
+
 AnyCommand = (
     CreateCluster | GrantLease | SetTrim | SetFinalized | Barrier | RemoveShard | RecordLoss
-    | PlaceShard | RetireShard | FinalizeShard
+    | PlaceShard | RetireShard | FinalizeShard | RaiseWire
 )  # fmt: skip
 
 #: Why a command was refused; "" if it was applied.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ziplog.config import NodeConfig
     from ziplog.core.view import NodeState, Placement
-    from ziplog.wire import HandlerHeartbeat, Heartbeat
+    from ziplog.wire import HandlerHeartbeat, Heartbeat, NodeInfo
 
 #: A server is up for this time after a heartbeat, then suspect, then down.
 UP_NS: Final = 5 * NS_PER_S // 2
@@ -244,6 +244,11 @@ class FailureHandlers:
         self._last_heartbeats[heartbeat.node] = (heartbeat, now)
         return True
 
+    def heartbeat(self, name: str, now: int) -> HandlerHeartbeat | None:
+        """Return a node's last heartbeat, if the node is up."""
+        heartbeat, last_at = self._last_heartbeats.get(name, (None, 0))
+        return heartbeat if now - last_at < UP_NS else None
+
     def status(self, now: int) -> list[dict[str, Any]]:
         """Return their part of the status document."""
         return [self._status(node, now) for node in self._nodes]
@@ -260,4 +265,10 @@ class FailureHandlers:
             "leader": heartbeat is not None and heartbeat.leader and state != "down",
             "heartbeat_age_ms": silence // NS_PER_MS if heartbeat is not None else None,
             "version": (heartbeat.version or None) if heartbeat is not None else None,
+            "wire_versions": wire_versions(heartbeat),
         }
+
+
+def wire_versions(report: Heartbeat | HandlerHeartbeat | NodeInfo | None) -> list[int] | None:
+    """Return the first and the last wire version that a node knows, for the status document."""
+    return None if report is None else [report.first_wire, report.last_wire]

@@ -25,6 +25,7 @@ from mms.commands import (
     FinalizeShard,
     GrantLease,
     PlaceShard,
+    RaiseWire,
     RecordLoss,
     RemoveShard,
     RetireShard,
@@ -38,15 +39,18 @@ from mms.reconfiguration import Reconfiguration
 from mms.recoveries import Recoveries
 from mms.servers import FailureHandlers, Servers
 from mms.state import ClusterState
+from mms.upgrades import Upgrades
 from ziplog.core.node import Halt, LogWarning, Send
 from ziplog.raft.service_node import ServiceNode
 from ziplog.wire import (
     ChangeShard,
+    FinishUpgrade,
     Frontier,
     HandlerHeartbeat,
     Heartbeat,
     Hello,
     LeaseQuery,
+    NodeInfo,
     Rate,
     Refused,
     Reinsert,
@@ -61,13 +65,16 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
     from ziplog.core.message import Message
     from ziplog.core.node import Committed
+    from ziplog.core.wire_use import WireUse
 
 
 class MembershipService(ServiceNode):
     """One node of the membership service."""
 
     service = "the membership service"
-    for_leader = frozenset({LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard})
+    for_leader = frozenset(
+        {LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard, FinishUpgrade}
+    )
     state: ClusterState
 
     def __init__(
@@ -80,7 +87,7 @@ class MembershipService(ServiceNode):
         incarnation: int,
         now: int,
         publisher: str = "",
-        version: str = "",
+        wire_use: WireUse | None = None,
     ) -> None:
         """Start as a follower; see `ServiceNode`.
 
@@ -92,11 +99,11 @@ class MembershipService(ServiceNode):
             incarnation: random, new in every process, 0 to 2**63 - 1.
             now: monotonic nanoseconds.
             publisher: the endpoint at which the process publishes; "": nowhere.
-            version: the version of Ziplog; "": unknown.
+            wire_use: the release, and the wire version in use; None: the first of both.
 
         """
         assert 0 < cluster < 2**63
-        super().__init__(config, name, config.mms, now)
+        super().__init__(config, name, config.mms, now, wire_use)
         state = self.state = ClusterState()
         servers = self.servers = Servers()
         plan = self.plan = LeasePlan(config.epoch_ms)
@@ -110,9 +117,12 @@ class MembershipService(ServiceNode):
             state, servers, plan, self._recoveries, self._reconfiguration
         )
         self._failure_handlers: Final = FailureHandlers(config.failure_handlers)
+        self._upgrades: Final = Upgrades(
+            config, name, state, servers, self._failure_handlers, self.wire_use.release
+        )
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
-            pid=pid, incarnation=incarnation, version=version,
+            self._upgrades.peers, pid=pid, incarnation=incarnation, release=self.wire_use.release,
         )  # fmt: skip
         # Heartbeats may come before consensus has delivered the cluster's state.
         servers.place(membership_rules.configured(config), now)
@@ -128,6 +138,8 @@ class MembershipService(ServiceNode):
             Reinsert: self._on_reinsert,
             HandlerHeartbeat: self._on_handler_heartbeat,
             ChangeShard: self._on_change_shard,
+            FinishUpgrade: self._on_finish_upgrade,
+            NodeInfo: self._on_node_info,
         }
 
     @property
@@ -161,6 +173,7 @@ class MembershipService(ServiceNode):
         if now >= self._leases.check_at:
             self._effects += self._requests.reject_lost(now)
             self._effects += self._leases.check_members(now)
+            self._effects += self._upgrades.peers.query(self.cluster, now)
         self._effects += self._leases.propose(now)
         self._effects += self._requests.propose_barrier(now)
         self._advance()
@@ -186,7 +199,7 @@ class MembershipService(ServiceNode):
     def _stop_leading(self) -> None:
         self._recoveries.abandon()
         self._effects += self._requests.abandon()
-        for src, request in self._reconfiguration.abandon():
+        for src, request in (*self._reconfiguration.abandon(), *self._upgrades.abandon()):
             self._redirect(src, request)
 
     # --- consensus ---
@@ -222,6 +235,9 @@ class MembershipService(ServiceNode):
                 self._return_shards()
             case PlaceShard() | RetireShard() | FinalizeShard():
                 self._on_shard_changed(command)
+            case RaiseWire():
+                self._effects += self.wire_use.on_report(self.state.wire)
+                self._effects += self._upgrades.on_raised()
 
     def _on_refused(self, command: AnyCommand, refusal: Refusal) -> None:
         match command:
@@ -250,6 +266,7 @@ class MembershipService(ServiceNode):
         self.announcements.placements_changed_at = last.number if last is not None else 0
         self._leases.on_restored(self._now)
         self._on_placements()
+        self._effects += self.wire_use.on_report(self.state.wire)
         self._check_config()
 
     def _check_config(self) -> None:
@@ -277,6 +294,7 @@ class MembershipService(ServiceNode):
         if not self.cluster:
             self._creation.on_heartbeat(now)
             return
+        self._effects += self._upgrades.answer_heartbeat(src, message)
         self._leases.on_heartbeat(message, now)
         if self.state.last is not None and self.announcements.is_behind(server, now):
             self._effects.append(self.announcements.announce(server, now))
@@ -319,6 +337,8 @@ class MembershipService(ServiceNode):
     def _on_handler_heartbeat(self, src: bytes, message: HandlerHeartbeat) -> None:
         if not self._failure_handlers.on_heartbeat(message, self._now):
             self._reject(src, message, f"{message.node} is not a failure handler of this cluster")
+        elif self._can_lead:
+            self._effects += self._upgrades.answer_heartbeat(src, message)
 
     def _on_remove(self, src: bytes, message: Remove) -> None:
         self._effects += self._recoveries.on_remove(src, message, self._now)
@@ -353,6 +373,13 @@ class MembershipService(ServiceNode):
         if self._is_leader and self.state.last is not None:
             self._announce_to_servers(shard)
 
+    def _on_finish_upgrade(self, src: bytes, message: FinishUpgrade) -> None:
+        self._effects += self._upgrades.submit(src, message, self._now)
+
+    def _on_node_info(self, src: bytes, message: NodeInfo) -> None:
+        if not self._upgrades.peers.on_node_info(src, message, self._now):
+            self._reject(src, message, "the sender is not another node of the service")
+
     def _advance(self) -> None:
         """Take the next steps of pending trims and of shard changes."""
         self._effects += self._requests.advance(self._now)
@@ -381,6 +408,7 @@ class MembershipService(ServiceNode):
         self._recoveries.check()
         self._reconfiguration.check()
         self._leases.check()
+        self._upgrades.check()
         assert self.plan.last == self.state.last
         assert {server.shard for server in self.servers} >= set(self.state.placements)
         waiting = len(self._requests)

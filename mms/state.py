@@ -1,10 +1,10 @@
 """The replicated state of the membership service: a deterministic state machine.
 
 It holds shards and their placements, recoveries, retired shards, possible losses, the lease
-history, the trim point and a lower bound of the finalized epoch. Rule: a command is applied whole
-or refused with a reason, and never raises; applying it twice equals once. A lease must be the exact
-successor of the last one, so each lease has one descriptor (D30); equal leases in a row share one
-run (D32).
+history, the trim point, a lower bound of the finalized epoch, and the wire version in use. Rule: a
+command is applied whole or refused with a reason, and never raises; applying it twice equals once.
+A lease must be the exact successor of the last one, so each lease has one descriptor (D30); equal
+leases in a row share one run (D32).
 
 Invariants: `ClusterState.check()`. See docs/protocol.md, sections 3, 8, 11 and 13.
 """
@@ -23,6 +23,7 @@ from mms.commands import (
     FinalizeShard,
     GrantLease,
     PlaceShard,
+    RaiseWire,
     RecordLoss,
     RemoveShard,
     RetireShard,
@@ -85,6 +86,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     durability: Durability = "memory"
     retired: list[Retired] = []
     retirements: int = 0
+    wire: int = 1
 
 
 class ClusterState:
@@ -109,6 +111,8 @@ class ClusterState:
         self.retired: dict[int, Retired] = {}
         #: Number of `RetireShard` commands that were applied or refused.
         self.retirements = 0
+        #: The wire version in use; never decreases.
+        self.wire = 1
         #: Possible losses of recoveries, oldest first.
         self.losses: list[RecordLoss] = []
         # Derived from `runs` and from later grants; not part of the state.
@@ -151,6 +155,9 @@ class ClusterState:
                 return self._retire(decoded)
             case FinalizeShard():
                 return self._finalize(decoded.shard)
+            case RaiseWire():
+                self.wire = max(self.wire, decoded.wire)
+                return ""
 
     def _create(self, command: CreateCluster) -> Refusal:
         if self.cluster:
@@ -390,6 +397,7 @@ class ClusterState:
                 self.finalized, [self.recovering[shard] for shard in sorted(self.recovering)],
                 self.losses, self.durability,
                 [self.retired[shard] for shard in sorted(self.retired)], self.retirements,
+                self.wire,
             )
         )  # fmt: skip
 
@@ -408,7 +416,7 @@ class ClusterState:
         self.recovering = {one.shard: one for one in found.recovering}
         self.losses, self.durability = found.losses, found.durability
         self.retired = {one.shard: one for one in found.retired}
-        self.retirements = found.retirements
+        self.retirements, self.wire = found.retirements, found.wire
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
         newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)
         self._digests = {

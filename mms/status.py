@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mms import membership_rules
-from mms.servers import UP_NS
+from mms.servers import UP_NS, wire_versions
 from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
     from mms.commands import RecordLoss
     from mms.servers import FailureHandlers, Server, Servers
     from mms.state import ClusterState
-    from ziplog.config import ClusterConfig
+    from mms.upgrades import Peers
+    from ziplog.config import ClusterConfig, NodeConfig
     from ziplog.core.view import Lease, Placement
+    from ziplog.core.wire_use import Release
     from ziplog.wire import Heartbeat
 
 #: Maximum number of shards listed in `blocks`, and of earlier reports searched for them.
@@ -32,10 +34,11 @@ def document(
     state: ClusterState,
     servers: Servers,
     failure_handlers: FailureHandlers,
+    peers: Peers,
     *,
     name: str,
     pid: int,
-    version: str,
+    release: Release,
     connected: tuple[str, ...],
     lease: Lease | None,
     epoch: int,
@@ -49,9 +52,10 @@ def document(
         state: the committed state.
         servers: what the storage servers reported.
         failure_handlers: what the failure handlers reported.
+        peers: what the other nodes of the service reported.
         name: this node, the leader.
         pid: its process.
-        version: its version of Ziplog; "": unknown.
+        release: what it runs.
         connected: the other nodes of the service that it can reach.
         lease: the running lease; None before the first.
         epoch: the epoch in which the servers are.
@@ -70,16 +74,11 @@ def document(
         "epoch": epoch,
         "finalized_epoch": finalized,
         "trimmed_before": str(first),
+        "wire_in_use": state.wire,
         "mms": [
-            {
-                "name": node.name,
-                "endpoint": node.endpoint,
-                # Nodes of the service do not exchange their process ids and versions.
-                "pid": pid if node.name == name else None,
-                "version": (version or None) if node.name == name else None,
-                "leader": node.name == name,
-                "state": "up" if node.name in (name, *connected) else "down",
-            }
+            _leader(node, pid, release)
+            if node.name == name
+            else _follower(node, peers, now, is_up=node.name in connected)
             for node in config.mms
         ],
         "failure_handlers": failure_handlers.status(now),
@@ -95,6 +94,32 @@ def document(
         "losses": [_loss(state, loss) for loss in state.losses],
     }
     return msgspec.json.encode(found)
+
+
+def _leader(node: NodeConfig, pid: int, release: Release) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "endpoint": node.endpoint,
+        "pid": pid,
+        "version": release.version or None,
+        "wire_versions": list(release.wires),
+        "leader": True,
+        "state": "up",
+    }
+
+
+def _follower(node: NodeConfig, peers: Peers, now: int, *, is_up: bool) -> dict[str, Any]:
+    info = peers.info(node.name, now)
+    return {
+        "name": node.name,
+        "endpoint": node.endpoint,
+        # Nodes of the service do not exchange their process ids.
+        "pid": None,
+        "version": (info.version or None) if info is not None else None,
+        "wire_versions": wire_versions(info),
+        "leader": False,
+        "state": "up" if is_up else "down",
+    }
 
 
 def _loss(state: ClusterState, loss: RecordLoss) -> dict[str, Any]:
@@ -221,6 +246,7 @@ def _replica(server: Server, endpoint: str, now: int) -> dict[str, Any]:
         "heartbeat_age_ms": server.heartbeat_age_ms(now),
         "full": server.full or None,
         "version": (heartbeat.version or None) if heartbeat is not None else None,
+        "wire_versions": wire_versions(heartbeat),
         "disk": _disk(heartbeat) if heartbeat is not None else None,
     }
 

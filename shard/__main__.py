@@ -30,14 +30,14 @@ from ziplog.core import view
 from ziplog.core.node import ArchiveOpened
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
+from ziplog.runtime import wire_file
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
-from ziplog.runtime.node_info import node_info
+from ziplog.runtime.node_info import node_info, this_release
 from ziplog.runtime.process_logging import configure
 from ziplog.runtime.publication_receiver import PublicationReceiver
 from ziplog.runtime.transport import Transport
-from ziplog.version import version
 from ziplog.wire import Limits
 
 if TYPE_CHECKING:
@@ -76,8 +76,9 @@ def run(config: ClusterConfig, name: str) -> None:
     configure(name)
     raise_limit()
     identity = replica_config(config, name)
+    wire = wire_file.read(config.data_dir / name, identity.release)
     directory = DataDirectory(config.data_dir / name, config.name, name)
-    identity = msgspec.structs.replace(identity, identity=directory.identity.server)
+    identity = msgspec.structs.replace(identity, identity=directory.identity.server, wire=wire)
     try:
         transport = Transport(bind=identity.endpoint)
         try:
@@ -115,7 +116,7 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
         handlers=_addresses(config.failure_handlers),
         suspicion_ms=config.suspicion_ms,
         lag_fix=config.lag_fix,
-        version=version(),
+        release=this_release(),
         reserve_bytes=config.disk_reserve_bytes,
     )
 
@@ -173,8 +174,9 @@ def _serve(
         flush_before_send=identity.durability == "disk",
         receive_publications=publications.receive_from,
         describe=lambda request: node_info(
-            config, "storage", identity.name, replica.cluster, request
+            config, "storage", identity.name, replica.cluster, request, replica.wire_use
         ),
+        record_wire=lambda wire: wire_file.record(directory.path, wire),
     )
     try:
         store.start(driver.post)
@@ -194,7 +196,7 @@ def _serve(
         shard=identity.shard,
         durability=identity.durability,
         pid=identity.pid,
-        version=identity.version,
+        version=identity.release.version,
         limbo=limbo,
     )
     run_process(driver, transport)

@@ -46,6 +46,7 @@ from ziplog.core.node import (
     ReportBadMessage,
     StorageChanged,
     Wakeup,
+    WireRecorded,
 )
 from ziplog.wire import (
     Ahead,
@@ -59,6 +60,7 @@ from ziplog.wire import (
     LeaseAnnounced,
     LeaseHistory,
     Locate,
+    NodeInfo,
     Outline,
     Read,
     Report,
@@ -103,6 +105,8 @@ class Replica:
         this process. `now`: monotonic nanoseconds.
         """
         self._state: Final = ReplicaState(config, store, incarnation)
+        #: The wire version in use.
+        self.wire_use: Final = self._state.wire_use
         self._now = now
         resumes = start(self._state, checkpoint, now, limbo=limbo)
         self._health: Final = FailureDetector(self._state, now)
@@ -144,6 +148,7 @@ class Replica:
             Outline: self._outline,
             LeaseAnnounced: self._lease_announced,
             LeaseHistory: self._lease_history,
+            NodeInfo: self._membership.on_node_info,
             Locate: self._locate,
             Sync: self._sync,
             Beat: self._beat,
@@ -192,6 +197,8 @@ class Replica:
             self._health.on_unread_input(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
             self._state.archive_port = event.port
+        elif isinstance(event, WireRecorded):
+            self._state.wire_use.on_recorded(event.wire)
         return self._state.pop_effects()
 
     @property
@@ -367,11 +374,10 @@ class Replica:
             self._on_no_positions()
 
     def _lease_history(self, route: bytes, message: LeaseHistory) -> None:
-        if not self._membership.is_from_service(route, message):
+        is_mine = message.cluster == self._state.cluster
+        if not self._membership.is_from_service(route, message) or self._primary is None:
             return
-        if self._primary is None or message.cluster != self._state.cluster:
-            return
-        if self._primary.on_lease_history(message):
+        if is_mine and self._primary.on_lease_history(message):
             # This server misses leases: its heartbeat reports the last one that it holds.
             self._heartbeat.due = self._now
 
@@ -411,7 +417,8 @@ class Replica:
     def _tick(self) -> None:
         if not self._connected:
             self._connect()
-        self._check_lease_end()
+        if not self._state.has_no_positions and self._membership.tick(self._now):
+            self._on_no_positions()  # the shard's last lease is over
         if self._membership.publications.tick(self._now):
             self._heartbeat.due = self._now
         if self._state.state == "up":
@@ -434,11 +441,6 @@ class Replica:
                 self._role.expire_sessions(self._now)
         self._marks.tick(self._now)
 
-    def _check_lease_end(self) -> None:
-        """Check whether the shard's last lease is over."""
-        if not self._state.has_no_positions and self._membership.tick(self._now):
-            self._on_no_positions()
-
     def _on_no_positions(self) -> None:
         if self._state.state == "up":
             self._role.on_no_positions(self._now)
@@ -446,9 +448,9 @@ class Replica:
     def _connect(self) -> None:
         config = self._state.config
         self._connected = True
-        for node in (*config.mms, *config.handlers, *config.replicas):
-            if node.name != config.name:
-                self._state.effects.append(Connect(node.name.encode(), node.endpoint))
+        nodes = (*config.mms, *config.handlers, *config.replicas)
+        others = (node for node in nodes if node.name != config.name)
+        self._state.effects += [Connect(node.name.encode(), node.endpoint) for node in others]
 
     def _on_persisted(self, fseq: int) -> None:
         # The report may precede a cut of the log, and cover entries that were removed.
@@ -522,12 +524,10 @@ class Replica:
         state = self._state
         if message.cluster != state.cluster or message.shard != state.shard:
             return
-        if self._repair.on_fetched(route, message, self._now):
-            self._join()  # the entries may have been all that was missing
-            return
-        if self._recovery.on_fetched(route, message, self._now):
+        is_repair = self._repair.on_fetched(route, message, self._now)
+        if not is_repair and self._recovery.on_fetched(route, message, self._now):
             self._readers.close_all()
-        self._join()
+        self._join()  # the entries may have been all that was missing
 
     def _join(self) -> None:
         """Join the view, if its log is complete here."""

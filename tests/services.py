@@ -13,6 +13,7 @@ from ziplog.core.node import (
     LogWarning,
     Propose,
     Publish,
+    RecordWire,
     ReportBadMessage,
     Send,
 )
@@ -69,6 +70,8 @@ class ServiceWorld:
         self.now = 1000 * S
         self.warnings: list[str] = []
         self.complaints: list[str] = []
+        #: The wire versions that nodes recorded in their directories, in order.
+        self.recorded: list[tuple[str, int]] = []
 
     def carry_out(self, name: str, effects: list[Effect]) -> None:
         """Carry out the effects of the node with a name."""
@@ -87,6 +90,8 @@ class ServiceWorld:
                     self.warnings.append(effect.text)
                 case ReportBadMessage():
                     self.complaints.append(effect.reason)
+                case RecordWire():
+                    self.recorded.append((name, effect.wire))
                 case Connect():
                     pass
                 case _:

@@ -1,4 +1,4 @@
-"""Announcements of the membership service to a server: leases, its shard's placement.
+"""Announcements of the membership service to a server: leases, placements, the wire version.
 
 An announcement counts only over this server's own connection to the service. A server starts with
 its first lease, and its next view with a placement of that view (docs/protocol.md, sections 3, 8
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from ziplog.core.message import Message
     from ziplog.core.view import Placement
-    from ziplog.wire import LeaseAnnounced
+    from ziplog.wire import LeaseAnnounced, NodeInfo
 
 
 class LeaseUpdate(NamedTuple):
@@ -59,6 +59,11 @@ class LeaseUpdates:
         why = f"{type(message).__name__}: it did not come from the membership service"
         self._state.effects.append(ReportBadMessage(route, why))
         return False
+
+    def on_node_info(self, route: bytes, message: NodeInfo) -> None:
+        """Handle the service's report of the wire version in use."""
+        if self.is_from_service(route, message) and message.wire:
+            self._state.effects += self._state.wire_use.on_report(message.wire)
 
     def on_lease_announced(
         self, route: bytes, message: LeaseAnnounced, now: int

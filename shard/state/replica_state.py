@@ -18,6 +18,7 @@ from ziplog.core.entries import Decision, Place
 from ziplog.core.node import Broadcast, Effect, Persist, Send
 from ziplog.core.units import NS_PER_S
 from ziplog.core.view import Replica, ServerState, ShardState
+from ziplog.core.wire_use import Release, WireUse
 from ziplog.segments.entry import Entry
 from ziplog.types import Durability
 from ziplog.wire import InsertAck, Limits, Refused
@@ -59,8 +60,9 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     suspicion_ms: int = 1000
     #: Whether a shard that is ahead has the others give up positions at once (lag-fix).
     lag_fix: bool = True
-    #: The version of Ziplog that the process runs; "": unknown.
-    version: str = ""
+    #: The release that the process runs, and the wire version in use, from its data directory.
+    release: Release = Release()
+    wire: int = 1
     #: Free space below which the disk is full.
     reserve_bytes: int = 0
 
@@ -93,6 +95,7 @@ class ReplicaState:
         #: All that the shard will ever own is on the disks of this server and of all others.
         self.is_sealed = False
         self.trim = 0
+        self.wire_use: Final = WireUse(config.release, config.wire)
         self.clock: Final = EpochClock(config.shard)
         self.stream: Final = DecisionLog()
         self._frontier = 0

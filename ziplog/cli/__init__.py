@@ -27,6 +27,7 @@ from ziplog.cli import (
     settings,
     shards,
     status,
+    upgrade,
 )
 from ziplog.cli.options import say
 from ziplog.errors import ConfigError, ZiplogError
@@ -102,6 +103,7 @@ app.command("trim")(records.trim)
 app.command("demo")(demo.demo)
 app.command("completion")(completion.completion)
 app.add_typer(shards.app, name="shard")
+app.add_typer(upgrade.app, name="upgrade")
 app.add_typer(settings.app, name="config")
 
 

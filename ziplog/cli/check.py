@@ -11,6 +11,7 @@ import typer
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, connect
 from ziplog.cli.terminal import one_line
+from ziplog.cli.upgrade import unfinished
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def findings(document: dict[str, Any]) -> Iterator[Finding]:
     yield from _disks(replicas)
     yield _readers(document)
     yield _losses(document)
-    yield _versions([*document["mms"], *document["failure_handlers"], *replicas])
+    yield _versions(document, [*document["mms"], *document["failure_handlers"], *replicas])
 
 
 def _services(check: str, nodes: list[dict[str, Any]]) -> Finding:
@@ -145,10 +146,12 @@ def _losses(document: dict[str, Any]) -> Finding:
     )
 
 
-def _versions(nodes: Iterable[dict[str, Any]]) -> Finding:
+def _versions(document: dict[str, Any], nodes: Iterable[dict[str, Any]]) -> Finding:
     found = sorted({node["version"] for node in nodes if node.get("version")})
-    level = Level.OK if len(found) < 2 else Level.WARNING
-    return Finding(level, "versions", ", ".join(found) or "unknown")
+    advice = unfinished(document)
+    level = Level.OK if len(found) < 2 and not advice else Level.WARNING
+    text = ", ".join(found) or "unknown"
+    return Finding(level, "versions", f"{text}; {advice}" if advice else text)
 
 
 def _names(names: list[str]) -> str:

@@ -10,7 +10,7 @@ import typer
 
 import ziplog
 from ziplog.cli.terminal import one_line
-from ziplog.wire.base import VERSION
+from ziplog.wire.node_info import VERSIONS
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 #: The environment variable that overrides it.
@@ -39,7 +39,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
 def _print_version(requested: bool) -> None:
     if requested:
         python = ".".join(map(str, sys.version_info[:3]))
-        sys.stdout.write(f"ziplog {ziplog.__version__}, wire {VERSION}, Python {python}\n")
+        sys.stdout.write(f"ziplog {ziplog.__version__}, wire {VERSIONS}, Python {python}\n")
         raise typer.Exit
 
 

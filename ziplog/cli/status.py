@@ -15,6 +15,7 @@ from rich.measure import Measurement
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import one_line, shown_json
+from ziplog.cli.upgrade import unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +94,7 @@ def _view(document: dict[str, Any]) -> Group:
         *full_disks(document),
         *_blocked(document),
         *_losses(document),
+        *filter(None, [unfinished(document)]),
         "",
         _nodes(document),
     )

@@ -19,6 +19,7 @@ from ziplog.client.common.requests import (
     ChangeRequest,
     ExtentsRequest,
     FetchRequest,
+    FinishUpgradeRequest,
     InsertRequest,
     OutlineRequest,
     ReadRequest,
@@ -375,6 +376,18 @@ def trim(rid: RecordId, deadline_ns: int) -> TrimRequest:
     """Return a request to trim before a record."""
     check_rid("rid", rid)
     return TrimRequest(deadline_ns, rid)
+
+
+def finish_upgrade(wire: int, deadline_ns: int) -> FinishUpgradeRequest:
+    """Return a request to use a wire version.
+
+    Raises:
+        ConfigError: it is no wire version.
+
+    """
+    if type(wire) is not int or not 0 < wire < 256:
+        raise ConfigError("wire", wire, "a number from 1 to 255")
+    return FinishUpgradeRequest(deadline_ns, wire)
 
 
 def change(

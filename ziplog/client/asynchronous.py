@@ -382,6 +382,23 @@ class AsyncLog(AsyncConnection):
         document: bytes = await self._engine.call(StatusRequest(self._deadline_ns(timeout)))
         return arguments.status(document)
 
+    async def finish_upgrade(self, wire: int, *, timeout: float | None = None) -> int:
+        """Have the cluster use a wire version; return the version that it uses then.
+
+        From then on, a release that does not know this version cannot be started again.
+
+        Args:
+            wire: the last one in `wire_versions` of every node in the status document.
+            timeout: in seconds.
+
+        Raises:
+            UnavailableError: a node is down or does not know the version; the text names it.
+
+        """
+        request = arguments.finish_upgrade(wire, self._deadline_ns(timeout))
+        found: int = await self._engine.call(request)
+        return found
+
     def stats(self) -> dict[str, int]:
         """Return the counters of this client since it was created."""
         return msgspec.structs.asdict(self._core.counters)

@@ -23,6 +23,7 @@ from ziplog.client.common.requests import (
     ConnectRequest,
     ExtentsRequest,
     FetchRequest,
+    FinishUpgradeRequest,
     InsertRequest,
     OutlineRequest,
     ProgressRequest,
@@ -73,6 +74,7 @@ from ziplog.wire import (
     TailReply,
     Trimmed,
     TrimReply,
+    UpgradeFinished,
 )
 
 if TYPE_CHECKING:
@@ -136,6 +138,7 @@ class ClientCore:
             TailRequest: tail_queries.start,
             TrimRequest: cluster_calls.trim,
             StatusRequest: cluster_calls.status,
+            FinishUpgradeRequest: cluster_calls.finish_upgrade,
             ChangeRequest: shard_changes.start,
             ExtentsRequest: extent_queries.start,
             OutlineRequest: outline_queries.start,
@@ -159,6 +162,7 @@ class ClientCore:
             TrimReply: membership.on_reply,
             StatusReply: membership.on_reply,
             ShardChanged: membership.on_reply,
+            UpgradeFinished: membership.on_reply,
             NotLeader: membership.on_not_leader,
         }
 

@@ -65,6 +65,12 @@ class ArchiveOpened(Event, frozen=True, gc=False):
     port: int
 
 
+class WireRecorded(Event, frozen=True, gc=False):
+    """A `RecordWire` is done: the version is on stable storage."""
+
+    wire: int
+
+
 class Committed(Event, frozen=True, gc=False):
     """The replicated state machine applied a command; `result` is what it returned."""
 
@@ -171,6 +177,12 @@ class Persist(Effect, frozen=True, gc=False):
     """Append an entry to the store. At level `disk` it is flushed before any later `Send`."""
 
     entry: Any
+
+
+class RecordWire(Effect, frozen=True, gc=False):
+    """Store the wire version in use in the node's directory; `WireRecorded` reports that it is."""
+
+    wire: int
 
 
 class Propose(Effect, frozen=True, gc=False):

@@ -21,7 +21,9 @@ from ziplog.core.node import (
     Restored,
     Send,
     Wakeup,
+    WireRecorded,
 )
+from ziplog.core.wire_use import Release, WireUse
 from ziplog.wire import NotLeader
 
 if TYPE_CHECKING:
@@ -67,7 +69,12 @@ class ServiceNode(ABC):
     _handlers: Mapping[type[Message], Callable[[bytes, Any], None]]
 
     def __init__(
-        self, config: ClusterConfig, name: str, nodes: Sequence[NodeConfig], now: int
+        self,
+        config: ClusterConfig,
+        name: str,
+        nodes: Sequence[NodeConfig],
+        now: int,
+        wire_use: WireUse | None,
     ) -> None:
         """Start as a follower with no state; consensus delivers the rest.
 
@@ -76,8 +83,10 @@ class ServiceNode(ABC):
             name: this node's name in it.
             nodes: all nodes of the service.
             now: monotonic nanoseconds.
+            wire_use: the release, and the wire version in use; None: the first of both.
 
         """
+        self.wire_use: Final = wire_use or WireUse(Release(), 1)
         self.config: Final = config
         self.name: Final = name
         self._leadership: Final = Leadership(nodes)
@@ -99,6 +108,8 @@ class ServiceNode(ABC):
                 self._on_leader_changed(event)
             case PeersChanged():
                 self._leadership.connected = event.connected
+            case WireRecorded():
+                self.wire_use.on_recorded(event.wire)
             case Restored():
                 self.state.restore(event.snapshot)
                 self._on_restored()

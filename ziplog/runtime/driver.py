@@ -40,9 +40,11 @@ from ziplog.core.node import (
     Publish,
     Received,
     ReceivePublications,
+    RecordWire,
     ReportBadMessage,
     Send,
     Wakeup,
+    WireRecorded,
 )
 from ziplog.core.units import NS_PER_S
 from ziplog.errors import LocalProtocolError, ProtocolError
@@ -154,6 +156,7 @@ class Driver:
         flush_before_send: bool = False,
         propose: Callable[[bytes], None] | None = None,
         publish: Callable[[bytes], None] | None = None,
+        record_wire: Callable[[int], None] | None = None,
         receive_publications: Callable[[bytes, str], None] | None = None,
         decode: Callable[[bytes], Message] = decode,
         describe: Callable[[int], NodeInfo] | None = None,
@@ -172,6 +175,7 @@ class Driver:
             flush_before_send: durability level `disk`.
             propose: receives the commands of `Propose` effects; it must not block.
             publish: sends the frames of `Publish` effects to all that receive them.
+            record_wire: stores the version of a `RecordWire` effect durably.
             receive_publications: called with the name and endpoint of each `ReceivePublications`.
             decode: decodes incoming frames.
             describe: returns the description of this node, for a request's number. With it, the
@@ -205,6 +209,7 @@ class Driver:
         self._flush_before_send = flush_before_send
         self._propose, self._clock, self._on_halt = propose, clock, on_halt
         self._publish, self._receive_publications = publish, receive_publications
+        self._record_wire = record_wire
         self._decode = decode
         self._inbox: Final = Inbox(transport.receive)
         self._is_behind = False
@@ -225,6 +230,7 @@ class Driver:
             Persist: self._persist,
             Propose: self._propose_command,
             Publish: self._publish_message,
+            RecordWire: self._record,
             ReceivePublications: self._start_receiving,
             ReportBadMessage: self._report_bad_message,
             LogWarning: self._warn,
@@ -481,6 +487,16 @@ class Driver:
         frame = self._encode(effect.message)
         if frame is not None:
             self._publish(frame)
+
+    def _record(self, effect: RecordWire) -> None:
+        """Store the wire version in use. If the disk refuses it, the node requests it again."""
+        assert self._record_wire is not None, "a node that records its version needs a directory"
+        try:
+            self._record_wire(effect.wire)
+        except OSError as error:
+            self._warn_rarely("cannot store the wire version", error=str(error), wire=effect.wire)
+        else:
+            self.post(WireRecorded(effect.wire))
 
     def _start_receiving(self, effect: ReceivePublications) -> None:
         assert self._receive_publications is not None, "this process receives no publications"

@@ -19,15 +19,16 @@ import structlog
 
 from ziplog.config import load
 from ziplog.core.node import Node
+from ziplog.core.wire_use import WireUse
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.raft.raft import Raft
+from ziplog.runtime import wire_file
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
-from ziplog.runtime.node_info import node_info
+from ziplog.runtime.node_info import node_info, this_release
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.publications import Publisher
 from ziplog.runtime.transport import Transport
-from ziplog.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +47,11 @@ class ClusterNode(Node, Protocol):
         """The cluster's number; 0 while it is unknown."""
         ...
 
+    @property
+    def wire_use(self) -> WireUse:
+        """The wire version in use."""
+        ...
+
 
 class Service(NamedTuple):
     """A replicated service: the membership service or the failure handler."""
@@ -56,8 +62,9 @@ class Service(NamedTuple):
     role: Role
     #: Returns its nodes in a cluster file.
     nodes: Callable[[ClusterConfig], tuple[NodeConfig, ...]]
-    #: Creates the node with a name, whose process publishes at an endpoint ("": nowhere).
-    build: Callable[[ClusterConfig, str, str], ClusterNode]
+    #: Creates the node with a name, whose process publishes at an endpoint ("": nowhere), with its
+    #: release and wire version.
+    build: Callable[[ClusterConfig, str, str, WireUse], ClusterNode]
     #: Creates the state machine that Raft replicates.
     machine: Callable[[], Machine]
     #: Its nodes publish.
@@ -102,6 +109,8 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
     """
     configure(node.name)
     raise_limit()
+    directory, release = config.data_dir / node.name, this_release()
+    wire_use = WireUse(release, wire_file.read(directory, release))
     logging.basicConfig(level=logging.WARNING, format="level=%(levelname)s event=%(message)r")
     with contextlib.ExitStack() as opened:
         transport = opened.enter_context(contextlib.closing(Transport(bind=node.endpoint)))
@@ -115,28 +124,28 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
         raft = Raft(
             node.name,
             {other.name: f"{other.host}:{other.raft_port}" for other in service.nodes(config)},
-            config.data_dir / node.name,
+            directory,
             service.machine(),
             on_event=post,
             on_fatal=halt,
             password=config.raft_password,
         )
         opened.callback(raft.stop)
-        machine = service.build(
-            config, node.name, publisher.endpoint if publisher is not None else ""
-        )
+        endpoint = publisher.endpoint if publisher is not None else ""
+        machine = service.build(config, node.name, endpoint, wire_use)
         driver = Driver(
             machine,
             transport,
             describe=lambda request: node_info(
-                config, service.role, node.name, machine.cluster, request
+                config, service.role, node.name, machine.cluster, request, wire_use
             ),
+            record_wire=lambda wire: wire_file.record(directory, wire),
             propose=raft.propose,
             publish=publisher.publish if publisher is not None else None,
         )
         raft.start()
         structlog.get_logger().info(
-            "started", endpoint=node.endpoint, pid=os.getpid(), version=version()
+            "started", endpoint=node.endpoint, pid=os.getpid(), version=release.version
         )
         print(f"{service.module} {node.name} ready at {node.endpoint}", flush=True)
         run_process(driver, transport)

@@ -1,9 +1,9 @@
 """The wire format: all messages, and their codec. A message is a MessagePack array with a tag.
 
-The tag carries the version. `decode` checks types, lengths and ranges, and raises `ProtocolError`
-if one is wrong; later code relies on these checks. Every message carries its cluster. Messages of
-a shard carry its view; a receiver in another view refuses them (docs/protocol.md, "Views").
-New fields are only added at the end.
+The tag carries the version that introduced the message. `decode` checks types, lengths and ranges,
+and raises `ProtocolError` if one is wrong; later code relies on these checks. Every message carries
+its cluster. Messages of a shard carry its view; a receiver in another view refuses them
+(docs/protocol.md, "Views"). New fields are only added at the end.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ from ziplog.wire.replicas import Ahead, Beat, Fetch, Fetched, Forward, Logged, R
 from ziplog.wire.service import (
     ChangeShard,
     ClusterInfo,
+    FinishUpgrade,
     Heartbeat,
     Hello,
     LeaseAnnounced,
@@ -77,6 +78,7 @@ from ziplog.wire.service import (
     StatusReply,
     Trim,
     TrimReply,
+    UpgradeFinished,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ __all__ = [
     "Deliver",
     "Fetch",
     "Fetched",
+    "FinishUpgrade",
     "Forward",
     "Freeze",
     "Frontier",
@@ -152,6 +155,7 @@ __all__ = [
     "TrimReply",
     "Trimmed",
     "Unsubscribe",
+    "UpgradeFinished",
     "ViewDecided",
     "Want",
     "decode",
@@ -167,7 +171,7 @@ AnyMessage = (
     | OrdersQuery | Orders | HandlerHeartbeat
     | Heartbeat | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
     | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
-    | StatusQuery | StatusReply
+    | StatusQuery | StatusReply | FinishUpgrade | UpgradeFinished
     | NodeInfoQuery | NodeInfo
 )  # fmt: skip
 

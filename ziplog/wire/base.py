@@ -6,11 +6,14 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-#: Protocol version. It is part of every tag: `VERSION * 256 + code`.
+#: The first version of the wire format. The version that introduced a message is part of its tag:
+#: `version * 256 + code`.
 VERSION: Final = 1
 #: Maximum number of stretches in an outline.
 MAX_STEPS: Final = 4096
 
+#: A version of the wire format, as far as a tag can carry it.
+Wire = Annotated[int, Meta(ge=1, le=255)]
 Request = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]

@@ -11,7 +11,7 @@ from ziplog.core.fields import Unsigned
 from ziplog.core.message import Message
 from ziplog.core.view import LeaseRun, ServerState
 from ziplog.types import Fseq, Gsn, ShardId, View
-from ziplog.wire.base import VERSION, Name, Request
+from ziplog.wire.base import VERSION, Name, Request, Wire
 
 #: Blake2b digest of the end of a log, see `shard.recovery.participant.digest_of`.
 LogDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -157,3 +157,7 @@ class HandlerHeartbeat(Message, tag=VERSION * 256 + 70, frozen=True, gc=False):
     leader: bool
     #: The version of Ziplog that it runs; "": unknown.
     version: Name = ""
+    #: The first and the last wire version that it knows, and the one that it uses.
+    first_wire: Wire = 1
+    last_wire: Wire = 1
+    wire: Wire = 1

@@ -13,10 +13,11 @@ from msgspec import Meta
 
 from ziplog.core.fields import Unsigned
 from ziplog.core.message import Message
+from ziplog.core.wire_use import WireRange
 from ziplog.wire.base import VERSION, Name, Request
 
-#: Versions of the wire format that this release can use: the first and the last.
-VERSIONS: Final = (VERSION, VERSION)
+#: The versions of the wire format that this release knows.
+VERSIONS: Final = WireRange(VERSION, VERSION)
 #: MessagePack's first byte of arrays and of unsigned 16-bit integers.
 _FIXARRAY: Final = range(0x90, 0xA0)
 _ARRAY_16: Final = 0xDC
@@ -35,7 +36,8 @@ class NodeInfo(Message, tag=2, frozen=True, gc=False):
     """Describes the node that listens here.
 
     A node replies with it to `NodeInfoQuery`, to a client's message that it cannot decode, and,
-    unless it is a membership node, to `Hello`. Cluster 0: it has no cluster yet.
+    unless it is a membership node, to `Hello`. The membership leader sends it to nodes that report
+    another wire version in use. Cluster 0: it has no cluster yet.
     """
 
     request: Request
@@ -52,6 +54,8 @@ class NodeInfo(Message, tag=2, frozen=True, gc=False):
     last_wire: Unsigned
     #: Endpoints of the membership service.
     mms: Annotated[list[Name], Meta(max_length=64)]
+    #: The wire version that its cluster uses, as far as it knows; 0: unknown.
+    wire: Unsigned = 0
 
 
 def version_of(frame: bytes) -> int | None:

@@ -19,7 +19,7 @@ from ziplog.core.view import (
     ShardState,
 )
 from ziplog.types import Durability, Gsn, ShardId, View
-from ziplog.wire.base import VERSION, Name, Request, Text
+from ziplog.wire.base import VERSION, Name, Request, Text, Wire
 
 
 class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
@@ -70,6 +70,10 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     #: The free space of its disk, and the space below which it is full; 0: unknown.
     free_bytes: Unsigned = 0
     reserve_bytes: Unsigned = 0
+    #: The first and the last wire version that it knows, and the one that it uses.
+    first_wire: Wire = 1
+    last_wire: Wire = 1
+    wire: Wire = 1
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):
@@ -140,6 +144,8 @@ class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
     #: For each placement's shard: the known frontier, below which its positions are stable; 0:
     #: unknown.
     frontiers: list[Unsigned] = []  # noqa: RUF012 - msgspec copies it
+    #: The wire version that the cluster uses.
+    wire: Wire = 1
 
 
 class NotLeader(Message, tag=VERSION * 256 + 44, frozen=True, gc=False):
@@ -225,3 +231,20 @@ class ShardChanged(Message, tag=VERSION * 256 + 53, frozen=True, gc=False):
     error: Literal[
         "", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"
     ] = ""
+
+
+class FinishUpgrade(Message, tag=VERSION * 256 + 54, frozen=True, gc=False):
+    """Requests that the cluster use wire version `wire`; answered when it does."""
+
+    request: Request
+    wire: Wire
+
+
+class UpgradeFinished(Message, tag=VERSION * 256 + 55, frozen=True, gc=False):
+    """The cluster uses the requested wire version, or a later one; or it cannot yet."""
+
+    request: Request
+    #: The version that the cluster uses.
+    wire: Wire
+    #: The nodes that do not know the requested version, or are down; "": all know it.
+    obstacle: Text = ""

@@ -37,6 +37,7 @@ from ziplog.wire.service import (
     ShardChanged,
     StatusReply,
     TrimReply,
+    UpgradeFinished,
 )
 
 URGENT: Final = (
@@ -46,6 +47,7 @@ URGENT: Final = (
     Heartbeat, Rate, LeaseAnnounced, LeaseHistory,
     InsertAck, Refused, Leaving, Located, Synced, ReadReply, Deliver, Trimmed, Frontier,
     TailReply, Outlined, ClusterInfo, NotLeader, TrimReply, ShardChanged, StatusReply,
+    UpgradeFinished,
 )  # fmt: skip
 #: First byte of a MessagePack array of more than 15 items; two bytes of length follow.
 _LONG_ARRAY: Final = b"\xdc"

@@ -33,10 +33,12 @@ from ziplog.core.node import (
     Publish,
     Received,
     ReceivePublications,
+    RecordWire,
     ReportBadMessage,
     Send,
     StorageChanged,
     Wakeup,
+    WireRecorded,
 )
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.transport import Transport
@@ -552,6 +554,30 @@ def test_a_membership_node_replies_to_hello_itself() -> None:
     world.transport.incoming.append((b"\0client", wire.encode(wire.Hello(0, 9))))
     world.run()
     assert Received(b"\0client", wire.Hello(0, 9)) in world.node.events
+
+
+def test_the_wire_version_is_recorded_before_the_node_uses_it() -> None:
+    refusals = [OSError("no space"), None]
+
+    def record(version: int) -> None:
+        if (error := refusals.pop(0)) is not None:
+            raise error
+        world.story.append(("record", version))
+
+    world = World(
+        lambda event: [RecordWire(2)] if isinstance(event, Received) else [], record_wire=record
+    )
+    world.put(1)
+    with structlog.testing.capture_logs() as logs:
+        world.driver.run_once()
+    assert [log["error"] for log in logs] == ["no space"]
+    world.driver.run_once()
+    assert WireRecorded(2) not in world.node.events
+    world.put(2)
+    world.driver.run_once()
+    world.driver.run_once()
+    assert world.story == [("record", 2), "wake"]
+    assert WireRecorded(2) in world.node.events
 
 
 def test_too_long_message_is_a_local_error_and_is_not_sent() -> None:

@@ -16,16 +16,20 @@ from ziplog.core.node import (
     Halt,
     LeaderChanged,
     Received,
+    RecordWire,
     ReportBadMessage,
     Restored,
     Wakeup,
+    WireRecorded,
 )
+from ziplog.core.wire_use import Release, WireRange, WireUse
 from ziplog.wire import (
     ClusterInfo,
     Freeze,
     Frozen,
     HandlerHeartbeat,
     Hello,
+    NodeInfo,
     NotLeader,
     OrdersQuery,
     Refused,
@@ -227,3 +231,23 @@ def test_no_message_of_an_unknown_sender_breaks_it() -> None:
         effects = handler.step(Received(b"unknown", message), world.now)
         assert [type(effect) for effect in effects] == [ReportBadMessage]
         handler.check()
+
+
+def test_it_uses_the_wire_version_that_the_service_reports_once_it_is_recorded() -> None:
+    use = WireUse(Release("0.2", WireRange(1, 2)), 1)
+    node = FailureHandler(config(), "fh-0", pid=1, now=0, wire_use=use)
+    report = NodeInfo(CLUSTER, 0, "membership", "mms-0", "c", "0.2", 1, 2, [], 2)
+
+    def heartbeat(now: int) -> HandlerHeartbeat:
+        effects = node.step(Wakeup(), now)
+        messages = [getattr(effect, "message", None) for effect in effects]
+        return next(each for each in messages if isinstance(each, HandlerHeartbeat))
+
+    assert heartbeat(0) == HandlerHeartbeat(0, "fh-0", 1, False, "0.2", 1, 2, 1)
+    assert isinstance(node.step(Received(b"client", report), 1)[0], ReportBadMessage)
+    assert node.step(Received(b"mms-0", report), 1) == [RecordWire(2)]
+    assert node.step(WireRecorded(2), 1) == []
+    assert heartbeat(2 * S).wire == 2
+    [halt] = node.step(Received(b"mms-0", msgspec.structs.replace(report, wire=3)), 2 * S)
+    assert isinstance(halt, Halt)
+    assert "uses wire version 3, but this release (Ziplog 0.2) knows 1 to 2" in halt.reason

@@ -41,7 +41,7 @@ def test_the_status_document() -> None:
     assert 0 <= age_ms <= 1000
     assert shard["replicas"][1] == {
         "name": "shard-0-1", "endpoint": "127.0.0.1:8001", "role": "backup", "pid": 99,
-        "state": "up", "full": None, "version": None,
+        "state": "up", "full": None, "version": "0.1", "wire_versions": [1, 1],
         "disk": {"free_bytes": 0, "reserve_bytes": 0, "full": False},
     }  # fmt: skip
 

@@ -11,7 +11,8 @@ from ziplog.config import ClusterConfig
 from ziplog.core.message import Message
 from ziplog.core.node import Committed, Event, LeaderChanged, Received, Wakeup
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Replica, run_of, unfold
-from ziplog.wire import Heartbeat, LeaseAnnounced, StatusQuery, StatusReply, Want
+from ziplog.core.wire_use import Release, WireUse
+from ziplog.wire import Heartbeat, LeaseAnnounced, NodeInfo, StatusQuery, StatusReply, Want
 
 
 def config(shards: int = 2, mms: int = 1, **options: Any) -> ClusterConfig:
@@ -52,6 +53,10 @@ class FakeServer:
         self.publisher = ""
         self.loses_publications = False
         self.wants: list[Want] = []
+        #: Its release, the one that it uses, and what the service reported.
+        self.release = Release("0.1")
+        self.wire = 1
+        self.reports: list[NodeInfo] = []
 
     def heartbeat(self) -> Heartbeat:
         lease = self.lease
@@ -63,7 +68,8 @@ class FakeServer:
             self.stable_gsn, 5, self.identity, self.placed,  # type: ignore[arg-type]
             has_readers=self.has_readers, holes=3, is_sealed=self.sealed,
             has_gap=self.has_gap, needs_from=self.needs_from, publisher=self.publisher,
-            full=self.full,
+            full=self.full, version=self.release.version, first_wire=self.release.wires.first,
+            last_wire=self.release.wires.last, wire=self.wire,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:
@@ -72,6 +78,8 @@ class FakeServer:
         if isinstance(message, Want):
             self.wants.append(message)
             self.frontier = max(self.frontier, message.gsn + 1)
+        elif isinstance(message, NodeInfo):
+            self.reports.append(message)
         elif isinstance(message, LeaseAnnounced):
             self.announced.append(message)
             self.trim = max(self.trim, message.trim)
@@ -119,6 +127,8 @@ class World(ServiceWorld):
         self.log: list[bytes] = []
         self.proposed: list[tuple[int, bytes]] = []
         self.sent: list[tuple[bytes, Message]] = []
+        #: The release of the service's node, and the version in its directory.
+        self.release, self.wire = Release("0.1"), 1
         self.is_cut_off = False
         self.is_checked = True
         self.may_warn = False
@@ -145,7 +155,7 @@ class World(ServiceWorld):
         """Restart the service from the state of consensus."""
         self.service = MembershipService(
             self.config, "mms-0", pid=1, cluster=CLUSTER, incarnation=len(self.log), now=self.now,
-            publisher=self.publisher,
+            publisher=self.publisher, wire_use=WireUse(self.release, self.wire),
         )  # fmt: skip
         self.proposed.clear()
         replay = ClusterState()

@@ -1,4 +1,4 @@
-"""Calls about the whole cluster: connect, trim, status document.
+"""Calls about the whole cluster: connect, trim, status document, end of an upgrade.
 
 Each call is one request that is retried until its deadline (`membership_client`).
 
@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import NEVER
 from ziplog.core.units import NS_PER_MS
-from ziplog.errors import DeadlineError, NoSuchRecordError
+from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.wire import StatusQuery, Trim
+from ziplog.wire import FinishUpgrade, StatusQuery, Trim
 
 if TYPE_CHECKING:
-    from ziplog.client.common.requests import ConnectRequest, StatusRequest, TrimRequest
-    from ziplog.errors import UnavailableError, VersionError
-    from ziplog.wire import StatusReply, TrimReply
+    from ziplog.client.common.requests import (
+        ConnectRequest,
+        FinishUpgradeRequest,
+        StatusRequest,
+        TrimRequest,
+    )
+    from ziplog.errors import VersionError
+    from ziplog.wire import StatusReply, TrimReply, UpgradeFinished
 
 #: Interval between trim requests for a position that is not stable yet.
 _TRIM_RETRY_NS: Final = 100 * NS_PER_MS
@@ -68,6 +73,28 @@ class ClusterCalls(PendingRequests[PendingCall]):
             self._finish(pending, reply.document)
 
         pending.service_request = self._membership.send_request(StatusQuery, on_reply)
+
+    def finish_upgrade(self, call: int, request: FinishUpgradeRequest) -> None:
+        """Have the cluster use a wire version, if all nodes know it."""
+        wire = request.wire
+        pending = PendingCall(call, request.deadline, what=f"the use of wire version {wire}")
+        self._add(pending)
+
+        def on_reply(reply: UpgradeFinished) -> None:
+            if reply.wire >= wire:
+                self._finish(pending, reply.wire)
+            else:
+                self._finish(pending, self._obstacle_error(wire, reply))
+
+        pending.service_request = self._membership.send_request(
+            lambda cluster, number: FinishUpgrade(cluster, number, wire), on_reply
+        )
+
+    def _obstacle_error(self, wire: int, reply: UpgradeFinished) -> UnavailableError:
+        return UnavailableError(
+            f"{self._routing} still uses wire version {reply.wire}, because not all nodes know"
+            f" version {wire}: {reply.obstacle}. Start a release there that knows it, and try again"
+        )
 
     def trim(self, call: int, request: TrimRequest) -> None:
         """Delete all records before a position, once it is stable."""

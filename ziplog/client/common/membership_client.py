@@ -22,6 +22,7 @@ from ziplog.types import cluster_id
 from ziplog.wire import (
     ChangeShard,
     ClusterInfo,
+    FinishUpgrade,
     Hello,
     LeaseHistory,
     LeaseQuery,
@@ -30,6 +31,7 @@ from ziplog.wire import (
     StatusReply,
     Trim,
     TrimReply,
+    UpgradeFinished,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ _REPLIES: Final[dict[type[Message], type[Message]]] = {
     StatusQuery: StatusReply,
     Trim: TrimReply,
     ChangeShard: ShardChanged,
+    FinishUpgrade: UpgradeFinished,
 }
 #: Maximum number of endpoints that are remembered.
 _MAX_ENDPOINTS: Final = 16

@@ -85,6 +85,12 @@ class StatusRequest(Request, frozen=True, gc=False):
     """Get the status document. Result: JSON as bytes."""
 
 
+class FinishUpgradeRequest(Request, frozen=True, gc=False):
+    """Have the cluster use a wire version. Result: the version that it uses then."""
+
+    wire: int
+
+
 class ChangeRequest(Request, frozen=True, gc=False):
     """Add, remove or finalize a shard. Result, once that is done: None."""
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from ziplog.core.node import FailCalls
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import ShardState
+from ziplog.errors import VersionError
 from ziplog.wire import ClusterInfo, Hello, LeaseQuery, Limits
+from ziplog.wire.node_info import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,6 +64,8 @@ class Routing:
         #: Empty until the first reply.
         self.cluster_name = ""
         self.limits = Limits()
+        #: The wire version that the cluster uses: the client sends no newer forms.
+        self.wire = VERSIONS.first
         #: The shards that accept new records, in order.
         self.live: tuple[int, ...] = ()
         #: The newest known lease.
@@ -166,6 +171,10 @@ class Routing:
         membership.cluster = membership.cluster or info.cluster
         membership.update_endpoints(info.mms)
         self.cluster_name = info.name
+        self.wire = info.wire
+        if not VERSIONS.has(info.wire):
+            self._context.effects.append(FailCalls(self._version_error()))
+            return
         self.limits = info.limits
         self._context.session_expiry_ns = info.limits.session_timeout_s * NS_PER_S * 2 // 3
         if info.leases:
@@ -176,6 +185,12 @@ class Routing:
         callbacks, self._on_refreshed = self._on_refreshed, []
         for callback in callbacks:
             callback()
+
+    def _version_error(self) -> VersionError:
+        return VersionError(
+            f"{self} uses wire version {self.wire}, but this client knows {VERSIONS}: install a"
+            f" release that knows {self.wire}"
+        )
 
     def on_leaving(self, leaving: Leaving) -> None:
         """Handle a server's announcement that its shard is leaving."""

@@ -125,6 +125,10 @@ class FakeLog:
     def finalize_shard(self, shard: int, *, timeout: float) -> None:
         self.calls.append(("finalize", shard, timeout))
 
+    def finish_upgrade(self, wire: int) -> int:
+        self.calls.append(("finish upgrade", wire))
+        return wire
+
     def cluster(self, **_: float) -> dict[str, Any]:
         return STATUS
 

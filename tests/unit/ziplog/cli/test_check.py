@@ -84,6 +84,18 @@ def test_each_problem_is_found(
     assert problems(document) == [problem]
 
 
+def test_an_unfinished_upgrade_is_a_warning() -> None:
+    document = healthy()
+    document["wire_in_use"] = 1
+    nodes = [*document["mms"], *document["failure_handlers"], replica(document)]
+    for node in nodes:
+        node["wire_versions"] = [1, 2]
+    assert problems(document) == [(Level.WARNING, "versions")]
+    for known in ([1, 1], None):  # a node of the former release, or one that has not reported
+        nodes[-1]["wire_versions"] = known
+        assert problems(document) == []
+
+
 def test_the_exit_code_says_whether_all_is_well(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

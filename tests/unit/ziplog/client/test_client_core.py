@@ -31,6 +31,7 @@ from ziplog.client.common.requests import (
     ChangeRequest,
     ConnectRequest,
     FetchRequest,
+    FinishUpgradeRequest,
     ReadRequest,
     StatusRequest,
     SubscribeRequest,
@@ -116,6 +117,42 @@ def test_a_client_ignores_descriptions_after_a_reply() -> None:
         glass.step(Received(name, node_info("membership", wire.VERSION + 1)))
     assert call not in glass.answers
     assert not glass.failures
+
+
+def test_a_cluster_that_uses_a_later_version_fails_all_calls() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    assert glass.core._routing.wire == 1
+    glass.call(TailRequest(glass.until(60 * S)))
+    glass.pass_time(2 * S)
+    hello = next(message for _, message in reversed(glass.sent) if type(message) is wire.Hello)
+    reply = msgspec.structs.replace(info(hello.request, [placement(0)], []), wire=2)
+    glass.step(Received(SERVICE.encode(), reply))
+    [error] = glass.failures
+    assert type(error) is VersionError
+    known = "uses wire version 2, but this client knows 1: install a release that knows 2"
+    assert known in str(error)
+
+
+def test_an_upgrade_is_finished_or_the_obstacle_is_named() -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    for wire_in_use, obstacle in ((1, "shard-0-1 is down"), (2, "")):
+        call = glass.call(FinishUpgradeRequest(glass.until(S), 2))
+        request = next(m for _, m in reversed(glass.sent) if type(m) is wire.FinishUpgrade)
+        assert request.wire == 2
+        reply = wire.UpgradeFinished(CLUSTER, request.request, wire_in_use, obstacle)
+        glass.step(Received(SERVICE.encode(), reply))
+        if obstacle:
+            error = glass.answers[call]
+            assert type(error) is UnavailableError
+            assert "still uses wire version 1, because not all nodes know version 2:" in str(error)
+            assert f"version 2: {obstacle}. Start a release there" in str(error)
+        else:
+            assert glass.answers[call] == 2
+    call = glass.call(FinishUpgradeRequest(glass.until(S), 2))
+    glass.pass_time(S)
+    assert "did not confirm the use of wire version 2" in str(glass.answers[call])
 
 
 def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster() -> None:

@@ -23,6 +23,7 @@ from failure_handler.candidate_selection import (
     longest,
 )
 from failure_handler.members import HEARD_NS
+from failure_handler.obstacles import MISSING_NS, obstacle
 from failure_handler.state import Attempt, Begin, Confirm, Decide, Decision, Finish
 from ziplog.core.node import Broadcast, LogWarning, Propose, Send
 from ziplog.core.units import NS_PER_MS
@@ -91,6 +92,8 @@ class Recovery:
         #: Since when no recovery runs.
         self._idle_since: int | None = None
         self._warned: set[str] = set()
+        #: The last warning, and when its reason last held.
+        self._problem = ("", 0)
         # Of the newest attempt:
         self._recovery = 0
         self._removed: Removed | None = None
@@ -441,6 +444,17 @@ class Recovery:
 
     # --- supervision ---
 
+    def obstacle(self, now: int) -> str:
+        """Return what the recovery waits for, and what an operator can do; "": for nothing."""
+        known, placement = self._refresh(), self._members.placements.get(self.shard)
+        if placement is None:
+            return ""
+        problem, held_at = self._problem
+        if problem and now - held_at < MISSING_NS:
+            return problem.removeprefix(f"shard {self.shard} cannot be recovered: ")
+        members = self._members.of(self.shard)
+        return obstacle(members, placement, known, self._listening_since, now)
+
     def unreachable(self, now: int) -> list[str]:
         """Return the servers that the recovery waits for and cannot reach."""
         known = self._refresh()
@@ -482,6 +496,7 @@ class Recovery:
 
     def _warn(self, text: str) -> None:
         """Log a warning for the operator, once for each attempt."""
+        self._problem = (text, self._now)
         if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(text)
             self._effects.append(LogWarning(text))

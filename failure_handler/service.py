@@ -41,6 +41,7 @@ from ziplog.wire import (
     Hello,
     NodeInfo,
     NotLeader,
+    Obstacle,
     Order,
     Orders,
     OrdersQuery,
@@ -49,6 +50,7 @@ from ziplog.wire import (
     Removed,
     Suspect,
 )
+from ziplog.wire.handler import MAX_OBSTACLES
 
 if TYPE_CHECKING:
     from failure_handler.state import AnyCommand
@@ -149,10 +151,19 @@ class FailureHandler(ServiceNode):
         release = self.wire_use.release
         heartbeat = HandlerHeartbeat(
             self.cluster, self.name, self._pid, self._is_leader,
-            release.version, *release.wires, self.wire_use.wire,
+            release.version, *release.wires, self.wire_use.wire, self._obstacles(),
         )  # fmt: skip
         self._effects.append(Broadcast(self._service_nodes, heartbeat))
         self._query_placements()
+
+    def _obstacles(self) -> list[Obstacle]:
+        """Return the shards that cannot be recovered now; none if this node does not lead."""
+        found = (
+            Obstacle(shard, text)
+            for shard, recovery in sorted(self._recoveries.items())
+            if (text := recovery.obstacle(self._now))
+        )
+        return list(islice(found, MAX_OBSTACLES))
 
     def _query_placements(self) -> None:
         self._requests += 1

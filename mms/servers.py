@@ -249,6 +249,14 @@ class FailureHandlers:
         heartbeat, last_at = self._last_heartbeats.get(name, (None, 0))
         return heartbeat if now - last_at < UP_NS else None
 
+    def obstacles(self, now: int) -> dict[int, str] | None:
+        """Return what the leader waits for, by shard; None: no node that is up leads."""
+        for node in self._nodes:
+            heartbeat = self.heartbeat(node.name, now)
+            if heartbeat is not None and heartbeat.leader:
+                return {one.shard: one.text for one in heartbeat.obstacles}
+        return None
+
     def status(self, now: int) -> list[dict[str, Any]]:
         """Return their part of the status document."""
         return [self._status(node, now) for node in self._nodes]

@@ -66,6 +66,7 @@ def document(
     trimmed = state.lease_at(state.trim) if state.trim else None
     first = RecordId(state.trim, trimmed.owner(state.trim) if trimmed is not None else 0)
     blocks = blockers(state, servers, now)
+    obstacles = failure_handlers.obstacles(now)
     found = {
         "cluster": state.name,
         "cluster_id": cluster_id(state.cluster),
@@ -87,6 +88,7 @@ def document(
             | {
                 "weight": lease.schedule.weights.get(shard, 0) if lease is not None else 0,
                 "blocks": blocks.get(shard, []),
+                "obstacle": _obstacle(placement, servers, obstacles, now),
             }
             for shard, placement in state.placements.items()
         ],
@@ -94,6 +96,24 @@ def document(
         "losses": [_loss(state, loss) for loss in state.losses],
     }
     return msgspec.json.encode(found)
+
+
+def _obstacle(
+    placement: Placement, servers: Servers, obstacles: dict[int, str] | None, now: int
+) -> str | None:
+    """Return why a shard cannot be recovered now, and what to do; None: it can, or need not."""
+    replicas = servers.replicas(placement.shard)
+    if all(one.state(now) == "down" for one in replicas):
+        names = " and ".join(server.name for server in replicas)
+        return f"no server of the shard is up; start {names}"
+    if obstacles is not None:
+        return obstacles.get(placement.shard)
+    if placement.state == "recovering" or any(one.state(now) == "limbo" for one in replicas):
+        return (
+            "no failure handler leads, and only its leader recovers shards; start a majority of the"
+            " failure handlers (a cluster file without them needs one)"
+        )
+    return None
 
 
 def _leader(node: NodeConfig, pid: int, release: Release) -> dict[str, Any]:

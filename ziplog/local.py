@@ -414,7 +414,9 @@ class Cluster:
                 if replica["state"] not in ("up", "full")
             ]
             if absent or shard["state"] not in _STABLE_STATES:
-                return f"shard {shard['id']} is {shard['state']}, {', '.join(absent)}".rstrip(", ")
+                why = f" ({shard['obstacle']})" if shard["obstacle"] else ""
+                states = f"shard {shard['id']} is {shard['state']}, {', '.join(absent)}"
+                return states.rstrip(", ") + why
             if foreign:
                 return foreign
         return ""

@@ -104,6 +104,8 @@ def _shard(shard: dict[str, Any]) -> Finding:
     name, state, replicas = f"shard {shard['id']}", shard["state"], shard["replicas"]
     absent = [f"{one['name']} is {one['state']}" for one in replicas if one["state"] != "up"]
     text = f"{state}, view {shard['view']}" + (f", {', '.join(absent)}" if absent else "")
+    if shard.get("obstacle"):
+        return Finding(Level.CRITICAL, name, f"{text}; not recovered: {shard['obstacle']}")
     if state == "recovering" or shard.get("refusing"):
         return Finding(Level.CRITICAL, name, f"{text}; it takes no records")
     is_well = state in _WELL and not absent

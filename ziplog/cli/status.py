@@ -91,6 +91,7 @@ def _view(document: dict[str, Any]) -> Group:
         "",
         _Shards(document["shards"]),
         *_states(document),
+        *_obstacles(document),
         *full_disks(document),
         *_blocked(document),
         *_losses(document),
@@ -107,6 +108,15 @@ def _states(document: dict[str, Any]) -> list[str]:
         if ids:
             lines.append(f"shard{_many(ids)} {', '.join(ids)} {_are(ids)} {meaning}")
     return lines
+
+
+def _obstacles(document: dict[str, Any]) -> list[str]:
+    """Return a line for each shard that cannot be recovered now: why, and what to do."""
+    return [
+        f"shard {shard['id']} is not recovered: {one_line(shard['obstacle'])}"
+        for shard in document["shards"]
+        if shard.get("obstacle")
+    ]
 
 
 def full_disks(document: dict[str, Any]) -> list[str]:

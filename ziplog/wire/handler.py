@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -11,10 +11,14 @@ from ziplog.core.fields import Unsigned
 from ziplog.core.message import Message
 from ziplog.core.view import LeaseRun, ServerState
 from ziplog.types import Fseq, Gsn, ShardId, View
-from ziplog.wire.base import VERSION, Name, Request, Wire
+from ziplog.wire.base import VERSION, Name, Request, Text, Wire
 
 #: Blake2b digest of the end of a log, see `shard.recovery.participant.digest_of`.
 LogDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+#: Maximum number of shards in one report of obstacles.
+MAX_OBSTACLES: Final = 16
 
 
 class Suspect(Message, tag=VERSION * 256 + 60, frozen=True, gc=False):
@@ -149,6 +153,13 @@ class Orders(Message, tag=VERSION * 256 + 69, frozen=True, gc=False):
     orders: list[Order]
 
 
+class Obstacle(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the recovery of a shard waits for, and what an operator can do."""
+
+    shard: ShardId
+    text: Text
+
+
 class HandlerHeartbeat(Message, tag=VERSION * 256 + 70, frozen=True, gc=False):
     """A failure handler's state, for the membership service."""
 
@@ -161,3 +172,5 @@ class HandlerHeartbeat(Message, tag=VERSION * 256 + 70, frozen=True, gc=False):
     first_wire: Wire = 1
     last_wire: Wire = 1
     wire: Wire = 1
+    #: The shards that cannot be recovered now, some of them if there are many.
+    obstacles: Annotated[list[Obstacle], Meta(max_length=MAX_OBSTACLES)] = []  # noqa: RUF012 - msgspec copies it

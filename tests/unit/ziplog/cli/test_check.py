@@ -61,6 +61,10 @@ def test_nothing_is_found_in_a_healthy_cluster() -> None:
         ),
         (lambda d: d["shards"][0].update(state="recovering"), (Level.CRITICAL, "shard 0")),
         (lambda d: d["shards"][0].update(refusing=True), (Level.CRITICAL, "shard 0")),
+        (
+            lambda d: d["shards"][0].update(state="parked", obstacle="start shard-0-0"),
+            (Level.CRITICAL, "shard 0"),
+        ),
         (lambda d: d["shards"][0].update(state="leaving"), (Level.WARNING, "shard 0")),
         (lambda d: replica(d).update(state="suspect"), (Level.WARNING, "shard 0")),
         (

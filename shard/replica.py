@@ -63,6 +63,7 @@ from ziplog.wire import (
     NodeInfo,
     Outline,
     Read,
+    Refused,
     Report,
     Resend,
     Settled,
@@ -105,7 +106,6 @@ class Replica:
         this process. `now`: monotonic nanoseconds.
         """
         self._state: Final = ReplicaState(config, store, incarnation)
-        #: The wire version in use.
         self.wire_use: Final = self._state.wire_use
         self._now = now
         resumes = start(self._state, checkpoint, now, limbo=limbo)
@@ -149,6 +149,7 @@ class Replica:
             LeaseAnnounced: self._lease_announced,
             LeaseHistory: self._lease_history,
             NodeInfo: self._membership.on_node_info,
+            Refused: self._membership.on_refused,
             Locate: self._locate,
             Sync: self._sync,
             Beat: self._beat,
@@ -577,8 +578,8 @@ class Replica:
     def part(self) -> list[Entry]:
         """Return the last entries for the store: a watermark record, if it is not stored."""
         self._marks.write()
-        out = self._state.pop_effects()
-        return [effect.entry for effect in out if isinstance(effect, Persist)]
+        effects = self._state.pop_effects()
+        return [effect.entry for effect in effects if isinstance(effect, Persist)]
 
     def checkpoint(self) -> bytes:
         """Return the checkpoint of a clean stop. No event may follow it."""

@@ -13,12 +13,13 @@ from shard.membership.publications import Publications
 from shard.state.epoch_clock import LeaseConflictError
 from ziplog.core.node import Halt, LogWarning, ReportBadMessage
 from ziplog.core.view import fingerprint
+from ziplog.types import cluster_id
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from ziplog.core.message import Message
     from ziplog.core.view import Placement
-    from ziplog.wire import LeaseAnnounced, NodeInfo
+    from ziplog.wire import LeaseAnnounced, NodeInfo, Refused
 
 
 class LeaseUpdate(NamedTuple):
@@ -46,6 +47,7 @@ class LeaseUpdates:
         #: The shard is being recovered, by the last announcement.
         self.is_recovering = False
         self.publications: Final = Publications(state)
+        self._has_warned_of_cluster = False
         #: Time at which the shard has no more positions, in ns; None: it has some.
         self._positions_end_at: int | None = None
 
@@ -65,14 +67,32 @@ class LeaseUpdates:
         if self.is_from_service(route, message) and message.wire:
             self._state.effects += self._state.wire_use.on_report(message.wire)
 
+    def on_refused(self, route: bytes, message: Refused) -> None:
+        """Warn once if a membership node belongs to another cluster than the data directory."""
+        state = self._state
+        if not self.is_from_service(route, message) or message.code != "wrong-cluster":
+            return
+        if not self._has_warned_of_cluster:
+            self._has_warned_of_cluster = True
+            state.effects.append(LogWarning(self._foreign(route, message)))
+
+    def _foreign(self, route: bytes, message: Message) -> str:
+        """Return what is wrong if the service belongs to another cluster, and what to do."""
+        state = self._state
+        return (
+            f"{state.config.name} has the data of cluster {cluster_id(state.cluster)}, but"
+            f" {route.decode()} belongs to cluster {cluster_id(message.cluster)}. Stop the server,"
+            " and restore the data directory of that cluster; or move this directory away, and the"
+            " server copies the log from the other replicas of its shard"
+        )
+
     def on_lease_announced(
         self, route: bytes, message: LeaseAnnounced, now: int
     ) -> LeaseUpdate | None:
         """Apply an announcement; return None if this server must halt."""
         state = self._state
         if state.cluster not in (0, message.cluster):
-            reason = f"announcement of cluster {message.cluster}, but this is {state.cluster}"
-            state.effects.append(Halt(reason))
+            state.effects.append(Halt(self._foreign(route, message)))
             return None
         state.cluster = message.cluster
         if message.is_publication and state.clock.last is None:

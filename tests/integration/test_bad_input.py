@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 import ziplog
 from tests.waiting import wait_until
-from ziplog.config import dump
+from ziplog.config import dump, load
 from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import (
     ClosedError,
@@ -26,6 +27,7 @@ from ziplog.errors import (
     UnavailableError,
 )
 from ziplog.local import Cluster
+from ziplog.runtime import wire_file
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -460,6 +462,93 @@ def test_a_data_directory_of_another_node(stopped: Cluster, tmp_path: Path) -> N
     (tmp_path / "shard-0-0").symlink_to(directory / "shard-0-1")
     line = last_line(start("shard", path, "shard-0-0"), 2)
     assert "'shard-0-1' of 'local'" in line
+
+
+MODULES = {"mms-0": "mms", "fh-0": "failure_handler", "shard-0-0": "shard"}
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def copied(stopped: Cluster, tmp_path: Path) -> Path:
+    """A copy of the stopped cluster's directory."""
+    shutil.copytree(stopped.config.data_dir, tmp_path / "copy")
+    file = tmp_path / "copy" / CLUSTER_FILE
+    file.write_text(file.read_text().replace(str(stopped.config.data_dir), "."))
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("node", MODULES)
+def test_a_directory_of_a_cluster_that_uses_a_later_version(copied: Path, node: str) -> None:
+    wire_file.record(copied / node, 2)
+    before = contents(copied / node)
+    line = last_line(start(MODULES[node], copied / CLUSTER_FILE, node), 1)
+    assert f"{copied / node}: the cluster uses wire version 2, but this release (Ziplog" in line
+    assert "install a release that knows 2" in line
+    assert contents(copied / node) == before
+
+
+def test_up_quotes_the_versions_of_a_later_cluster(copied: Path) -> None:
+    wire_file.record(copied / "shard-0-0", 2)
+    with pytest.raises(UnavailableError) as refused:
+        Cluster(copied)
+    assert re.search(
+        r"shard-0-0 ended during its start: .*uses wire version 2, but this release \(Ziplog .*"
+        r" knows 1: install a release that knows 2",
+        str(refused.value),
+    )
+
+
+def test_a_wire_version_that_is_no_number(copied: Path) -> None:
+    (copied / "shard-0-0" / "wire").write_text("two")
+    line = last_line(start("shard", copied / CLUSTER_FILE, "shard-0-0"), 2)
+    assert f"'two' in {copied / 'shard-0-0' / 'wire'}" in line
+
+
+@pytest.mark.parametrize(("name", "form"), [("journal", b"ZIPRAFT4"), ("snapshot", b"ZIPSNAP2")])
+def test_a_consensus_file_of_a_later_form(copied: Path, name: str, form: bytes) -> None:
+    path = copied / "mms-0" / name
+    path.write_bytes(form + (path.read_bytes()[8:] if path.exists() else b""))
+    before = contents(path.parent)
+    line = last_line(start("mms", copied / CLUSTER_FILE, "mms-0"), 1)
+    assert f"{path} was written by a later release of Ziplog: start that release again" in line
+    assert path.read_bytes() == before[str(path)]
+    if name == "journal":
+        assert contents(path.parent) == before
+
+
+def test_a_journal_that_was_deleted(copied: Path) -> None:
+    (copied / "mms-0" / "journal").unlink()
+    before = contents(copied / "mms-0")
+    line = last_line(start("mms", copied / CLUSTER_FILE, "mms-0"), 1)
+    assert "journal is missing or empty, but `flushed` exists" in line
+    assert contents(copied / "mms-0") == before
+
+
+def test_a_cluster_of_which_a_shards_directories_were_deleted(copied: Path) -> None:
+    for name in ("shard-0-0", "shard-0-1"):
+        shutil.rmtree(copied / name)
+    with pytest.raises(UnavailableError) as refused:
+        Cluster(copied, timeout=12.0)
+    why = "none of its servers has its data directory. Restore one, and start its server"
+    assert f"shard-0-0 is limbo, shard-0-1 is limbo ({why})" in str(refused.value)
+
+
+def test_a_storage_directory_of_another_cluster_with_the_same_names(
+    copied: Path, tmp_path: Path
+) -> None:
+    with Cluster(tmp_path / "other", shards=1):
+        other = load(tmp_path / "other" / CLUSTER_FILE).id
+    shutil.rmtree(copied / "shard-0-0")
+    (tmp_path / "other" / "shard-0-0").rename(copied / "shard-0-0")
+    with pytest.raises(UnavailableError) as refused:
+        Cluster(copied, timeout=8.0)
+    own = load(copied / CLUSTER_FILE).id
+    warning = f"shard-0-0 has the data of cluster {other}, but mms-0 belongs to cluster {own}."
+    assert warning in str(refused.value)
+    assert "move this directory away" in str(refused.value)
 
 
 def test_a_data_directory_that_cannot_be_made(stopped: Cluster, tmp_path: Path) -> None:

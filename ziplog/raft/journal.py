@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MAGIC: Final = b"ZIPRAFT3"
+#: Of the form that a later release will write. It differs from `_MAGIC` in several bits.
+_LATER_MAGIC: Final = b"ZIPRAFT4"
 #: The whole header of files of earlier releases, which have no note.
 _OLD_MAGIC: Final = b"ZIPRAFT2"
 #: After the magic number, and in the note: the file's salt, bytes on stable storage, a CRC32C.
@@ -49,6 +51,9 @@ _REMEDY: Final = (
     "do not use it; empty this directory, and the node copies everything from the other nodes"
     " (without other nodes, restore a backup copy)"
 )
+
+#: What is wrong with a file of a later form, and what to do.
+LATER: Final = "was written by a later release of Ziplog: start that release again"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -163,6 +168,8 @@ class Journal:
             self._rewrite()
         elif data.startswith(_MAGIC):
             self._resume(data, note)
+        elif data.startswith(_LATER_MAGIC):
+            raise self._error(LATER)
         else:
             what = f"is not a journal of this version, or its first {len(_MAGIC)} bytes are damaged"
             raise self._error(f"{what}: {_REMEDY}")

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from crc32c import crc32c
 
-from ziplog.raft.journal import Entry, JournalError
+from ziplog.raft.journal import LATER, Entry, JournalError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _MAGIC: Final = b"ZIPSNAP1"
+#: Of the form that a later release will write. It differs from `_MAGIC` in several bits.
+_LATER_MAGIC: Final = b"ZIPSNAP2"
 _START: Final = len(_MAGIC) + 4
 
 
@@ -69,6 +71,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
                 os.fsync(file.fileno())
         except OSError as error:
             raise JournalError(f"snapshot {path} cannot be read ({error.strerror})") from error
+        if data.startswith(_LATER_MAGIC):
+            raise JournalError(f"snapshot {path} {LATER}")
         try:
             return cls.decode(data)
         except ValueError as error:

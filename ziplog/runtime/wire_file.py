@@ -33,7 +33,7 @@ def read(directory: Path, release: Release) -> int:
     path = directory / WIRE_FILE
     try:
         text = path.read_bytes().decode("ascii", "replace").rstrip("\n")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 1
     except OSError as error:
         allowed = f"a file that this user can read ({error.strerror})"

@@ -9,7 +9,7 @@ import pytest
 from shard.replica import Replica
 from tests.world import CLUSTER, S, World, calm_world, probe
 from ziplog import wire
-from ziplog.core.node import Halt, Received, RecordWire, ReportBadMessage, WireRecorded
+from ziplog.core.node import Halt, LogWarning, Received, RecordWire, ReportBadMessage, WireRecorded
 from ziplog.core.wire_use import Release, WireRange
 
 if TYPE_CHECKING:
@@ -53,6 +53,19 @@ def test_the_version_in_use_counts_once_it_is_recorded() -> None:
 def test_only_the_membership_service_reports_the_version(src: bytes) -> None:
     world = started()
     [effect] = report(world, 2, src)
+    assert isinstance(effect, ReportBadMessage)
+
+
+def test_a_server_warns_once_of_a_membership_node_of_another_cluster() -> None:
+    world = started()
+    refusal = wire.Refused(CLUSTER + 1, 0, 0, 0, 1, "wrong-cluster")
+    node = world.nodes[SERVER]
+    [effect] = node.step(Received(SERVICE, refusal), world.now)
+    assert isinstance(effect, LogWarning)
+    ids = f"has the data of cluster {CLUSTER:032x}, but mms-0 belongs to cluster {CLUSTER + 1:032x}"
+    assert f"{SERVER} {ids}. Stop the server, and restore" in effect.text
+    assert node.step(Received(SERVICE, refusal), world.now) == []
+    [effect] = node.step(Received(b"shard-0-1", refusal), world.now)
     assert isinstance(effect, ReportBadMessage)
 
 

@@ -298,6 +298,18 @@ def test_the_address_of_a_storage_server_is_refused(cluster: Cluster) -> None:
         ziplog.connect(endpoint, timeout=SHORT_S)
 
 
+@pytest.mark.parametrize("service", ["mms", "failure_handlers"])
+def test_a_consensus_port_names_itself(cluster: Cluster, service: str) -> None:
+    node = getattr(cluster.config, service)[0]
+    endpoint = f"{node.host}:{node.raft_port}"
+    why = (
+        f"this is the consensus port of {node.name} of cluster 'local'; its membership service is"
+        f" at {cluster.endpoint}"
+    )
+    with pytest.raises(UnavailableError, match=re.escape(f"{endpoint} ({why})")):
+        ziplog.connect(endpoint, timeout=LATE_S)
+
+
 def test_one_good_address_of_several_suffices(cluster: Cluster) -> None:
     with (
         listening(nothing) as silent,

@@ -9,12 +9,13 @@ password authenticates it (docs/protocol.md, section 12).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import struct
 import time
 from _socket import inet_ntop
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pysyncobj.pickle
 import pysyncobj.poller
@@ -23,6 +24,9 @@ import pysyncobj.tcp_server
 import pysyncobj.transport
 
 from ziplog.raft import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # The import of the library replaces this function by one for Windows.
 socket.inet_ntop = inet_ntop
@@ -47,11 +51,22 @@ _WRITE: Final = pysyncobj.poller.POLL_EVENT_TYPE.WRITE
 _ERROR: Final = pysyncobj.poller.POLL_EVENT_TYPE.ERROR
 
 
+class Introduction(NamedTuple):
+    """The reply to a client of the log that connects to a consensus port."""
+
+    #: The first bytes that such a client sends.
+    greeting: bytes
+    #: Returns all bytes of the reply, which say what the port is.
+    reply: Callable[[], bytes]
+
+
 class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] # it has no types
     """A connection that accepts plain values of limited length, with limited reads per tick."""
 
     #: Maximum size of a frame at present, in bytes.
     longest = codec.MAX_FRAME
+    #: Until the peer's first message: the reply if it is a client of the log.
+    introduction: Introduction | None = None
 
     def send(self, message: Any) -> None:
         """Send a message; the rest is sent later if the socket does not accept all of it."""
@@ -69,6 +84,12 @@ class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] 
 
     def _TcpConnection__processParseMessage(self) -> Any:  # noqa: N802 - the library's name
         buffer = self._TcpConnection__readBuffer
+        if self.introduction is not None and len(buffer) >= _FRAME_LENGTH.size:
+            greeting, reply = self.introduction
+            if greeting.startswith(buffer[: len(greeting)]):
+                if len(buffer) >= len(greeting):
+                    self._reply_to_client(reply())
+                return None
         if len(buffer) >= _FRAME_LENGTH.size:
             (length,) = _FRAME_LENGTH.unpack_from(buffer)
             if not 0 < length <= self.longest:
@@ -80,6 +101,12 @@ class Connection(pysyncobj.tcp_connection.TcpConnection):  # type: ignore[misc] 
         if message is None and self.state != before:
             _log_dropped("a frame that is not a message")
         return message
+
+    def _reply_to_client(self, reply: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has disconnected
+            self._TcpConnection__socket.send(reply)
+            self._TcpConnection__socket.shutdown(socket.SHUT_WR)
+        self.disconnect()
 
 
 class Server(pysyncobj.tcp_server.TcpServer):  # type: ignore[misc] # it has no types
@@ -152,6 +179,7 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
         if len(self._unknownConnections) >= _MAX_UNIDENTIFIED:
             self._unknownConnections.pop().disconnect()
         conn.longest = _MAX_UNIDENTIFIED_FRAME
+        conn.introduction = self._syncObj.introduction
         super()._onNewIncomingConnection(conn)
 
     def _onIncomingMessageReceived(self, conn: Any, message: Any) -> None:  # noqa: N802
@@ -160,7 +188,7 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
             _log_dropped("the first message of a peer that is not a node of the group")
             conn.disconnect()
             return
-        conn.longest = Connection.longest
+        conn.longest, conn.introduction = Connection.longest, None
         if not is_handshake and (former := self._connections.get(self._nodeAddrToNode[message])):
             former.disconnect()  # the rest of its messages are from the node's former process
         super()._onIncomingMessageReceived(conn, message)

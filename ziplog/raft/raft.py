@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ziplog.core.node import Event
+    from ziplog.raft.connections import Introduction
     from ziplog.raft.state_machine import Machine
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Raft:
         on_event: receives `Restored`, `Committed`, `LeaderChanged`, `PeersChanged`; any thread.
         on_fatal: called with the reason why this node cannot continue; the process must stop.
         password: authenticates the nodes; required outside loopback.
+        introduction: the reply to clients of the log that connect to the port; None: none.
 
     Raises:
         ConfigError: an endpoint is reachable from outside and there is no password.
@@ -97,6 +99,7 @@ class Raft:
         on_event: Callable[[Event], None],
         on_fatal: Callable[[str], None],
         password: str | None = None,
+        introduction: Introduction | None = None,
     ) -> None:
         check_password(nodes.values(), password)
         self._name: Final = name
@@ -117,6 +120,7 @@ class Raft:
         try:
             _check_port_free(nodes[name])
             self._sync: Final = join(nodes, name, self._journal, consumer, password)
+            self._sync.introduction = introduction
         except BaseException:
             self._journal.close()
             raise

@@ -20,7 +20,7 @@ import pysyncobj.config
 import pysyncobj.syncobj
 
 from ziplog.raft import codec, voting_rights
-from ziplog.raft.connections import Transport
+from ziplog.raft.connections import Introduction, Transport
 from ziplog.raft.journal import Entry, Journal, JournalError
 from ziplog.raft.log_matching import compare
 from ziplog.raft.snapshot import Snapshot, store
@@ -128,6 +128,9 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         snapshot: the snapshot file's path.
 
     """
+
+    #: The reply to a client of the log that connects to this node's port.
+    introduction: Introduction | None = None
 
     def __init__(
         self,

@@ -21,14 +21,17 @@ from ziplog.config import load
 from ziplog.core.node import Node
 from ziplog.core.wire_use import WireUse
 from ziplog.errors import ConfigError, ZiplogError
+from ziplog.raft.connections import Introduction
 from ziplog.raft.raft import Raft
 from ziplog.runtime import wire_file
+from ziplog.runtime.connection import GREETING, pack_length
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
 from ziplog.runtime.node_info import node_info, this_release
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.publications import Publisher
 from ziplog.runtime.transport import Transport
+from ziplog.wire import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,6 +124,11 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
         def post(event: Event) -> None:
             driver.post(event)  # created below, before Raft starts
 
+        def introduce() -> bytes:
+            info = node_info(config, "consensus", node.name, machine.cluster, 0, wire_use)
+            frame = encode(info)
+            return GREETING + pack_length(len(frame)) + frame
+
         raft = Raft(
             node.name,
             {other.name: f"{other.host}:{other.raft_port}" for other in service.nodes(config)},
@@ -129,6 +137,7 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
             on_event=post,
             on_fatal=halt,
             password=config.raft_password,
+            introduction=Introduction(GREETING, introduce),
         )
         opened.callback(raft.stop)
         endpoint = publisher.endpoint if publisher is not None else ""

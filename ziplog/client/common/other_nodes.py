@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _NOUNS: Final = {
     "membership": "membership node", "storage": "storage server", "handler": "failure handler",
-    "coordinator": "LogDB coordinator",
+    "coordinator": "LogDB coordinator", "consensus": "the consensus port of",
 }  # fmt: skip
 
 

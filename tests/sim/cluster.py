@@ -21,6 +21,7 @@ from tests.simulator.network import Network
 from tests.simulator.process import Process
 from tests.simulator.raft import RaftGroup
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from ziplog.core.wire_use import Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +53,8 @@ class SimCluster:
         self.kernel: Final = kernel
         self.plan: Final = plan
         self.network: Final = Network(kernel)
+        #: Returns the release that a node runs from its next start on, by its name.
+        self.release_of: Callable[[str], Release] = lambda _name: Release()
         #: The cluster file. A process knows its content of the time when it was started.
         self.config = config or config_of(plan)
         self.disks: Final = {name: Disk(kernel.random) for name in plan.servers}
@@ -66,10 +69,16 @@ class SimCluster:
         self.nodes: Final[dict[str, Process]] = {}
         for node in self.config.mms:
             disk = self.service_disks[node.name]
-            self._add(node, programs.membership_node(lambda: self.config, self.mms, disk))
+            self._add(
+                node,
+                programs.membership_node(lambda: self.config, self.mms, disk, self._release_of),
+            )
         for node in self.config.failure_handlers:
             disk = self.service_disks[node.name]
-            self._add(node, programs.handler_node(lambda: self.config, self.handlers, disk))
+            self._add(
+                node,
+                programs.handler_node(lambda: self.config, self.handlers, disk, self._release_of),
+            )
         for shard in self.config.shards:
             for node in shard.replicas:
                 self._add(node, self._start_server)
@@ -94,7 +103,11 @@ class SimCluster:
         self.nodes[node.name] = Process(self.network, node.name, node.endpoint, start)
 
     def _start_server(self, process: Process) -> programs.StorageServer:
-        return programs.StorageServer(process, self.config, self.disks[process.name])
+        release = self._release_of(process.name)
+        return programs.StorageServer(process, self.config, self.disks[process.name], release)
+
+    def _release_of(self, name: str) -> Release:
+        return self.release_of(name)
 
     def _start_host(self, process: Process) -> programs.SupervisorThread:
         return programs.SupervisorThread(process, self.config, self.nodes)

@@ -6,6 +6,7 @@ They run on a simulated disk, network and consensus.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -19,9 +20,12 @@ from shard.storage.segment_store import SegmentStore
 from tests.simulator.kernel import MS
 from ziplog.client.client_node import ClientCore
 from ziplog.client.engines.engine import Engine
+from ziplog.core.wire_use import Release, WireUse
 from ziplog.deploy.restart_policy import Death, RestartPolicy
 from ziplog.deploy.restart_policy import Process as Seen
+from ziplog.runtime import wire_file
 from ziplog.runtime.driver import Driver
+from ziplog.runtime.node_info import node_info
 from ziplog.wire import Orders, OrdersQuery, decode, encode
 
 if TYPE_CHECKING:
@@ -32,7 +36,8 @@ if TYPE_CHECKING:
     from ziplog.client.common.requests import Policy, Request
     from ziplog.client.engines.engine import Core
     from ziplog.config import ClusterConfig
-    from ziplog.core.node import Event, Node
+    from ziplog.core.node import Event
+    from ziplog.wire.node_info import Role
 
     #: Creates a process's program.
     Start = Callable[[Process], Program]
@@ -61,14 +66,18 @@ def on_disk(disk: Callable[[], Disk], start: Start) -> Start:
 class StorageServer:
     """The program of `python -m shard`; the kernel schedules the flusher's work."""
 
-    def __init__(self, process: Process, config: ClusterConfig, disk: Disk) -> None:
+    def __init__(
+        self, process: Process, config: ClusterConfig, disk: Disk, release: Release
+    ) -> None:
         self._process: Final = process
         self._disk: Final = disk
         identity = replica_config(config, process.name)
+        wire = wire_file.read(disk.path(process.name), release)
         directory = DataDirectory(disk.path(process.name), config.name, process.name)
         identity = msgspec.structs.replace(
-            identity, identity=directory.identity.server, pid=process.starts
-        )
+            identity, identity=directory.identity.server, pid=process.starts,
+            release=release, wire=wire,
+        )  # fmt: skip
         is_at_memory = config.durability == "memory"
         self.store: Final = SegmentStore.open(
             directory.segments,
@@ -91,6 +100,7 @@ class StorageServer:
             store_delay_ns=config.flush_interval_ms * MS // 5,
             flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,
             receive_publications=process.transport.receive_publications,
+            record_wire=partial(wire_file.record, directory.path),
         )  # fmt: skip
         self.store.flusher.set_listener(self._driver.post)
         self._directory: Final = directory
@@ -142,7 +152,14 @@ class StorageServer:
 class ServiceNode:
     """The program of `python -m mms` and `python -m failure_handler`, on a given consensus."""
 
-    def __init__(self, process: Process, node: Node, group: Any, disk: Disk) -> None:
+    def __init__(
+        self,
+        process: Process,
+        node: MembershipService | FailureHandler,
+        group: Any,
+        disk: Disk,
+        role: Role,
+    ) -> None:
         self.node: Final = node
         self._group, self._name, self._disk = group, process.name, disk
         # Consensus may report an event immediately, before the driver exists.
@@ -154,6 +171,10 @@ class ServiceNode:
             node, process.transport,  # type: ignore[arg-type]
             propose=member.propose, clock=process.clock, on_halt=process.halt,
             publish=process.transport.publish,
+            describe=lambda request: node_info(
+                node.config, role, node.name, node.cluster, request, node.wire_use
+            ),
+            record_wire=partial(wire_file.record, disk.path(process.name)),
         )  # fmt: skip
         self._post = self._driver.post
         for event in early:
@@ -173,7 +194,18 @@ class ServiceNode:
         self._disk.kill()
 
 
-def membership_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk) -> Start:
+def _wire_use(process: Process, disk: Disk, release: Release) -> WireUse:
+    directory = disk.path(process.name)
+    directory.mkdir(exist_ok=True)
+    return WireUse(release, wire_file.read(directory, release))
+
+
+def membership_node(
+    config: Callable[[], ClusterConfig],
+    group: Any,
+    disk: Disk,
+    release_of: Callable[[str], Release],
+) -> Start:
     """Return a starter of a membership service node; it reads the cluster file at each start."""
 
     def start(process: Process) -> ServiceNode:
@@ -182,18 +214,25 @@ def membership_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk)
             config(), process.name, pid=1, cluster=1 + random.getrandbits(62),
             incarnation=random.getrandbits(63), now=process.clock(),
             publisher=process.endpoint or "",
+            wire_use=_wire_use(process, disk, release_of(process.name)),
         )  # fmt: skip
-        return ServiceNode(process, node, group, disk)
+        return ServiceNode(process, node, group, disk, "membership")
 
     return start
 
 
-def handler_node(config: Callable[[], ClusterConfig], group: Any, disk: Disk) -> Start:
+def handler_node(
+    config: Callable[[], ClusterConfig],
+    group: Any,
+    disk: Disk,
+    release_of: Callable[[str], Release],
+) -> Start:
     """Return a starter of a failure handler node; it reads the cluster file at each start."""
 
     def start(process: Process) -> ServiceNode:
-        node = FailureHandler(config(), process.name, pid=1, now=process.clock())
-        return ServiceNode(process, node, group, disk)
+        wire_use = _wire_use(process, disk, release_of(process.name))
+        node = FailureHandler(config(), process.name, pid=1, now=process.clock(), wire_use=wire_use)
+        return ServiceNode(process, node, group, disk, "handler")
 
     return start
 

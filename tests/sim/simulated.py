@@ -18,6 +18,7 @@ import shard.storage.segment_files
 import shard.storage.segment_rewrite
 import ziplog.raft.journal
 import ziplog.raft.snapshot
+import ziplog.runtime.wire_file
 import ziplog.segments.durable_files
 import ziplog.segments.segment
 from tests.simulator.disk import installed
@@ -38,6 +39,7 @@ _ON_DISK: Final = (
     ziplog.segments.segment,
     ziplog.raft.journal,
     ziplog.raft.snapshot,
+    ziplog.runtime.wire_file,
 )
 
 

@@ -207,10 +207,9 @@ class Driver:
         self._store_at = 0
         self._store_delay_ns: Final = store_delay_ns
         self._flush_before_send = flush_before_send
-        self._propose, self._clock, self._on_halt = propose, clock, on_halt
+        self._propose, self._record_wire, self._on_halt = propose, record_wire, on_halt
         self._publish, self._receive_publications = publish, receive_publications
-        self._record_wire = record_wire
-        self._decode = decode
+        self._decode, self._clock = decode, clock
         self._inbox: Final = Inbox(transport.receive)
         self._is_behind = False
         self._is_unread = False

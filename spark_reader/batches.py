@@ -14,7 +14,6 @@ from bisect import bisect_left
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pyarrow as pa
 from pyarrow import compute
 
@@ -26,7 +25,7 @@ from ziplog.segments.blocks import layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spark_reader.options import Options
+    from spark_reader.projection import Projection
     from ziplog.segments.blocks import Block, ColumnLayout
 
 MAX_ROWS: Final = 65_536
@@ -42,27 +41,6 @@ _TYPES: Final[dict[str, pa.DataType]] = {
 }
 _ALL: Final = 2**63 - 1
 _LOW_HALF: Final = pa.scalar(2**32 - 1, pa.int64())
-
-
-class Projection(msgspec.Struct, frozen=True):
-    """The columns and the row filters of a load."""
-
-    fields: tuple[schema.Field, ...]
-    #: The cluster's name.
-    topic: str
-    #: Rows with since <= timestamp < until, in microseconds.
-    since_us: int | None = None
-    until_us: int | None = None
-    #: Rows of these epochs, both included.
-    first_epoch: int | None = None
-    last_epoch: int | None = None
-
-
-def projection_of(options: Options, fields: tuple[schema.Field, ...], topic: str) -> Projection:
-    """Return the projection of a load."""
-    return Projection(
-        fields, topic, options.since_us, options.until_us, options.first_epoch, options.last_epoch
-    )
 
 
 def arrow_schema(fields: Sequence[schema.Field]) -> pa.Schema:

@@ -58,7 +58,7 @@ def session(
     """
     if cores is not None and cores < 1:
         raise ConfigError("cores", cores, "1 or more, or None")
-    require("Spark", "pyspark", "pyarrow")
+    require("Spark", "spark", "pyspark", "pyarrow")
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415  may be missing
     from pyspark.sql import SparkSession  # noqa: PLC0415
 

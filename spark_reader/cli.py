@@ -1,7 +1,7 @@
 """`ziplog export`: writes a range of the log to a file, without Spark.
 
-As everywhere in `ziplog.cli`, stdout carries only data. pyarrow is imported when the verb runs, so
-the command line starts without it.
+As everywhere in `ziplog.cli`, stdout carries only data. JSON lines need no pyarrow; the other
+formats import it when the verb runs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from spark_reader import options
+from spark_reader.export import export as write
 from spark_reader.files import COMPRESSIONS, Compression, Format
 from spark_reader.optional_dependencies import require
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, say
@@ -37,6 +38,8 @@ _NAMES: Final = {
     options.TIMEOUT: "--timeout",
 }
 _PIPE: Final = Path("-")
+#: The format of a file, by the end of its name.
+_KINDS: Final[dict[str, Format]] = {".arrow": "arrow", ".jsonl": "jsonl", ".parquet": "parquet"}
 #: The command line's word for `earliest` of `startingOffsets`.
 _BEGINNING: Final = "genesis"
 
@@ -49,9 +52,13 @@ def export(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Output file; '-': stdout.")
     ],
-    kind: Annotated[
-        Format, typer.Option("--format", help="jsonl is what `ziplog tail --json` prints.")
-    ] = "parquet",
+    given_kind: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="jsonl: as `ziplog tail --json`. [default: by the end of FILE, or parquet]",
+        ),
+    ] = None,
     start: Annotated[
         str, typer.Option("--from", metavar="genesis|RID|GSN", help="Start (inclusive).")
     ] = _BEGINNING,
@@ -93,9 +100,9 @@ def export(
     end of the log when the command starts. A TIME is ISO 8601 (UTC by default) or milliseconds
     since 1970; it filters records, and does not make the command read less.
     """
-    require("ziplog export", "pyarrow")
-    from spark_reader.export import export as write  # noqa: PLC0415  needs pyarrow
-
+    kind = given_kind or _KINDS.get(output.suffix, "parquet")
+    if kind != "jsonl":
+        require(f"ziplog export --format {kind}", "arrow", "pyarrow")
     packed = _compression(kind, compression)
     if output == _PIPE and kind != "jsonl" and sys.stdout.isatty():
         raise ConfigError("--output", "-", f"a file or a pipe, because {kind} is binary")

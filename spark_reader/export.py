@@ -1,12 +1,14 @@
 """Export: writes a range of the log to a file, in the total order, without Spark.
 
-All shards are read at once, by the code that Spark's tasks use, and their batches are merged by
-position. The range has the same rows as in Spark (docs/spark.md, section 1.2).
+All shards are read at once, by the code that Spark's tasks use, and merged by position: as Arrow
+batches, or one by one for JSON lines, which need no Arrow. The range has the same rows as in Spark
+(docs/spark.md, section 1.2).
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 from bisect import bisect_right
 from operator import attrgetter
@@ -16,10 +18,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import msgspec
 
 from spark_reader import files
-from spark_reader.batches import arrow_schema, projection_of
-from spark_reader.merge import merged
 from spark_reader.options import parse
 from spark_reader.planning import joined
+from spark_reader.projection import projection_of
 from spark_reader.schema import DEFAULT, OFFSET
 from spark_reader.sources import source_of
 from ziplog.errors import ConfigError
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
 
     from spark_reader.files import Compression, Format
     from spark_reader.planning import Piece
+    from ziplog.types import Record
 
 #: The output path that means stdout.
 STDOUT: Final = Path("-")
+#: Interval between progress reports, in records.
+_RECORDS_A_REPORT: Final = 4096
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -77,16 +81,25 @@ def export(
         pinned = session.pin()
         columns = projection_of(asked, DEFAULT, pinned.topic)
         pieces = session.pieces_of(pinned.start, pinned.stop)
-        streams = [
-            session.read(joined(of_shard), columns)
-            for _, of_shard in itertools.groupby(pieces, attrgetter("shard"))
+        of_shards = [
+            joined(of_shard) for _, of_shard in itertools.groupby(pieces, attrgetter("shard"))
         ]
         sink = pipe if output == STDOUT else stack.enter_context(files.replacing(output))
         counted = _ProgressCounter(pieces, progress)
-        files.write(
-            counted.count(merged(streams)), arrow_schema(DEFAULT), sink, kind, compression,
-            is_pipe=output == STDOUT,
-        )  # fmt: skip
+        if kind == "jsonl":
+            records = heapq.merge(
+                *(session.records(of_shard, columns) for of_shard in of_shards), key=_position
+            )
+            files.write_lines(counted.count_records(records), sink)
+        else:
+            from spark_reader.batches import arrow_schema  # noqa: PLC0415 - needs pyarrow
+            from spark_reader.merge import merged  # noqa: PLC0415 - needs pyarrow
+
+            batches = merged([session.read(of_shard, columns) for of_shard in of_shards])
+            files.write(
+                counted.count(batches), arrow_schema(DEFAULT), sink, kind, compression,
+                is_pipe=output == STDOUT,
+            )  # fmt: skip
     return Exported(counted.rows, pinned.start, pinned.stop)
 
 
@@ -104,6 +117,20 @@ class _ProgressCounter:
         for batch in batches:
             yield batch
             self.rows += batch.num_rows
-            reached = batch.column(OFFSET)[-1].as_py() + 1
-            self._progress(self._sums[bisect_right(self._stops, reached)], self._sums[-1])
+            self._report(batch.column(OFFSET)[-1].as_py() + 1)
         self._progress(self._sums[-1], self._sums[-1])
+
+    def count_records(self, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            yield record
+            self.rows += 1
+            if self.rows % _RECORDS_A_REPORT == 0:
+                self._report(record.rid.gsn + 1)
+        self._progress(self._sums[-1], self._sums[-1])
+
+    def _report(self, reached: int) -> None:
+        self._progress(self._sums[bisect_right(self._stops, reached)], self._sums[-1])
+
+
+def _position(record: Record) -> int:
+    return record.rid.gsn

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, BinaryIO, Final, Literal, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
-import ziplog
 from spark_reader import schema as columns
 from ziplog.cli.records import as_json
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
+
+    import ziplog
 
 Format = Literal["parquet", "arrow", "jsonl"]
 Compression = Literal["none", "snappy", "gzip", "brotli", "lz4", "zstd"]
@@ -69,14 +70,13 @@ def write(
     *,
     is_pipe: bool = False,
 ) -> None:
-    """Write all batches to a file; there may be none.
+    """Write all batches to a binary file; there may be none.
 
     Args:
-        batches: in the order of their offsets; JSON lines need at least key, value, partition,
-            offset, timestamp, epoch.
+        batches: in the order of their offsets.
         schema: of all batches.
         sink: the open file; it stays open.
-        kind: the format.
+        kind: the format, not JSON lines.
         compression: one of the format's `COMPRESSIONS`.
         is_pipe: the reader cannot seek, so Arrow batches use the stream format.
 
@@ -88,8 +88,12 @@ def write(
         case "arrow":
             _write_arrow(batches, schema, sink, compression, is_pipe=is_pipe)
         case "jsonl":
-            for batch in batches:
-                sink.writelines(_lines(batch))
+            raise AssertionError("JSON lines are written from records")
+
+
+def write_lines(records: Iterable[ziplog.Record], sink: BinaryIO) -> None:
+    """Write records as JSON lines."""
+    sink.writelines(map(as_json, records))
 
 
 def _write_parquet(
@@ -147,12 +151,3 @@ def _groups(
             rows += batch.num_rows
     if group:
         yield group
-
-
-def _lines(batch: pa.RecordBatch) -> Iterator[bytes]:
-    times = batch.column(columns.TIMESTAMP).cast("int64")
-    parts = (columns.OFFSET, columns.PARTITION, columns.VALUE, columns.KEY, columns.EPOCH)
-    rows = zip(*(batch.column(name).to_pylist() for name in parts), times.to_pylist(), strict=True)
-    for gsn, shard, value, key, epoch, timestamp_us in rows:
-        rid = ziplog.RecordId(gsn, shard)
-        yield as_json(ziplog.Record(rid, cast("bytes", value), key, timestamp_us, epoch))

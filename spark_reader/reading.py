@@ -9,29 +9,33 @@ fails meanwhile (docs/spark.md, section 1.2).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
-from spark_reader.batches import Batches
 from spark_reader.deduplication import Deduplicator
 from spark_reader.options import FIRST_EPOCH, LAST_EPOCH
+from spark_reader.records import records_of
 from ziplog.errors import ConfigError, TrimmedError
 from ziplog.segments.blocks import BLOCK_BYTES, Block, block_of_units
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Self
 
     import pyarrow as pa
 
-    from spark_reader.batches import Projection
     from spark_reader.options import Options
     from spark_reader.planning import Piece
+    from spark_reader.projection import Projection
     from ziplog.core.entries import Unit
     from ziplog.core.writer_table import WriterTable
     from ziplog.segments.buffer_pool import BufferPool
+    from ziplog.types import Record
+
+_Rows = TypeVar("_Rows")
 
 
 class Pinned(msgspec.Struct, frozen=True):
@@ -260,13 +264,24 @@ class Session(ABC):
             task_index: the number of the task; tasks spread over all replicas.
 
         """
+        from spark_reader.batches import Batches  # noqa: PLC0415 - needs pyarrow
+
         for piece in pieces:
-            yield from self._read(piece, projection, task_index)
+            yield from self._read(piece, Batches(piece.shard, projection).from_block, task_index)
+
+    def records(self, pieces: Iterable[Piece], projection: Projection) -> Iterator[Record]:
+        """Yield the same rows one by one, without Arrow; arguments are those of `read`."""
+        for piece in pieces:
+            convert = partial(records_of, shard=piece.shard, projection=projection)
+            yield from self._read(piece, convert, 0)
 
     def _read(
-        self, piece: Piece, projection: Projection, task_index: int
-    ) -> Iterator[pa.RecordBatch]:
-        batches, at = Batches(piece.shard, projection), piece.start
+        self,
+        piece: Piece,
+        convert: Callable[[Block, int, int, Sequence[tuple[int, int]]], Iterator[_Rows]],
+        task_index: int,
+    ) -> Iterator[_Rows]:
+        at = piece.start
         with self.replicas(piece.shard, piece.start, piece.stop, task_index) as replicas:
             repeats = Deduplicator(replicas.table, replicas.blocks)
             for block in replicas.blocks(piece.start, piece.stop):
@@ -276,7 +291,7 @@ class Session(ABC):
                     # The writer table before the block is lost: the read continues with this block.
                     at, old = self.after_trim(at, error.first.gsn), repeats.reset_at(block)
                 # Blocks of different servers may overlap.
-                yield from batches.from_block(block, at, piece.stop, old)
+                yield from convert(block, at, piece.stop, old)
                 at = max(at, block.stop)
 
     def _bounds(self, known: Callable[[], HasEpochs], trim: int) -> tuple[int | None, int | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_reader.batches import Projection, projection_of
 from spark_reader.file_source import FileSource
 from spark_reader.log_source import LogSource
+from spark_reader.projection import Projection, projection_of
 from spark_reader.reading import Pinned, Session, Source
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 import ziplog
 from spark_reader import log_source
-from spark_reader.batches import Projection
 from spark_reader.options import SERVERS, TIMEOUT, parse
+from spark_reader.projection import Projection
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
 from spark_reader.sources import source_of

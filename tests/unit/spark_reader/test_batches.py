@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_reader.batches import MAX_KEY_BYTES, MAX_ROWS, Batches, Projection, arrow_schema
+from spark_reader.batches import MAX_KEY_BYTES, MAX_ROWS, Batches, arrow_schema
+from spark_reader.projection import Projection
+from spark_reader.records import records_of
 from spark_reader.schema import DEFAULT, projection
 from tests.unit.spark_reader.blocks import Draft, drafts, placed
 from tests.unit.ziplog.segments.blocks import Row, rows_of_units
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.errors import ConfigError
 from ziplog.segments.blocks import Block, block_of_units
+
+if TYPE_CHECKING:
+    from ziplog.types import Record
 
 SHARD = 3
 
@@ -28,7 +33,19 @@ def read(
     for batch in batches:
         batch.validate(full=True)
         assert batch.schema.equals(arrow_schema(what.fields))
-    return [row for batch in batches for row in batch.to_pylist()]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    if what.fields == DEFAULT:
+        records = list(records_of(block, start, stop, repeats, SHARD, what))
+        assert [as_row(record, what.topic) for record in records] == with_microseconds(rows)
+    return rows
+
+
+def as_row(record: Record, topic: str) -> dict[str, Any]:
+    return {
+        "key": record.key, "value": record.payload, "topic": topic,
+        "partition": record.rid.shard, "offset": record.rid.gsn,
+        "timestamp": record.timestamp_us, "timestampType": 0, "epoch": record.epoch,
+    }  # fmt: skip
 
 
 def as_asked(row: Row) -> dict[str, Any]:

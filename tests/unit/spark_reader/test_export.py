@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,13 +21,14 @@ from spark_reader.reading import Pinned
 from spark_reader.schema import DEFAULT
 from tests.unit.ziplog.cli.fakes import run
 from ziplog.errors import UnavailableError
+from ziplog.types import Record, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from spark_reader.batches import Projection
     from spark_reader.options import Options
+    from spark_reader.projection import Projection
 
 SCHEMA = arrow_schema(DEFAULT)
 #: The end of the positions, which three shards own in turn.
@@ -63,6 +67,12 @@ class FakeSession:
                 yield pa.RecordBatch.from_pylist(
                     [row(gsn) for gsn in range(start, stop) if gsn % 3 == piece.shard], SCHEMA
                 )
+
+    def records(self, pieces: Iterable[Piece], what: Projection) -> Iterator[Record]:
+        for batch in self.read(pieces, what):
+            for found in batch.to_pylist():
+                rid = RecordId(found["offset"], found["partition"])
+                yield Record(rid, found["value"], None, found["offset"] * 1_000_000, 7)
 
 
 def row(gsn: int) -> dict[str, Any]:
@@ -206,8 +216,24 @@ def test_progress_never_decreases_and_ends_at_the_total(tmp_path: Path) -> None:
 
 def test_missing_pyarrow_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional_dependencies, "find_spec", lambda _: None)
-    done = run("export", "-o", "x", "--format", "jsonl")
+    done = run("export", "-o", "x.arrow")
     assert done.exit_code == 1
     assert done.stderr == (
-        "ziplog: error: ziplog export needs pyarrow, not installed: pip install 'ziplog[spark]'\n"
+        "ziplog: error: ziplog export --format arrow needs pyarrow, not installed:"
+        " pip install 'ziplog[arrow]'\n"
     )
+
+
+def test_json_lines_need_no_pyarrow(
+    tmp_path: Path, asked: list[Options], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optional_dependencies, "find_spec", lambda _: None)
+    assert run("export", "-o", str(tmp_path / "x.jsonl"), "--from", "59").exit_code == 0
+    lines = (tmp_path / "x.jsonl").read_text().splitlines()
+    assert [json.loads(line)["rid"] for line in lines] == ["59@2", "60@0"]
+    assert asked[0].start == 59
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "import spark_reader.export, spark_reader.cli, spark_reader.sources"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

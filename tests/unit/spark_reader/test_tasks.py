@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from spark_reader.batches import Projection
+    from spark_reader.projection import Projection
     from ziplog.segments.buffer_pool import BufferPool
 
 OPTIONS = parse({SERVERS: "127.0.0.1:1"})

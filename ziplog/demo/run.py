@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ziplog.config import ClusterConfig
+    from ziplog.demo.flights import Flight
 
     #: Called with "convert", "insert" or "deliver", and the number of records done.
     OnProgress = Callable[[str, int], None]
@@ -75,20 +76,23 @@ class Summary(msgspec.Struct, frozen=True):
         return self.inserted == self.delivered and self.same_contents and not self.fault
 
 
-def run(directory: Path, events: int, clients: int, on_progress: OnProgress) -> Summary:
+def run(
+    directory: Path, found: list[Flight], events: int, clients: int, on_progress: OnProgress
+) -> Summary:
     """Run the demo in an empty directory.
 
     Args:
         directory: for the files of the cluster and of the events.
-        events: the number of events, from 1 to `flights.ALL_EVENTS`.
+        found: flights that make at least that many events.
+        events: the number of events, from 1.
         clients: the number of inserter processes, from 1.
         on_progress: called with the progress of each stage.
 
     Raises:
-        UnavailableError: the flights are not installed, or a process failed; says why.
+        UnavailableError: a process failed; says why.
 
     """
-    shares, last = _write_events(directory, events, clients, on_progress)
+    shares, last = _write_events(directory, found, events, clients, on_progress)
     with Cluster(directory / "cluster", name="demo") as cluster, _Workers(directory) as workers:
         address = ("--bootstrap", cluster.endpoint)
         began = time.monotonic()
@@ -108,7 +112,7 @@ def run(directory: Path, events: int, clients: int, on_progress: OnProgress) -> 
 
 
 def _write_events(
-    directory: Path, count: int, clients: int, on_progress: OnProgress
+    directory: Path, found: list[Flight], count: int, clients: int, on_progress: OnProgress
 ) -> tuple[list[Path], Path]:
     """Write the events into one file for each client, and the last ones into another."""
     shares = [directory / f"events-{index}.jsonl" for index in range(clients)]
@@ -118,7 +122,7 @@ def _write_events(
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(path.open("wb")) for path in shares]
         last_file = stack.enter_context(last.open("wb"))
-        for index, event in enumerate(flights.events(flights.read(), count)):
+        for index, event in enumerate(flights.events(found, count)):
             share = files[zlib.crc32(event.aircraft.encode()) % clients]
             (share if index < singly_from else last_file).write(encode(event) + b"\n")
             if index % 8192 == 0:

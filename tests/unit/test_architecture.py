@@ -23,7 +23,9 @@ MAX_DOCSTRING_LINES = 15
 #: Packages and modules whose work is input and output; everything else is pure.
 DOES_IO = {
     "logdb.aio",
+    "logdb.cli.bench",
     "logdb.cli.commands",
+    "logdb.cli.measuring",
     "logdb.client.async_base",
     "logdb.client.async_rows",
     "logdb.client.async_transaction",
@@ -62,6 +64,7 @@ DOES_IO = {
     "spark_reader.writer",
     "ziplog.aio",
     "ziplog.archive",
+    "ziplog.bench",
     "ziplog.cli",
     "ziplog.client.arguments",
     "ziplog.client.async_base",
@@ -91,6 +94,7 @@ DOES_IO = {
 #: use `ziplog.runtime.clock`. `monotonic`: how long the process itself waits; it stands still while
 #: the machine is suspended. `time`: what time of day it is, which an operator may set back.
 CLOCKS = {
+    "logdb/cli/measuring.py": {"monotonic_ns"},
     "logdb/client/engines.py": {"time_ns"},
     "logdb/coordinator/progress.py": {"monotonic"},
     "logdb/embedded.py": {"monotonic"},
@@ -98,6 +102,8 @@ CLOCKS = {
     "shard/archive/throttle.py": {"monotonic", "thread_time", "time"},
     "shard/storage/flusher.py": {"monotonic"},
     "spark_reader/stream.py": {"monotonic"},
+    "ziplog/bench/client.py": {"monotonic_ns"},
+    "ziplog/bench/processes.py": {"monotonic"},
     "ziplog/cli/servers.py": {"monotonic"},
     "ziplog/cli/shards.py": {"monotonic"},
     "ziplog/client/arguments.py": {"time_ns"},

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, ClassVar, Final
 
 import typer
-from typer.core import TyperGroup
 
 from ziplog.cli import (
+    bench,
     check,
     completion,
     demo,
@@ -30,28 +29,14 @@ from ziplog.cli import (
     upgrade,
 )
 from ziplog.cli.options import say
+from ziplog.cli.plugins import PluginGroup
 from ziplog.errors import ConfigError, ZiplogError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-_GROUP: Final = "ziplog.commands"
-
-
-class Verbs(TyperGroup):
+class Verbs(PluginGroup):
     """Our verbs and those of other packages; maps errors to one line and an exit code."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all verbs."""
-        return [*super().list_commands(ctx), *sorted(_foreign())]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a verb: one of ours, or else another package's."""
-        own = super().get_command(ctx, cmd_name)
-        foreign = _foreign()
-        if own is not None or cmd_name not in foreign:
-            return own
-        return typer.main.get_command(foreign[cmd_name].load())
+    entry_points: ClassVar[str] = "ziplog.commands"
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
@@ -76,10 +61,6 @@ class Verbs(TyperGroup):
         return result
 
 
-def _foreign() -> Mapping[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=_GROUP)}
-
-
 app: Final = typer.Typer(
     cls=Verbs,
     help="Ziplog, a sharded, replicated, totally ordered shared log.",
@@ -102,6 +83,7 @@ app.command("tail")(records.tail)
 app.command("trim")(records.trim)
 app.command("demo")(demo.demo)
 app.command("completion")(completion.completion)
+app.add_typer(bench.app, name="bench")
 app.add_typer(shards.app, name="shard")
 app.add_typer(upgrade.app, name="upgrade")
 app.add_typer(settings.app, name="config")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import logdb
 from logdb import defaults
-from logdb.cli import commands, transaction_script
+from logdb.cli import bench, commands, transaction_script
 from logdb.cli.transaction_script import ABSENT, CheckFailedError, execute, parse
 from ziplog.cli import app
 from ziplog.errors import ConfigError, UnavailableError
@@ -48,6 +48,19 @@ def db(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[logdb.Databas
         for key, _ in list(db.scan(b"")):
             db.delete(key)
         yield db
+
+
+def test_the_benchmark_measures_reads_and_writes_and_leaves_no_key(
+    endpoint: str, db: logdb.Database
+) -> None:
+    db.put("mine", 1)
+    arguments = ["--coordinator", endpoint, "--seconds", "0.5", "--keys", "5", "--json"]
+    done = CliRunner().invoke(bench.app, arguments)
+    assert (done.exit_code, done.stderr) == (0, "")
+    documents = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [document["operation"] for document in documents] == ["get", "put"]
+    assert all(document["count"] > 0 for document in documents)
+    assert list(db.scan()) == [("mine", 1)]
 
 
 def kv(*arguments: str, stdin: bytes = b"") -> Result:

@@ -1,0 +1,1 @@
+"""Benchmarks of a running cluster (`ziplog bench`): processes that measure, and their sum."""

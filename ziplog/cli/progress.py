@@ -1,0 +1,58 @@
+"""Progress of long work: on a terminal only, so that pipes and logs hold no control sequences."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+#: A shorter wait is not shown.
+_DELAY_S: Final = 1.0
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Show what a command waits for, once it has waited for a second; yield how to change it."""
+    console = _terminal()
+    if console is None:
+        yield lambda _: None
+        return
+    status = console.status(text)
+    timer = threading.Timer(_DELAY_S, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield status.update
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+@contextlib.contextmanager
+def bar(text: str, total: float) -> Iterator[Callable[[float], None]]:
+    """Show a bar; yield how to set what is done of the total."""
+    console = _terminal()
+    if console is None:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn  # noqa: PLC0415
+    from rich.progress import TimeRemainingColumn as Remaining  # noqa: PLC0415 - slow to import
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Remaining())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(text, total=total)
+        yield lambda done: shown.update(task, completed=done)
+
+
+def _terminal() -> Console | None:
+    """Return stderr if it is a terminal."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+
+    console = Console(stderr=True)
+    return console if console.is_terminal else None

@@ -7,37 +7,34 @@ same for asyncio, `policy` selects shards, `local` starts a cluster on this mach
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-from ziplog import errors, policy
-from ziplog import policy as _policy
-from ziplog.client.blocking import Log
-from ziplog.client.blocking_iterators import Scan, Subscription
-from ziplog.client.bulk.extents import Extent, Extents
-from ziplog.client.bulk.outline import ShardOutline
-from ziplog.client.common.requests import Blocked
-from ziplog.errors import (
-    ClosedError,
-    ClusterMismatchError,
-    ConfigError,
-    DeadlineError,
-    LocalProtocolError,
-    NoSuchRecordError,
-    OutcomeUnknownError,
-    ProtocolError,
-    RecordTooLargeError,
-    TrimmedError,
-    UnavailableError,
-    VersionError,
-    ZiplogError,
-)
-from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
-from ziplog.version import version as _version
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog import aio, local
+    from ziplog import aio, errors, local, policy
+    from ziplog.client.blocking import Log
+    from ziplog.client.blocking_iterators import Scan, Subscription
+    from ziplog.client.bulk.extents import Extent, Extents
+    from ziplog.client.bulk.outline import ShardOutline
+    from ziplog.client.common.requests import Blocked
+    from ziplog.errors import (
+        ClosedError,
+        ClusterMismatchError,
+        ConfigError,
+        DeadlineError,
+        LocalProtocolError,
+        NoSuchRecordError,
+        OutcomeUnknownError,
+        ProtocolError,
+        RecordTooLargeError,
+        TrimmedError,
+        UnavailableError,
+        VersionError,
+        ZiplogError,
+    )
+    from ziplog.policy import Policy
+    from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
 
     __version__: str
 
@@ -78,7 +75,7 @@ def connect(
     bootstrap: str | Sequence[str],
     *,
     timeout: float | None = None,
-    policy: _policy.Policy | None = None,
+    policy: Policy | None = None,
     cluster_id: str | None = None,
 ) -> Log:
     """Connect to a log.
@@ -98,13 +95,50 @@ def connect(
         VersionError: the cluster speaks another version of the wire format.
 
     """
-    return Log(bootstrap, policy or _policy.random(), timeout, cluster_id)
+    try:
+        from ziplog.client.blocking import Log  # noqa: PLC0415 - as below
+        from ziplog.policy import random  # noqa: PLC0415
+    except OSError as error:
+        from ziplog.errors import UnavailableError  # noqa: PLC0415
+
+        raise UnavailableError(
+            f"cannot load the client: {error}; if the process lacks descriptors, raise the limit"
+            " (ulimit -n)"
+        ) from error
+    return Log(bootstrap, policy or random(), timeout, cluster_id)
+
+
+#: The module of each name. It is imported when the name is first used: a server needs no client,
+#: and the command line can be interrupted from its first instruction on.
+_MODULES: Final = {
+    "Blocked": "client.common.requests",
+    "Extent": "client.bulk.extents",
+    "Extents": "client.bulk.extents",
+    "Log": "client.blocking",
+    "RID_GENESIS": "types",
+    "RID_RECENT": "types",
+    "Record": "types",
+    "RecordId": "types",
+    "Scan": "client.blocking_iterators",
+    "ShardOutline": "client.bulk.outline",
+    "Subscription": "client.blocking_iterators",
+}
+_SUBMODULES: Final = frozenset({"aio", "errors", "local", "policy", "testing"})
 
 
 def __getattr__(name: str) -> Any:
-    """Load rarely used modules on first use."""
-    if name in {"aio", "local", "testing"}:
+    """Load a name of this package on first use."""
+    if name in _SUBMODULES:
         return importlib.import_module(f"ziplog.{name}")
     if name == "__version__":
-        return _version()
-    raise AttributeError(f"module 'ziplog' has no attribute {name!r}")
+        return importlib.import_module("ziplog.version").version()
+    if name not in __all__:
+        raise AttributeError(f"module 'ziplog' has no attribute {name!r}")
+    module = importlib.import_module(f"ziplog.{_MODULES.get(name, 'errors')}")
+    found = globals()[name] = getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from logdb.cli import json_values
 from logdb.cli.transaction_script import ABSENT, CheckFailedError, Operation, execute, parse
 from logdb.defaults import COORDINATOR, VARIABLE
 from logdb.values import encode_key
-from ziplog.cli.options import Timeout, say
+from ziplog.cli.options import Timeout, say, stdin
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import one_line, shown, shown_json
 
@@ -193,7 +193,7 @@ def txn(
     For each get it prints the key, a tab, and the value; for an absent key, the key alone. --json
     prints {"key": ..., "value": ...}, without the value if the key is absent.
     """
-    with sys.stdin.buffer if file == Path("-") else file.open("rb") as source:
+    with stdin() if file == Path("-") else file.open("rb") as source:
         name = "stdin" if file == Path("-") else str(file)
         script = parse(source.read().decode(errors="surrogateescape"), name)
     for key, value in _execute(script, coordinator, timeout):

@@ -7,9 +7,12 @@ verbs through the entry-point group `ziplog.commands`, loaded on first use.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from typing import Any, ClassVar, Final
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import typer
 
@@ -32,6 +35,9 @@ from ziplog.cli.options import say
 from ziplog.cli.plugins import PluginGroup
 from ziplog.errors import ConfigError, ZiplogError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class Verbs(PluginGroup):
     """Our verbs and those of other packages; maps errors to one line and an exit code."""
@@ -39,26 +45,47 @@ class Verbs(PluginGroup):
     entry_points: ClassVar[str] = "ziplog.commands"
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb."""
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except ConfigError as error:
-            say(f"error: {error}")
-            raise SystemExit(2) from None
-        except ZiplogError as error:
-            say(f"error: {error}")
-            raise SystemExit(1) from None
-        except BrokenPipeError:
-            # The reader closed the pipe. The interpreter must not flush to it again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(0) from None
-        except OSError as error:
-            say(f"error: {error.filename or 'input or output'}: {error.strerror or error}")
-            raise SystemExit(1) from None
-        except KeyboardInterrupt:
-            raise SystemExit(130) from None
-        return result
+        """Run a verb. Ctrl-C raises KeyboardInterrupt meanwhile, so that what is open is closed."""
+        with _interrupts_raised():
+            try:
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+            except ConfigError as error:
+                say(f"error: {error}")
+                raise SystemExit(2) from None
+            except ZiplogError as error:
+                say(f"error: {error}")
+                raise SystemExit(1) from None
+            except OSError as error:
+                raise SystemExit(_on_os_error(error)) from None
+            except KeyboardInterrupt:
+                raise SystemExit(130) from None
+            return result
+
+
+@contextlib.contextmanager
+def _interrupts_raised() -> Iterator[None]:
+    """Raise KeyboardInterrupt on Ctrl-C; outside, `ziplog.__main__` ends the process."""
+    former = signal.getsignal(signal.SIGINT)
+    if not callable(former) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def _on_os_error(error: OSError) -> int:
+    """Report an error of the system, and return the exit code."""
+    if isinstance(error, BrokenPipeError) or error.filename is None:
+        # Perhaps stdout failed: the interpreter must not flush to it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 0  # The reader closed the pipe.
+    say(f"error: {error.filename or 'input or output'}: {error.strerror or error}")
+    return 1
 
 
 app: Final = typer.Typer(
@@ -91,8 +118,28 @@ app.add_typer(settings.app, name="config")
 
 def main() -> None:
     """Run the command line with the arguments of this process."""
-    if sys.stdout is None:  # Its descriptor was closed when the process started.
+    _open_closed_streams()
+    completion.enable()
+    try:
+        app()
+    except OSError as error:  # from --help and --version, which no verb prints
+        raise SystemExit(_on_os_error(error)) from None
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null where a standard stream was closed at the start, so that no socket is there.
+
+    stdin stays absent, because an empty input could be taken for a record. A closed stdout is an
+    error.
+    """
+    closed = [n for n, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)) if stream is None]
+    for descriptor in closed:
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != descriptor:
+            os.dup2(opened, descriptor)
+            os.close(opened)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    if sys.stdout is None:
         say("error: stdout is closed; redirect it to /dev/null to discard the output")
         raise SystemExit(1)
-    completion.enable()
-    app()

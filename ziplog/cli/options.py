@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
 import ziplog
 from ziplog.cli.terminal import one_line
+from ziplog.errors import ConfigError
 from ziplog.wire.node_info import VERSIONS
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
@@ -58,6 +59,19 @@ def root(
 def connect(bootstrap: str, timeout: float) -> ziplog.Log:
     """Return a client for one verb."""
     return ziplog.connect(bootstrap, timeout=timeout)
+
+
+def stdin() -> BinaryIO:
+    """Return standard input.
+
+    Raises:
+        ConfigError: its descriptor was closed when the process started.
+
+    """
+    if sys.stdin is None:
+        sentence = "stdin is closed; give a file, or redirect stdin from /dev/null"
+        raise ConfigError("stdin", None, "open", message=sentence)
+    return sys.stdin.buffer
 
 
 def say(text: str) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 import ziplog
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say, stdin
 from ziplog.cli.positions import FORMS, position
 from ziplog.cli.terminal import one_line, shown, shown_json
 from ziplog.errors import ConfigError
@@ -140,7 +140,7 @@ def trim(
 
 def is_terminal() -> bool:
     """Whether a person can answer a question."""
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _print_records(
@@ -162,9 +162,10 @@ def _opened(file: Path) -> BinaryIO:
     """Open a file, or return stdin for "-"; report that a terminal is read."""
     if file != Path("-"):
         return file.open("rb")
+    source = stdin()
     if is_terminal():
         say("reading from the terminal; end the input with Ctrl-D")
-    return sys.stdin.buffer
+    return source
 
 
 def _chomp(line: bytes) -> bytes:

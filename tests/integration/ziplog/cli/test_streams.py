@@ -1,0 +1,70 @@
+"""No traceback: closed and full standard streams, and Ctrl-C before a verb runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+#: Raises SIGINT while the command line is being loaded, at the import of a module.
+_INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["ziplog", "config", "show"]
+from ziplog.__main__ import main
+main()
+"""
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    line = f"{sys.executable} -m ziplog {command}"
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("name", ["ziplog.cli", "ziplog.wire", "ziplog.cli.status"])
+def test_ctrl_c_while_the_command_line_is_loaded_is_silent(name: str) -> None:
+    program = _INTERRUPTED.format(name=name)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("verb", ["config show", "--version", "--help", "status", "tail"])
+def test_a_closed_stdout_is_one_line(verb: str) -> None:
+    done = shell(f"{verb} >&-")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "ziplog: error: stdout is closed; redirect it to /dev/null to discard the output\n"
+    )
+    assert shell(f"{verb} >&- 2>&-").returncode == 1
+
+
+@pytest.mark.parametrize("verb", ["config show", "--version", "--help"])
+def test_a_full_stdout_is_one_line(verb: str) -> None:
+    done = shell(f"{verb} >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "ziplog: error: input or output: No space left on device\n"
+
+
+def test_a_closed_stderr_changes_nothing() -> None:
+    done = shell("config show 2>&-")
+    assert done.returncode == 0
+    assert done.stdout == shell("config show").stdout
+
+
+@pytest.mark.parametrize("verb", ["insert -", "kv txn"])
+def test_a_closed_stdin_is_no_empty_record(verb: str) -> None:
+    done = shell(f"{verb} --timeout 0.1 <&-")
+    assert done.returncode in {1, 2}
+    assert done.stderr.startswith("ziplog: error: ")
+    assert done.stderr.count("\n") == 1

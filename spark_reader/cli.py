@@ -19,7 +19,8 @@ from spark_reader import options
 from spark_reader.export import export as write
 from spark_reader.files import COMPRESSIONS, Compression, Format
 from spark_reader.optional_dependencies import require
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, say
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, connect, say
+from ziplog.cli.positions import FORMS, is_ago, is_fixed, parse, parse_stop, timestamp_us
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _PIPE: Final = Path("-")
 _KINDS: Final[dict[str, Format]] = {".arrow": "arrow", ".jsonl": "jsonl", ".parquet": "parquet"}
 #: The command line's word for `earliest` of `startingOffsets`.
 _BEGINNING: Final = "genesis"
+#: The same for `latest` of `endingOffsets`, and the word that Spark's users know.
+_END: Final = "end"
+_ENDS: Final = frozenset({_END, options.LATEST})
 
 app: Final = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -60,11 +64,9 @@ def export(
         ),
     ] = None,
     start: Annotated[
-        str, typer.Option("--from", metavar="genesis|RID|GSN", help="Start (inclusive).")
+        str, typer.Option("--from", metavar=FORMS, help="Start (inclusive).")
     ] = _BEGINNING,
-    stop: Annotated[
-        str, typer.Option("--to", metavar="latest|RID|GSN", help="End (exclusive).")
-    ] = "latest",
+    stop: Annotated[str, typer.Option("--to", metavar="POSITION", help="End (exclusive).")] = _END,
     from_epoch: Annotated[
         int | None, typer.Option("--from-epoch", metavar="N", help="Instead of --from.")
     ] = None,
@@ -96,9 +98,10 @@ def export(
 ) -> None:
     """Write a range of the log to a file: every record once, in the order of the log.
 
-    The file gets its name when it is complete. docs/spark.md lists the columns. `latest` is the
-    end of the log when the command starts. A TIME is ISO 8601 (UTC by default) or milliseconds
-    since 1970; it filters records, and does not make the command read less.
+    The file gets its name when it is complete. docs/spark.md lists the columns. Positions are
+    those of `ziplog tail`; `end` is the end of the log when the command starts. A TIME is ISO 8601
+    (UTC by default), milliseconds since 1970, or ago (10m, 2h, 1d); it filters records, and does
+    not make the command read less.
     """
     kind = given_kind or _KINDS.get(output.suffix, "parquet")
     if kind != "jsonl":
@@ -106,13 +109,14 @@ def export(
     packed = _compression(kind, compression)
     if output == _PIPE and kind != "jsonl" and sys.stdout.isatty():
         raise ConfigError("--output", "-", f"a file or a pipe, because {kind} is binary")
+    first, last = _bounds(start, stop, path, bootstrap, timeout)
     asked: dict[str, Any] = {
-        options.START: options.EARLIEST if start == _BEGINNING else start,
-        options.STOP: stop,
+        options.START: first,
+        options.STOP: last,
         options.FIRST_EPOCH: from_epoch,
         options.LAST_EPOCH: to_epoch,
-        options.SINCE: since,
-        options.UNTIL: until,
+        options.SINCE: _time(since, "--since"),
+        options.UNTIL: _time(until, "--until"),
         options.FAIL_ON_DATA_LOSS: "false" if allow_trimmed else None,
         options.PATH: path,
         options.SERVERS: bootstrap if path is None or _is_given(context, "bootstrap") else None,
@@ -123,6 +127,35 @@ def export(
         done = write(given, output, kind, packed, progress, sys.stdout.buffer)
     range_ = f"positions {done.start} to {done.stop - 1}"
     say(f"{done.rows} records of {range_ if done.start < done.stop else 'no position'}: {output}")
+
+
+def _bounds(
+    start: str, stop: str, path: Path | None, bootstrap: str, timeout: float
+) -> tuple[str, str]:
+    """Return a range's start and end as the options of a load have them.
+
+    Positions that depend on the log are found first, which needs a running cluster.
+    """
+    find, find_stop = parse(start, "--from"), None if stop in _ENDS else parse_stop(stop)
+    is_ready = is_fixed(start), find_stop is None or is_fixed(stop)
+    if path is not None and not all(is_ready):
+        name, text = ("--to", stop) if is_ready[0] else ("--from", start)
+        raise ConfigError(name, text, "a gsn or '<gsn>@<shard>' with --path")
+    if not all(is_ready):
+        with connect(bootstrap, timeout) as log:
+            start = str(find(log).gsn)
+            stop = stop if find_stop is None else str(find_stop(log).gsn)
+    return (
+        options.EARLIEST if start == _BEGINNING else start,
+        options.LATEST if stop in _ENDS else stop,
+    )
+
+
+def _time(text: str | None, name: str) -> str | None:
+    """Return a time as the options of a load have it: how long ago becomes milliseconds."""
+    if text is None or not is_ago(text):
+        return text
+    return str(timestamp_us(text, name) // 1000)
 
 
 def _compression(kind: Format, asked: Compression | None) -> Compression:

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 from spark_reader import schema as columns
-from ziplog.cli.records import as_json
+from ziplog.cli.rendering import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -104,6 +104,7 @@ CLOCKS = {
     "spark_reader/stream.py": {"monotonic"},
     "ziplog/bench/client.py": {"monotonic_ns"},
     "ziplog/bench/processes.py": {"monotonic"},
+    "ziplog/cli/positions.py": {"now"},
     "ziplog/cli/servers.py": {"monotonic"},
     "ziplog/cli/shards.py": {"monotonic"},
     "ziplog/client/arguments.py": {"time_ns"},

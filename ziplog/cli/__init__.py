@@ -29,6 +29,8 @@ from ziplog.cli import (
     settings,
     shards,
     status,
+    tail,
+    trim,
     upgrade,
 )
 from ziplog.cli.options import say
@@ -106,8 +108,8 @@ app.command("check")(check.check)
 app.command("monitor")(monitor.monitor)
 app.command("insert")(records.insert)
 app.command("read")(records.read)
-app.command("tail")(records.tail)
-app.command("trim")(records.trim)
+app.command("tail")(tail.tail)
+app.command("trim", context_settings={"ignore_unknown_options": True})(trim.trim)
 app.command("demo")(demo.demo)
 app.command("completion")(completion.completion)
 app.add_typer(bench.app, name="bench")

@@ -61,6 +61,11 @@ def connect(bootstrap: str, timeout: float) -> ziplog.Log:
     return ziplog.connect(bootstrap, timeout=timeout)
 
 
+def is_terminal() -> bool:
+    """Whether a person can answer a question, or type a record."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def stdin() -> BinaryIO:
     """Return standard input.
 

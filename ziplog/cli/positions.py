@@ -1,39 +1,117 @@
-"""Positions of the log as arguments of the command line."""
+"""Positions of the log as arguments of the command line: one grammar for all verbs."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import ziplog
+from ziplog.cli.search import first_of_last, first_since
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ziplog.client.blocking import Log
 
+    Find = Callable[[Log], ziplog.RecordId]
+
 #: The allowed forms, for help texts.
-FORMS: Final = "genesis|recent|end|GSN|RID"
+FORMS: Final = "genesis|recent|end|GSN|RID|-N|@TIME|epoch:N"
+_ALLOWED: Final = (
+    "'genesis', 'recent', 'end', a gsn, '<gsn>@<shard>', '-N' (the last N records), '@TIME'"
+    " or 'epoch:N'"
+)
 _GSN: Final = re.compile(r"\d{1,19}", re.ASCII)
+_LAST: Final = re.compile(r"-(\d{1,9})", re.ASCII)
+_EPOCH: Final = re.compile(r"epoch:(\d{1,18})", re.ASCII)
+_AGO: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(s|m|h|d|w)", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def position(text: str, log: Log) -> ziplog.RecordId:
-    """Return the position that an argument names.
+def parse(text: str, name: str = "position") -> Find:
+    """Return a function that finds the position of an argument with a client of the log.
 
     Args:
-        text: "genesis", "recent" (for readers), "end" (the last position that is stable now), a
-            gsn, or "<gsn>@<shard>".
-        log: a client of the log.
+        text: "genesis"; "recent" (for readers); "end", the last position that is stable now; a gsn;
+            "<gsn>@<shard>"; "-N", the first of the last N records; "@TIME", the first record since
+            a time (`timestamp_us`); "epoch:N", the start of an epoch.
+        name: the argument, for error messages.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it is none of these. The function raises it if there is no such epoch, and
+            TrimmedError if the epoch was trimmed.
 
     """
     if text == "end":
-        return log.check_tail()
+        return lambda log: log.check_tail()
+    if text.startswith("@"):
+        since_us = timestamp_us(text[1:], name)
+        return lambda log: first_since(log, since_us)
+    if (last := _LAST.fullmatch(text)) and (count := int(last[1])) > 0:
+        return lambda log: first_of_last(log, count)
+    if found := _EPOCH.fullmatch(text):
+        epoch = int(found[1])
+        return lambda log: ziplog.RecordId(log.extents(1).epoch_start(epoch), 0)
+    rid = _fixed(text, name)
+    return lambda _: rid
+
+
+def parse_stop(text: str, name: str = "--to") -> Find:
+    """Return the same for the position before which a reader stops.
+
+    "end" is the position after the last stable one, and "recent" is not allowed.
+    """
+    if text == "recent":
+        raise ConfigError(name, text, _ALLOWED.replace("'recent', ", ""))
+    find = parse(text, name)
+    if text != "end":
+        return find
+    return lambda log: ziplog.RecordId(find(log).gsn + 1, 0)
+
+
+def is_fixed(text: str) -> bool:
+    """Whether a position is the same for every log: "genesis", a gsn or a rid."""
+    try:
+        return _fixed(text, "").gsn >= 0
+    except ConfigError:
+        return False
+
+
+def _fixed(text: str, name: str) -> ziplog.RecordId:
     if _GSN.fullmatch(text):
         return ziplog.RecordId(int(text), 0)
     try:
         return ziplog.RecordId.parse(text)
     except ConfigError:
-        allowed = "'genesis', 'recent', 'end', a gsn, or '<gsn>@<shard>'"
-        raise ConfigError("position", text, allowed) from None
+        raise ConfigError(name, text, _ALLOWED) from None
+
+
+def is_ago(text: str) -> bool:
+    """Whether a text is how long ago a time was: "30s", "10m", "2h", "1d", "1w"."""
+    return _AGO.fullmatch(text) is not None
+
+
+def timestamp_us(text: str, name: str) -> int:
+    """Return a time in microseconds since 1970.
+
+    Args:
+        text: ISO 8601 (UTC by default), or how long ago, as `is_ago` has it.
+        name: the argument, for error messages.
+
+    Raises:
+        ConfigError: it is neither.
+
+    """
+    if ago := _AGO.fullmatch(text):
+        moment = datetime.now(UTC) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            allowed = "a time such as 2026-01-31T12:00:00Z, or how long ago: 30s, 10m, 2h, 1d, 1w"
+            raise ConfigError(name, text, allowed) from None
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return (moment - _UNIX_EPOCH) // timedelta(microseconds=1)

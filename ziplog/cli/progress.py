@@ -35,10 +35,10 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def bar(text: str, total: float) -> Iterator[Callable[[float], None]]:
-    """Show a bar; yield how to set what is done of the total."""
+def bar(text: str, total: float | None) -> Iterator[Callable[[float], None]]:
+    """Show a bar, unless the total is unknown; yield how to set what is done of it."""
     console = _terminal()
-    if console is None:
+    if console is None or total is None:
         yield lambda _: None
         return
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn  # noqa: PLC0415

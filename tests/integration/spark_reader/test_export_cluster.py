@@ -13,7 +13,7 @@ from pyarrow import ipc, parquet
 from tests.unit.spark_reader.logs import TIMEOUT_S, await_archives, small_cluster, subscribed
 from tests.waiting import wait_until
 from ziplog import policy
-from ziplog.cli.records import as_json
+from ziplog.cli.rendering import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

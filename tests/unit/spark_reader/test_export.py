@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from spark_reader.batches import arrow_schema
 from spark_reader.planning import Piece
 from spark_reader.reading import Pinned
 from spark_reader.schema import DEFAULT
-from tests.unit.ziplog.cli.fakes import run
+from tests.unit.ziplog.cli.fakes import FakeLog, run
 from ziplog.errors import UnavailableError
 from ziplog.types import Record, RecordId
 
@@ -158,8 +159,13 @@ def test_options_are_those_of_a_load(tmp_path: Path, asked: list[Options]) -> No
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--from", "x"], "--from is 'x'; it must be 'genesis', a gsn, or '<gsn>@<shard>'"),
+        (["--from", "x"], "--from is 'x'; it must be 'genesis', 'recent', 'end', a gsn"),
         (["--from", "3", "--from-epoch", "1"], "--from is 3; it must be left out if --from-epoch"),
+        (
+            ["--from", "-3", "--path", "/d"],
+            "--from is '-3'; it must be a gsn or '<gsn>@<shard>' wi",
+        ),
+        (["--to", "recent"], "--to is 'recent'; it must be 'genesis', 'end', a gsn"),
         (["--from", "3", "--to", "2"], "--to is 2; it must be --from, 3"),
         (["--since", "noon"], "--since is 'noon'; it must be milliseconds since 1970 UTC, or a ti"),
         (["--since", "5", "--until", "4"], "--until is 4; it must be --since, 5 ms, or more"),
@@ -222,6 +228,18 @@ def test_missing_pyarrow_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch
         "ziplog: error: ziplog export --format arrow needs pyarrow, not installed:"
         " pip install 'ziplog[arrow]'\n"
     )
+
+
+def test_positions_that_depend_on_the_log_are_found_first(
+    tmp_path: Path, asked: list[Options], log: FakeLog
+) -> None:
+    log.insert_many([b"x"] * 30, RecordId(0, 0))
+    done = run("export", "-o", str(tmp_path / "x"), "--from", "-10", "--to", "-2")
+    assert done.exit_code == 0, done.stderr
+    run("export", "-o", str(tmp_path / "x"), "--from", "@1w", "--to", "end", "--since", "2h")
+    assert [(each.start, each.stop) for each in asked] == [(21, 29), (31, None)]
+    assert asked[0].since_us is None
+    assert abs((asked[1].since_us or 0) / 1e6 + 7200 - time.time()) < 60
 
 
 def test_json_lines_need_no_pyarrow(

@@ -15,7 +15,7 @@ from pyarrow import ipc, parquet
 import ziplog
 from spark_reader import files
 from spark_reader.files import COMPRESSIONS
-from ziplog.cli.records import as_json
+from ziplog.cli.rendering import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import ziplog
 from tests.unit.ziplog.cli.fakes import STATUS, FakeLog, cluster_file, run, shard
-from ziplog.cli import records, servers, status
+from ziplog.cli import servers, status, trim
 from ziplog.config import parse
 from ziplog.demo.run import Summary
 from ziplog.errors import ConfigError, UnavailableError
@@ -63,6 +63,36 @@ def test_lines_are_records_in_their_order_each_batch_after_the_one_before(log: F
     assert result.stdout.splitlines() == [f"{number}@0" for number in range(1, 2501)]
     afters = [call[2].gsn for call in log.calls if call[0] == "insert"]
     assert afters == [0, 1024, 2048]
+
+
+def test_insert_reports_positions_as_json(log: FakeLog) -> None:
+    done = run("insert", "one", "--json")
+    assert json.loads(done.stdout) == {
+        "rid": "1@0", "gsn": 1, "shard": 0, "epoch": 0, "path": "fast",
+    }  # fmt: skip
+    log.insert_many([b"x"] * 200, ziplog.RID_GENESIS)
+    lines = run("insert", "--lines", "--json", stdin=b"a\nb\n").stdout.splitlines()
+    assert [json.loads(line)["rid"] for line in lines] == ["202@0", "203@0"]
+    assert {json.loads(line)["epoch"] for line in lines} == {2}
+    assert log.records[-1].payload == b"b"
+
+
+def test_insert_keeps_the_line_end_of_an_argument(log: FakeLog) -> None:
+    assert run("insert", "one\n").exit_code == 0
+    assert log.records[0].payload == b"one\n"
+
+
+def test_insert_opens_its_file_before_it_connects(log: FakeLog) -> None:
+    assert run("insert", "--file", "/nowhere/x").exit_code == 1
+    assert log.calls == []
+
+
+def test_insert_follows_any_position(log: FakeLog) -> None:
+    log.insert_many([b"x"] * 9, ziplog.RID_GENESIS)
+    for after, gsn in (("-2", 8), ("epoch:0", 1), ("@1h", 12)):
+        assert run("insert", "y", "--after", after).exit_code == 0
+        assert log.calls[-1][2].gsn == gsn
+        assert run("insert", "z", "--after", "nowhere").exit_code == 2
 
 
 def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
@@ -203,11 +233,45 @@ def test_a_trim_needs_a_position_after_the_first(log: FakeLog, text: str) -> Non
     assert [call[0] for call in log.calls] == ["connect"]
 
 
+def test_a_trim_takes_one_of_position_time_and_size(log: FakeLog) -> None:
+    log.insert_many([b"x"] * 95, ziplog.RID_GENESIS)
+    for arguments, gsn in (
+        (["-5"], 91), (["--before", "1h"], 96), (["--before", "2023-01-01"], 1),
+        (["--keep-bytes", "3000"], 68), (["--keep-bytes", "0"], 96),
+        (["--keep-bytes", "999999"], 1),
+    ):  # fmt: skip
+        result = run("trim", *arguments, "--json")
+        assert (result.exit_code, json.loads(result.stdout)) == (
+            0, {"before": f"{gsn}@0", "trimmed": True},
+        )  # fmt: skip
+        assert log.calls[-1] == ("trim", ziplog.RecordId(gsn, 0))
+    for wrong in (
+        [],
+        ["end", "--before", "1h"],
+        ["--before", "soon"],
+        ["end", "--keep-bytes", "1"],
+    ):
+        assert run("trim", *wrong).exit_code == 2
+
+
+def test_a_dry_run_counts_and_deletes_nothing(log: FakeLog) -> None:
+    log.insert_many([b"x"] * 95, ziplog.RID_GENESIS)
+    result = run("trim", "--dry-run", "-5")
+    assert result.exit_code == 0
+    assert "would delete 90 records before 91@0, about 10,000 bytes" in result.stderr
+    assert json.loads(run("trim", "--dry-run", "51", "--json").stdout) == {
+        "before": "51@0", "trimmed": False, "records": 50, "bytes": 6000,
+    }  # fmt: skip
+    log.trimmed_to = 21
+    assert json.loads(run("trim", "--dry-run", "51", "--json").stdout)["records"] == 30
+    assert "trim" not in [call[0] for call in log.calls]
+
+
 @pytest.mark.parametrize(("typed", "code"), [(b"y\n", 0), (b"n\n", 1), (b"", 1)])
 def test_a_trim_asks_on_a_terminal(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch, typed: bytes, code: int
 ) -> None:
-    monkeypatch.setattr(records, "is_terminal", lambda: True)
+    monkeypatch.setattr(trim, "is_terminal", lambda: True)
     result = run("trim", "4@1", stdin=typed)
     assert result.exit_code == code
     assert "Delete all records before 4@1 of the log at 127.0.0.1:7400, for good?" in result.stderr

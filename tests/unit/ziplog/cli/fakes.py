@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from typer.testing import CliRunner
 
 import ziplog
 from ziplog.cli import app
+from ziplog.client.bulk.extents import Extent
+from ziplog.client.bulk.outline import ShardOutline
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
-from ziplog.errors import NoSuchRecordError
+from ziplog.core.entries import Unit
+from ziplog.errors import ConfigError, NoSuchRecordError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,10 +73,28 @@ class FakeSubscription(list[ziplog.Record]):
         pass
 
 
+class FakeExtents:
+    """Epochs of 100 positions."""
+
+    def __init__(self, trim: int) -> None:
+        self.trim = trim
+        self.shards: list[Extent] = []
+
+    def epoch_at(self, gsn: int) -> int:
+        return gsn // 100
+
+    def epoch_start(self, epoch: int) -> int:
+        if epoch > 99:
+            raise ConfigError("epoch", epoch, "an epoch of the leases known here, 0 to 99")
+        return 1 + 100 * epoch
+
+
 class FakeLog:
     """A log in a list; record i has gsn i + 1 and shard 0."""
 
     def __init__(self) -> None:
+        self.trimmed_to = 0
+        self.slow = 0
         self.records: list[ziplog.Record] = []
         self.calls: list[tuple[Any, ...]] = []
 
@@ -105,13 +127,35 @@ class FakeLog:
         raise NoSuchRecordError(rid, "nothing was inserted there")
 
     def subscribe(
-        self, start: ziplog.RecordId, *, follow: bool, timeout: float | None
+        self, start: ziplog.RecordId, *, follow: bool, timeout: float | None = None
     ) -> FakeSubscription:
         self.calls.append(("subscribe", start, follow, timeout))
         return FakeSubscription(record for record in self.records if record.rid.gsn >= start.gsn)
 
     def check_tail(self) -> ziplog.RecordId:
-        return self.records[-1].rid
+        return self.records[-1].rid if self.records else ziplog.RID_GENESIS
+
+    def extents(self, start: int, stop: int | None = None) -> FakeExtents:
+        extents = FakeExtents(self.trimmed_to)
+        if stop is not None:
+            low, size = max(start, extents.trim), stop - max(start, extents.trim)
+            extents.shards = [Extent(0, low, low + size // 2), Extent(0, low + size // 2, stop)]
+        return extents
+
+    def outline(self, shard: int, start: int, stop: int) -> ShardOutline:
+        """Return steps of 10 positions, of 1,000 bytes each."""
+        steps = [(min(end + 10, stop), 1000) for end in range(start, stop, 10)]
+        return ShardOutline(shard, self.trimmed_to, steps, [])
+
+    def scan(self, shard: int, start: int, stop: int) -> contextlib.nullcontext[Any]:
+        del shard
+        gsns = [record.rid.gsn for record in self.records if start - 1 <= record.rid.gsn <= stop]
+        # The first and the last unit of a scan may exceed its range.
+        return contextlib.nullcontext([([Unit(0, [gsn], b"") for gsn in gsns], stop)])
+
+    def stats(self) -> dict[str, int]:
+        inserts = sum(call[0] == "insert" for call in self.calls)
+        return {"fast_path": inserts, "slow_path": self.slow}
 
     def trim(self, rid: ziplog.RecordId) -> None:
         self.calls.append(("trim", rid))

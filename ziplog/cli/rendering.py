@@ -1,0 +1,98 @@
+"""Records as lines: text for people, JSON for programs, and `ziplog tail --format`."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ziplog.cli.terminal import one_line, shown_json
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.types import Record
+
+#: Fields of a format.
+_FIELDS: Final[dict[str, Callable[[Record], str]]] = {
+    "r": lambda record: str(record.rid),
+    "g": lambda record: str(record.rid.gsn),
+    "s": lambda record: str(record.rid.shard),
+    "e": lambda record: str(record.epoch),
+    "T": lambda record: record.timestamp.isoformat(),
+    "k": lambda record: _escaped(record.key or b""),
+    "v": lambda record: _escaped(record.payload),
+    "%": lambda _: "%",
+}
+_FORMAT: Final = re.compile(r"%(.?)|\\([nt])|([^%\\]+|\\)", re.DOTALL)
+_ESCAPES: Final = {"n": "\n", "t": "\t"}
+
+
+def as_text(record: Record) -> bytes:
+    """Return a record as one line for people; `as_json` is the exact form."""
+    return f"{record.rid}\t{_escaped(record.payload)}\n".encode(errors="backslashreplace")
+
+
+def key_as_text(record: Record) -> bytes:
+    """Return a record's key as one line, which is empty for a record without a key."""
+    return f"{_escaped(record.key or b'')}\n".encode(errors="backslashreplace")
+
+
+def as_json(record: Record) -> bytes:
+    """Return a record as --json prints it: one line, with a line feed."""
+    return _json_line(_head(record) | _bytes_field("payload", record.payload))
+
+
+def key_as_json(record: Record) -> bytes:
+    """Return the same without the payload."""
+    return _json_line(_head(record))
+
+
+def formatted(pattern: str) -> Callable[[Record], bytes]:
+    r"""Return the renderer of a format: %r, %g, %s, %e, %T, %k, %v, %%, and \n, \t.
+
+    Raises:
+        ConfigError: there is no such field.
+
+    """
+    parts: list[str | Callable[[Record], str]] = []
+    for field, escape, text in _FORMAT.findall(pattern):
+        if not (escape or text) and field not in _FIELDS:
+            names = ", ".join(f"%{name}" for name in _FIELDS)
+            sentence = f"--format has no field '%{field}'; its fields are {names}"
+            raise ConfigError("--format", pattern, f"text with {names}", message=sentence)
+        parts.append(text or _ESCAPES.get(escape) or _FIELDS[field])
+
+    def render(record: Record) -> bytes:
+        line = "".join(part if isinstance(part, str) else part(record) for part in parts)
+        return f"{line}\n".encode(errors="backslashreplace")
+
+    return render
+
+
+def _head(record: Record) -> dict[str, Any]:
+    return {
+        "rid": str(record.rid),
+        "gsn": record.rid.gsn,
+        "shard": record.rid.shard,
+        "epoch": record.epoch,
+        "timestamp": record.timestamp.isoformat(),
+    } | _bytes_field("key", record.key)
+
+
+def _json_line(fields: dict[str, Any]) -> bytes:
+    return shown_json(msgspec.json.encode(fields).decode()).encode() + b"\n"
+
+
+def _escaped(text: bytes) -> str:
+    return one_line(text.decode(errors="backslashreplace"))
+
+
+def _bytes_field(name: str, value: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_b64": base64.b64encode(value or b"").decode()}

@@ -1,0 +1,71 @@
+"""Searches for positions: the last records, and the first record since a time.
+
+Positions have no times, and are not counts. So both searches read a few records at some positions:
+they go back from the end of the log in growing steps, and then halve the range. Records have the
+times of their clients' clocks, which need not increase along the log; among records out of order,
+any border is a correct result.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from ziplog.client.blocking import Log
+    from ziplog.types import Record
+
+#: Records that one step may read beyond those it needs.
+_SPARE: Final = 64
+#: Positions of the first step back, and the factor of each next one.
+_FIRST_STEP: Final = 1 << 24
+_GROWTH: Final = 8
+
+
+def first_of_last(log: Log, count: int) -> RecordId:
+    """Return the position of the first of the last `count` records; of the first, if fewer."""
+    low, high = _bounds(log)
+    first, missing, step = low, count, _FIRST_STEP
+    while low < high:
+        middle = max((low + high) // 2, high - step)
+        step *= _GROWTH
+        limit = 2 * missing + _SPARE
+        found = _read(log, middle, high, limit)
+        if len(found) == limit:
+            # There are more records between here and the end than needed: search after here.
+            low = found[0].rid.gsn
+        elif len(found) >= missing:
+            return found[-missing].rid
+        else:
+            high, missing = middle, missing - len(found)
+    return RecordId(first, 0)
+
+
+def first_since(log: Log, timestamp_us: int) -> RecordId:
+    """Return the position of the first record since a time; after the last one if there is none."""
+    low, high = _bounds(log)
+    step = _FIRST_STEP
+    while low < high:
+        middle = max((low + high) // 2, high - step)
+        step *= _GROWTH
+        found = _read(log, middle, high, 1)
+        if found and found[0].timestamp_us < timestamp_us:
+            low = found[0].rid.gsn + 1
+        else:
+            high = middle
+    return RecordId(low, 0)
+
+
+def _bounds(log: Log) -> tuple[int, int]:
+    """Return the first stored position, and the position after the last record."""
+    stop = log.check_tail().gsn + 1
+    return min(max(log.extents(1).trim, 1), stop), stop
+
+
+def _read(log: Log, start: int, stop: int, limit: int) -> list[Record]:
+    """Return the first records of [start, stop), at most `limit`."""
+    with log.subscribe(RecordId(start, 0), follow=False) as subscription:
+        found = itertools.takewhile(lambda record: record.rid.gsn < stop, subscription)
+        return list(itertools.islice(found, limit))

@@ -1,0 +1,133 @@
+"""`ziplog tail`: records in log order, filtered and formatted."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ziplog.cli import rendering
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
+from ziplog.cli.positions import FORMS, parse, parse_stop
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import ziplog
+
+_BEGINNING: Final = "genesis"
+
+
+def tail(
+    start: Annotated[
+        str, typer.Option("--from", metavar=FORMS, help="Start here (inclusive).")
+    ] = _BEGINNING,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="POSITION", help="Stop before this position.")
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option("--last", min=1, metavar="N", help="Only the last N records."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="Stop after N records.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only records with this key.")] = None,
+    key_prefix: Annotated[
+        str | None, typer.Option("--key-prefix", help="Only keys that begin with this.")
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="RE", help="Only payloads that match.")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--format", metavar="F", help="For example '%r %T %k %v'.")
+    ] = None,
+    *,
+    keys_only: Annotated[
+        bool, typer.Option("--keys-only", help="Print keys, without payloads.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
+    ] = False,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10.0,
+) -> None:
+    r"""Print records in log order: rid, a tab, the payload as text.
+
+    Control characters are escaped; --json is exact. A POSITION is a gsn, a rid, genesis, recent,
+    end, -N (the last N records), @TIME (ISO 8601, or ago: @10m, @2h, @1d) or epoch:N.
+
+    --format: %r rid, %g gsn, %s shard, %e epoch, %T time, %k key, %v payload, \t tab, \n new line.
+    The client filters; --last and the positions count records before the filters, --limit after.
+    """
+    if last is not None:
+        if start != _BEGINNING:
+            raise ConfigError("--last", last, "left out if --from is given")
+        start = f"-{last}"
+    render = _renderer(pattern, keys_only=keys_only, json=json)
+    accepts = _filters(key, key_prefix, grep)
+    find, find_stop = parse(start, "--from"), None if to is None else parse_stop(to)
+    with connect(bootstrap, timeout) as log:
+        first, end = find(log), None if find_stop is None else find_stop(log).gsn
+        subscription = log.subscribe(first, follow=follow, timeout=None if follow else timeout)
+        with subscription:
+            records = _until(subscription, end)
+            chosen = (record for record in records if all(accept(record) for accept in accepts))
+            _print(itertools.islice(chosen, limit), render, subscription if follow else None)
+
+
+def _renderer(
+    pattern: str | None, *, keys_only: bool, json: bool
+) -> Callable[[ziplog.Record], bytes]:
+    given = [("--format", pattern is not None), ("--keys-only", keys_only), ("--json", json)]
+    if pattern is not None:
+        for name, is_given in given[1:]:
+            if is_given:
+                raise ConfigError(name, is_given, "left out if --format is given")
+        return rendering.formatted(pattern)
+    if keys_only:
+        return rendering.key_as_json if json else rendering.key_as_text
+    return rendering.as_json if json else rendering.as_text
+
+
+def _filters(
+    key: str | None, key_prefix: str | None, grep: str | None
+) -> list[Callable[[ziplog.Record], bool]]:
+    accepts: list[Callable[[ziplog.Record], bool]] = []
+    if key is not None:
+        wanted = key.encode()
+        accepts.append(lambda record: record.key == wanted)
+    if key_prefix is not None:
+        prefix = key_prefix.encode()
+        accepts.append(lambda record: record.key is not None and record.key.startswith(prefix))
+    if grep is not None:
+        try:
+            expression = re.compile(grep.encode())
+        except re.error as error:
+            raise ConfigError("--grep", grep, f"a regular expression ({error})") from None
+        accepts.append(lambda record: expression.search(record.payload) is not None)
+    return accepts
+
+
+def _until(records: Iterable[ziplog.Record], end: int | None) -> Iterator[ziplog.Record]:
+    if end is None:
+        return iter(records)
+    return itertools.takewhile(lambda record: record.rid.gsn < end, records)
+
+
+def _print(
+    records: Iterable[ziplog.Record],
+    render: Callable[[ziplog.Record], bytes],
+    followed: ziplog.Subscription | None,
+) -> None:
+    """Print records; flush when a followed subscription has no more of them."""
+    out = sys.stdout.buffer
+    for record in records:
+        out.write(render(record))
+        if followed is not None and followed.caught_up:
+            out.flush()

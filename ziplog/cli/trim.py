@@ -1,0 +1,139 @@
+"""`ziplog trim`: deletes the front of the log, or reports what it would delete."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from ziplog.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Json,
+    Timeout,
+    connect,
+    is_terminal,
+    say,
+)
+from ziplog.cli.positions import parse
+from ziplog.cli.progress import bar, waiting
+from ziplog.errors import ConfigError
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from ziplog.cli.positions import Find
+    from ziplog.client.blocking import Log
+
+
+def trim(
+    before: Annotated[
+        str | None,
+        typer.Argument(metavar="[POSITION]", help="end|GSN|RID|-N|@TIME|epoch:N"),
+    ] = None,
+    before_time: Annotated[
+        str | None,
+        typer.Option("--before", metavar="TIME", help="ISO 8601, or ago: 10m, 2h, 1d."),
+    ] = None,
+    keep_bytes: Annotated[
+        int | None,
+        typer.Option("--keep-bytes", min=0, metavar="N", help="Keep N bytes a replica, or more."),
+    ] = None,
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report what would be deleted; delete nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Delete every record before a position, on all servers, for good; ask on a terminal.
+
+    `-N` keeps the last N records. A time is that of the clients' clocks. --dry-run reads what would
+    be deleted, to count it. Servers free the space segment by segment.
+    """
+    find = _finder(before, before_time, keep_bytes)
+    with connect(bootstrap, timeout) as log:
+        rid = find(log)
+        if rid.gsn <= 0:
+            raise ConfigError("POSITION", before, "'end', a gsn, or '<gsn>@<shard>'")
+        if dry_run:
+            _report(log, rid, json=json)
+            return
+        if not yes and is_terminal():
+            question = f"Delete all records before {rid} of the log at {bootstrap}, for good?"
+            typer.confirm(question, abort=True, err=True)
+        with waiting(f"trim before {rid}: waiting until all records before it are stable"):
+            log.trim(rid)
+    if json:
+        _print({"before": str(rid), "trimmed": True})
+    else:
+        say(f"deleted all records before {rid}")
+
+
+def _finder(before: str | None, before_time: str | None, keep_bytes: int | None) -> Find:
+    """Return a function that finds the position, given exactly one of the three."""
+    if [before, before_time, keep_bytes].count(None) != 2:
+        raise ConfigError(
+            "POSITION", before, "given, or --before, or --keep-bytes",
+            message="give one of POSITION, --before and --keep-bytes",
+        )  # fmt: skip
+    if keep_bytes is not None:
+        return lambda log: _before_last_bytes(log, keep_bytes)
+    if before_time is not None:
+        return parse(f"@{before_time}", "--before")
+    assert before is not None, "checked above"
+    return parse(before, "POSITION")
+
+
+def _before_last_bytes(log: Log, count: int) -> RecordId:
+    """Return the last position from which on each replica of all shards keeps `count` bytes."""
+    stop = log.check_tail().gsn + 1
+    known = log.extents(1, stop)
+    kept, position = 0, stop
+    for start, size in sorted(_steps(log, stop), reverse=True):
+        if kept >= count:
+            break
+        kept, position = kept + size, start
+    return RecordId(max(position if kept >= count else known.trim, known.trim, 1), 0)
+
+
+def _report(log: Log, rid: RecordId, *, json: bool) -> None:
+    """Print how many records and bytes a trim would delete."""
+    steps = [(start, size) for start, size in _steps(log, rid.gsn) if start < rid.gsn]
+    known = log.extents(1, rid.gsn)
+    records = 0
+    with bar("counting records", len(known.shards)) as advance:
+        for done, extent in enumerate(known.shards, 1):
+            with log.scan(extent.shard, extent.start, extent.stop) as scan:
+                for units, _ in scan:
+                    records += sum(
+                        sum(extent.start <= gsn < extent.stop for gsn in unit.gsns)
+                        for unit in units
+                    )
+            advance(done)
+    size = sum(size for _, size in steps)
+    if json:
+        _print({"before": str(rid), "trimmed": False, "records": records, "bytes": size})
+    else:
+        say(
+            f"would delete {records:,} records before {rid}, about {size:,} bytes on each replica;"
+            " nothing was deleted"
+        )
+
+
+def _steps(log: Log, stop: int) -> list[tuple[int, int]]:
+    """Return the start and the stored bytes of each step of all shards' entries before `stop`."""
+    found: list[tuple[int, int]] = []
+    for extent in log.extents(1, stop).shards:
+        start = extent.start
+        for end, size in log.outline(extent.shard, extent.start, extent.stop).steps:
+            found.append((start, size))
+            start = end
+    return found
+
+
+def _print(document: dict[str, Any]) -> None:
+    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")

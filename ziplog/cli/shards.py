@@ -86,17 +86,31 @@ def add(
         int | None,
         typer.Option("--shard", min=0, metavar="N", help="The shard's number in that file."),
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            min=1,
+            max=65_535,
+            help="First port for its servers. [default: above the cluster's ports]",
+        ),
+    ] = None,
+    *,
+    json: Json = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 60.0,
 ) -> None:
     """Add a shard; print its number once it takes records.
 
     On the machine where `ziplog up` runs: this command adds a new [[shard]] to the cluster file
-    there, and `ziplog up` starts its servers. If that fails half-way, the next attempt resumes it.
+    there, and `ziplog up` starts its servers. They get the next free ports. If that fails half-way,
+    the next attempt resumes it.
 
     If no `ziplog up` starts the servers: write the [[shard]] into the cluster file of its machines,
     start each server (python -m shard --config FILE --node NAME), then: --config FILE --shard N.
     """
+    if config is not None and port is not None:
+        raise ConfigError("--port", port, "left out with --config, which has the ports")
     if (config is None) != (shard is None) or (config is not None and data_dir is not None):
         raise ConfigError(
             "--config",
@@ -111,15 +125,23 @@ def add(
             added, logs = _shard_in_file(config, shard, document), "see the logs of its servers"
             _place(log, added, until, logs)
         else:
-            added = _add_on_this_machine(log, data_dir or _find(document), until)
+            added = _add_on_this_machine(log, data_dir or _find(document), port, until)
     servers = ", ".join(f"{node.name} at {node.endpoint}" for node in added.replicas)
     say(f"shard {added.id} is live: {servers}")
-    sys.stdout.write(f"{added.id}\n")
+    if json:
+        replicas = [{"name": node.name, "endpoint": node.endpoint} for node in added.replicas]
+        _print({"id": added.id, "state": "live", "replicas": replicas})
+    else:
+        sys.stdout.write(f"{added.id}\n")
 
 
 @app.command()
 def remove(
-    number: Number, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 60.0
+    number: Number,
+    *,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 60.0,
 ) -> None:
     """Remove shard N for good; return when it takes no more records.
 
@@ -128,12 +150,18 @@ def remove(
     """
     with connect(bootstrap, timeout) as log, _progress(log, number):
         log.remove_shard(number, timeout=timeout)
+    if json:
+        _print({"id": number, "state": "leaving"})
     say(f"shard {number} takes no more records; it stays readable, so keep its servers running")
 
 
 @app.command()
 def finalize(
-    number: Number, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 60.0
+    number: Number,
+    *,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 60.0,
 ) -> None:
     """Finalize shard N: remove it, if necessary, and wait until it cannot change any more.
 
@@ -142,10 +170,18 @@ def finalize(
     """
     with connect(bootstrap, timeout) as log, _progress(log, number):
         log.finalize_shard(number, timeout=timeout)
+    if json:
+        _print({"id": number, "state": "finalized"})
     say(f"shard {number} is finalized; it stays readable, so keep its servers running")
 
 
-def _add_on_this_machine(log: ziplog.Log, directory: Path, until: float) -> ShardConfig:
+def _print(document: dict[str, Any]) -> None:
+    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+
+
+def _add_on_this_machine(
+    log: ziplog.Log, directory: Path, port: int | None, until: float
+) -> ShardConfig:
     """Add a shard to the cluster that a supervisor runs in `directory`."""
     path = directory / CLUSTER_FILE
     _check_is_of(path, load(path), log.cluster())
@@ -155,7 +191,7 @@ def _add_on_this_machine(log: ziplog.Log, directory: Path, until: float) -> Shar
             " Start it, or start the servers yourself (ziplog shard add --help)"
         )
     with cluster_file.exclusive_lock(path, until - time.monotonic()):
-        added = new_shard.next_shard(path, [shard["id"] for shard in log.cluster()["shards"]])
+        added = new_shard.next_shard(path, [shard["id"] for shard in log.cluster()["shards"]], port)
         logs = f"the logs of its servers are in {directory / 'logs'}"
         _place(log, added, until, logs)
     return added

@@ -29,16 +29,18 @@ if TYPE_CHECKING:
 
 #: Range searched for free ports: below the ephemeral ports of Linux.
 _FREE_PORTS: Final = range(10_000, 32_000)
+_LAST_PORT: Final = 65_535
 _POLL_S: Final = 0.02
 _CONNECT_S: Final = 1.0
 
 
-def next_shard(path: Path, known: Collection[int]) -> ShardConfig:
+def next_shard(path: Path, known: Collection[int], port: int | None = None) -> ShardConfig:
     """Return the shard to add: one that an earlier attempt left, or a new one at the file's end.
 
     Args:
         path: the cluster file; the caller holds its `exclusive_lock`.
         known: the numbers of all shards that the membership service knows.
+        port: the first port to try for a new one; None: the one above all ports of the file.
 
     Raises:
         ConfigError: the file is not valid, or the shard cannot be added to it.
@@ -49,7 +51,7 @@ def next_shard(path: Path, known: Collection[int]) -> ShardConfig:
     left = next((shard for shard in config.shards if shard.id not in known), None)
     if left is not None:
         return left
-    added = _new_shard(config, 1 + max(known, default=-1))
+    added = _new_shard(config, 1 + max(known, default=-1), port)
     _append(path, config, added)
     return added
 
@@ -94,19 +96,8 @@ def free_ports(count: int, host: str, taken: Iterable[int] = ()) -> Iterator[int
         UnavailableError: there are too few, or this machine has no such address.
 
     """
-    taken = set(taken)
-    with contextlib.ExitStack() as probes:
-        ports: list[int] = []
-        for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
-            if len(ports) == count:
-                break
-            if port not in taken and _bind(probes, host, port):
-                ports.append(port)
-    if len(ports) < count:
-        raise UnavailableError(
-            f"cannot find {count} free ports on {host}; stop some programs that use ports"
-        )
-    return iter(ports)
+    candidates = random.sample(_FREE_PORTS, len(_FREE_PORTS))
+    return iter(_first_free(candidates, count, host, set(taken)))
 
 
 def taken_port(nodes: Iterable[NodeConfig]) -> tuple[NodeConfig, int] | None:
@@ -124,11 +115,12 @@ def taken_port(nodes: Iterable[NodeConfig]) -> tuple[NodeConfig, int] | None:
     return None
 
 
-def _new_shard(config: ClusterConfig, number: int) -> ShardConfig:
+def _new_shard(config: ClusterConfig, number: int, first: int | None) -> ShardConfig:
     """Return a shard with free ports on the host of the last shard's primary."""
     host = config.shards[-1].replicas[0].host
     taken = {port for node in config.nodes for port in (node.port, node.raft_port) if port}
-    ports = free_ports(config.f + 1, host, taken)
+    candidates = range(max(taken) + 1 if first is None else first, _LAST_PORT + 1)
+    ports = _first_free(candidates, config.f + 1, host, taken)
     replicas = (
         NodeConfig(f"shard-{number}-{index}", host, port) for index, port in enumerate(ports)
     )
@@ -151,6 +143,23 @@ def _append(path: Path, config: ClusterConfig, added: ShardConfig) -> None:
     text = f"{path.read_text(encoding='utf-8').rstrip()}\n{dump_shard(added)}"
     assert parse(text, path).shards[-1] == added
     cluster_file.replace(path, text)
+
+
+def _first_free(candidates: Iterable[int], count: int, host: str, taken: set[int]) -> list[int]:
+    """Return the first `count` of some ports that are free; errors are those of `free_ports`."""
+    with contextlib.ExitStack() as probes:
+        ports: list[int] = []
+        for port in candidates:
+            if len(ports) == count:
+                break
+            if port not in taken and _bind(probes, host, port):
+                ports.append(port)
+    if len(ports) < count:
+        raise UnavailableError(
+            f"cannot find {count} free ports on {host}; stop some programs that use ports, or name"
+            " the first port to try"
+        )
+    return ports
 
 
 def _bind(probes: contextlib.ExitStack, host: str, port: int) -> bool:

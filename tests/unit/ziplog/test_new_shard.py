@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -81,6 +82,27 @@ def test_a_file_that_cannot_grow_is_left_alone(path: Path) -> None:
 def test_a_host_that_is_not_this_machine_gets_no_servers(path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"cannot start servers at 192\.0\.2\.1"):
         new_shard.free_ports(1, "192.0.2.1")
+
+
+def test_the_servers_of_a_new_shard_get_the_next_free_ports(path: Path) -> None:
+    ports = {port for node in load(path).nodes for port in (node.port, node.raft_port) if port}
+    above = max(ports) + 1
+    with contextlib.ExitStack() as held:
+        while True:
+            # Another program may hold the port.
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server(("127.0.0.1", above)))
+                break
+            above += 1
+        found = new_shard.next_shard(path, {0}).replicas[0].port
+        assert above < found < above + 100
+
+
+def test_the_first_port_of_a_new_shard_can_be_chosen(path: Path) -> None:
+    (first,) = new_shard.free_ports(1, "127.0.0.1")
+    assert first <= new_shard.next_shard(path, {0}, first).replicas[0].port < first + 100
+    with pytest.raises(UnavailableError, match="name the first port to try"):
+        new_shard.next_shard(path, {0, 1}, 65_536)
 
 
 def test_free_ports_are_free_and_none_of_those_taken(monkeypatch: pytest.MonkeyPatch) -> None:

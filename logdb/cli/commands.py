@@ -6,6 +6,7 @@ JSON (`logdb/cli/json_values.py`). --json prints every value as JSON, without lo
 
 from __future__ import annotations
 
+import enum
 import itertools
 import sys
 from pathlib import Path
@@ -19,11 +20,14 @@ from logdb.cli.transaction_script import ABSENT, CheckFailedError, Operation, ex
 from logdb.defaults import COORDINATOR, VARIABLE
 from logdb.values import encode_key
 from ziplog.cli.options import Timeout, say, stdin
+from ziplog.cli.progress import waiting
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import one_line, shown, shown_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ziplog.types import RecordId
 
 #: Allows arguments that begin with "-", such as the value -5.
 _ANY_WORD: Final = {"ignore_unknown_options": True}
@@ -50,9 +54,20 @@ Exact = Annotated[bool, typer.Option("--json", help="Print every value as JSON."
 Given = Annotated[bool, typer.Option("--json", help="Values are JSON, not text.")]
 
 
+class Format(enum.StrEnum):
+    """The form of a write's result; --json is the form of its value."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Output = Annotated[Format, typer.Option("--format", help="Form of the result.")]
+
+
 def connect(coordinators: str, timeout: float) -> logdb.Database:
     """Connect a command's client."""
-    return logdb.connect(coordinators, timeout=timeout)
+    with waiting(f"connecting to {coordinators}"):
+        return logdb.connect(coordinators, timeout=timeout)
 
 
 @app.command()
@@ -81,6 +96,7 @@ def put(
     value: Annotated[str, typer.Argument(metavar="VALUE", help="Its value, as text.")],
     *,
     json: Given = False,
+    output: Output = Format.TEXT,
     coordinator: Coordinators = COORDINATOR,
     timeout: Timeout = 10.0,
 ) -> None:
@@ -88,15 +104,21 @@ def put(
     given = _parse_value(value, "VALUE", json=json)
     with connect(coordinator, timeout) as db:
         position = db.put(key, given)
-    _print(str(position))
+    _print_commit(position, output)
 
 
 @app.command()
-def delete(key: Key, coordinator: Coordinators = COORDINATOR, timeout: Timeout = 10.0) -> None:
+def delete(
+    key: Key,
+    *,
+    output: Output = Format.TEXT,
+    coordinator: Coordinators = COORDINATOR,
+    timeout: Timeout = 10.0,
+) -> None:
     """Delete a key, whether or not it exists; print the position of the commit."""
     with connect(coordinator, timeout) as db:
         position = db.delete(key)
-    _print(str(position))
+    _print_commit(position, output)
 
 
 @app.command(context_settings=_ANY_WORD)
@@ -230,6 +252,11 @@ def _execute(
     if isinstance(read, CheckFailedError):
         raise read
     return read
+
+
+def _print_commit(position: RecordId, output: Format) -> None:
+    line = {"position": str(position), "gsn": position.gsn, "shard": position.shard}
+    _print(_json(line) if output is Format.JSON else str(position))
 
 
 def _print(line: str) -> None:

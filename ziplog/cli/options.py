@@ -9,6 +9,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 import ziplog
+from ziplog.cli.progress import waiting
 from ziplog.cli.terminal import one_line
 from ziplog.errors import ConfigError
 from ziplog.wire.node_info import VERSIONS
@@ -58,7 +59,8 @@ def root(
 
 def connect(bootstrap: str, timeout: float) -> ziplog.Log:
     """Return a client for one verb."""
-    return ziplog.connect(bootstrap, timeout=timeout)
+    with waiting(f"connecting to {bootstrap}"):
+        return ziplog.connect(bootstrap, timeout=timeout)
 
 
 def is_terminal() -> bool:

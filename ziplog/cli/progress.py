@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +53,9 @@ def bar(text: str, total: float | None) -> Iterator[Callable[[float], None]]:
 
 def _terminal() -> Console | None:
     """Return stderr if it is a terminal."""
+    if not sys.stderr.isatty():
+        return None
     from rich.console import Console  # noqa: PLC0415 - slow to import
 
     console = Console(stderr=True)
-    return console if console.is_terminal else None
+    return None if console.is_dumb_terminal else console

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
-from ziplog.cli.options import DataDir, connect, say
+from ziplog.cli.options import DataDir, Json, connect, say
+from ziplog.cli.progress import waiting
 from ziplog.config import load
 from ziplog.deploy.rolling_restart import RollingRestart
 from ziplog.deploy.supervisor import CLUSTER_FILE
@@ -29,6 +32,7 @@ def restart(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Limit of each node.")
     ] = 60.0,
+    json: Json = False,
 ) -> None:
     """Restart the nodes of a running cluster, for example after an upgrade.
 
@@ -38,7 +42,16 @@ def restart(
     if not rolling:
         sentence = "give --rolling; to restart all nodes at once, run `ziplog down` and `ziplog up`"
         raise ConfigError("--rolling", rolling, "given", message=sentence)
-    with connect(load(data_dir / CLUSTER_FILE).bootstrap, _STATUS_S) as log:
-        RollingRestart(data_dir, log, timeout).run(
-            node or [], lambda name, seconds: say(f"{name} restarted ({seconds:.1f} s)")
-        )
+    bootstrap = load(data_dir / CLUSTER_FILE).bootstrap
+    with connect(bootstrap, _STATUS_S) as log, waiting("restarting the first node") as show:
+
+        def report(name: str, seconds: float) -> None:
+            show(f"{name} is back; restarting the next node")
+            if json:
+                line = {"node": name, "seconds": round(seconds, 3)}
+                sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+                sys.stdout.flush()
+            else:
+                say(f"{name} restarted ({seconds:.1f} s)")
+
+        RollingRestart(data_dir, log, timeout).run(node or [], report)

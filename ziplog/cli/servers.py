@@ -12,16 +12,19 @@ import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from ziplog.cli.options import (
     BOOTSTRAP_VARIABLE,
     DEFAULT_BOOTSTRAP,
     DataDir,
+    Json,
     Timeout,
     connect,
     say,
 )
+from ziplog.cli.progress import waiting
 from ziplog.cli.status import full_disks
 from ziplog.config import ClusterConfig, load
 from ziplog.deploy import node_logs
@@ -97,6 +100,7 @@ def up(
     found_again: Annotated[
         bool, typer.Option("--found-again", help="Create another cluster if the files are lost.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Start a cluster on this machine: a new one, or the existing one of the directory.
 
@@ -116,20 +120,20 @@ def up(
     _refuse_other_files(data_dir)
     _refuse_contradictions(data_dir, given)
     if detach:
-        _detach(data_dir, given, timeout, ["--found-again"] if found_again else [])
+        _detach(data_dir, given, timeout, ["--found-again"] if found_again else [], json=json)
         return
     # Until the cluster is live, a SIGTERM interrupts the start like a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = {"port": _FIRST_PORT, **given}
     logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
     options["found_again"] = found_again
-    with Cluster(
-        data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options
-    ) as cluster:
+    with waiting("the cluster is starting"):
+        started = Cluster(data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options)
+    with started as cluster:
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
-        _announce(cluster)
+        _announce(cluster, json=json)
         stopped.wait()
         say("stopping")
 
@@ -145,12 +149,12 @@ def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
         say(f"no cluster is running in {data_dir}")
         return
     os.kill(pid, signal.SIGTERM)
-    while running_pid(data_dir) is not None:
-        if time.monotonic() > deadline:
-            raise UnavailableError(
-                f"process {pid} is still running after {timeout:g} s; wait, or: kill -KILL {pid}"
-            )
-        time.sleep(0.05)
+    with waiting(f"waiting until process {pid} has stopped all nodes"):
+        while running_pid(data_dir) is not None:
+            if time.monotonic() > deadline:
+                late = f"process {pid} is still running after {timeout:g} s"
+                raise UnavailableError(f"{late}; wait, or: kill -KILL {pid}")
+            time.sleep(0.05)
 
 
 def _refuse_other_files(data_dir: Path) -> None:
@@ -208,7 +212,7 @@ class _LogToStderr(logging.Handler):
         say(f"{at} {record.getMessage()}")
 
 
-def _announce(cluster: Cluster) -> None:
+def _announce(cluster: Cluster, *, json: bool) -> None:
     config = cluster.config
     say(
         f"cluster {config.name!r} is live at {cluster.endpoint}:"
@@ -217,8 +221,16 @@ def _announce(cluster: Cluster) -> None:
     )
     _say_bootstrap(config)
     _warn_of_full_disks(cluster.endpoint)
-    sys.stdout.write(f"{cluster.endpoint}\n")
+    _print_endpoint(config, cluster.endpoint, os.getpid(), json=json)
     sys.stdout.flush()
+
+
+def _print_endpoint(config: ClusterConfig, endpoint: str, pid: int, *, json: bool) -> None:
+    if json:
+        document = {"cluster": config.name, "endpoint": endpoint, "pid": pid}
+        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    else:
+        sys.stdout.write(f"{endpoint}\n")
 
 
 def _warn_of_full_disks(endpoint: str) -> None:
@@ -241,7 +253,9 @@ def _durability(config: ClusterConfig) -> str:
     return f"durability {config.durability}: {means}"
 
 
-def _detach(data_dir: Path, given: dict[str, Any], timeout: float, flags: list[str]) -> None:
+def _detach(
+    data_dir: Path, given: dict[str, Any], timeout: float, flags: list[str], *, json: bool
+) -> None:
     """Run `ziplog up` in a process of its own and wait until it prints the endpoint."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     logs = data_dir / node_logs.LOG_DIRECTORY
@@ -259,7 +273,7 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float, flags: list[s
         )
     assert process.stdout is not None
     try:
-        with process.stdout:
+        with process.stdout, waiting("the cluster is starting"):
             endpoint = process.stdout.readline().decode()
     except BaseException:
         process.terminate()
@@ -275,4 +289,4 @@ def _detach(data_dir: Path, given: dict[str, Any], timeout: float, flags: list[s
     )
     _say_bootstrap(config)
     _warn_of_full_disks(endpoint.strip())
-    sys.stdout.write(endpoint)
+    _print_endpoint(config, endpoint.strip(), process.pid, json=json)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
-from ziplog.cli.options import say
+from ziplog.cli.options import Json, say
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, load
 
 app: Final = typer.Typer(
@@ -37,18 +39,31 @@ def show(
     file: Annotated[
         Path | None, typer.Argument(help="A cluster file. [default: an example]")
     ] = None,
+    *,
+    json: Json = False,
 ) -> None:
-    """Print a cluster file with every key, its meaning, range and default."""
-    sys.stdout.write(dump(_EXAMPLE if file is None else load(file), explain=True))
+    """Print a cluster file with every key, its meaning, range and default; --json: its values."""
+    config = _EXAMPLE if file is None else load(file)
+    if json:
+        document = dataclasses.asdict(config) | {"data_dir": str(config.data_dir)}
+        if config.raft_password is not None:
+            document["raft_password"] = "(not shown)"  # noqa: S105 - a text
+        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        return
+    sys.stdout.write(dump(config, explain=True))
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(help="The cluster file.")]) -> None:
-    """Check a cluster file; print nothing on stdout. Exit code 2: it is not valid."""
+def check(
+    file: Annotated[Path, typer.Argument(help="The cluster file.")], *, json: Json = False
+) -> None:
+    """Check a cluster file. Exit code 2: it is not valid."""
     from ziplog.raft.raft import check_password  # noqa: PLC0415 - slow to import
 
     config = load(file)
     check_password([node.endpoint for node in config.nodes], config.raft_password)
+    if json:
+        sys.stdout.write(msgspec.json.encode({"file": str(file), "valid": True}).decode() + "\n")
     say(
         f"{file} is valid: {len(config.mms)} membership nodes,"
         f" {len(config.failure_handlers)} failure handlers,"

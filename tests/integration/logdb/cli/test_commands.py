@@ -63,6 +63,13 @@ def test_the_benchmark_measures_reads_and_writes_and_leaves_no_key(
     assert list(db.scan()) == [("mine", 1)]
 
 
+def test_writes_report_their_positions_as_json(db: logdb.Database) -> None:
+    for arguments in (("put", "k", "1", "--json"), ("delete", "k")):
+        document = json.loads(kv(*arguments, "--format", "json").stdout)
+        assert document["position"] == f"{document['gsn']}@{document['shard']}"
+    assert db.get("k", None) is None
+
+
 def kv(*arguments: str, stdin: bytes = b"") -> Result:
     return CliRunner().invoke(app, ["kv", *arguments], input=stdin, prog_name="ziplog")
 

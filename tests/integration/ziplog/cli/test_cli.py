@@ -448,6 +448,16 @@ def test_config_show_gives_a_file_that_config_check_accepts(tmp_path: Path) -> N
     assert run("config", "check", str(path)).exit_code == 2
 
 
+def test_config_prints_json_without_the_password(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    text = run("config", "show").stdout
+    path.write_text(text.replace("[cluster]\n", f"[cluster]\nraft_password = '{'x' * 16}'\n"))
+    path.chmod(0o600)
+    document = json.loads(run("config", "show", str(path), "--json").stdout)
+    assert (document["epoch_ms"], document["mms"][0]["port"]) == (10, 7400)
+    assert document["raft_password"] == "(not shown)"
+
+
 def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(run("config", "show").stdout)
     result = run("up", "--data-dir", str(tmp_path), "--shards", "3")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import socket
 import subprocess
 import sys
 
@@ -60,6 +64,24 @@ def test_a_closed_stderr_changes_nothing() -> None:
     done = shell("config show 2>&-")
     assert done.returncode == 0
     assert done.stdout == shell("config show").stdout
+
+
+def test_a_wait_is_shown_on_a_terminal_and_not_in_a_pipe() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        verb = f"status --timeout 2 --bootstrap 127.0.0.1:{silent.getsockname()[1]}"
+        assert "connecting to" not in shell(verb).stderr
+        terminal, end = pty.openpty()
+        line = [sys.executable, "-m", "ziplog", *verb.split()]
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+        with subprocess.Popen(line, stderr=end, env=environment) as process:
+            os.close(end)
+            shown = b""
+            with contextlib.suppress(OSError):  # raised at the end of a terminal
+                while part := os.read(terminal, 4096):
+                    shown += part
+        os.close(terminal)
+        assert process.returncode == 1
+        assert b"connecting to 127.0.0.1" in shown
 
 
 @pytest.mark.parametrize("verb", ["insert -", "kv txn"])

@@ -22,6 +22,7 @@ from logdb.embedded import bind_address, coordinator_info, coordinator_settings
 from logdb.wire import decode
 from ziplog import policy
 from ziplog.client import arguments
+from ziplog.config import LogConfig
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
@@ -80,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         help="records between two checkpoints; at least as many as there are keys",
     )  # fmt: skip
     add("--cache-mb", type=int, default=64, metavar="MB", help="size of the cache of small values")
+    add("--log-level", default=LogConfig.level, help="debug, info, warning or error")
+    add("--log-format", default=LogConfig.format, help="logfmt or json")
     add(
         "--connect-timeout", type=float, default=arguments.DEFAULT_TIMEOUT_S, metavar="S",
         help="timeout for reaching the log, in seconds",
@@ -95,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
 
     """
     bind = bind_address(options.host, options.port, insecure=options.insecure, are_options=True)
-    configure(f"logdb@{bind}")
+    configure(f"logdb@{bind}", LogConfig(level=options.log_level, format=options.log_format))
     raise_limit()
     endpoints = arguments.endpoints(options.bootstrap)
     chosen = coordinator_settings(

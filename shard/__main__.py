@@ -43,7 +43,7 @@ from ziplog.wire import Limits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.config import ClusterConfig, NodeConfig
+    from ziplog.config import ClusterConfig, LogConfig, NodeConfig
 
 #: The part of `flush_interval_ms` for the flusher; before, entries wait in the driver for others.
 _FLUSHER_PART: Final = 0.8
@@ -73,7 +73,7 @@ def run(config: ClusterConfig, name: str) -> None:
         ZiplogError: it could not start, or stop cleanly; the text gives the reason.
 
     """
-    configure(name)
+    configure(name, config.log)
     raise_limit()
     identity = replica_config(config, name)
     wire = wire_file.read(config.data_dir / name, identity.release)
@@ -181,7 +181,7 @@ def _serve(
     try:
         store.start(driver.post)
         reserve = config.disk_reserve_bytes
-        keeper = _keep_archive(identity, directory, store, replica, driver, reserve)
+        keeper = _keep_archive(identity, directory, store, replica, driver, reserve, config.log)
         # Only now: if the system refuses a resource above, the next start needs the checkpoint.
         directory.delete_checkpoint()
     except (OSError, RuntimeError) as error:
@@ -215,6 +215,7 @@ def _keep_archive(
     replica: Replica,
     driver: Driver,
     reserve_bytes: int,
+    log: LogConfig,
 ) -> ArchiveSupervisor:
     """Start the archive: it serves blocks of sealed segments (docs/protocol.md, 14.2)."""
     board = SharedState()
@@ -222,6 +223,7 @@ def _keep_archive(
     arguments = [
         *("--directory", str(directory.segments), "--node", identity.name),
         *("--host", host, "--shard", str(identity.shard), "--reserve", str(reserve_bytes)),
+        *("--log-level", log.level, "--log-format", log.format),
     ]
     keeper = ArchiveSupervisor(
         arguments,

@@ -1,7 +1,7 @@
 """The cluster file: the nodes of a cluster, its settings and their limits.
 
-TOML, in four tables: `[cluster]`, `[[mms]]`, `[[failure_handler]]` and `[[shard]]` with its
-`replicas`. Every key is defined once, as a field below, with its default, unit, range and meaning;
+TOML, in five tables: `[cluster]`, `[log]`, `[[mms]]`, `[[failure_handler]]`, and `[[shard]]` with
+its `replicas`. Every key is defined once, as a field below, with default, unit, range and meaning;
 the loader, the writer and `ziplog config show` are made from these fields. Rule: unknown keys are
 refused. Invariant: every `ClusterConfig` is valid, and `load(dump(config)) == config`.
 """
@@ -9,8 +9,6 @@ refused. Invariant: every `ClusterConfig` is valid, and `load(dump(config)) == c
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
 import ipaddress
 import json
 import re
@@ -18,61 +16,17 @@ import textwrap
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - `get_type_hints` needs it
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final
 
+from ziplog.config_keys import Key, check_fields, keys_of, refuse_unknown
 from ziplog.errors import ConfigError
 from ziplog.types import CLUSTER_ID_DIGITS, Durability
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME_RULE: Final = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _MIB: Final = 1024 * 1024
 _TIB: Final = 1024 * 1024 * _MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key of the cluster file: its type, range and meaning."""
-
-    about: str
-    type: type
-    unit: str = ""
-    low: int = 0
-    high: int = 0
-    choices: tuple[str, ...] = ()
-    pattern: re.Pattern[str] | None = None
-    rule: str = ""
-    #: Its value never appears in an error's text.
-    secret: bool = False
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values, in words."""
-        if self.type is bool:
-            return "true or false"
-        if self.choices:
-            return " or ".join(repr(choice) for choice in self.choices)
-        if self.type is int:
-            return f"a whole number, {self.low} to {self.high}{self.unit and ' ' + self.unit}"
-        return self.rule
-
-    def accepts(self, value: object) -> bool:
-        """Whether `value` is allowed."""
-        if type(value) is not self.type:
-            return False
-        if isinstance(value, str):
-            return (not self.choices or value in self.choices) and (
-                self.pattern is None or self.pattern.fullmatch(value) is not None
-            )
-        return (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or (self.low <= value <= self.high)
-        )
 
 
 _KEY_OF_NAME: Final = Key("Unique in the cluster.", str, pattern=_NAME, rule=_NAME_RULE)
@@ -105,7 +59,7 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that no node can have."""
-        _check_fields(self, f" of node {self.name!r}")
+        check_fields(self, f" of node {self.name!r}")
 
     @property
     def endpoint(self) -> str:
@@ -127,7 +81,41 @@ class ShardConfig:
 
     def __post_init__(self) -> None:
         """Refuse a number that no shard can have."""
-        _check_fields(self, " of a shard")
+        check_fields(self, " of a shard")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What processes write to their logs, and how much of it is kept."""
+
+    level: Annotated[
+        str,
+        Key(
+            "Least level of the lines that are written.",
+            str,
+            choices=("debug", "info", "warning", "error"),
+        ),
+    ] = "info"
+    format: Annotated[
+        str, Key("logfmt: key=value. json: one object a line.", str, choices=("logfmt", "json"))
+    ] = "logfmt"
+    file_bytes: Annotated[
+        int,
+        Key(
+            "Size at which `ziplog up` starts a new file in logs/.",
+            int,
+            low=65_536,
+            high=4096 * _MIB,
+            unit="bytes",
+        ),
+    ] = 16 * _MIB
+    files: Annotated[
+        int, Key("Number of files that `ziplog up` keeps for each node.", int, low=1, high=100)
+    ] = 4
+
+    def __post_init__(self) -> None:
+        """Refuse values that no log can have."""
+        check_fields(self, " in [log]")
 
 
 @dataclass(frozen=True)
@@ -140,6 +128,7 @@ class ClusterConfig:
     mms: tuple[NodeConfig, ...]
     shards: tuple[ShardConfig, ...]
     failure_handlers: tuple[NodeConfig, ...] = ()
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
     id: Annotated[
         str | None,
         Key(
@@ -242,7 +231,7 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that no cluster can have."""
-        _check_fields(self, " in [cluster]")
+        check_fields(self, " in [cluster]")
         if len(self.mms) not in {1, 3, 5}:
             raise ConfigError("number of [[mms]] nodes", len(self.mms), "1, 3 or 5")
         if len(self.failure_handlers) not in {0, 1, 3, 5}:
@@ -341,17 +330,6 @@ def require_loopback(host: str, *, insecure: bool, name: str, unless: str) -> No
         raise ConfigError(name, host, f"a loopback address such as 127.0.0.1, unless {unless}")
 
 
-@functools.cache
-def keys_of(table: type) -> Mapping[str, tuple[Key, Any]]:
-    """Return the keys of a table and their defaults (`dataclasses.MISSING` where there is none)."""
-    hints = get_type_hints(table, include_extras=True)
-    return {
-        field.name: (key, field.default)
-        for field in dataclasses.fields(table)
-        for key in getattr(hints[field.name], "__metadata__", ())
-    }
-
-
 def load(path: Path) -> ClusterConfig:
     """Read a cluster file.
 
@@ -405,6 +383,7 @@ def dump(config: ClusterConfig, *, explain: bool = False) -> str:
     if explain:
         rows += ["# Each node keeps its files in data_dir/NAME."]
     rows.append(f"data_dir = {_quote(str(config.data_dir))}")
+    rows += ["", "[log]", *_rows(config.log, explain=explain)]
     for title, nodes in (("mms", config.mms), ("failure_handler", config.failure_handlers)):
         for node in nodes:
             rows += ["", f"[[{title}]]", *_rows(node, explain=explain and node is nodes[0])]
@@ -468,7 +447,7 @@ def _quote(text: str) -> str:
 
 
 def _parse(document: dict[str, Any], path: Path) -> ClusterConfig:
-    refuse_unknown(document, ("cluster", "mms", "failure_handler", "shard"), "the file")
+    refuse_unknown(document, ("cluster", "log", "mms", "failure_handler", "shard"), "the file")
     cluster = document.get("cluster")
     if not isinstance(cluster, dict):
         raise ConfigError("[cluster]", cluster, "a table")
@@ -479,10 +458,17 @@ def _parse(document: dict[str, Any], path: Path) -> ClusterConfig:
     return ClusterConfig(
         **values,
         data_dir=path.parent.absolute() / directory,
+        log=_log(document.get("log", {})),
         mms=_nodes(document.get("mms"), "[[mms]]"),
         failure_handlers=_nodes(document.get("failure_handler", []), "[[failure_handler]]"),
         shards=tuple(_shard(table) for table in _tables(document.get("shard"), "[[shard]]")),
     )
+
+
+def _log(table: object) -> LogConfig:
+    if not isinstance(table, dict):
+        raise ConfigError("[log]", table, "a table")
+    return LogConfig(**_values(table, LogConfig, "[log]"))
 
 
 def _shard(table: dict[str, Any]) -> ShardConfig:
@@ -517,26 +503,6 @@ def _values(
                 message=f"{name} is missing in {where}; it must be {key.allowed}",
             )
     return {name: value for name, value in table.items() if name in keys}
-
-
-def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
-    """Raise `ConfigError` if `table`, called `where`, has an unknown key."""
-    names = tuple(known)
-    for name, value in table.items():
-        if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "`ziplog config show` lists all keys"
-            problem = f"unknown key {name!r} in {where}"
-            raise ConfigError(problem, value, f"left out ({hint})", message=f"{problem}; {hint}")
-
-
-def _check_fields(table: Any, where: str) -> None:
-    kind: type = type(table)  # as above
-    for name, (key, default) in keys_of(kind).items():
-        value = getattr(table, name)
-        if not key.accepts(value) and not (value is None and default is None):
-            shown = "(not shown)" if key.secret else value
-            raise ConfigError(f"{name}{where}", shown, key.allowed)
 
 
 def _check_nodes(config: ClusterConfig) -> None:

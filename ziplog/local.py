@@ -27,9 +27,8 @@ from ziplog.config import (
     NodeConfig,
     ShardConfig,
     dump,
-    keys_of,
-    refuse_unknown,
 )
+from ziplog.config_keys import keys_of, refuse_unknown
 from ziplog.deploy import cluster_file, new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.deploy.supervisor_thread import SupervisorThread

@@ -26,6 +26,7 @@ import structlog
 from shard.archive.block_builder import BlockBuilder
 from shard.archive.block_server import ArchiveServer
 from shard.archive.shared_state import SharedState
+from ziplog.config import LogConfig
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.process_logging import configure
 
@@ -54,12 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--reserve", type=int, default=0, help="bytes of disk space reserved for the server"
     )
+    parser.add_argument("--log-level", default=LogConfig.level, help="as in the cluster file")
+    parser.add_argument("--log-format", default=LogConfig.format, help="as in the cluster file")
     options = parser.parse_args(arguments)
     # Ctrl-C is meant for the server, which stops this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A starting server blocks signals, and this process may inherit the mask.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-    configure(f"{options.node}-archive")
+    log = LogConfig(level=options.log_level, format=options.log_format)
+    configure(f"{options.node}-archive", log)
     raise_limit()
     state = SharedState(options.shared_fd)
     line, child_line = socket.socketpair()

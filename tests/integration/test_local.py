@@ -349,7 +349,7 @@ def test_up_restarts_dead_processes_until_it_is_stopped(tmp_path: Path) -> None:
             _, output = up.communicate(timeout=60)
     assert up.returncode == 0, output
     assert "durability memory" in output
-    assert re.search(r"\d\d:\d\d:\d\d mms-0 ended \(signal 9\); starting again in 0.2 s", output)
+    assert re.search(r"\d\d:\d\d:\d\dZ mms-0 ended \(signal 9\); starting again in 0.2 s", output)
 
 
 def mms_pid(endpoint: str) -> int:

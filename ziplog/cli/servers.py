@@ -13,8 +13,10 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
+import structlog
 import typer
 
+import ziplog
 from ziplog.cli.options import (
     BOOTSTRAP_VARIABLE,
     DEFAULT_BOOTSTRAP,
@@ -26,7 +28,7 @@ from ziplog.cli.options import (
 )
 from ziplog.cli.progress import waiting
 from ziplog.cli.status import full_disks
-from ziplog.config import ClusterConfig, load
+from ziplog.config import ClusterConfig, LogConfig, load
 from ziplog.deploy import node_logs
 from ziplog.deploy.supervisor import (
     CLUSTER_FILE,
@@ -37,6 +39,7 @@ from ziplog.deploy.supervisor import (
 )
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
+from ziplog.runtime.process_logging import configure
 from ziplog.types import Durability
 
 if TYPE_CHECKING:
@@ -55,7 +58,8 @@ _LEVELS: Final = {
     " it is on disk within {flush} ms",
     "disk": "an insert is done when all {n} servers of its shard have it on disk",
 }
-_SUPERVISOR_LOG: Final = "supervisor"
+#: The event that says why a cluster in the background was not started.
+_NOT_STARTED: Final = "not started"
 
 Shards = Annotated[int | None, typer.Option("--shards", min=1, help="Shards. [default: 2]")]
 Failures = Annotated[
@@ -101,6 +105,7 @@ def up(
         bool, typer.Option("--found-again", help="Create another cluster if the files are lost.")
     ] = False,
     json: Json = False,
+    background: Annotated[bool, typer.Option("--background", hidden=True)] = False,
 ) -> None:
     """Start a cluster on this machine: a new one, or the existing one of the directory.
 
@@ -125,17 +130,49 @@ def up(
     # Until the cluster is live, a SIGTERM interrupts the start like a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = {"port": _FIRST_PORT, **given}
-    logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
-    options["found_again"] = found_again
-    with waiting("the cluster is starting"):
-        started = Cluster(data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options)
-    with started as cluster:
+    if background:
+        path = data_dir / CLUSTER_FILE
+        configure(node_logs.SUPERVISOR, load(path).log if path.exists() else LogConfig())
+    else:
+        logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
+    with _started(data_dir, timeout, options | {"found_again": found_again}) as cluster:
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
-        _announce(cluster, json=json)
+        if background:
+            _log_ready(cluster)
+        else:
+            _announce(cluster)
+        _print_endpoint(cluster.config, cluster.endpoint, os.getpid(), json=json)
         stopped.wait()
-        say("stopping")
+        if background:
+            structlog.get_logger().info("stopping")
+        else:
+            say("stopping")
+
+
+def _started(data_dir: Path, timeout: float, options: dict[str, Any]) -> Cluster:
+    """Start a cluster; log why it cannot be started, if this process has a log."""
+    try:
+        with waiting("the cluster is starting"):
+            return Cluster(data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options)
+    except ZiplogError as error:
+        if not structlog.is_configured():
+            raise
+        structlog.get_logger().critical(_NOT_STARTED, reason=str(error))
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+
+
+def _log_ready(cluster: Cluster) -> None:
+    config = cluster.config
+    structlog.get_logger().info(
+        "ready",
+        endpoint=cluster.endpoint,
+        cluster=config.name,
+        cluster_id=config.id,
+        pid=os.getpid(),
+        version=ziplog.__version__,
+    )
 
 
 def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
@@ -208,11 +245,11 @@ class _LogToStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         say(f"{at} {record.getMessage()}")
 
 
-def _announce(cluster: Cluster, *, json: bool) -> None:
+def _announce(cluster: Cluster) -> None:
     config = cluster.config
     say(
         f"cluster {config.name!r} is live at {cluster.endpoint}:"
@@ -221,8 +258,6 @@ def _announce(cluster: Cluster, *, json: bool) -> None:
     )
     _say_bootstrap(config)
     _warn_of_full_disks(cluster.endpoint)
-    _print_endpoint(config, cluster.endpoint, os.getpid(), json=json)
-    sys.stdout.flush()
 
 
 def _print_endpoint(config: ClusterConfig, endpoint: str, pid: int, *, json: bool) -> None:
@@ -231,6 +266,7 @@ def _print_endpoint(config: ClusterConfig, endpoint: str, pid: int, *, json: boo
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
         sys.stdout.write(f"{endpoint}\n")
+    sys.stdout.flush()
 
 
 def _warn_of_full_disks(endpoint: str) -> None:
@@ -260,8 +296,10 @@ def _detach(
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     logs = data_dir / node_logs.LOG_DIRECTORY
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    arguments = ("--data-dir", str(data_dir), f"--timeout={timeout}", *options, *flags)
-    with (logs / f"{_SUPERVISOR_LOG}.log").open("ab") as log:
+    arguments = (
+        *("--data-dir", str(data_dir), f"--timeout={timeout}", "--background"), *options, *flags,
+    )  # fmt: skip
+    with (logs / f"{node_logs.SUPERVISOR}.log").open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
             python("ziplog", "up", *arguments),
@@ -280,8 +318,10 @@ def _detach(
         raise
     if not endpoint:
         process.wait()
-        said = node_logs.tail(data_dir, _SUPERVISOR_LOG, start, line_length=_ERROR_LENGTH)
-        raise UnavailableError(said.removeprefix("ziplog: error: "))
+        found = node_logs.warnings(data_dir, node_logs.SUPERVISOR, start)
+        reason = next((line for line in found if line.startswith(_NOT_STARTED)), None)
+        said = node_logs.tail(data_dir, node_logs.SUPERVISOR, start, line_length=_ERROR_LENGTH)
+        raise UnavailableError((reason or said).removeprefix(f"{_NOT_STARTED}: "))
     config = load(data_dir / CLUSTER_FILE)
     say(
         f"cluster {config.name!r} is running in the background (process {process.pid}),"

@@ -1,22 +1,33 @@
-"""What the processes of a cluster wrote to their logs, `logs/NAME.log` in the data directory."""
+"""What the processes of a cluster wrote to their logs, `logs/NAME.log` in the data directory.
+
+A log that has grown to its limit becomes `NAME.log.1`, the former one `NAME.log.2`, and so on. The
+processes keep the file open, so its content is copied and the file is emptied: a line that is
+written in the instant between the two is lost.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LOG_DIRECTORY: Final = "logs"
+#: The name of the log of `ziplog up --detach`.
+SUPERVISOR: Final = "supervisor"
 _READ_BYTES: Final = 32_768
 _TAIL_LINES: Final = 5
 #: Maximum length of each line: a server that halts logs its reason first, then its state.
 _LINE_LENGTH: Final = 400
 _MAX_WARNINGS: Final = 3
 
-_WARNING: Final = re.compile(r"\blevel=(?:warning|error|critical)\b", re.IGNORECASE)
+#: In logfmt and in JSON.
+_WARNING: Final = re.compile(r'\blevel(?:=|": ?")(?:warning|error|critical)\b', re.IGNORECASE)
 _FIELD: Final = re.compile(r"""\b(event|reason)=("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\S+)""")
 
 
@@ -36,8 +47,38 @@ def warnings(directory: Path, name: str, start: int = 0) -> list[str]:
     return [message for message in found if message][-_MAX_WARNINGS:]
 
 
+def rotate(path: Path, max_bytes: int, files: int) -> bool:
+    """Start a new log if one has reached a size; return whether it has.
+
+    Args:
+        path: the log, which a process has open to append.
+        max_bytes: the size.
+        files: the number of files to keep, with the present one.
+
+    Raises:
+        OSError: a file cannot be copied or renamed; the log stays as it is.
+
+    """
+    if not path.exists() or path.stat().st_size < max_bytes:
+        return False
+    former = [path.with_name(f"{path.name}.{number}") for number in range(1, files)]
+    for newer, older in reversed(list(pairwise(former))):
+        if newer.exists():
+            newer.replace(older)
+    if former:
+        shutil.copyfile(path, former[0])
+    os.truncate(path, 0)
+    return True
+
+
 def _message(line: str) -> str:
     """Return the event of a line and, if it has one, the reason."""
+    if line.startswith("{"):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return ""  # The line is being written.
+        return ": ".join(str(found[name]) for name in ("event", "reason") if name in found)
     fields = {name: _unquoted(value) for name, value in reversed(_FIELD.findall(line))}
     return ": ".join(fields[name] for name in ("event", "reason") if name in fields)
 

@@ -245,6 +245,19 @@ class Supervisor:
         """Return the last warnings and errors of a node's present process."""
         return node_logs.warnings(self.directory, name, self._log_starts.get(name, 0))
 
+    def rotate_logs(self) -> None:
+        """Start a new file for each log that has reached the size in the cluster file.
+
+        Raises:
+            OSError: a file cannot be copied or renamed.
+
+        """
+        for name in (*self.names, node_logs.SUPERVISOR):
+            with self._guard:
+                path, log = self._logs / f"{name}.log", self.config.log
+                if node_logs.rotate(path, log.file_bytes, log.files):
+                    self._log_starts[name] = 0
+
     def stop(self, timeout_s: float = 10.0) -> list[str]:
         """Stop all processes and release the directory. Idempotent; does nothing in a forked child.
 
@@ -399,7 +412,7 @@ def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - our own interpreter and modules
         prelude + command,
         stdin=subprocess.DEVNULL,
-        stdout=log,
+        stdout=subprocess.DEVNULL,  # Its line is for programs; the log says the same.
         stderr=log,
         env=environment(),
         start_new_session=True,  # The terminal's Ctrl-C is for the supervisor.

@@ -34,6 +34,9 @@ _QUERY_NS: Final = NS_PER_S // 2
 #: Time for which a changed cluster file must stay the same before it is read: some editors write it
 #: in parts.
 _UNCHANGED_NS: Final = NS_PER_S // 10
+#: Interval between checks of the logs' sizes, and the delay after a failed rotation.
+_ROTATE_NS: Final = NS_PER_S
+_ROTATE_LATER_NS: Final = 60 * NS_PER_S
 #: Delay before a failed start of a new node is retried.
 _RETRY_NS: Final = NS_PER_S
 
@@ -61,6 +64,7 @@ class SupervisorThread:
         self._file: tuple[int, ...] | None = None
         self._read_at: int | None = None
         self._start_at = 0
+        self._rotate_at = 0
         self._request = 0
         self._queried_at = -_QUERY_NS
         self._stopped: Final = threading.Event()
@@ -81,6 +85,7 @@ class SupervisorThread:
     def _run(self) -> None:
         while not self._stopped.is_set():
             self._check_cluster_file()
+            self._rotate_logs()
             self._start_new()
             self._restart_dead()
             self._query_failure_handlers()
@@ -112,6 +117,17 @@ class SupervisorThread:
                 " (ziplog restart --rolling)",
                 ", ".join(changed),
             )
+
+    def _rotate_logs(self) -> None:
+        now = time.monotonic_ns()
+        if now < self._rotate_at:
+            return
+        self._rotate_at = now + _ROTATE_NS
+        try:
+            self._supervisor.rotate_logs()
+        except OSError as error:
+            self._rotate_at = now + _ROTATE_LATER_NS
+            log.warning("cannot rotate the logs now, retrying in a minute: %s", error)
 
     def _start_new(self) -> None:
         """Start the nodes that were added to the cluster file."""

@@ -1,7 +1,8 @@
-"""Log configuration of a process: one `key=value` line per event on stderr.
+"""Log configuration of a process: one line per event on stderr, as `key=value` or as JSON.
 
-Libraries only call `structlog.get_logger()`; a process calls `configure` once. There is no log line
-per record: frequent events are counted instead.
+Every line has timestamp (UTC), level, node and event, also those of libraries and of exceptions
+that nothing handles. Our code only calls `structlog.get_logger()`; a process calls `configure`
+once. There is no log line per record: frequent events are counted instead.
 """
 
 from __future__ import annotations
@@ -11,16 +12,29 @@ import io
 import logging
 import os
 import sys
-from typing import Final, NoReturn, TextIO, cast
+import threading
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, cast
 
 import structlog
+
+from ziplog.config import LogConfig
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 #: Exit code of a process that stopped because it could not continue safely (EX_SOFTWARE).
 HALTED: Final = 70
 
 
-def configure(node: str, level: str = "info") -> None:
-    """Log events of `level` and above to stderr from now on, with the name of `node`."""
+def configure(node: str, log: LogConfig = LogConfig()) -> None:  # noqa: B008 - it is frozen
+    """Log events to stderr from now on.
+
+    Args:
+        node: the node's name, which each line has.
+        log: level and format. Libraries log from level `warning` on, or from a higher `level`.
+
+    """
+    level = logging.getLevelNamesMapping()[log.level.upper()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -28,15 +42,54 @@ def configure(node: str, level: str = "info") -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _Named(node),
-            structlog.processors.LogfmtRenderer(
-                key_order=["timestamp", "level", "node", "event"], bool_as_flag=False
-            ),
+            _in_order,
+            _renderer(log.format),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[level.upper()]
-        ),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Stderr())),
         cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[LibraryHandler()], force=True)
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_exception
+    threading.excepthook = lambda found: _log_exception(
+        found.exc_type, found.exc_value, found.exc_traceback
+    )
+
+
+def _renderer(form: str) -> structlog.typing.Processor:
+    if form == "json":
+        return structlog.processors.JSONRenderer()
+    return structlog.processors.LogfmtRenderer(bool_as_flag=False)
+
+
+def _in_order(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Put the fields of every line first."""
+    return {**dict.fromkeys(("timestamp", "level", "node", "event")), **event}
+
+
+class LibraryHandler(logging.Handler):
+    """Passes what libraries log to structlog, with the name of their logger."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log one record."""
+        fields: dict[str, Any] = {"logger": record.name}
+        if record.exc_info:
+            fields["exc_info"] = record.exc_info
+        structlog.get_logger().log(record.levelno, record.getMessage(), **fields)
+
+
+def _log_exception(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    """Log an exception that nothing handles."""
+    if issubclass(kind, KeyboardInterrupt | SystemExit):
+        return
+    reason = f"{kind.__name__}: {error}"
+    structlog.get_logger().critical(
+        "unhandled exception", reason=reason, exc_info=(kind, error, trace)
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import sys
 from pathlib import Path
@@ -110,11 +109,10 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
         ZiplogError: it cannot start; the text gives the reason and the remedy.
 
     """
-    configure(node.name)
+    configure(node.name, config.log)
     raise_limit()
     directory, release = config.data_dir / node.name, this_release()
     wire_use = WireUse(release, wire_file.read(directory, release))
-    logging.basicConfig(level=logging.WARNING, format="level=%(levelname)s event=%(message)r")
     with contextlib.ExitStack() as opened:
         transport = opened.enter_context(contextlib.closing(Transport(bind=node.endpoint)))
         publisher = None

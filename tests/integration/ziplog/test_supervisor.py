@@ -199,6 +199,22 @@ def test_a_copied_cluster_file_does_not_run_on_the_files_of_the_original(
         Supervisor(copy)
 
 
+def test_logs_are_rotated_and_the_present_part_is_reported(directory: Path) -> None:
+    path = directory / CLUSTER_FILE
+    path.write_text(path.read_text().replace("file_bytes = 16777216", "file_bytes = 65536"))
+    with Supervisor(directory) as running:
+        ready(running, "mms-0")
+        log = directory / "logs" / "mms-0.log"
+        with log.open("ab") as appended:
+            appended.write(b"x" * 65_536 + b"\n")
+        running.rotate_logs()
+        assert log.with_name("mms-0.log.1").stat().st_size > 65_536
+        with log.open("ab") as appended:
+            appended.write(b"level=warning event=later\n")
+        running.rotate_logs()
+        assert running.log_warnings("mms-0") == ["later"]
+
+
 def test_a_running_cluster_takes_new_shards_and_no_other_change(directory: Path) -> None:
     with Supervisor(directory) as running:
         added = new_shard.next_shard(running.path, {0})

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 IDLE = """
 import signal, sys
-print("ready", *sys.argv[1:], flush=True)
+print("ready", *sys.argv[1:], file=sys.stderr, flush=True)
 while True:
     signal.pause()
 """

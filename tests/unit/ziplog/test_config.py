@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from ziplog.config import (
     ClusterConfig,
+    LogConfig,
     NodeConfig,
     ShardConfig,
     dump,
     dump_shard,
     is_loopback,
-    keys_of,
     load,
     parse,
 )
+from ziplog.config_keys import keys_of
 from ziplog.errors import ConfigError
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -111,7 +112,7 @@ def test_a_shard_may_be_appended_to_a_whole_file(config: ClusterConfig) -> None:
 
 def test_the_explained_file_shows_every_key_with_its_default_and_range() -> None:
     text = dump(example(), explain=True)
-    for table in (ClusterConfig, NodeConfig, ShardConfig):
+    for table in (ClusterConfig, LogConfig, NodeConfig, ShardConfig):
         for name, (key, _) in keys_of(table).items():
             assert name in text
             assert key.allowed in text
@@ -122,6 +123,29 @@ def test_every_default_is_an_allowed_value() -> None:
     for name, (key, default) in keys_of(ClusterConfig).items():
         if default is not dataclasses.MISSING and default is not None:
             assert key.accepts(default), name
+
+
+def test_a_file_without_a_log_table_has_the_defaults(tmp_path: Path) -> None:
+    text = dump(example())
+    start, end = text.index("[log]"), text.index("[[mms]]")
+    assert load(write(tmp_path, text[:start] + text[end:])).log == LogConfig()
+    text = text.replace('level = "info"', 'level = "debug"')
+    assert load(write(tmp_path, text)).log == LogConfig(level="debug")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('level = "loud"', "level in .log. is 'loud'; it must be 'debug' or 'info'"),
+        ("file_byte = 1", "unknown key 'file_byte' in .log.; did you mean 'file_bytes'"),
+        ("files = 0", "files in .log. is 0; it must be a whole number, 1 to 100"),
+    ],
+)
+def test_a_mistake_in_the_log_table_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    text = dump(example())
+    start, end = text.index("[log]"), text.index("[[mms]]")
+    with pytest.raises(ConfigError, match=reason):
+        load(write(tmp_path, f"{text[:start]}[log]\n{line}\n\n{text[end:]}"))
 
 
 def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:

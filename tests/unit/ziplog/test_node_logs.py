@@ -36,6 +36,8 @@ def test_the_tail_is_short(tmp_path: Path) -> None:
         ("level=warning event=plain", "plain"),
         ('level=warning node=n event="a \\"quoted\\" event" free=1', 'a "quoted" event'),
         ("level=WARNING event='of a library'", "of a library"),
+        ('{"level": "warning", "event": "in JSON"}', "in JSON"),
+        ('{"event":"halted","level":"critical","reason":"no \\"disk\\""}', 'halted: no "disk"'),
         ("level=critical event=halted reason='no disk' state='event=x'", "halted: no disk"),
         (f"level=error event=halted reason='{'x' * 3000}' state=y", f"halted: {'x' * 3000}"),
     ],
@@ -45,6 +47,22 @@ def test_a_warning_is_its_event_and_its_whole_reason(
 ) -> None:
     write(tmp_path, f"level=info event=started\n{line}\nlevel=info event=stopped\n")
     assert node_logs.warnings(tmp_path, "x") == [message]
+
+
+def test_a_log_of_the_size_becomes_the_first_of_the_former_ones(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    assert not node_logs.rotate(log, 10, 3)
+    with log.open("ab", buffering=0) as process:
+        for number in range(4):
+            process.write(b"%d.......\n" % number)
+            assert node_logs.rotate(log, 10, 3) is False
+            process.write(b"more")
+            assert node_logs.rotate(log, 10, 3) is True
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {"x.log": "", "x.log.1": "3.......\nmore", "x.log.2": "2.......\nmore"}
+    log.write_text("y" * 10)
+    node_logs.rotate(log, 10, 1)
+    assert log.read_text() == ""
 
 
 def test_only_the_last_distinct_warnings_of_the_present_process_are_returned(

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import logdb
-from logdb.cli import json_values
+from logdb.cli import json_values, status_text
 from logdb.cli.transaction_script import ABSENT, CheckFailedError, Operation, execute, parse
 from logdb.defaults import COORDINATOR, VARIABLE
 from logdb.values import encode_key
 from ziplog.cli.options import Timeout, say, stdin
 from ziplog.cli.progress import waiting
-from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import one_line, shown, shown_json
 
 if TYPE_CHECKING:
@@ -235,12 +234,8 @@ def status(
     if json:
         _print(_json(document))
         return
-    shown = table("field", "value")
-    for name, value in document.items():
-        parts = value.items() if isinstance(value, dict) else [(None, value)]
-        for part, one in parts:
-            shown.add_row(name if part is None else f"{name}.{part}", cell(one))
-    stdout().print(shown)
+    for line in status_text.lines(document):
+        _print(one_line(line))
 
 
 def _execute(

@@ -276,7 +276,7 @@ class Coordinators:
         )
         return (
             f"no coordinator replied at {attempts}; check the address, and that a coordinator is"
-            " running (python -m logdb)"
+            " running (python -m logdb, or: ziplog up --logdb)"
         )
 
     # --- replies ---

@@ -30,6 +30,7 @@ from ziplog.cli.progress import waiting
 from ziplog.cli.status import full_disks
 from ziplog.config import ClusterConfig, LogConfig, load
 from ziplog.deploy import node_logs
+from ziplog.deploy.coordinator import Coordinator
 from ziplog.deploy.supervisor import (
     CLUSTER_FILE,
     LOCK_FILE,
@@ -43,6 +44,7 @@ from ziplog.runtime.process_logging import configure
 from ziplog.types import Durability
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _FIRST_PORT: Final = 7400
@@ -58,6 +60,8 @@ _LEVELS: Final = {
     " it is on disk within {flush} ms",
     "disk": "an insert is done when all {n} servers of its shard have it on disk",
 }
+#: LogDB's clients try it by default.
+_COORDINATOR_PORT: Final = 7500
 #: The event that says why a cluster in the background was not started.
 _NOT_STARTED: Final = "not started"
 
@@ -104,6 +108,12 @@ def up(
     found_again: Annotated[
         bool, typer.Option("--found-again", help="Create another cluster if the files are lost.")
     ] = False,
+    logdb: Annotated[
+        bool, typer.Option("--logdb", help="Run a coordinator of LogDB as well.")
+    ] = False,
+    logdb_port: Annotated[
+        int, typer.Option("--logdb-port", min=1, max=65535, help="The coordinator's port.")
+    ] = _COORDINATOR_PORT,
     json: Json = False,
     background: Annotated[bool, typer.Option("--background", hidden=True)] = False,
 ) -> None:
@@ -125,7 +135,9 @@ def up(
     _refuse_other_files(data_dir)
     _refuse_contradictions(data_dir, given)
     if detach:
-        _detach(data_dir, given, timeout, ["--found-again"] if found_again else [], json=json)
+        flags = ["--found-again"] if found_again else []
+        flags += ["--logdb", f"--logdb-port={logdb_port}"] if logdb else []
+        _detach(data_dir, given, timeout, flags, json=json)
         return
     # Until the cluster is live, a SIGTERM interrupts the start like a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -135,7 +147,8 @@ def up(
         configure(node_logs.SUPERVISOR, load(path).log if path.exists() else LogConfig())
     else:
         logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
-    with _started(data_dir, timeout, options | {"found_again": found_again}) as cluster:
+    port = logdb_port if logdb else None
+    with _started(data_dir, timeout, options | {"found_again": found_again}, port) as cluster:
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
@@ -151,11 +164,33 @@ def up(
             say("stopping")
 
 
-def _started(data_dir: Path, timeout: float, options: dict[str, Any]) -> Cluster:
-    """Start a cluster; log why it cannot be started, if this process has a log."""
+@contextlib.contextmanager
+def _started(
+    data_dir: Path, timeout: float, options: dict[str, Any], logdb_port: int | None
+) -> Iterator[Cluster]:
+    """Run a cluster, and a coordinator if it has a port.
+
+    If this process has a log, the reason for a failed start is logged there.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _start(stack, data_dir, timeout, options, logdb_port)
+
+
+def _start(
+    stack: contextlib.ExitStack,
+    data_dir: Path,
+    timeout: float,
+    options: dict[str, Any],
+    logdb_port: int | None,
+) -> Cluster:
     try:
         with waiting("the cluster is starting"):
-            return Cluster(data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options)
+            cluster = stack.enter_context(
+                Cluster(data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options)
+            )
+            if logdb_port is not None:
+                stack.enter_context(Coordinator(data_dir, cluster.config, logdb_port))
+            return cluster
     except ZiplogError as error:
         if not structlog.is_configured():
             raise

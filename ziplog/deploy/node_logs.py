@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LOG_DIRECTORY: Final = "logs"
 #: The name of the log of `ziplog up --detach`.
 SUPERVISOR: Final = "supervisor"
+#: ... and of the coordinator of `ziplog up --logdb`.
+COORDINATOR: Final = "logdb"
 _READ_BYTES: Final = 32_768
 _TAIL_LINES: Final = 5
 #: Maximum length of each line: a server that halts logs its reason first, then its state.

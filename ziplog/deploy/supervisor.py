@@ -165,7 +165,7 @@ class Supervisor:
             self._started[name] = time.monotonic_ns()
             with (self._logs / f"{name}.log").open("ab") as log:
                 self._log_starts[name] = log.tell()
-                self._processes[name] = _starter.call(lambda: _spawn(command, log.fileno()))
+                self._processes[name] = spawn(command, log.fileno())
 
     def replace(self, name: str) -> None:
         """Kill a node (SIGKILL) and start it again; raises what `start` raises."""
@@ -252,7 +252,7 @@ class Supervisor:
             OSError: a file cannot be copied or renamed.
 
         """
-        for name in (*self.names, node_logs.SUPERVISOR):
+        for name in (*self.names, node_logs.SUPERVISOR, node_logs.COORDINATOR):
             with self._guard:
                 path, log = self._logs / f"{name}.log", self.config.log
                 if node_logs.rotate(path, log.file_bytes, log.files):
@@ -407,12 +407,29 @@ def _acquire_lock(directory: Path) -> int:
     return descriptor
 
 
-def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
+def spawn(
+    command: list[str], log: int, stdout: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start a process that ends with this one, whichever thread calls.
+
+    Args:
+        command: what `python` returns.
+        log: the descriptor of its log, for stderr.
+        stdout: its stdout, as for `subprocess.Popen`.
+
+    Raises:
+        OSError: the machine cannot start another process now.
+
+    """
+    return _starter.call(lambda: _spawn(command, log, stdout))
+
+
+def _spawn(command: list[str], log: int, stdout: int) -> subprocess.Popen[bytes]:
     prelude = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
     return subprocess.Popen(  # noqa: S603 - our own interpreter and modules
         prelude + command,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # Its line is for programs; the log says the same.
+        stdout=stdout,
         stderr=log,
         env=environment(),
         start_new_session=True,  # The terminal's Ctrl-C is for the supervisor.

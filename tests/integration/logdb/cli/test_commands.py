@@ -304,10 +304,9 @@ def test_status(db: logdb.Database, endpoint: str) -> None:
     db.put("k", 1)
     document = json.loads(printed(kv("status", "--json")))
     assert document["endpoint"] == endpoint
-    rows = [row.split() for row in printed(kv("status")).splitlines()]
-    assert ["keys", "1"] in rows
-    assert ["endpoint", endpoint] in rows
-    assert ["cleaner.rounds", "0"] in rows
+    first, *rows = printed(kv("status")).splitlines()
+    assert first.startswith(f"coordinator {endpoint}: ready")
+    assert any(row.startswith("data        1 keys, ") for row in rows)
 
 
 @pytest.mark.parametrize(

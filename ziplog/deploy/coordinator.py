@@ -1,0 +1,98 @@
+"""A coordinator of LogDB beside a cluster: a process of `ziplog up --logdb`, restarted if it dies.
+
+It stores nothing, so it is in no cluster file; each `ziplog up --logdb` starts one.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Final
+
+from ziplog.deploy import node_logs
+from ziplog.deploy.supervisor import python, spawn
+from ziplog.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
+    from ziplog.config import ClusterConfig
+
+_log: Final = logging.getLogger(__name__)
+_HOST: Final = "127.0.0.1"
+#: Pause before a dead coordinator is started again; it doubles up to the last value.
+_MIN_PAUSE_S: Final = 0.5
+_MAX_PAUSE_S: Final = 10.0
+_STOP_S: Final = 10.0
+
+
+class Coordinator:
+    """One coordinator process, until `stop`."""
+
+    def __init__(self, directory: Path, config: ClusterConfig, port: int) -> None:
+        """Start it; return when it is ready.
+
+        Args:
+            directory: the cluster's data directory, for its log.
+            config: the cluster that runs there.
+            port: where it listens, on loopback.
+
+        Raises:
+            UnavailableError: it ended, for example because the port is in use; quotes its log.
+
+        """
+        self.endpoint: Final = f"{_HOST}:{port}"
+        self._path: Final = directory / node_logs.LOG_DIRECTORY / f"{node_logs.COORDINATOR}.log"
+        self._command: Final = python(
+            "logdb", "--bootstrap", config.bootstrap, "--host", _HOST, "--port", f"{port}",
+            "--log-level", config.log.level, "--log-format", config.log.format,
+        )  # fmt: skip
+        self._stopped: Final = threading.Event()
+        start = self._path.stat().st_size if self._path.exists() else 0
+        self._process = self._spawn(subprocess.PIPE)
+        assert self._process.stdout is not None
+        with self._process.stdout as ready:
+            if not ready.readline():
+                self._process.wait()
+                said = node_logs.tail(directory, node_logs.COORDINATOR, start)
+                raise UnavailableError(f"LogDB's coordinator ended during its start: {said}")
+        self._thread: Final = threading.Thread(target=self._keep, name="ziplog-coordinator")
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop it cleanly, or kill it after 10 s. Idempotent."""
+        self._stopped.set()
+        self._process.terminate()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        pause_s = _MIN_PAUSE_S
+        while True:
+            try:
+                code = self._process.wait(_STOP_S if self._stopped.is_set() else 1.0)
+            except subprocess.TimeoutExpired:
+                if self._stopped.is_set():
+                    self._process.kill()
+                pause_s = _MIN_PAUSE_S
+                continue
+            if self._stopped.is_set():
+                return
+            _log.warning("LogDB's coordinator ended (%d); starting again in %g s", code, pause_s)
+            if self._stopped.wait(pause_s):
+                return
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            self._process = self._spawn(subprocess.DEVNULL)
+
+    def _spawn(self, stdout: int) -> subprocess.Popen[bytes]:
+        with self._path.open("ab") as log:
+            return spawn(self._command, log.fileno(), stdout)

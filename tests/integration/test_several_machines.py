@@ -41,22 +41,14 @@ class Machine:
         self.file.touch(mode=0o600)
         self.file.write_text(text.replace("/var/lib/ziplog", str(home / "data")))
         config = load(self.file)
-        self._modules: Final = {
-            node.name: module
-            for module, nodes in (
-                ("mms", config.mms),
-                ("failure_handler", config.failure_handlers),
-                ("shard", [node for shard in config.shards for node in shard.replicas]),
-            )
-            for node in nodes
-            if node.host == host
-        }
+        self._nodes: Final = [node.name for node in config.nodes if node.host == host]
         self._log: Final = home / "log"
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        for name, module in self._modules.items():
-            command = [sys.executable, "-m", module, "--config", str(self.file), "--node", name]
+        for name in self._nodes:
+            command = [sys.executable, "-m", "ziplog", "node", "run", "--node", name]
+            command += ["--config", str(self.file)]
             with self._log.open("ab") as log:
                 self._running.append(subprocess.Popen(command, stdout=log, stderr=log))
 

@@ -22,6 +22,7 @@ from ziplog.cli import (
     completion,
     demo,
     monitor,
+    nodes,
     options,
     records,
     restart,
@@ -113,6 +114,7 @@ app.command("trim", context_settings={"ignore_unknown_options": True})(trim.trim
 app.command("demo")(demo.demo)
 app.command("completion")(completion.completion)
 app.add_typer(bench.app, name="bench")
+app.add_typer(nodes.app, name="node")
 app.add_typer(shards.app, name="shard")
 app.add_typer(upgrade.app, name="upgrade")
 app.add_typer(settings.app, name="config")

@@ -38,7 +38,7 @@ _COLUMNS: Final = (
     "id", "state", "view", "rate/s", "weight", "epoch", "holes", "read", "stable", "durable",
 )  # fmt: skip
 #: Minimum number of columns of the shards' table, however narrow the terminal is.
-_LEAST_COLUMNS: Final = 8
+_LEAST_COLUMNS: Final = 4
 _WIDE: Final = 1000
 _NUMBERS: Final = frozenset(
     {"id", "view", "rate/s", "weight", "epoch", "holes", "stable", "durable", "heard", "pid"}
@@ -89,7 +89,7 @@ def _view(document: dict[str, Any]) -> Group:
         f" epoch {document['epoch']},"
         f" finalized {document['finalized_epoch']}, trimmed before {document['trimmed_before']}",
         "",
-        _Shards(document["shards"]),
+        _shards(document["shards"]),
         *_states(document),
         *_obstacles(document),
         *full_disks(document),
@@ -97,7 +97,7 @@ def _view(document: dict[str, Any]) -> Group:
         *_losses(document),
         *filter(None, [unfinished(document)]),
         "",
-        _nodes(document),
+        nodes_table(document),
     )
 
 
@@ -167,23 +167,31 @@ def _are(ids: list[str]) -> str:
     return "are" if len(ids) > 1 else "is"
 
 
-class _Shards:
-    """The table of shards: if it is too wide, the last columns are left out; no cell is cut."""
+class _Fitting:
+    """The first of some tables that fits the terminal, so that no cell is cut; else the last."""
 
-    def __init__(self, shards: list[dict[str, Any]]) -> None:
-        self._rows: Final = [_row(shard) for shard in shards]
+    def __init__(self, *tables: Table) -> None:
+        self._tables: Final = tables
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        """Yield the table with as many columns as fit."""
-        for columns in range(len(_COLUMNS), _LEAST_COLUMNS - 1, -1):
-            shown = table(*_COLUMNS[:columns], right=_NUMBERS)
-            for row in self._rows:
-                shown.add_row(*row[:columns])
-            if Measurement.get(console, options.update(max_width=_WIDE), shown).maximum <= (
-                options.max_width
-            ):
+        """Yield the table."""
+        unlimited = options.update(max_width=_WIDE)
+        for shown in self._tables:
+            if Measurement.get(console, unlimited, shown).maximum <= options.max_width:
                 break
         yield shown
+
+
+def _shards(shards: list[dict[str, Any]]) -> _Fitting:
+    """Return the table of shards; on a narrow terminal the last columns are left out."""
+    rows = [_row(shard) for shard in shards]
+    tables = []
+    for columns in range(len(_COLUMNS), _LEAST_COLUMNS - 1, -1):
+        shown = table(*_COLUMNS[:columns], right=_NUMBERS)
+        for row in rows:
+            shown.add_row(*row[:columns])
+        tables.append(shown)
+    return _Fitting(*tables)
 
 
 def _row(shard: dict[str, Any]) -> list[str]:
@@ -197,19 +205,31 @@ def _row(shard: dict[str, Any]) -> list[str]:
     return list(map(cell, values))
 
 
-def _nodes(document: dict[str, Any]) -> Table:
-    shown = table("node", "role", "state", "heard", "endpoint", "pid", right=_NUMBERS)
+def nodes_table(document: dict[str, Any]) -> _Fitting:
+    """Return the table of nodes; on a narrow terminal each has two lines."""
+    wide = table("node", "role", "state", "heard", "endpoint", "pid", right=_NUMBERS)
+    narrow = table("node", "role", "state", "heard", right=_NUMBERS)
+    for node, role in with_roles(document):
+        heard = _age(node.get("heartbeat_age_ms"))
+        values = node["name"], role, node["state"], heard, node["endpoint"], node["pid"]
+        name, role_cell, state, heard_cell, endpoint, pid = map(cell, values)
+        wide.add_row(name, role_cell, state, heard_cell, endpoint, pid)
+        process = f"pid {pid}" if pid else ""
+        narrow.add_row(
+            f"{name}\n{endpoint}", f"{role_cell}\n{process}", state, heard_cell.removesuffix(" ago")
+        )
+    return _Fitting(wide, narrow)
+
+
+def with_roles(document: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Return each node of a status document with its role in words."""
     groups = (("mms", document["mms"]), ("handler", document["failure_handlers"]))
     nodes = [
         (node, f"{role} leader" if node["leader"] else role) for role, of in groups for node in of
     ]
     for shard in document["shards"]:
         nodes += [(node, f"{node['role']} of {shard['id']}") for node in shard["replicas"]]
-    for node, role in nodes:
-        heard = _age(node.get("heartbeat_age_ms"))
-        values = (node["name"], role, node["state"], heard, node["endpoint"], node["pid"])
-        shown.add_row(*map(cell, values))
-    return shown
+    return nodes
 
 
 def _age(age_ms: int | None) -> str | None:

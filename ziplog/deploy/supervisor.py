@@ -302,10 +302,20 @@ class Supervisor:
             return self._processes[name]
 
     def _module(self, name: str) -> str:
-        node = self.config.node(name)
-        if node in self.config.failure_handlers:
-            return "failure_handler"
-        return "mms" if node in self.config.mms else "shard"
+        return module_of(self.config, name)
+
+
+def module_of(config: ClusterConfig, name: str) -> str:
+    """Return the module that runs a node.
+
+    Raises:
+        ConfigError: there is no such node.
+
+    """
+    node = config.node(name)
+    if node in config.failure_handlers:
+        return "failure_handler"
+    return "mms" if node in config.mms else "shard"
 
 
 def _refuse_other_directories(config: ClusterConfig, directory: Path, path: Path) -> None:

@@ -385,6 +385,42 @@ def test_where_status_is_too_wide_the_last_columns_go_and_no_cell_is_cut(
     assert "…" not in narrow.getvalue()
 
 
+def test_on_50_columns_each_node_has_two_lines_and_no_cell_is_cut() -> None:
+    nodes = [{**node, "heartbeat_age_ms": 12_300} for node in STATUS["mms"]]  # type: ignore[attr-defined]
+    document = {**STATUS, "mms": nodes, "shards": [shard(number) for number in range(2)]}
+    narrow = io.StringIO()
+    Console(width=50, file=narrow).print(status._view(document))
+    text = narrow.getvalue()
+    assert "…" not in text
+    assert all(len(line) <= 50 for line in text.splitlines()[1:])
+    lines = [line.split() for line in text.splitlines()]
+    at = next(index for index, line in enumerate(lines) if line[:1] == ["mms-0"])
+    assert lines[at + 1] == ["127.0.0.1:7400", "pid", "4194304"]
+
+
+def test_nodes_are_listed(log: FakeLog) -> None:
+    lines = [json.loads(line) for line in run("node", "list", "--json").stdout.splitlines()]
+    assert [(line["name"], line["role"], line["state"]) for line in lines] == [
+        ("mms-0", "mms", "up"), ("fh-0", "handler", "up"), ("fh-1", "handler", "down"),
+        ("shard-0-0", "primary of 0", "up"),
+    ]  # fmt: skip
+    rows = [row.split() for row in run("node", "list").stdout.splitlines()]
+    assert ["fh-0", "handler", "leader", "up", "127.0.0.1:5", "5"] in rows
+
+
+def test_a_node_runs_in_place_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(run("config", "show").stdout)
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execve", lambda _program, command, _variables: started.append(command))
+    for node, module in (("mms-0", "mms"), ("fh-0", "failure_handler"), ("shard-0-1", "shard")):
+        assert run("node", "run", "--config", str(path), "--node", node).exit_code == 0
+        assert started[-1][-5:] == [module, "--config", str(path), "--node", node]
+    assert run("node", "run", "--config", str(path), "--node", "x").exit_code == 2
+
+
 def test_the_bootstrap_comes_from_the_option_or_the_environment(log: FakeLog) -> None:
     run("status", "--bootstrap", "h:1", "--timeout", "3")
     assert log.calls[-1] == ("connect", "h:1", 3.0)

@@ -123,7 +123,7 @@ _MODULES: Final = {
     "ShardOutline": "client.bulk.outline",
     "Subscription": "client.blocking_iterators",
 }
-_SUBMODULES: Final = frozenset({"aio", "errors", "local", "policy", "testing"})
+_SUBMODULES: Final = frozenset({"aio", "errors", "local", "policy", "testing", "types"})
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from ziplog.cli.progress import waiting
 from ziplog.cli.status import full_disks
 from ziplog.config import ClusterConfig, LogConfig, load
 from ziplog.deploy import node_logs
-from ziplog.deploy.coordinator import Coordinator
+from ziplog.deploy.coordinator import HOST, Coordinator
 from ziplog.deploy.supervisor import (
     CLUSTER_FILE,
     LOCK_FILE,
@@ -138,6 +138,7 @@ def up(
         flags = ["--found-again"] if found_again else []
         flags += ["--logdb", f"--logdb-port={logdb_port}"] if logdb else []
         _detach(data_dir, given, timeout, flags, json=json)
+        _say_coordinator(logdb_port if logdb else None)
         return
     # Until the cluster is live, a SIGTERM interrupts the start like a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -156,6 +157,7 @@ def up(
             _log_ready(cluster)
         else:
             _announce(cluster)
+            _say_coordinator(port)
         _print_endpoint(cluster.config, cluster.endpoint, os.getpid(), json=json)
         stopped.wait()
         if background:
@@ -315,6 +317,11 @@ def _say_bootstrap(config: ClusterConfig) -> None:
     sought = os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     if not {node.endpoint for node in config.mms} & set(sought.split(",")):
         say(f"not at {sought}, so run: export {BOOTSTRAP_VARIABLE}={config.bootstrap}")
+
+
+def _say_coordinator(port: int | None) -> None:
+    if port is not None:
+        say(f"LogDB's coordinator is at {HOST}:{port}; its commands are `ziplog kv`")
 
 
 def _durability(config: ClusterConfig) -> str:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
 
 _log: Final = logging.getLogger(__name__)
-_HOST: Final = "127.0.0.1"
+#: Where it listens.
+HOST: Final = "127.0.0.1"
 #: Pause before a dead coordinator is started again; it doubles up to the last value.
 _MIN_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 10.0
@@ -43,10 +44,10 @@ class Coordinator:
             UnavailableError: it ended, for example because the port is in use; quotes its log.
 
         """
-        self.endpoint: Final = f"{_HOST}:{port}"
+        self.endpoint: Final = f"{HOST}:{port}"
         self._path: Final = directory / node_logs.LOG_DIRECTORY / f"{node_logs.COORDINATOR}.log"
         self._command: Final = python(
-            "logdb", "--bootstrap", config.bootstrap, "--host", _HOST, "--port", f"{port}",
+            "logdb", "--bootstrap", config.bootstrap, "--host", HOST, "--port", f"{port}",
             "--log-level", config.log.level, "--log-format", config.log.format,
         )  # fmt: skip
         self._stopped: Final = threading.Event()

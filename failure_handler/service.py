@@ -14,6 +14,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from failure_handler.counters import Counters
 from failure_handler.members import Members
 from failure_handler.recovery import Recovery
 from failure_handler.state import (
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
     from ziplog.core.message import Message
     from ziplog.core.wire_use import WireUse
+    from ziplog.wire import Durations, Value
 
 #: Interval between heartbeats to the membership service, and between placement queries.
 HEARTBEAT_NS: Final = 1000 * NS_PER_MS
@@ -101,6 +103,7 @@ class FailureHandler(ServiceNode):
         self._service_nodes: Final = tuple(node.name.encode() for node in config.mms)
         #: The leader's recoveries, by shard.
         self._recoveries: dict[int, Recovery] = {}
+        self._counters: Final = Counters()
         self._connected = False
         self._heartbeat_due = self._tick_due = now
         self._requests = 0
@@ -180,6 +183,7 @@ class FailureHandler(ServiceNode):
 
     def _stop_leading(self) -> None:
         self._recoveries.clear()
+        self._counters.stop_leading()
         self._heartbeat_due = self._now
 
     def _on_restored(self) -> None:
@@ -195,6 +199,7 @@ class FailureHandler(ServiceNode):
             return
         command = decode_command(event.command)
         self._log_progress(command)
+        self._count_progress(command)
         self._advance(command.shard)
 
     def _log_progress(self, command: AnyCommand) -> None:
@@ -214,6 +219,16 @@ class FailureHandler(ServiceNode):
             case Confirm():
                 text = f"view {command.view} is confirmed: enough replicas hold it"
         self._effects.append(LogWarning(f"shard {command.shard}: {text}"))
+
+    def _count_progress(self, command: AnyCommand) -> None:
+        if isinstance(command, Begin):
+            self._counters.on_begin(command.shard, self.members.of(command.shard), self._now)
+        elif isinstance(command, Finish):
+            self._counters.on_finish(command.shard, self._now)
+
+    def metrics(self) -> tuple[list[Value], list[Durations]]:
+        """Return what this node counts beside its commits."""
+        return self._counters.metrics()
 
     def _name_of(self, shard: int, server: int) -> str:
         members = self.members.of(shard)
@@ -251,6 +266,8 @@ class FailureHandler(ServiceNode):
         if self.members.on_suspect(src, message, self._now) is None:
             self._reject(src, message, f"shard {message.shard} has no server {message.node}")
         else:
+            if self._is_leader and message.suspects:
+                self._counters.on_suspicion(message.shard, self._now)
             self._advance(message.shard)
 
     def _on_frozen(self, src: bytes, message: Frozen) -> None:

@@ -18,7 +18,12 @@ import structlog
 from logdb import defaults
 from logdb.coordinator.node import CoordinatorNode
 from logdb.coordinator.progress import Replay
-from logdb.embedded import bind_address, coordinator_info, coordinator_settings
+from logdb.embedded import (
+    bind_address,
+    coordinator_info,
+    coordinator_reporter,
+    coordinator_settings,
+)
 from logdb.wire import decode
 from ziplog import policy
 from ziplog.client import arguments
@@ -126,6 +131,7 @@ def run(options: argparse.Namespace) -> None:
             transport,
             decode=decode,
             describe=coordinator_info(node, endpoint or bind, endpoints),
+            report=coordinator_reporter(node, transport),
             # A log that cannot be replayed is an operational error: it is reported in one line
             # below.
             on_halt=lambda reason, state: None if node.failure else halt(reason, state),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 import ziplog
+from logdb.coordinator.metrics import metrics
 from logdb.coordinator.node import CoordinatorNode, Settings
 from logdb.wire import decode
 from ziplog import policy
@@ -23,6 +24,7 @@ from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogEr
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
+from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.transport import Transport
 from ziplog.version import version
 from ziplog.wire.node_info import VERSIONS, NodeInfo
@@ -112,6 +114,7 @@ class Coordinator:
             self._transport,
             decode=decode,
             describe=coordinator_info(self._node, endpoint, endpoints),
+            report=coordinator_reporter(self._node, self._transport),
             on_halt=self._on_halt,
         )
         self._thread: Final = threading.Thread(target=self._run, name="logdb", daemon=True)
@@ -216,6 +219,11 @@ def coordinator_info(
     return lambda request: NodeInfo(
         node.cluster, request, "coordinator", endpoint, "", version(), *VERSIONS, mms
     )
+
+
+def coordinator_reporter(node: CoordinatorNode, transport: Transport) -> Reporter:
+    """Return the function that reports the metrics of a coordinator and its process."""
+    return Reporter(transport, lambda _driver, _now: (metrics(node), []), lambda: node.cluster)
 
 
 def coordinator_settings(

@@ -21,6 +21,7 @@ import structlog
 
 from shard.archive.shared_state import SharedState
 from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
+from shard.metrics import StorageMetrics
 from shard.replica import Replica, ReplicaConfig
 from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
@@ -34,6 +35,7 @@ from ziplog.runtime import wire_file
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.node_info import node_info, this_release
 from ziplog.runtime.process_logging import configure
 from ziplog.runtime.publication_receiver import PublicationReceiver
@@ -164,6 +166,7 @@ def _serve(
     def on_publication(publisher: bytes, frame: bytes) -> None:
         driver.post_frame(publisher, frame)  # created below, before it is called
 
+    metrics = StorageMetrics(replica.state, store)
     publications = PublicationReceiver(on_publication)
     driver = Driver(
         replica,
@@ -177,6 +180,11 @@ def _serve(
             config, "storage", identity.name, replica.cluster, request, replica.wire_use
         ),
         record_wire=lambda wire: wire_file.record(directory.path, wire),
+        report=Reporter(
+            transport,
+            lambda driver, now: metrics.collect(driver.short_acks, now),
+            lambda: replica.cluster,
+        ),
     )
     try:
         store.start(driver.post)

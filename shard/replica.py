@@ -105,7 +105,8 @@ class Replica:
         `limbo`: the server ran before and left no checkpoint. `incarnation`: a random number of
         this process. `now`: monotonic nanoseconds.
         """
-        self._state: Final = ReplicaState(config, store, incarnation)
+        #: Public for its metrics (shard/metrics.py).
+        self.state = self._state = ReplicaState(config, store, incarnation)
         self.wire_use: Final = self._state.wire_use
         self._now = now
         resumes = start(self._state, checkpoint, now, limbo=limbo)
@@ -410,8 +411,8 @@ class Replica:
             self._repair.request(gsn, why, self._now)
         if state.has_no_positions or state.is_sealed:
             self._draining.on_batch_end(self._now)
-        if self._now >= self._rates.due:
-            self._rates.sample(self._now)
+        self._rates.on_batch_end(self._now)
+        state.counters.on_batch_end(state.stream, state.persisted, self._now)
         self._heartbeat.on_batch_end(self._now)
         self.plain_inserts.start(self._role, self._now)
 

@@ -28,6 +28,8 @@ class ValueCache:
         self._kept: Final[OrderedDict[bytes, tuple[int, bytes]]] = OrderedDict()
         #: Bytes in use.
         self.bytes = 0
+        #: Number of lookups that found the version, and that did not.
+        self.hits = self.misses = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -52,7 +54,9 @@ class ValueCache:
         """Return the value of a key's version; None if it is not cached."""
         found = self._kept.get(key)
         if found is None or found[0] != version:
+            self.misses += 1
             return None
+        self.hits += 1
         self._kept.move_to_end(key)
         return found[1]
 

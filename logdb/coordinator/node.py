@@ -112,6 +112,8 @@ class CoordinatorNode:
         self.pending: Final = PendingRequests()
         #: Decisions about the last aborted transactions, by session and number.
         self._aborts: Final[dict[tuple[bytes, int], Decided]] = {}
+        #: By outcome: transactions decided since the process started, without those of a replay.
+        self.decided: Final[dict[str, int]] = {}
         self._expire_at = now
         self._is_started = False
         self.snapshots: Snapshots
@@ -208,6 +210,8 @@ class CoordinatorNode:
 
     def _on_applied(self, applied: Applied) -> None:
         session, number, outcome = applied.id.session, applied.id.number, applied.outcome
+        if self.tailer.is_ready:
+            self.decided[outcome] = self.decided.get(outcome, 0) + 1
         if outcome == "committed":
             version = applied.position.gsn
             for key, value in applied.values:

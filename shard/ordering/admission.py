@@ -111,6 +111,7 @@ class Admission:
             refuse_for_now(state, route, session, message, "too many inserts are waiting")
         else:
             unit = session.units[seq] = held_unit(route, message)
+            state.counters.on_admitted(unit, now)
             role.accept(session, unit, now)
         return session
 

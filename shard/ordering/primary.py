@@ -65,6 +65,7 @@ class Primary:
         #: The last entry that each backup holds, in memory and on stable storage, by its index.
         backups = range(1, len(state.config.replicas))
         self._replicated: Final = dict.fromkeys(backups, state.stream.stable)
+        state.counters.replicated = self._replicated
         self._durable: Final = dict.fromkeys(backups, state.stream.durable)
         self._own_durable = state.stream.last
         #: fseq of the first decision not forwarded yet, and the decisions from there on.

@@ -191,6 +191,11 @@ class RateReporter:
         #: Time of a sample without a batch, in ns.
         self.silence_due = _NEVER
 
+    def on_batch_end(self, now: int) -> None:
+        """Sample the records, if that is due; report the rate if it has changed."""
+        if now >= self.due:
+            self.sample(now)
+
     def sample(self, now: int) -> None:
         """Sample the records; report the rate if it has changed."""
         state = self._state

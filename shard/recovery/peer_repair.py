@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from shard.state.counters import count
 from shard.storage.store import FullError
 from ziplog.core.entries import Place
 from ziplog.core.node import LogWarning
@@ -285,6 +286,7 @@ class Repair:
         else:
             self._hole, self._received, self._retry_due = None, [], now
             self._recovery.on_repaired()
+            count(state.counters.repairs, "repaired")
             state.effects.append(LogWarning(
                 f"{state.config.name} could not read {self._subject} ({self._reason}) and repaired"
                 f" it with a copy from {self._peer.decode()}. Check the disk"
@@ -317,6 +319,7 @@ class Repair:
         self._unrepairable |= unrepairable
         if is_repeated:
             return
+        count(state.counters.repairs, "impossible")
         state.effects.append(LogWarning(
             f"{state.config.name} cannot read {self._subject} ({self._reason}), and no peer could"
             f" repair it ({why}). Restore the missing file, or stop this server and move its data"

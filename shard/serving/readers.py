@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from shard.state.counters import count
 from shard.state.decision_log import end_of
 from ziplog.core.entries import Place, Skip, Unit, decode_body
 from ziplog.core.view import NO_DIGEST
@@ -91,6 +92,7 @@ class Readers:
         """Reply with the record, or the state, of a position."""
         state = self._state
         found = self._find(read.gsn)
+        count(state.counters.reads, found.answer)
         timestamp_us, key, payload = 0, None, b""
         if found.answer == "record":
             contents = decode_body(found.body, len(found.gsns))
@@ -222,7 +224,7 @@ class Readers:
             credit = min(message.credit, MAX_CREDIT_BYTES)
             subscription = Subscription(route, message.subscription, message.start, credit, now)
             self.subscriptions[key] = self._lagging[key] = subscription
-            self._state.has_subscribers = True
+            self._note_subscriptions()
         self._answer(key, subscription)
 
     def renew(self, route: bytes, message: Credit, now: int) -> None:
@@ -251,8 +253,12 @@ class Readers:
 
     def _drop(self, key: tuple[bytes, int]) -> None:
         self.subscriptions.pop(key, None)
-        self._state.has_subscribers = bool(self.subscriptions)
+        self._note_subscriptions()
         self._lagging.pop(key, None)
+
+    def _note_subscriptions(self) -> None:
+        self._state.has_subscribers = bool(self.subscriptions)
+        self._state.counters.subscriptions = len(self.subscriptions)
 
     def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:
         if key in self._lagging:
@@ -275,12 +281,14 @@ class Readers:
             return
         is_all_news = not (was_held_back or self._is_held_back)
         units, size = _units(news) if self.subscriptions else ([], 0)
+        records = sum(len(unit.gsns) for unit in units)
         for key, subscription in list(self.subscriptions.items()):
             if key in self._lagging:
                 continue
             fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
             if is_all_news and fits and subscription.sent == self._frontier:
                 subscription.used += size
+                self._count(records, size)
                 self._deliver(subscription, frontier, units, frontier)
             else:
                 self._lagging[key] = subscription
@@ -321,10 +329,16 @@ class Readers:
                 self._drop(key)
                 return
             subscription.used += size
+            self._count(sum(len(unit.gsns) for unit in units), size)
         if reached >= frontier:
             del self._lagging[key]
         if always or reached > subscription.sent:
             self._deliver(subscription, max(reached, subscription.sent), units, frontier)
+
+    def _count(self, records: int, size: int) -> None:
+        counters = self._state.counters
+        counters.delivered_records += records
+        counters.delivered_bytes += size
 
     def _stable_from(self, start: int, allowance: int) -> tuple[list[Unit], int, int]:
         """Return stable units from `start` on, the gsn where they end, and their size.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from shard.state.counters import Counters, count
 from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
 from shard.state.sessions import Sessions
@@ -129,6 +130,7 @@ class ReplicaState:
         self.holes = 0
         #: Records placed so far.
         self.placed_records = 0
+        self.counters: Final = Counters(acks_are_durable=config.durability == "disk")
 
     @property
     def is_leaving(self) -> bool:
@@ -189,6 +191,8 @@ class ReplicaState:
 
         `waited`: the primary's decision, not the client's copy, is the reason for the ack.
         """
+        if waited:
+            self.counters.waited_records += unit.count
         if unit.route:
             self.effects.append(Send(unit.route, self.ack_of(unit, waited=waited)))
 
@@ -210,6 +214,7 @@ class ReplicaState:
         since: int = 0,
     ) -> None:
         """Refuse a request, or its first copies, and send the client the reason."""
+        count(self.counters.refused, code)
         self.send(
             route,
             Refused(

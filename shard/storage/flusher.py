@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from shard.storage.segment_files import open_flushed, pack_flushed
+from ziplog.core.histogram import Histogram
 from ziplog.core.node import Event, Persisted, StorageChanged
 from ziplog.runtime.process_logging import halt
 from ziplog.segments.durable_files import open_directory
@@ -59,6 +60,8 @@ class Flusher:
     flushed_bytes: int
     #: The last entry on stable storage.
     flushed_fseq: int
+    #: Durations of fdatasync.
+    flush_durations: Histogram
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Flusher:
 
         """
         self.flushed_bytes = 0
+        self.flush_durations = Histogram()
         self._directory = directory
         self._interval_s, self._reserve_bytes, self._on_halt = interval_s, reserve_bytes, on_halt
         self._log = structlog.get_logger()
@@ -323,11 +327,13 @@ class Flusher:
     def _sync(self) -> None:
         if self._segment is None or self.flushed_bytes == self._written_bytes:
             return
+        started = time.monotonic_ns()
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             self._on_halt(f"fdatasync of {self._segment.name} failed: {error}")
             raise
+        self.flush_durations.add(time.monotonic_ns() - started)
         self._segment.flushed = self._offset
         self.flushed_fseq = self._written_fseq
         self.flushed_bytes = self._written_bytes

@@ -161,6 +161,16 @@ class SegmentStore(SegmentReader):
         return self._flusher.free_bytes or 0
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of all entries that are kept, in files or soon."""
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        """Number of segments."""
+        return len(self._segments)
+
+    @property
     def is_full(self) -> bool:
         """Whether there is less space than the reserve."""
         return self._flusher.is_full

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, connect, say
+from ziplog.client import arguments
 from ziplog.config import is_loopback
 from ziplog.errors import ConfigError, UnavailableError
 
@@ -28,6 +29,15 @@ def monitor(
             "--token-file", metavar="F", help="Clients must send its content as a bearer token."
         ),
     ] = None,
+    coordinators: Annotated[
+        str,
+        typer.Option(
+            "--coordinator",
+            envvar="LOGDB_COORDINATOR",
+            metavar="HOST:PORT",
+            help="Coordinators of LogDB, separated by commas.",
+        ),
+    ] = "",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
@@ -42,7 +52,7 @@ def monitor(
         sentence = f"--token-file is required, because {host} is not a loopback address"
         raise ConfigError("--token-file", None, "given", message=sentence)
     with connect(bootstrap, timeout) as log:
-        snapshots = Snapshots(log)
+        snapshots = Snapshots(log, arguments.endpoints(coordinators) if coordinators else ())
         try:
             server = Monitor(host, port, snapshots, token)
         except OSError as error:

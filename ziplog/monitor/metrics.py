@@ -1,51 +1,90 @@
-"""The status document as metrics, in Prometheus' text format.
+"""The metrics of a cluster: from its status document, and from its nodes' replies.
 
 Rules: labels come from small fixed sets: names of nodes, numbers of shards, states. A position is a
-gauge for graphs only, because a double holds 53 bits. A node that is not up has no series but
+gauge for graphs only, because a double holds 53 bits. A node that does not reply has no series but
 `ziplog_up` and `ziplog_node_state`. See docs/operating.md, section 2.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+import re
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from ziplog.core.view import ShardState
+from ziplog.monitor.catalogue import CATALOGUE
+from ziplog.monitor.exposition import Counted, Family
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-#: The media type of the text format.
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+    from ziplog.monitor.epochs import EpochTimes
+    from ziplog.monitor.exposition import Sample
+    from ziplog.wire import Metrics
+
 NODE_STATES: Final = ("starting", "up", "full", "suspect", "limbo", "down")
 SHARD_STATES: Final = get_args(ShardState)
-#: States of nodes that report.
-_REPORTING: Final = frozenset({"up", "full", "starting", "limbo"})
-
-_Sample = tuple[dict[str, object], float]
+_LABEL: Final = re.compile(r"[a-z_]+", re.ASCII)
 
 
-class Family(NamedTuple):
-    """A metric: its name, type, help text and samples."""
+def families(
+    document: dict[str, Any] | None,
+    replies: Mapping[str, Metrics | None],
+    times: EpochTimes,
+    now: int,
+) -> Iterator[Family]:
+    """Yield all metrics.
 
-    name: str
-    kind: str
-    text: str
-    samples: list[_Sample]
+    Args:
+        document: the status document; None: the cluster does not reply.
+        replies: the metrics of each node; None: it does not reply.
+        times: when the latest epochs began.
+        now: monotonic nanoseconds.
 
-
-def render(document: dict[str, Any] | None) -> str:
-    """Return the metrics of a status document; None: the cluster does not reply."""
-    reachable = Family(
+    """
+    yield Family(
         "ziplog_cluster_up", "gauge", "Whether the membership service replies.",
         [({}, float(document is not None))],
     )  # fmt: skip
-    families = [reachable, *(families_of(document) if document is not None else ())]
-    return "".join(_lines(family) for family in families)
+    up: list[Sample] = [
+        ({"node": name}, float(reply is not None)) for name, reply in replies.items()
+    ]
+    yield Family("ziplog_up", "gauge", "Whether the node replied to one of the last queries.", up)
+    if document is not None:
+        yield from _of_document(document, {name for name, reply in replies.items() if reply})
+        yield from _ages(document, times, now)
+    yield from _of_nodes(replies)
 
 
-def families_of(document: dict[str, Any]) -> Iterator[Family]:
-    """Return all metrics of a status document."""
+def _of_nodes(replies: Mapping[str, Metrics | None]) -> Iterator[Family]:
+    """Yield what the nodes count, in the order of the catalogue."""
+    samples: dict[str, list[Sample]] = {name: [] for name in CATALOGUE}
+    for node, reply in replies.items():
+        if reply is None:
+            continue
+        for value in reply.values:
+            _add(samples, node, value.name, value.labels, value.value)
+        for durations in reply.durations:
+            counted = Counted(durations.counts, durations.sum_ns)
+            _add(samples, node, durations.name, durations.labels, counted)
+    for name, (kind, text) in CATALOGUE.items():
+        yield Family(name, kind, text, samples[name])
+
+
+def _add(
+    samples: dict[str, list[Sample]],
+    node: str,
+    name: str,
+    labels: dict[str, str],
+    value: float | Counted,
+) -> None:
+    """Add a sample of a node, unless its release knows a metric that this one does not."""
+    is_known = name in samples and all(map(_LABEL.fullmatch, labels))
+    if is_known and isinstance(value, Counted) is (CATALOGUE[name].kind == "histogram"):
+        samples[name].append(({"node": node, **labels}, value))
+
+
+def _of_document(document: dict[str, Any], reporting: set[str]) -> Iterator[Family]:
     shards = document["shards"]
     replicas = [(shard["id"], one) for shard in shards for one in shard["replicas"]]
     nodes = [*document["mms"], *document["failure_handlers"], *(one for _, one in replicas)]
@@ -53,37 +92,25 @@ def families_of(document: dict[str, Any]) -> Iterator[Family]:
         "ziplog_cluster_info", "gauge", "1; the cluster's name, id and durability level.",
         [({k: document[k] for k in ("cluster", "cluster_id", "durability")}, 1)],
     )  # fmt: skip
-    yield from _nodes(nodes)
+    yield from _nodes(nodes, reporting)
     yield from _positions(document)
     yield from _shards(document)
-    yield from _disks(replicas)
+    yield from _disks([(shard, one) for shard, one in replicas if one["name"] in reporting])
 
 
-def _nodes(nodes: list[dict[str, Any]]) -> Iterator[Family]:
-    up = [({"node": one["name"]}, float(one["state"] in ("up", "full"))) for one in nodes]
-    yield Family("ziplog_up", "gauge", "Whether the node reports and works.", up)
-    states: list[_Sample] = [
+def _nodes(nodes: list[dict[str, Any]], reporting: set[str]) -> Iterator[Family]:
+    states: list[Sample] = [
         ({"node": one["name"], "state": state}, float(one["state"] == state))
         for one in nodes
         for state in NODE_STATES
     ]
     yield Family("ziplog_node_state", "gauge", "1 for the present state of the node.", states)
-    versions: list[_Sample] = [
-        ({"node": one["name"], "version": one["version"]}, 1)
-        for one in nodes
-        if one.get("version") and one["state"] in _REPORTING
-    ]
-    yield Family("ziplog_build_info", "gauge", "1; the version that the node runs.", versions)
-    ages: list[_Sample] = [
+    ages: list[Sample] = [
         ({"node": one["name"]}, one["heartbeat_age_ms"] / 1000)
         for one in nodes
-        if one.get("heartbeat_age_ms") is not None
+        if one.get("heartbeat_age_ms") is not None and one["name"] in reporting
     ]
     yield Family("ziplog_heartbeat_age_seconds", "gauge", "Age of the last heartbeat.", ages)
-    leaders: list[_Sample] = [
-        ({"node": one["name"]}, float(one["leader"])) for one in nodes if "leader" in one
-    ]
-    yield Family("ziplog_raft_leader", "gauge", "Whether the node leads its Raft group.", leaders)
 
 
 def _positions(document: dict[str, Any]) -> Iterator[Family]:
@@ -93,6 +120,8 @@ def _positions(document: dict[str, Any]) -> Iterator[Family]:
         "ziplog_finalized_epoch", "gauge", "The last finalized epoch; -1: none.", [({}, finalized)]
     )
     trim = RecordId.parse(document["trimmed_before"]).gsn
+    tail = max((shard["stable_gsn"] for shard in document["shards"]), default=0)
+    yield Family("ziplog_tail_position", "gauge", "The last stable record.", [({}, tail)])
     yield Family(
         "ziplog_trim_position", "gauge", "All positions before it were deleted.", [({}, trim)]
     )
@@ -108,21 +137,26 @@ def _positions(document: dict[str, Any]) -> Iterator[Family]:
 
 def _shards(document: dict[str, Any]) -> Iterator[Family]:
     shards = document["shards"]
-    states: list[_Sample] = [
+    states: list[Sample] = [
         ({"shard": one["id"], "state": state}, float(one["state"] == state))
         for one in shards
         for state in SHARD_STATES
     ]
     yield Family("ziplog_shard_state", "gauge", "1 for the present state of the shard.", states)
-    for name, kind, key, text in (
-        ("ziplog_shard_view", "gauge", "view", "The shard's view; each recovery raises it."),
-        ("ziplog_shard_weight", "gauge", "weight", "The shard's share of positions."),
-        ("ziplog_shard_insert_rate", "gauge", "rate_per_s", "Inserted records a second."),
-        ("ziplog_shard_stable_position", "gauge", "stable_gsn", "The last stable record."),
-        ("ziplog_shard_refusing", "gauge", "refusing", "Whether it refuses records: a full disk."),
-        ("ziplog_holes_total", "counter", "holes", "Positions given up for waiting readers."),
+    for name, key, text in (
+        ("ziplog_shard_view", "view", "The shard's view; each recovery raises it."),
+        ("ziplog_shard_weight", "weight", "The shard's share of positions."),
+        ("ziplog_shard_insert_rate", "rate_per_s", "Inserted records a second."),
+        ("ziplog_shard_stable_position", "stable_gsn", "The last stable record."),
+        ("ziplog_shard_has_readers", "is_watched", "Whether readers follow the shard."),
+        ("ziplog_shard_refusing", "refusing", "Whether it refuses records: a full disk."),
     ):
-        yield Family(name, kind, text, [({"shard": one["id"]}, float(one[key])) for one in shards])
+        values: list[Sample] = [({"shard": one["id"]}, float(one[key])) for one in shards]
+        yield Family(name, "gauge", text, values)
+    yield Family(
+        "ziplog_holes_total", "counter", "Positions given up for waiting readers.",
+        [({"shard": one["id"]}, one["holes"]) for one in shards],
+    )  # fmt: skip
     yield Family(
         "ziplog_shard_blocks_readers", "gauge", "Whether it holds back records of other shards.",
         [({"shard": one["id"]}, float(bool(one["blocks"]))) for one in shards],
@@ -130,36 +164,35 @@ def _shards(document: dict[str, Any]) -> Iterator[Family]:
 
 
 def _disks(replicas: list[tuple[int, dict[str, Any]]]) -> Iterator[Family]:
-    known = [
-        (shard, one) for shard, one in replicas if one.get("disk") and one["state"] in _REPORTING
-    ]
+    known = [(shard, one) for shard, one in replicas if one.get("disk")]
     for name, key, text in (
         ("ziplog_disk_free_bytes", "free_bytes", "Free space of the server's disk."),
         ("ziplog_disk_reserve_bytes", "reserve_bytes", "Free space below which it is full."),
         ("ziplog_disk_full", "full", "Whether the server refuses records for lack of space."),
     ):
-        samples: list[_Sample] = [
+        samples: list[Sample] = [
             ({"node": one["name"], "shard": shard}, float(one["disk"][key])) for shard, one in known
         ]
         yield Family(name, "gauge", text, samples)
 
 
-def _lines(family: Family) -> str:
-    head = f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}\n"
-    return head + "".join(
-        f"{family.name}{_labels(labels)} {_number(value)}\n" for labels, value in family.samples
-    )
-
-
-def _labels(labels: dict[str, object]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: object) -> str:
-    return str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
+def _ages(document: dict[str, Any], times: EpochTimes, now: int) -> Iterator[Family]:
+    """Yield how long positions have been open, from the times of epochs."""
+    oldest = times.age_s(document["finalized_epoch"] + 1, now)
+    yield Family(
+        "ziplog_unfinalized_seconds", "gauge",
+        "Age of the oldest epoch that is not finalized, to the second. It grows while no record"
+        " comes and no reader waits.",
+        [({}, oldest)],
+    )  # fmt: skip
+    open_for: list[Sample] = [
+        ({"shard": shard["id"]}, times.age_s(shard["epoch"], now))
+        for shard in document["shards"]
+        if shard["state"] != "finalized"
+    ]
+    yield Family(
+        "ziplog_shard_open_seconds", "gauge",
+        "How long the shard's first open position has been open, to the second. It grows while no"
+        " record comes and no reader waits.",
+        open_for,
+    )  # fmt: skip

@@ -17,10 +17,14 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from ziplog.errors import ZiplogError
-from ziplog.monitor import health, metrics
+from ziplog.monitor import exposition, health, metrics
+from ziplog.monitor.epochs import EpochTimes
+from ziplog.monitor.nodes import NodePolls
+from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
     from typing import BinaryIO
 
     from ziplog.client.blocking import Log
@@ -35,10 +39,20 @@ _JSON: Final = "application/json"
 
 
 class Snapshots:
-    """Reads the status document once a second, in a thread."""
+    """Reads the status document and the nodes' metrics once a second, in two threads."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, coordinators: Sequence[str] = ()) -> None:
+        """Prepare to read.
+
+        Args:
+            log: a client of the cluster.
+            coordinators: endpoints of LogDB's coordinators to ask, too.
+
+        """
         self._log: Final = log
+        self._coordinators: Final = coordinators
+        self._times: Final = EpochTimes()
+        self._polls: Final = NodePolls(self._endpoints)
         self._document: dict[str, Any] | None = None
         self._taken_at = time.monotonic() - _MAX_AGE_S
         self.error = "the cluster has not replied yet"
@@ -48,11 +62,13 @@ class Snapshots:
     def start(self) -> None:
         """Start to read."""
         self._thread.start()
+        self._polls.start()
 
     def stop(self) -> None:
         """Stop to read."""
         self._stopped.set()
         self._thread.join()
+        self._polls.stop()
 
     @property
     def age_s(self) -> float:
@@ -64,10 +80,30 @@ class Snapshots:
         """The last status document; None: the cluster has not replied for 5 s."""
         return self._document if self.age_s < _MAX_AGE_S else None
 
+    def metrics(self, media_type: str) -> str:
+        """Return all metrics in the format of a media type."""
+        replies = {
+            name: reply.metrics if reply is not None else None
+            for name, reply in self._polls.replies().items()
+        }
+        found = metrics.families(self.document, replies, self._times, now_ns())
+        return exposition.render(found, media_type)
+
+    def _endpoints(self) -> dict[str, str]:
+        """Return the endpoints of all nodes that the last document names, and of coordinators."""
+        found = {endpoint: endpoint for endpoint in self._coordinators}
+        document = self._document
+        if document is not None:
+            replicas = (replica for shard in document["shards"] for replica in shard["replicas"])
+            for node in (*document["mms"], *document["failure_handlers"], *replicas):
+                found[node["name"]] = node["endpoint"]
+        return found
+
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._document = self._log.cluster(timeout=_INTERVAL_S)
+                self._document = document = self._log.cluster(timeout=_INTERVAL_S)
+                self._times.observe(document["epoch"], now_ns())
                 self._taken_at = time.monotonic()
             except ZiplogError as error:
                 self.error = str(error)
@@ -185,8 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
         document = snapshots.document
         match url.path:
             case "/metrics":
-                text = metrics.render(document)
-                self._reply(HTTPStatus.OK, metrics.CONTENT_TYPE, text.encode())
+                kind = exposition.media_type(self.headers.get("Accept", ""))
+                self._reply(HTTPStatus.OK, kind, snapshots.metrics(kind).encode())
             case "/status":
                 self._reply_status(document)
             case "/healthz":

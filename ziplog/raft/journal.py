@@ -175,6 +175,11 @@ class Journal:
             raise self._error(f"{what}: {_REMEDY}")
         self._start_note()
 
+    @property
+    def size(self) -> int:
+        """Size of the file, in bytes."""
+        return self._size
+
     def _read(self, name: str) -> bytes:
         try:
             return (self.directory / name).read_bytes()

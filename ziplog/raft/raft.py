@@ -151,6 +151,11 @@ class Raft:
         """Return the state of the group, at most one tick old."""
         return self._status
 
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal's file, in bytes."""
+        return self._journal.size
+
     def snapshot(self) -> None:
         """Write a snapshot and trim the journal soon, instead of when it is due."""
         self._sync.forceLogCompaction()

@@ -11,11 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
+from ziplog.core.histogram import Histogram
 from ziplog.core.node import (
     Committed,
     Halt,
     LeaderChanged,
     PeersChanged,
+    Propose,
     Received,
     ReportBadMessage,
     Restored,
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.core.node import Effect, Event
     from ziplog.raft.state_machine import Machine
+    from ziplog.wire import Durations, Value
+
+
+#: Maximum number of commands that are timed at once.
+_MAX_TIMED: Final = 64
 
 
 class Leadership:
@@ -92,6 +99,9 @@ class ServiceNode(ABC):
         self._leadership: Final = Leadership(nodes)
         self._effects: list[Effect] = []
         self._now = now
+        #: From the proposal of a command to its commit, and when each was proposed that waits.
+        self.commit_durations: Final = Histogram()
+        self._proposed_at: Final[dict[bytes, int]] = {}
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Process one event; see `ziplog.core.node`."""
@@ -101,6 +111,7 @@ class ServiceNode(ABC):
             case Received():
                 self._on_received(event.src, event.message)
             case Committed():
+                self._time_commit(event.command)
                 self._on_committed(event)
             case Wakeup():
                 self._on_wakeup()
@@ -114,7 +125,19 @@ class ServiceNode(ABC):
                 self.state.restore(event.snapshot)
                 self._on_restored()
         effects, self._effects = self._effects, []
+        for effect in effects:
+            if type(effect) is Propose and len(self._proposed_at) < _MAX_TIMED:
+                self._proposed_at.setdefault(effect.command, now)
         return effects
+
+    def _time_commit(self, command: bytes) -> None:
+        proposed_at = self._proposed_at.pop(command, None)
+        if proposed_at is not None:
+            self.commit_durations.add(self._now - proposed_at)
+
+    def metrics(self) -> tuple[list[Value], list[Durations]]:
+        """Return what this service counts beside its commits."""
+        return [], []
 
     @property
     def _is_leader(self) -> bool:
@@ -146,6 +169,7 @@ class ServiceNode(ABC):
         if event.is_self == self._leadership.is_self:
             return
         self._leadership.is_self = event.is_self
+        self._proposed_at.clear()
         if event.is_self:
             self._start_leading()
         else:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
+from ziplog.core.histogram import Histogram
 from ziplog.core.node import (
     BatchEnd,
     Broadcast,
@@ -62,6 +63,8 @@ from ziplog.wire import (
     Insert,
     Leaving,
     Located,
+    Metrics,
+    MetricsQuery,
     NodeInfo,
     NodeInfoQuery,
     Rate,
@@ -93,6 +96,8 @@ _MAX_HELD: Final = 10_000
 #: Interval between attempts to flush while there is no space.
 _FLUSH_RETRY_NS: Final = 50_000_000
 _WARNING_INTERVAL_NS: Final = NS_PER_S
+#: What begins at a time whose last bits are 0 is timed: about one iteration or insert in 64.
+_UNTIMED: Final = 63
 #: Messages that report nothing about stored data, or only about stable data, which is on all disks.
 _NEEDS_NO_DISK: Final = (
     Refused, Heartbeat, Rate, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
@@ -144,6 +149,10 @@ class Driver:
 
     #: Number of frames received that were invalid, or not allowed for their sender.
     bad_frames: int
+    #: Durations of iterations without their sleep, and of inserts on the short path until their
+    #: acks: samples.
+    iterations: Histogram
+    short_acks: Histogram
 
     def __init__(
         self,
@@ -160,6 +169,7 @@ class Driver:
         receive_publications: Callable[[bytes, str], None] | None = None,
         decode: Callable[[bytes], Message] = decode,
         describe: Callable[[int], NodeInfo] | None = None,
+        report: Callable[[Driver, int], Metrics] | None = None,
         clock: Callable[[], int] = now_ns,
         on_halt: Callable[[str, str], object] = halt,
     ) -> None:
@@ -180,22 +190,17 @@ class Driver:
             decode: decodes incoming frames.
             describe: returns the description of this node, for a request's number. With it, the
                 driver replies to peers of other versions, and to clients of another service.
+            report: returns the metrics of this node and of the driver, for a request's number.
             clock: nanoseconds; counts the time while the machine is suspended.
             on_halt: called with a reason and the node's state; should not return.
 
         """
         self.bad_frames = 0
+        self.iterations, self.short_acks = Histogram(), Histogram()
         self._node, self._transport, self._store = node, transport, store
         self._insert_path = insert_path
-        #: The messages that take the short path if they can.
-        self._short: dict[type[Message], Callable[[bytes, Any, int], bool]] = (
-            {} if insert_path is None else {Insert: self._insert, Forward: self._forward}
-        )
-        self._describe = describe
-        if describe is not None:
-            self._short[NodeInfoQuery] = self._introduce
-            if describe(0).role != "membership":
-                self._short[Hello] = self._introduce
+        self._describe, self._report = describe, report
+        self._short: Final = self._short_handlers()
         #: Since the last `BatchEnd`, nothing but messages on the short path happened.
         self._is_resting = False
         #: There may be effects of messages on the short path.
@@ -237,6 +242,19 @@ class Driver:
             Halt: self._halt,
         }
 
+    def _short_handlers(self) -> dict[type[Message], Callable[[bytes, Any, int], bool]]:
+        """Return the handlers of messages that need no step, or that take the short path."""
+        found: dict[type[Message], Callable[[bytes, Any, int], bool]] = {}
+        if self._insert_path is not None:
+            found |= {Insert: self._insert, Forward: self._forward}
+        if self._report is not None:
+            found[MetricsQuery] = self._send_metrics
+        if self._describe is not None:
+            found[NodeInfoQuery] = self._introduce
+            if self._describe(0).role != "membership":
+                found[Hello] = self._introduce
+        return found
+
     def run(self) -> None:
         """Run the node until `stop`. An exception of the node ends the process (`on_halt`)."""
         try:
@@ -269,12 +287,15 @@ class Driver:
 
     def run_once(self) -> None:
         """Run one iteration: step all events that are due, then wait for input or the timer."""
+        began = self._clock()
         self._is_resting = self._insert_path is not None and not self._is_dirty
         if self._is_behind or self._is_unread:
             self._read_ahead()
         is_more = self._is_behind = self._step_messages()
-        if self._is_resting and self._rest(is_more=is_more):
-            return
+        if self._is_resting:
+            if self._rest(began, is_more=is_more):
+                return
+            began = self._clock()
         is_more = self._is_behind
         if self._posted:
             self._step_posted()
@@ -284,11 +305,16 @@ class Driver:
         self._step(_BATCH_END, now)
         retry = self._flush_and_send() if self._is_dirty else None
         self._deadline = self._node.next_wakeup()
+        if not began & _UNTIMED:
+            self.iterations.add(self._clock() - began)
         if not is_more and not self._posted and not self._stopping:
             self._transport.wait(self._sleep_limit(retry))
 
-    def _rest(self, *, is_more: bool) -> bool:
-        """End batches by the short path; return False once a `BatchEnd` or an event is due."""
+    def _rest(self, began: int, *, is_more: bool) -> bool:
+        """End batches by the short path; return False once a `BatchEnd` or an event is due.
+
+        `began`: when the first batch began, in ns.
+        """
         path, transport, clock = self._insert_path, self._transport, self._clock
         assert path is not None
         while self._is_resting and not self._posted and not self._stopping:
@@ -307,10 +333,12 @@ class Driver:
                     due = min(due, self._store_at)
             if is_more:
                 return True
+            if not began & _UNTIMED:
+                self.iterations.add(clock() - began)
             received = transport.wait_and_receive(due - now)
             if received is None:
                 return True
-            self._step_frame(*received)
+            began = self._step_frame(*received)
             is_more = self._is_behind = transport.ready() and self._step_messages()
         return False
 
@@ -359,6 +387,8 @@ class Driver:
         if self._has_forward:  # A client's acks stay in order.
             self._carry_out_short_path()
         self._transport.send(src, encode(ack))
+        if not now & _UNTIMED:
+            self.short_acks.add(self._clock() - now)
         self._has_short_effects = True
         return True
 
@@ -374,6 +404,12 @@ class Driver:
         """Reply with the description of this node."""
         assert self._describe is not None
         self._transport.send(src, encode(self._describe(message.request)))
+        return True
+
+    def _send_metrics(self, src: bytes, message: MetricsQuery, _now: int) -> bool:
+        """Reply with the metrics of this node."""
+        assert self._report is not None
+        self._transport.send(src, encode(self._report(self, message.request)))
         return True
 
     def _reply_to_stranger(self, src: bytes, frame: bytes) -> None:

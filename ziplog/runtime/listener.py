@@ -110,6 +110,11 @@ class Listener:
         """Number of checks so far."""
         return self._reserve.checks
 
+    @property
+    def shed(self) -> int:
+        """Number of connections that `check` returned so far."""
+        return self._reserve.shed
+
     def _set_refused(self, is_refused: bool) -> None:
         """Stop or start watching for connections, which wait while the system has no descriptor."""
         if self._is_refused != is_refused:

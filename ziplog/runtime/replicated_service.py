@@ -26,23 +26,30 @@ from ziplog.runtime import wire_file
 from ziplog.runtime.connection import GREETING, pack_length
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.node_info import node_info, this_release
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.publications import Publisher
 from ziplog.runtime.transport import Transport
-from ziplog.wire import encode
+from ziplog.wire import Durations, Value, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ziplog.config import ClusterConfig, NodeConfig
+    from ziplog.core.histogram import Histogram
     from ziplog.core.node import Event
     from ziplog.raft.state_machine import Machine
     from ziplog.wire.node_info import Role
 
 
-class ClusterNode(Node, Protocol):
-    """A node that knows its cluster."""
+class CountingNode(Node, Protocol):
+    """A node that knows its cluster, and counts what it does."""
+
+    @property
+    def commit_durations(self) -> Histogram:
+        """The times from the proposal of a command to its commit."""
+        ...
 
     @property
     def cluster(self) -> int:
@@ -52,6 +59,10 @@ class ClusterNode(Node, Protocol):
     @property
     def wire_use(self) -> WireUse:
         """The wire version in use."""
+        ...
+
+    def metrics(self) -> tuple[list[Value], list[Durations]]:
+        """Return what the service counts beside its commits."""
         ...
 
 
@@ -66,7 +77,7 @@ class Service(NamedTuple):
     nodes: Callable[[ClusterConfig], tuple[NodeConfig, ...]]
     #: Creates the node with a name, whose process publishes at an endpoint ("": nowhere), with its
     #: release and wire version.
-    build: Callable[[ClusterConfig, str, str, WireUse], ClusterNode]
+    build: Callable[[ClusterConfig, str, str, WireUse], CountingNode]
     #: Creates the state machine that Raft replicates.
     machine: Callable[[], Machine]
     #: Its nodes publish.
@@ -147,6 +158,11 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
                 config, service.role, node.name, machine.cluster, request, wire_use
             ),
             record_wire=lambda wire: wire_file.record(directory, wire),
+            report=Reporter(
+                transport,
+                lambda _driver, _now: _metrics(service, raft, machine),
+                lambda: machine.cluster,
+            ),
             propose=raft.propose,
             publish=publisher.publish if publisher is not None else None,
         )
@@ -157,3 +173,23 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
         print(f"{service.module} {node.name} ready at {node.endpoint}", flush=True)
         run_process(driver, transport)
     structlog.get_logger().info("stopped")
+
+
+def _metrics(
+    service: Service, raft: Raft, node: CountingNode
+) -> tuple[list[Value], list[Durations]]:
+    status, labels = raft.status(), {"group": service.module}
+    values, durations = node.metrics()
+    return (
+        [
+            Value("ziplog_raft_leader", int(status.is_leader), labels),
+            Value("ziplog_raft_term", status.term, labels),
+            Value("ziplog_raft_applied_index", status.applied, labels),
+            Value("ziplog_raft_journal_bytes", raft.journal_bytes, labels),
+            *values,
+        ],
+        [
+            Durations.of("ziplog_raft_commit_duration_seconds", node.commit_durations, labels),
+            *durations,
+        ],
+    )

@@ -512,6 +512,17 @@ class Transport:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
 
+    @property
+    def connection_counts(self) -> tuple[int, int]:
+        """Numbers of connections that peers opened, and that this process opened."""
+        opened = sum(one.endpoint is not None for one in self._open.values())
+        return len(self._open) - opened, opened
+
+    @property
+    def shed(self) -> int:
+        """Number of connections closed because too few descriptors were free."""
+        return 0 if self._listener is None else self._listener.shed
+
     def fileno(self) -> int:
         """Return a descriptor for an event loop: readable means `poll`, then `receive` to None."""
         return self._epoll.fileno()

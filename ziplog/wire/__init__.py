@@ -43,6 +43,7 @@ from ziplog.wire.inserts import (
     Sync,
     Synced,
 )
+from ziplog.wire.metrics import Durations, Metrics, MetricsQuery, Value
 from ziplog.wire.node_info import NodeInfo, NodeInfoQuery
 from ziplog.wire.reads import (
     Answer,
@@ -98,6 +99,7 @@ __all__ = [
     "ClusterInfo",
     "Credit",
     "Deliver",
+    "Durations",
     "Fetch",
     "Fetched",
     "FinishUpgrade",
@@ -119,6 +121,8 @@ __all__ = [
     "Located",
     "LogDigest",
     "Logged",
+    "Metrics",
+    "MetricsQuery",
     "Name",
     "NodeInfo",
     "NodeInfoQuery",
@@ -158,6 +162,7 @@ __all__ = [
     "Trimmed",
     "Unsubscribe",
     "UpgradeFinished",
+    "Value",
     "ViewDecided",
     "Want",
     "decode",
@@ -174,7 +179,7 @@ AnyMessage = (
     | Heartbeat | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
     | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
     | StatusQuery | StatusReply | FinishUpgrade | UpgradeFinished
-    | NodeInfoQuery | NodeInfo
+    | NodeInfoQuery | NodeInfo | MetricsQuery | Metrics
 )  # fmt: skip
 
 _M = TypeVar("_M")

@@ -523,6 +523,39 @@ def test_bad_frames_are_counted_and_rarely_logged() -> None:
     assert [log["src"] for log in logs] == [b"\0bad".hex()]
 
 
+def report(driver: Driver, request: int) -> wire.Metrics:
+    """Return the counters of a driver, as values without units."""
+    counters = {
+        "timed": sum(driver.iterations.counts),
+        "acks": sum(driver.short_acks.counts),
+    }
+    return wire.Metrics(1, request, [wire.Value(*item) for item in counters.items()], [])
+
+
+def test_metrics_are_reported_without_a_step_of_the_node() -> None:
+    world = World(report=report)
+    world.transport.incoming.append((b"\0monitor", wire.encode(wire.MetricsQuery(0, 9))))
+    world.run()
+    values = [wire.Value("timed", 0), wire.Value("acks", 0)]
+    assert world.story == [(b"\0monitor", wire.Metrics(1, 9, values, []))]
+    assert world.node.events == [BatchEnd()]
+
+
+def test_one_iteration_and_one_insert_in_64_are_timed() -> None:
+    world, _ = on_short_path()
+    driver = world.driver
+    for seq in range(1, 129):
+        world.now += 1
+        world.transport.incoming.append((b"client", wire.encode(plain(seq))))
+        driver.run_once()
+    assert (sum(driver.iterations.counts), sum(driver.short_acks.counts)) == (2, 2)
+    for _ in range(64):  # Iterations with a `BatchEnd` are timed, too.
+        world.now += 1
+        driver._deadline = 0
+        driver.run_once()
+    assert sum(driver.iterations.counts) == 3
+
+
 def info(request: int, role: str = "storage") -> wire.NodeInfo:
     return wire.NodeInfo(1, request, role, "s", "c", "0.1", 1, 1, ["h:1"])
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import logdb
 from tests.waiting import wait_until
 from ziplog.local import Cluster
 from ziplog.monitor.server import Monitor, Snapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
@@ -34,9 +35,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def serve(stack: ExitStack, cluster: Cluster, token: str = "") -> Monitor:
+def serve(
+    stack: ExitStack, cluster: Cluster, token: str = "", coordinators: Sequence[str] = ()
+) -> Monitor:
     log = stack.enter_context(cluster.connect())
-    snapshots = Snapshots(log)
+    snapshots = Snapshots(log, coordinators)
     server = stack.enter_context(Monitor("127.0.0.1", 0, snapshots, token))
     snapshots.start()
     stack.callback(snapshots.stop)
@@ -53,9 +56,11 @@ def monitor(cluster: Cluster) -> Iterator[Monitor]:
 
 
 def get(
-    monitor: Monitor, path: str, method: str = "GET", token: str = ""
+    monitor: Monitor, path: str, method: str = "GET", token: str = "", accept: str = "*/*"
 ) -> tuple[int, str, bytes]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Accept": accept}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(
         f"http://{monitor.endpoint}{path}", method=method, headers=headers
     )
@@ -67,10 +72,22 @@ def get(
             return error.code, error.headers["Content-Type"], error.read()
 
 
+def series(monitor: Monitor) -> dict[str, float]:
+    """Return all samples, by name and labels."""
+    lines = get(monitor, "/metrics")[2].decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if line[0] != "#")
+    return {name: float(value) for name, _, value in samples}
+
+
+def sample(monitor: Monitor, name: str) -> float:
+    return series(monitor).get(name, -1)
+
+
 def test_the_paths_of_a_healthy_cluster(monitor: Monitor) -> None:
-    code, kind, body = get(monitor, "/metrics")
+    code, kind, _ = get(monitor, "/metrics")
     assert (code, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    assert b'ziplog_up{node="shard-0-0"} 1\n' in body
+    for name in ("shard-0-0", "shard-0-1", "mms-0", "fh-0"):
+        wait_until(lambda name=name: sample(monitor, f'ziplog_up{{node="{name}"}}') == 1, name)
     status = json.loads(get(monitor, "/status")[2])
     assert status["cluster"] == "local"
     assert 0 <= status["age_ms"] < 5000
@@ -83,16 +100,82 @@ def test_the_paths_of_a_healthy_cluster(monitor: Monitor) -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_metrics_pass_prometheus_own_check(monitor: Monitor) -> None:
-    subprocess.run(["promtool", "check", "metrics"], input=get(monitor, "/metrics")[2], check=True)
+    wait_until(lambda: sample(monitor, 'ziplog_up{node="shard-0-0"}') == 1, "a node replied")
+    text = get(monitor, "/metrics")[2]
+    found = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, b"")
+
+
+def test_openmetrics_on_request(monitor: Monitor) -> None:
+    accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
+    _, kind, body = get(monitor, "/metrics", accept=accept)
+    assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert body.endswith(b"\n# EOF\n")
+    assert b"# TYPE ziplog_records counter\n" in body
+
+
+def test_inserts_reads_and_deliveries_are_counted(cluster: Cluster, monitor: Monitor) -> None:
+    placed = 'ziplog_records_total{node="shard-0-0",shard="0",role="primary"}'
+    wait_until(lambda: sample(monitor, placed) >= 0, "the primary replied")
+    before = series(monitor)
+    with cluster.connect() as log:
+        rids = log.insert_many([b"x"] * 100)
+        log.read_record(rids[0])
+        assert len(list(log.subscribe(rids[0], follow=False))) == 100
+    wait_until(lambda: sample(monitor, placed) >= before[placed] + 100, "they are counted")
+    after = series(monitor)
+
+    def grown(name: str) -> float:
+        of = [one for one in after if one.startswith(name)]
+        return sum(after[one] - before.get(one, 0) for one in of)
+
+    assert grown("ziplog_delivered_records_total{") == 100
+    assert grown("ziplog_reads_total{") >= 1
+    assert grown('ziplog_records_total{node="shard-0-1"') == 100
+    assert grown('ziplog_flush_duration_seconds_count{node="shard-0-0"') >= 1
+    assert grown('ziplog_raft_commit_duration_seconds_count{node="mms-0"') >= 1
+    assert after['ziplog_raft_leader{node="mms-0",group="mms"}'] == 1
+    for node in ("mms-0", "fh-0", "shard-0-0", "shard-0-1"):
+        assert 0 < len([one for one in after if f'node="{node}"' in one]) <= 250
+        assert after[f'process_resident_memory_bytes{{node="{node}"}}'] > 1e7
+        assert after[f'ziplog_loop_busy_seconds_total{{node="{node}"}}'] > 0
+
+
+def test_a_node_that_does_not_reply_has_no_series(cluster: Cluster, monitor: Monitor) -> None:
+    up = 'ziplog_up{node="shard-0-1"}'
+    wait_until(lambda: sample(monitor, up) == 1, "it replies")
+    cluster.pause("shard-0-1")
+    try:
+        wait_until(lambda: sample(monitor, up) == 0, "it does not reply")
+        found = {one.split("{")[0] for one in series(monitor) if 'node="shard-0-1"' in one}
+        assert found == {"ziplog_up", "ziplog_node_state"}
+    finally:
+        cluster.resume("shard-0-1")
+    wait_until(lambda: sample(monitor, up) == 1, "it replies again")
+
+
+def test_coordinators_are_asked_too(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(logdb.Coordinator(cluster.endpoint))
+        monitor = serve(stack, cluster, coordinators=[coordinator.endpoint])
+        node = f'{{node="{coordinator.endpoint}"}}'
+        with logdb.connect(coordinator.endpoint) as db:
+            db.put("k", 1)
+        wait_until(lambda: sample(monitor, f"logdb_commits_total{node}") == 1, "it committed")
+        assert sample(monitor, f"logdb_keys{node}") == 1
+        assert sample(monitor, f"logdb_ready{node}") == 1
 
 
 def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Monitor) -> None:
     exported = set(re.findall(r"# TYPE (\w+)", get(monitor, "/metrics")[2].decode()))
     for file in (ALERTS, DASHBOARD):
-        used = set(re.findall(r"ziplog_\w+", file.read_text()))
+        used = set(re.findall(r"(?:ziplog|logdb|process)_\w+", file.read_text()))
+        used = {name.removesuffix("_bucket") for name in used}
         assert used
         assert used <= exported
-    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 10
+    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 24
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from ziplog.monitor import health, metrics
+from ziplog.core.histogram import BOUNDS_US, Histogram
+from ziplog.monitor import exposition, health, metrics
+from ziplog.monitor.catalogue import CATALOGUE
+from ziplog.monitor.epochs import EpochTimes
+from ziplog.wire import Durations, Metrics, Value
 
 DOCUMENT: dict[str, Any] = {
     "cluster": 'a"b\\c\n', "cluster_id": "0" * 31 + "7", "durability": "memory", "epoch": 9,
@@ -20,7 +24,7 @@ DOCUMENT: dict[str, Any] = {
     "shards": [
         {
             "id": 3, "state": "live", "view": 4, "weight": 1, "rate_per_s": 12, "stable_gsn": 2**60,
-            "refusing": False, "holes": 2, "blocks": [],
+            "refusing": False, "holes": 2, "blocks": [], "is_watched": True, "epoch": 8,
             "replicas": [
                 {
                     "name": "shard-3-0", "state": "up", "version": "0.1.0", "heartbeat_age_ms": 0,
@@ -38,12 +42,43 @@ DOCUMENT: dict[str, Any] = {
 }  # fmt: skip
 
 
+S = 1_000_000_000
+
+
 def document() -> dict[str, Any]:
     return deepcopy(DOCUMENT)
 
 
+def replies() -> dict[str, Metrics | None]:
+    flushes = Histogram()
+    for ns in (1, 64_000, 64_001, 20 * S):
+        flushes.add(ns)
+    labels = {"shard": "3"}
+    reply = Metrics(
+        7, 1,
+        [
+            Value("ziplog_build_info", 1, {"version": "0.1.0"}),
+            Value("ziplog_records_total", 5, labels | {"role": "primary"}),
+            Value("process_cpu_seconds_total", 1.25),
+            # What a later release, or a broken node, might send.
+            Value("ziplog_later", 1), Value("process_open_fds", 1, {'a"': ""}),
+            Value("ziplog_segments", float("nan")), Value("ziplog_flush_duration_seconds", 1),
+        ],
+        [Durations.of("ziplog_flush_duration_seconds", flushes, labels)],
+    )  # fmt: skip
+    return {"mms-0": Metrics(7, 1, [], []), "shard-3-0": reply, "shard-3-1": None}
+
+
+def render(found: dict[str, Any] | None, media: str = exposition.TEXT) -> list[str]:
+    times = EpochTimes()
+    for epoch, at in ((6, 1), (8, 2), (9, 5)):
+        times.observe(epoch, at * S)
+    families = metrics.families(found, replies() if found else {}, times, 12 * S)
+    return exposition.render(families, media).splitlines()
+
+
 def test_the_metrics_of_a_cluster() -> None:
-    lines = metrics.render(document()).splitlines()
+    lines = render(document())
     for line in (
         "ziplog_cluster_up 1",
         r'ziplog_cluster_info{cluster="a\"b\\c\n",cluster_id="'
@@ -52,36 +87,98 @@ def test_the_metrics_of_a_cluster() -> None:
         'ziplog_up{node="shard-3-0"} 1',
         'ziplog_up{node="shard-3-1"} 0',
         'ziplog_node_state{node="shard-3-1",state="down"} 1',
-        'ziplog_build_info{node="mms-0",version="0.1.0"} 1',
-        'ziplog_heartbeat_age_seconds{node="fh-0"} 0.25',
-        'ziplog_raft_leader{node="mms-0"} 1',
+        'ziplog_build_info{node="shard-3-0",version="0.1.0"} 1',
+        'ziplog_heartbeat_age_seconds{node="shard-3-0"} 0',
         "ziplog_trim_position 5",
+        f"ziplog_tail_position {2**60}",
+        "ziplog_unfinalized_seconds 10",
+        'ziplog_shard_open_seconds{shard="3"} 10',
         'ziplog_possible_loss_positions_total{shard="3"} 4',
         'ziplog_shard_state{shard="3",state="live"} 1',
         'ziplog_shard_state{shard="3",state="recovering"} 0',
         f'ziplog_shard_stable_position{{shard="3"}} {2**60}',
         'ziplog_disk_free_bytes{node="shard-3-0",shard="3"} 10',
+        'ziplog_records_total{node="shard-3-0",shard="3",role="primary"} 5',
+        'process_cpu_seconds_total{node="shard-3-0"} 1.25',
     ):
         assert line in lines
-    # A node that is not up has no series of its own work.
-    assert not [line for line in lines if "shard-3-1" in line and "disk" in line]
+    # A node that does not reply has no series of its own work.
+    silent = {line.split("{")[0] for line in lines if "shard-3-1" in line}
+    assert silent == {"ziplog_up", "ziplog_node_state"}
+    unknown = ("ziplog_later", "process_open_fds{", "ziplog_segments{")
+    assert not [line for line in lines if line.startswith(unknown)]
 
 
-def test_every_line_has_the_text_format_and_every_metric_a_type() -> None:
-    typed = set()
-    for line in metrics.render(document()).splitlines():
-        if found := re.fullmatch(r"# TYPE (\w+) (gauge|counter)", line):
-            typed.add(found[1])
-            assert (found[2] == "counter") is found[1].endswith("_total")
+def test_the_buckets_of_a_histogram_are_cumulative() -> None:
+    name, labels = "ziplog_flush_duration_seconds", 'node="shard-3-0",shard="3"'
+    lines = [line for line in render(document()) if line.startswith(name)]
+    assert len(lines) == len(BOUNDS_US) + 3
+    assert lines[0] == f'{name}_bucket{{{labels},le="6.4e-05"}} 2'
+    assert lines[1] == f'{name}_bucket{{{labels},le="0.000128"}} 3'
+    assert lines[-4] == f'{name}_bucket{{{labels},le="16.777216"}} 3'
+    assert lines[-3] == f'{name}_bucket{{{labels},le="+Inf"}} 4'
+    assert lines[-2] == f"{name}_sum{{{labels}}} 20.000128002"
+    assert lines[-1] == f"{name}_count{{{labels}}} 4"
+
+
+@pytest.mark.parametrize("media", [exposition.TEXT, exposition.OPEN_METRICS])
+def test_every_line_has_the_format_and_every_metric_a_type(media: str) -> None:
+    typed: dict[str, str] = {}
+    lines = render(document(), media)
+    is_open = media == exposition.OPEN_METRICS
+    if is_open:
+        assert lines.pop() == "# EOF"
+    for line in lines:
+        if found := re.fullmatch(r"# TYPE (\w+) (gauge|counter|histogram)", line):
+            assert found[1] not in typed
+            typed[found[1]] = found[2]
+            assert (found[2] == "counter" and not is_open) is found[1].endswith("_total")
         elif not line.startswith("# HELP"):
-            sample = re.fullmatch(r'(\w+)(\{(\w+="([^"\\]|\\.)*",?)+\})? -?[0-9.e+]+', line)
+            sample = re.fullmatch(r'(\w+)(\{(\w+="([^"\\]|\\.)*",?)+\})? -?[0-9.e+-]+', line)
             assert sample, line
-            assert sample[1] in typed
+            last = next(reversed(typed))
+            suffixes = {"histogram": "_(bucket|sum|count)", "counter": "_total" * is_open}
+            assert re.fullmatch(last + suffixes.get(typed[last], ""), sample[1]), line
 
 
 def test_a_silent_cluster_has_one_metric() -> None:
-    lines = metrics.render(None).splitlines()
-    assert [line for line in lines if line[0] != "#"] == ["ziplog_cluster_up 0"]
+    assert [line for line in render(None) if line[0] != "#"] == ["ziplog_cluster_up 0"]
+
+
+def test_counters_are_named_so() -> None:
+    for name, entry in CATALOGUE.items():
+        assert (entry.kind == "counter") is name.endswith("_total")
+        assert entry.text.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("accept", "media"),
+    [
+        ("", exposition.TEXT),
+        ("*/*", exposition.TEXT),
+        ("text/html, application/openmetrics-text", exposition.OPEN_METRICS),
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
+            exposition.OPEN_METRICS,
+        ),
+        ("application/openmetrics-text;q=0.2,text/plain;q=0.3", exposition.TEXT),
+        ("application/openmetrics-text;q=0", exposition.TEXT),
+        ("application/openmetrics-text;q=x", exposition.TEXT),
+    ],
+)
+def test_the_accept_header_chooses_the_format(accept: str, media: str) -> None:
+    assert exposition.media_type(accept) == media
+
+
+def test_the_times_of_epochs_are_bounded() -> None:
+    times = EpochTimes()
+    assert times.age_s(0, S) == 0
+    for epoch in range(20_000):
+        times.observe(epoch, epoch * S)
+    assert times.age_s(0, 20_000 * S) == 20_000
+    assert times.age_s(19_999, 20_000 * S) == pytest.approx(1, abs=2)
+    assert times.age_s(20_000, 20_000 * S) == 0
+    assert len(times._observed) <= 7200
 
 
 def test_a_node_is_alive_unless_it_is_down() -> None:

@@ -37,6 +37,11 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             if kind.lt is not None:
                 high = kind.lt - 1
             return st.integers(low, high) | st.sampled_from([low, high])
+        case inspect.FloatType():
+            return st.floats(allow_nan=False)
+        case inspect.DictType():
+            most = kind.max_length or MAX_ITEMS
+            return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=most)
         case inspect.StrType():
             most = min(kind.max_length or 40, 40)
             return st.text(min_size=kind.min_length or 0, max_size=most)
@@ -57,7 +62,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 def lists(kind: inspect.ListType | inspect.VarTupleType) -> st.SearchStrategy[list[Any]]:
-    most = min(kind.max_length or MAX_ITEMS, MAX_ITEMS)
+    most = max(min(kind.max_length or MAX_ITEMS, MAX_ITEMS), kind.min_length or 0)
     return st.lists(values(kind.item_type), min_size=kind.min_length or 0, max_size=most)
 
 

@@ -1,0 +1,85 @@
+"""What a failure handler counts for the monitor, since the process started.
+
+Only the leader counts recoveries, so the sum over all nodes is right (docs/operating.md,
+section 2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ziplog.core.histogram import Histogram
+from ziplog.wire import Durations, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from failure_handler.members import Member
+
+_Key = TypeVar("_Key")
+
+#: Maximum number of shards that are counted one by one; later ones are not counted.
+_MAX_SHARDS: Final = 24
+#: Time without a report of a suspicion after which the next report is a new one.
+_NEW_SUSPICION_NS: Final = 2_000_000_000
+
+
+class Counters:
+    """The counters of one failure handler."""
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        #: By shard; by shard and cause.
+        self._suspicions: Final[dict[int, int]] = {}
+        self._recoveries: Final[dict[tuple[int, str], int]] = {}
+        self._durations: Final = Histogram()
+        #: By shard: the first and the last report of a suspicion.
+        self._suspected: Final[dict[int, tuple[int, int]]] = {}
+        #: By shard: when the suspicion began that led to the present recovery.
+        self._began_at: Final[dict[int, int]] = {}
+
+    def on_suspicion(self, shard: int, now: int) -> None:
+        """Count a suspicion; servers repeat their reports while it lasts."""
+        first, last = self._suspected.get(shard, (now, now - _NEW_SUSPICION_NS))
+        if now - last >= _NEW_SUSPICION_NS:
+            first = now
+            _count(self._suspicions, shard)
+        self._suspected[shard] = (first, now)
+
+    def on_begin(self, shard: int, members: Iterable[Member], now: int) -> None:
+        """Count an attempt to recover a shard; of several in a row, the first."""
+        if shard in self._began_at:
+            return
+        first, last = self._suspected.get(shard, (now, now))
+        self._began_at[shard] = first if now - last < _NEW_SUSPICION_NS else now
+        reports = [member.recent_report(now) for member in members]
+        has_restarted = any(report is not None and report.state == "limbo" for report in reports)
+        _count(self._recoveries, (shard, "restart" if has_restarted else "silence"))
+
+    def on_finish(self, shard: int, now: int) -> None:
+        """Count the duration of a recovery that ended."""
+        began_at = self._began_at.pop(shard, None)
+        if began_at is not None:
+            self._durations.add(now - began_at)
+
+    def stop_leading(self) -> None:
+        """Forget the recoveries under way: another node ends them."""
+        self._began_at.clear()
+
+    def metrics(self) -> tuple[list[Value], list[Durations]]:
+        """Return all counters."""
+        return [
+            *(
+                Value("ziplog_suspicions_total", count, {"shard": str(shard)})
+                for shard, count in self._suspicions.items()
+            ),
+            *(
+                Value("ziplog_recoveries_total", count, {"shard": str(shard), "cause": cause})
+                for (shard, cause), count in self._recoveries.items()
+            ),
+        ], [Durations.of("ziplog_recovery_duration_seconds", self._durations, {})]
+
+
+def _count(counts: dict[_Key, int], key: _Key) -> None:
+    if key in counts or len(counts) < _MAX_SHARDS:
+        counts[key] = counts.get(key, 0) + 1

@@ -1,0 +1,105 @@
+"""Asks every node of a cluster for its metrics, once a second, over connections of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.errors import ProtocolError
+from ziplog.runtime.clock import now_ns
+from ziplog.runtime.transport import Transport
+from ziplog.wire import Metrics, MetricsQuery, NodeInfo, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+#: Interval between two queries of a node.
+_INTERVAL_NS: Final = NS_PER_S
+#: Age of the last reply above which a node counts as silent: it missed two queries.
+MAX_AGE_NS: Final = 2500 * NS_PER_MS
+
+_NONE: Final = Metrics(0, 0, [], [])
+
+
+class NodeReply(NamedTuple):
+    """The last reply of a node."""
+
+    metrics: Metrics
+    #: When it came, in ns.
+    at: int
+
+
+class NodePolls:
+    """The last replies of all nodes. One thread asks; any thread reads."""
+
+    def __init__(self, endpoints: Callable[[], Mapping[str, str]]) -> None:
+        """Prepare to ask.
+
+        Args:
+            endpoints: returns the names and the endpoints ("host:port") of all nodes that are known
+                now; called once a second.
+
+        """
+        self._endpoints: Final = endpoints
+        self._transport: Final = Transport()
+        self._replies: Final[dict[str, NodeReply]] = {}
+        self._known: dict[str, str] = {}
+        self._request = 0
+        self._stopped: Final = threading.Event()
+        self._thread: Final = threading.Thread(target=self._run, name="node polls", daemon=True)
+
+    def start(self) -> None:
+        """Start to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and close the connections."""
+        self._stopped.set()
+        self._transport.wake()
+        self._thread.join()
+
+    def replies(self) -> dict[str, NodeReply | None]:
+        """Return the last reply of each known node; None: it has not replied lately."""
+        oldest = now_ns() - MAX_AGE_NS
+        known, replies = self._known, self._replies
+        return {
+            name: reply if (reply := replies.get(name)) is not None and reply.at >= oldest else None
+            for name in known
+        }
+
+    def _run(self) -> None:
+        try:
+            due = now_ns()
+            while not self._stopped.is_set():
+                now = now_ns()
+                if now >= due:
+                    due = now + _INTERVAL_NS
+                    self._ask()
+                self._transport.wait(due - now)
+                while (received := self._transport.receive()) is not None:
+                    self._on_frame(*received)
+        finally:
+            self._transport.close()
+
+    def _ask(self) -> None:
+        found = dict(self._endpoints())
+        for name in self._known.keys() - found.keys():
+            self._transport.disconnect(name.encode())
+            self._replies.pop(name, None)
+        self._known = found
+        self._request += 1
+        frame = encode(MetricsQuery(0, self._request))
+        for name, endpoint in found.items():
+            self._transport.connect(name.encode(), endpoint)
+            self._transport.send(name.encode(), frame)
+
+    def _on_frame(self, name: bytes, frame: bytes) -> None:
+        try:
+            message = decode(frame)
+        except ProtocolError:
+            return
+        if isinstance(message, (Metrics, NodeInfo)):
+            # A node of an earlier release replies with its description.
+            metrics = message if isinstance(message, Metrics) else _NONE
+            self._replies[name.decode()] = NodeReply(metrics, now_ns())

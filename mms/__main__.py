@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import time
 from typing import TYPE_CHECKING, Final
 
 from mms.service import MembershipService
@@ -34,6 +35,7 @@ def _build(
         now=now_ns(),
         publisher=publisher,
         wire_use=wire_use,
+        wall_ns=time.time_ns() - now_ns(),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mms import membership_rules, status
+from mms import epochs, membership_rules, status
 from mms.read_barriers import MAX_PENDING, ReadBarriers
 from mms.trims import Trims
 from ziplog.core.node import Propose, Send
@@ -99,7 +99,13 @@ class ClientRequests:
         )  # fmt: skip
 
     def status(self, src: bytes, message: StatusQuery, now: int) -> Effect:
-        """Return the status document, as the leader sees the cluster."""
+        """Return the status document, as the leader sees the cluster, or a part of the history."""
+        if message.part == "events":
+            found = self._state.history.document(message.start)
+            return Send(src, StatusReply(self._state.cluster, message.request, found))
+        if message.part == "epochs":
+            found = epochs.document(self._state, self._servers, message.start, message.stop)
+            return Send(src, StatusReply(self._state.cluster, message.request, found))
         found = status.document(
             self._config, self._state, self._servers, self._failure_handlers, self._peers,
             name=self._name, pid=self._pid, release=self._release,

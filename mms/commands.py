@@ -12,9 +12,10 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from ziplog.core.fields import Unsigned
 from ziplog.core.view import Lease, Placement
 from ziplog.types import Durability, Epoch, Gsn, ShardId, View
-from ziplog.wire import Name
+from ziplog.wire import Name, Text
 from ziplog.wire.base import Wire
 
 _ClusterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -113,9 +114,32 @@ class RaiseWire(Command, tag=11, frozen=True, gc=False):
     wire: Wire
 
 
+class ClusterEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What happened in the cluster, for operators."""
+
+    #: Unix time by the leader's clock, in microseconds.
+    at_us: Unsigned
+    #: cluster, leader, loss, node, recovery, restart, shard, trim, view; later releases may have
+    #: more.
+    kind: Name
+    text: Text
+    #: -1: none.
+    shard: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    #: "": none.
+    node: Name = ""
+
+
+class RecordEvents(Command, tag=12, frozen=True):
+    """Append events to the record. Nodes of earlier releases ignore it as malformed."""
+
+    #: The number of the first one: a command that was applied is out of turn.
+    first: Annotated[int, msgspec.Meta(ge=1)]
+    events: Annotated[list[ClusterEvent], msgspec.Meta(min_length=1, max_length=64)]
+
+
 AnyCommand = (
     CreateCluster | GrantLease | SetTrim | SetFinalized | Barrier | RemoveShard | RecordLoss
-    | PlaceShard | RetireShard | FinalizeShard | RaiseWire
+    | PlaceShard | RetireShard | FinalizeShard | RaiseWire | RecordEvents
 )  # fmt: skip
 
 #: Why a command was refused; "" if it was applied.

@@ -26,12 +26,14 @@ from mms.commands import (
     GrantLease,
     PlaceShard,
     RaiseWire,
+    RecordEvents,
     RecordLoss,
     RemoveShard,
     RetireShard,
     decode_command,
     decode_refusal,
 )
+from mms.event_recorder import EventRecorder
 from mms.lease_proposals import LeaseProposals
 from mms.leases import LeasePlan
 from mms.read_barriers import MAX_PENDING
@@ -88,6 +90,7 @@ class MembershipService(ServiceNode):
         now: int,
         publisher: str = "",
         wire_use: WireUse | None = None,
+        wall_ns: int = 0,
     ) -> None:
         """Start as a follower; see `ServiceNode`.
 
@@ -100,6 +103,7 @@ class MembershipService(ServiceNode):
             now: monotonic nanoseconds.
             publisher: the endpoint at which the process publishes; "": nowhere.
             wire_use: the release, and the wire version in use; None: the first of both.
+            wall_ns: Unix time minus the time of `now`, in ns: dates events.
 
         """
         assert 0 < cluster < 2**63
@@ -120,6 +124,7 @@ class MembershipService(ServiceNode):
         self._upgrades: Final = Upgrades(
             config, name, state, servers, self._failure_handlers, self.wire_use.release
         )
+        self._events: Final = EventRecorder(state, wall_ns)
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
             self._upgrades.peers, pid=pid, incarnation=incarnation, release=self.wire_use.release,
@@ -152,6 +157,7 @@ class MembershipService(ServiceNode):
     def _check_pause(self, now: int) -> None:
         if self._is_leader and self._leases.was_paused(now):
             self.servers.forgive_silence_before(now)
+            self._events.forgive_silence_before(now)
 
     def next_wakeup(self) -> int | None:
         """Return this node's next wakeup; None for a follower."""
@@ -174,6 +180,7 @@ class MembershipService(ServiceNode):
             self._effects += self._requests.reject_lost(now)
             self._effects += self._leases.check_members(now)
             self._effects += self._upgrades.peers.query(self.cluster, now)
+            self._effects += self._events.check(self.servers, self._failure_handlers, now)
         self._effects += self._leases.propose(now)
         self._effects += self._requests.propose_barrier(now)
         self._advance()
@@ -194,6 +201,7 @@ class MembershipService(ServiceNode):
         self._leases.start_leading(self._now)
         self.servers.forgive_silence_before(self._now)
         self._reconfiguration.start_leading(self._now)
+        self._events.start_leading(self.name, self._now)
         self._on_wakeup()
 
     def _stop_leading(self) -> None:
@@ -214,6 +222,9 @@ class MembershipService(ServiceNode):
             self._on_refused(command, refusal)
             return
         self._on_applied(command)
+        # A command of a replay happened at another time, and its event was recorded then.
+        if self._leadership.leader or isinstance(command, RecordEvents):
+            self._events.on_applied(command, self._now)
         if self.state.trim != trim:
             self.plan.set_history_size(self.state.history_bytes, self._now)
             self._announce()
@@ -291,6 +302,7 @@ class MembershipService(ServiceNode):
             return
         if not self._is_leader:
             return
+        self._events.on_heartbeat(server, now)
         if not self.cluster:
             self._creation.on_heartbeat(now)
             return

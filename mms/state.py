@@ -19,11 +19,13 @@ import msgspec
 from mms import lease_history
 from mms.commands import (
     Barrier,
+    ClusterEvent,
     CreateCluster,
     FinalizeShard,
     GrantLease,
     PlaceShard,
     RaiseWire,
+    RecordEvents,
     RecordLoss,
     RemoveShard,
     RetireShard,
@@ -31,6 +33,7 @@ from mms.commands import (
     SetTrim,
     decode_command,
 )
+from mms.event_history import EventHistory
 from ziplog.core.gsn import MAX_ROUND
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Placement, ShardState, run_of
 from ziplog.types import Durability, Gsn, ShardId, View
@@ -87,6 +90,8 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     retired: list[Retired] = []
     retirements: int = 0
     wire: int = 1
+    events: list[ClusterEvent] = []
+    last_event: int = 0
 
 
 class ClusterState:
@@ -115,6 +120,7 @@ class ClusterState:
         self.wire = 1
         #: Possible losses of recoveries, oldest first.
         self.losses: list[RecordLoss] = []
+        self.history = EventHistory()
         # Derived from `runs` and from later grants; not part of the state.
         #: Upper bound of the encoded length of the runs.
         self.history_bytes = 0
@@ -158,6 +164,8 @@ class ClusterState:
             case RaiseWire():
                 self.wire = max(self.wire, decoded.wire)
                 return ""
+            case RecordEvents():
+                return self.history.record(decoded)
 
     def _create(self, command: CreateCluster) -> Refusal:
         if self.cluster:
@@ -397,7 +405,7 @@ class ClusterState:
                 self.finalized, [self.recovering[shard] for shard in sorted(self.recovering)],
                 self.losses, self.durability,
                 [self.retired[shard] for shard in sorted(self.retired)], self.retirements,
-                self.wire,
+                self.wire, self.history.events, self.history.last,
             )
         )  # fmt: skip
 
@@ -417,6 +425,8 @@ class ClusterState:
         self.losses, self.durability = found.losses, found.durability
         self.retired = {one.shard: one for one in found.retired}
         self.retirements, self.wire = found.retirements, found.wire
+        self.retirements = found.retirements
+        self.history = EventHistory(found.events, found.last_event)
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
         newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)
         self._digests = {
@@ -499,6 +509,7 @@ class ClusterState:
 
     def check(self) -> None:
         """Assert the invariants."""
+        self.history.check()
         before: LeaseRun | None = None
         for run in self.runs:
             assert run.count == run.last.number - run.first.number + 1, "a run of the wrong length"

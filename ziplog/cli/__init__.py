@@ -21,6 +21,8 @@ from ziplog.cli import (
     check,
     completion,
     demo,
+    epochs,
+    events,
     monitor,
     nodes,
     options,
@@ -31,6 +33,7 @@ from ziplog.cli import (
     shards,
     status,
     tail,
+    top,
     trim,
     upgrade,
 )
@@ -105,6 +108,9 @@ app.command("up")(servers.up)
 app.command("down")(servers.down)
 app.command("restart")(restart.restart)
 app.command("status")(status.status)
+app.command("top")(top.top)
+app.command("events")(events.events)
+app.command("epochs")(epochs.epochs)
 app.command("check")(check.check)
 app.command("monitor")(monitor.monitor)
 app.command("insert")(records.insert)

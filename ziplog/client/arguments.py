@@ -36,6 +36,7 @@ from ziplog.errors import (
     ConfigError,
     ProtocolError,
     RecordTooLargeError,
+    UnavailableError,
 )
 from ziplog.runtime.clock import now_ns
 from ziplog.types import CLUSTER_ID_DIGITS, RID_GENESIS, RecordId
@@ -446,6 +447,33 @@ def policy(chosen: object) -> Policy:
         allowed = "a callable (payload, key, live shard ids) -> shard id, as in ziplog.policy"
         raise ConfigError("policy", chosen, allowed)
     return cast("Policy", chosen)
+
+
+def count(name: str, given: int) -> int:
+    """Return a number that is not negative.
+
+    Raises:
+        ConfigError: it is negative or too large.
+
+    """
+    if not 0 <= given < 2**63:
+        raise ConfigError(name, given, "a number from 0 on")
+    return given
+
+
+def history(document: bytes, part: str) -> list[dict[str, Any]]:
+    """Return the items of a part of the cluster's history.
+
+    Raises:
+        UnavailableError: the service runs an earlier release, which does not record it.
+        ProtocolError: it is not a JSON object.
+
+    """
+    found: list[dict[str, Any]] | None = status(document).get(part)
+    if found is None:
+        text = f"the membership service runs a release without {part}: restart it with a later one"
+        raise UnavailableError(text)
+    return found
 
 
 def status(document: bytes) -> dict[str, Any]:

@@ -399,6 +399,38 @@ class AsyncLog(AsyncConnection):
         found: int = await self._engine.call(request)
         return found
 
+    async def events(self, *, after: int = 0, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Return recorded events of the cluster, oldest first: recoveries, shards, trims, nodes.
+
+        Args:
+            after: the number of an event; only later ones are returned. The service keeps the
+                latest 500 events.
+            timeout: in seconds.
+
+        Returns:
+            For each event: `number`, `at_us` (Unix time in microseconds, by the clock of the
+            service's leader), `kind`, `shard`, `node` (None: none) and `text`.
+
+        """
+        number = arguments.count("after", after)
+        request = StatusRequest(self._deadline_ns(timeout), "events", number)
+        return arguments.history(await self._engine.call(request), "events")
+
+    async def epochs(
+        self, start: int, stop: int, *, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Return epochs of [start, stop), as far as they are leased and not trimmed; at most 1000.
+
+        Returns:
+            For each epoch: its number `epoch`, its `lease`, its length in `milliseconds`, its
+            positions [`start`, `stop`), and its `shards`, each with `view`, `weight` and `state`:
+            final, if all its positions in the epoch are decided and stable, or open.
+
+        """
+        first, end = arguments.count("start", start), arguments.count("stop", stop)
+        request = StatusRequest(self._deadline_ns(timeout), "epochs", first, end)
+        return arguments.history(await self._engine.call(request), "epochs")
+
     def stats(self) -> dict[str, int]:
         """Return the counters of this client since it was created."""
         return msgspec.structs.asdict(self._core.counters)

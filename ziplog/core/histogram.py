@@ -11,7 +11,7 @@ from typing import Final
 #: The bounds are 2**6 to 2**24 µs.
 _FIRST_POWER: Final = 6
 #: Upper bounds of the buckets, in µs; the last bucket has none.
-BOUNDS_US: Final = tuple(2**power for power in range(_FIRST_POWER, 25))
+BOUNDS_US: Final[tuple[int, ...]] = tuple(1 << power for power in range(_FIRST_POWER, 25))
 _LAST: Final = len(BOUNDS_US)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import ProtocolError
+from ziplog.monitor.rates import NodeReply
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Metrics, MetricsQuery, NodeInfo, decode, encode
@@ -22,12 +23,11 @@ MAX_AGE_NS: Final = 2500 * NS_PER_MS
 _NONE: Final = Metrics(0, 0, [], [])
 
 
-class NodeReply(NamedTuple):
-    """The last reply of a node."""
-
-    metrics: Metrics
-    #: When it came, in ns.
-    at: int
+def endpoints_of(document: dict[str, Any]) -> dict[str, str]:
+    """Return the names and endpoints of all nodes of a status document."""
+    replicas = (replica for shard in document["shards"] for replica in shard["replicas"])
+    nodes = (*document["mms"], *document["failure_handlers"], *replicas)
+    return {node["name"]: node["endpoint"] for node in nodes}
 
 
 class NodePolls:

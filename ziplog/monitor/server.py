@@ -19,7 +19,7 @@ import msgspec
 from ziplog.errors import ZiplogError
 from ziplog.monitor import exposition, health, metrics
 from ziplog.monitor.epochs import EpochTimes
-from ziplog.monitor.nodes import NodePolls
+from ziplog.monitor.nodes import NodePolls, endpoints_of
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -91,13 +91,9 @@ class Snapshots:
 
     def _endpoints(self) -> dict[str, str]:
         """Return the endpoints of all nodes that the last document names, and of coordinators."""
-        found = {endpoint: endpoint for endpoint in self._coordinators}
         document = self._document
-        if document is not None:
-            replicas = (replica for shard in document["shards"] for replica in shard["replicas"])
-            for node in (*document["mms"], *document["failure_handlers"], *replicas):
-                found[node["name"]] = node["endpoint"]
-        return found
+        nodes = endpoints_of(document) if document is not None else {}
+        return nodes | {endpoint: endpoint for endpoint in self._coordinators}
 
     def _run(self) -> None:
         while not self._stopped.is_set():

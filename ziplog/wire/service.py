@@ -194,13 +194,17 @@ class TrimReply(Message, tag=VERSION * 256 + 48, frozen=True, gc=False):
 
 
 class StatusQuery(Message, tag=VERSION * 256 + 49, frozen=True, gc=False):
-    """Requests the status document."""
+    """Requests the status document, or a part of the cluster's history instead."""
 
     request: Request
+    #: events: those recorded after number `start`. epochs: `start` to `stop`, exclusive.
+    part: Literal["", "events", "epochs"] = ""
+    start: Unsigned = 0
+    stop: Unsigned = 0
 
 
 class StatusReply(Message, tag=VERSION * 256 + 50, frozen=True, gc=False):
-    """The status document, as JSON."""
+    """The status document, or the requested part of the history, as JSON."""
 
     request: Request
     document: Annotated[bytes, Meta(max_length=MAX_FRAME)]

@@ -156,6 +156,20 @@ def test_a_node_that_does_not_reply_has_no_series(cluster: Cluster, monitor: Mon
     wait_until(lambda: sample(monitor, up) == 1, "it replies again")
 
 
+def test_events_and_epochs_of_a_cluster(cluster: Cluster) -> None:
+    with cluster.connect() as log:
+        wait_until(lambda: len(log.events()) >= 3, "events are recorded")
+        events = log.events()
+        assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+        assert next(e["kind"] for e in events if e["shard"] == 0) == "view"
+        assert log.events(after=2) == events[2:]
+        rid = log.insert_after(b"x")
+        epoch = log.read_record(rid).epoch
+        (found,) = log.epochs(epoch, epoch + 1)
+        assert found["start"] <= rid.gsn < found["stop"]
+        assert [shard["shard"] for shard in found["shards"]] == [0]
+
+
 def test_coordinators_are_asked_too(cluster: Cluster) -> None:
     with ExitStack() as stack:
         coordinator = stack.enter_context(logdb.Coordinator(cluster.endpoint))

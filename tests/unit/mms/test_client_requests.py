@@ -61,7 +61,7 @@ def test_a_lease_query_is_answered_behind_a_barrier() -> None:
 
 def test_many_requests_share_barriers_and_are_bounded() -> None:
     world = World().lead().run(S)
-    before = len(world.log)
+    before = len(world.commands())
     for request in range(MAX_PENDING + 10):
         world.send(LeaseQuery(CLUSTER, request, 5))
     assert len(world.answers(Refused)) == 10
@@ -79,7 +79,7 @@ def test_rare_requests_do_not_wait_and_continuous_ones_do() -> None:
         world.send(LeaseQuery(CLUSTER, asked, 5))
         world.run(10 * MS)
         assert len(world.answers(LeaseHistory)) == turn + 1
-    before = len(world.log)
+    before = len(world.commands())
     for _ in range(1000):
         asked += 1
         world.send(LeaseQuery(CLUSTER, asked, 5))

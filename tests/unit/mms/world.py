@@ -256,7 +256,16 @@ class World(ServiceWorld):
         return last
 
     def commands(self) -> list[str]:
-        return [type(decode_command(command)).__name__ for command in self.log]
+        """Return the kinds of the committed commands, without records of events."""
+        kinds = [type(decode_command(command)).__name__ for command in self.log]
+        return [kind for kind in kinds if kind != "RecordEvents"]
+
+    def events(self) -> list[tuple[str, int | None, str | None, str]]:
+        """Return the recorded events: kind, shard, node, text."""
+        self.sent.clear()
+        self.send(StatusQuery(0, 6, "events"))
+        document = json.loads(self.answers(StatusReply)[0].document)
+        return [(one["kind"], one["shard"], one["node"], one["text"]) for one in document["events"]]
 
     def age(self, runs: int) -> "World":
         """Grant `runs` more lease runs, without an announcement."""

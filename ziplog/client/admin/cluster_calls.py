@@ -65,14 +65,19 @@ class ClusterCalls(PendingRequests[PendingCall]):
                 self._finish(pending, self._result_at_deadline(pending))
 
     def status(self, call: int, request: StatusRequest) -> None:
-        """Get the status document."""
+        """Get the status document, or a part of the history."""
         pending = PendingCall(call, request.deadline, what="the status")
         self._add(pending)
 
         def on_reply(reply: StatusReply) -> None:
             self._finish(pending, reply.document)
 
-        pending.service_request = self._membership.send_request(StatusQuery, on_reply)
+        pending.service_request = self._membership.send_request(
+            lambda cluster, number: StatusQuery(
+                cluster, number, request.part, request.start, request.stop
+            ),
+            on_reply,
+        )
 
     def finish_upgrade(self, call: int, request: FinishUpgradeRequest) -> None:
         """Have the cluster use a wire version, if all nodes know it."""

@@ -82,7 +82,12 @@ class TrimRequest(Request, frozen=True, gc=False):
 
 
 class StatusRequest(Request, frozen=True, gc=False):
-    """Get the status document. Result: JSON as bytes."""
+    """Get the status document, or a part of the history. Result: JSON as bytes."""
+
+    #: As in `ziplog.wire.StatusQuery`.
+    part: Literal["", "events", "epochs"] = ""
+    start: int = 0
+    stop: int = 0
 
 
 class FinishUpgradeRequest(Request, frozen=True, gc=False):

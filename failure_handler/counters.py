@@ -6,6 +6,7 @@ section 2).
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ziplog.core.histogram import Histogram
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 
 _Key = TypeVar("_Key")
 
-#: Maximum number of shards that are counted one by one; later ones are not counted.
-_MAX_SHARDS: Final = 24
+#: Maximum number of shards that begin at 0, and of series of one metric: of later shards, none.
+_MAX_SHARDS: Final = 16
+_MAX_SERIES: Final = 40
+#: Of a recovery: a server of the shard has restarted, or all that is known is its silence.
+_CAUSES: Final = ("restart", "silence")
 #: Time without a report of a suspicion after which the next report is a new one.
 _NEW_SUSPICION_NS: Final = 2_000_000_000
 
@@ -54,7 +58,7 @@ class Counters:
         self._began_at[shard] = first if now - last < _NEW_SUSPICION_NS else now
         reports = [member.recent_report(now) for member in members]
         has_restarted = any(report is not None and report.state == "limbo" for report in reports)
-        _count(self._recoveries, (shard, "restart" if has_restarted else "silence"))
+        _count(self._recoveries, (shard, _CAUSES[0] if has_restarted else _CAUSES[1]))
 
     def on_finish(self, shard: int, now: int) -> None:
         """Count the duration of a recovery that ended."""
@@ -66,8 +70,12 @@ class Counters:
         """Forget the recoveries under way: another node ends them."""
         self._began_at.clear()
 
-    def metrics(self) -> tuple[list[Value], list[Durations]]:
-        """Return all counters."""
+    def metrics(self, shards: Iterable[int]) -> tuple[list[Value], list[Durations]]:
+        """Return all counters; those of these shards begin at 0."""
+        for shard in islice(shards, _MAX_SHARDS):
+            _count(self._suspicions, shard, 0)
+            for cause in _CAUSES:
+                _count(self._recoveries, (shard, cause), 0)
         return [
             *(
                 Value("ziplog_suspicions_total", count, {"shard": str(shard)})
@@ -80,6 +88,6 @@ class Counters:
         ], [Durations.of("ziplog_recovery_duration_seconds", self._durations, {})]
 
 
-def _count(counts: dict[_Key, int], key: _Key) -> None:
-    if key in counts or len(counts) < _MAX_SHARDS:
-        counts[key] = counts.get(key, 0) + 1
+def _count(counts: dict[_Key, int], key: _Key, more: int = 1) -> None:
+    if key in counts or len(counts) < _MAX_SERIES:
+        counts[key] = counts.get(key, 0) + more

@@ -228,7 +228,7 @@ class FailureHandler(ServiceNode):
 
     def metrics(self) -> tuple[list[Value], list[Durations]]:
         """Return what this node counts beside its commits."""
-        return self._counters.metrics()
+        return self._counters.metrics(self.members.placements)
 
     def _name_of(self, shard: int, server: int) -> str:
         members = self.members.of(shard)

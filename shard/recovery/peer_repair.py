@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.state.counters import count
 from shard.storage.store import FullError
 from ziplog.core.entries import Place
 from ziplog.core.node import LogWarning
@@ -286,7 +285,7 @@ class Repair:
         else:
             self._hole, self._received, self._retry_due = None, [], now
             self._recovery.on_repaired()
-            count(state.counters.repairs, "repaired")
+            state.counters.repairs["repaired"] += 1
             state.effects.append(LogWarning(
                 f"{state.config.name} could not read {self._subject} ({self._reason}) and repaired"
                 f" it with a copy from {self._peer.decode()}. Check the disk"
@@ -319,7 +318,7 @@ class Repair:
         self._unrepairable |= unrepairable
         if is_repeated:
             return
-        count(state.counters.repairs, "impossible")
+        state.counters.repairs["impossible"] += 1
         state.effects.append(LogWarning(
             f"{state.config.name} cannot read {self._subject} ({self._reason}), and no peer could"
             f" repair it ({why}). Restore the missing file, or stop this server and move its data"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from shard.state.counters import count
 from shard.state.decision_log import end_of
 from ziplog.core.entries import Place, Skip, Unit, decode_body
 from ziplog.core.view import NO_DIGEST
@@ -92,7 +91,7 @@ class Readers:
         """Reply with the record, or the state, of a position."""
         state = self._state
         found = self._find(read.gsn)
-        count(state.counters.reads, found.answer)
+        state.counters.reads[found.answer] += 1
         timestamp_us, key, payload = 0, None, b""
         if found.answer == "record":
             contents = decode_body(found.body, len(found.gsns))

@@ -6,9 +6,10 @@ one at a time. So counting costs the data path next to nothing (docs/operating.m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from ziplog.core.histogram import Histogram
+from ziplog.wire import Answer, RefusalCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,9 +29,9 @@ class Counters:
     def __init__(self, *, acks_are_durable: bool) -> None:
         """Start at 0; `acks_are_durable`: at level `disk`, an ack waits for this server's disk."""
         #: By code: requests refused. By result: single reads, and repairs.
-        self.refused: Final[dict[str, int]] = {}
-        self.reads: Final[dict[str, int]] = {}
-        self.repairs: Final[dict[str, int]] = {}
+        self.refused: Final[dict[str, int]] = dict.fromkeys(get_args(RefusalCode), 0)
+        self.reads: Final[dict[str, int]] = dict.fromkeys(get_args(Answer), 0)
+        self.repairs: Final = {"repaired": 0, "impossible": 0}
         #: Records and bytes sent to subscriptions; a record counts once for each of them.
         self.delivered_records = self.delivered_bytes = 0
         #: Number of open subscriptions.
@@ -83,8 +84,3 @@ class Counters:
         elif took < _GIVEN_UP_NS:
             return
         self._insert = None
-
-
-def count(counts: dict[str, int], name: str) -> None:
-    """Count one more of a name from a small fixed set."""
-    counts[name] = counts.get(name, 0) + 1

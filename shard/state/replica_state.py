@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from shard.state.counters import Counters, count
+from shard.state.counters import Counters
 from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
 from shard.state.sessions import Sessions
@@ -214,7 +214,7 @@ class ReplicaState:
         since: int = 0,
     ) -> None:
         """Refuse a request, or its first copies, and send the client the reason."""
-        count(self.counters.refused, code)
+        self.counters.refused[code] += 1
         self.send(
             route,
             Refused(

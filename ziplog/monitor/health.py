@@ -1,20 +1,29 @@
-"""Health of a cluster and of its nodes, from the status document.
+"""Health of a cluster and of its nodes.
 
-`alive` is for liveness probes: the node reports. `ready` is for load balancers and waits: the node
-or the cluster can do its work. Both return "" or the reason why not.
+`alive` is for liveness probes: the node's event loop turns, whatever other machines do. `ready` is
+for load balancers and waits: the node or the cluster can do its work. Both return "" or the reason
+why not.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+#: Silence after which a node counts as dead, in seconds.
+_DEAD_S: Final = 5.0
 
 
-def alive(document: dict[str, Any], name: str) -> str:
-    """Return why a node counts as dead: the service has heard nothing from it for 5 s."""
-    node = _find(document, name)
-    if node is None:
+def alive(name: str, silence_s: float | None) -> str:
+    """Return why a node counts as dead: it has not replied to the monitor for 5 s.
+
+    Args:
+        name: of the node.
+        silence_s: time since it replied, in seconds; None: there is no such node.
+
+    """
+    if silence_s is None:
         return f"there is no node {name}"
-    return "" if node["state"] != "down" else f"{name} is down"
+    return f"{name} has not replied for {silence_s:.0f} s" if silence_s >= _DEAD_S else ""
 
 
 def ready(document: dict[str, Any], name: str = "") -> str:

@@ -44,6 +44,8 @@ class NodePolls:
         self._endpoints: Final = endpoints
         self._transport: Final = Transport()
         self._replies: Final[dict[str, NodeReply]] = {}
+        #: When each known node replied last, or became known, in ns.
+        self._heard_at: Final[dict[str, int]] = {}
         self._known: dict[str, str] = {}
         self._request = 0
         self._stopped: Final = threading.Event()
@@ -68,6 +70,11 @@ class NodePolls:
             for name in known
         }
 
+    def silence_s(self, name: str) -> float | None:
+        """Return the time since a node replied, or since it is known; None: it is unknown."""
+        since = self._heard_at.get(name)
+        return None if since is None else (now_ns() - since) / NS_PER_S
+
     def _run(self) -> None:
         try:
             due = now_ns()
@@ -87,6 +94,9 @@ class NodePolls:
         for name in self._known.keys() - found.keys():
             self._transport.disconnect(name.encode())
             self._replies.pop(name, None)
+            self._heard_at.pop(name, None)
+        for name in found.keys() - self._known.keys():
+            self._heard_at[name] = now_ns()
         self._known = found
         self._request += 1
         frame = encode(MetricsQuery(0, self._request))
@@ -102,4 +112,5 @@ class NodePolls:
         if isinstance(message, (Metrics, NodeInfo)):
             # A node of an earlier release replies with its description.
             metrics = message if isinstance(message, Metrics) else _NONE
-            self._replies[name.decode()] = NodeReply(metrics, now_ns())
+            self._heard_at[name.decode()] = now = now_ns()
+            self._replies[name.decode()] = NodeReply(metrics, now)

@@ -20,6 +20,7 @@ from ziplog.errors import ZiplogError
 from ziplog.monitor import exposition, health, metrics
 from ziplog.monitor.epochs import EpochTimes
 from ziplog.monitor.nodes import NodePolls, endpoints_of
+from ziplog.monitor.status import with_replies
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ziplog.client.blocking import Log
+    from ziplog.wire import Metrics
 
 _INTERVAL_S: Final = 1.0
 #: Age of a snapshot above which the cluster counts as silent.
@@ -82,12 +84,23 @@ class Snapshots:
 
     def metrics(self, media_type: str) -> str:
         """Return all metrics in the format of a media type."""
-        replies = {
+        found = metrics.families(self.document, self._replies(), self._times, now_ns())
+        return exposition.render(found, media_type)
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the last status document, with what the nodes replied; None: as `document`."""
+        document = self.document
+        return None if document is None else with_replies(document, self._replies())
+
+    def silence_s(self, name: str) -> float | None:
+        """Return the time since a node replied; None: there is no such node."""
+        return self._polls.silence_s(name)
+
+    def _replies(self) -> dict[str, Metrics | None]:
+        return {
             name: reply.metrics if reply is not None else None
             for name, reply in self._polls.replies().items()
         }
-        found = metrics.families(self.document, replies, self._times, now_ns())
-        return exposition.render(found, media_type)
 
     def _endpoints(self) -> dict[str, str]:
         """Return the endpoints of all nodes that the last document names, and of coordinators."""
@@ -220,11 +233,9 @@ class _Handler(BaseHTTPRequestHandler):
                 kind = exposition.media_type(self.headers.get("Accept", ""))
                 self._reply(HTTPStatus.OK, kind, snapshots.metrics(kind).encode())
             case "/status":
-                self._reply_status(document)
+                self._reply_status(snapshots.status())
             case "/healthz":
-                silent = document is None and bool(node)
-                problem = health.alive(document, node) if document is not None and node else ""
-                self._reply_health(snapshots.error if silent else problem)
+                self._reply_health(health.alive(node, snapshots.silence_s(node)) if node else "")
             case "/readyz":
                 silent = document is None
                 problem = health.ready(document, node) if document is not None else ""

@@ -90,6 +90,7 @@ def test_the_paths_of_a_healthy_cluster(monitor: Monitor) -> None:
         wait_until(lambda name=name: sample(monitor, f'ziplog_up{{node="{name}"}}') == 1, name)
     status = json.loads(get(monitor, "/status")[2])
     assert status["cluster"] == "local"
+    assert all(node["started"] > 1e9 for node in status["mms"])
     assert 0 <= status["age_ms"] < 5000
     for path in ("/healthz", "/healthz?node=mms-0", "/readyz", "/readyz?node=shard-0-1"):
         assert get(monitor, path) == (200, "application/json", b'{"status":"ok"}')
@@ -144,15 +145,18 @@ def test_inserts_reads_and_deliveries_are_counted(cluster: Cluster, monitor: Mon
 
 
 def test_a_node_that_does_not_reply_has_no_series(cluster: Cluster, monitor: Monitor) -> None:
-    up = 'ziplog_up{node="shard-0-1"}'
+    # A hung storage server would be killed.
+    up = 'ziplog_up{node="fh-0"}'
     wait_until(lambda: sample(monitor, up) == 1, "it replies")
-    cluster.pause("shard-0-1")
+    cluster.pause("fh-0")
     try:
         wait_until(lambda: sample(monitor, up) == 0, "it does not reply")
-        found = {one.split("{")[0] for one in series(monitor) if 'node="shard-0-1"' in one}
+        found = {one.split("{")[0] for one in series(monitor) if 'node="fh-0"' in one}
         assert found == {"ziplog_up", "ziplog_node_state"}
+        wait_until(lambda: get(monitor, "/healthz?node=fh-0")[0] == 503, "it is dead")
+        assert get(monitor, "/healthz?node=shard-0-0")[0] == 200
     finally:
-        cluster.resume("shard-0-1")
+        cluster.resume("fh-0")
     wait_until(lambda: sample(monitor, up) == 1, "it replies again")
 
 
@@ -236,6 +240,7 @@ def test_a_cluster_that_stops_is_not_ready(cluster: Cluster) -> None:
             assert b"ziplog_cluster_up 0\n" in get(monitor, "/metrics")[2]
             assert get(monitor, "/status")[0] == 503
             assert get(monitor, "/healthz")[0] == 200
+            assert get(monitor, "/healthz?node=shard-0-0")[0] == 200
         finally:
             cluster.resume("mms-0")
         wait_until(lambda: get(monitor, "/readyz")[0] == 200, "it is ready")

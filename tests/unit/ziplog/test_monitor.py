@@ -12,6 +12,7 @@ from ziplog.core.histogram import BOUNDS_US, Histogram
 from ziplog.monitor import exposition, health, metrics
 from ziplog.monitor.catalogue import CATALOGUE
 from ziplog.monitor.epochs import EpochTimes
+from ziplog.monitor.status import with_replies
 from ziplog.wire import Durations, Metrics, Value
 
 DOCUMENT: dict[str, Any] = {
@@ -181,10 +182,25 @@ def test_the_times_of_epochs_are_bounded() -> None:
     assert len(times._observed) <= 7200
 
 
-def test_a_node_is_alive_unless_it_is_down() -> None:
-    assert health.alive(document(), "shard-3-0") == ""
-    assert health.alive(document(), "shard-3-1") == "shard-3-1 is down"
-    assert health.alive(document(), "x") == "there is no node x"
+def test_a_node_is_alive_while_it_replies() -> None:
+    assert health.alive("shard-3-0", 4.9) == ""
+    assert health.alive("shard-3-0", 5.4) == "shard-3-0 has not replied for 5 s"
+    assert health.alive("x", None) == "there is no node x"
+
+
+def test_the_status_has_what_the_nodes_replied() -> None:
+    values = [
+        Value("ziplog_build_info", 1, {"version": "0.3.0"}),
+        Value("ziplog_start_time_seconds", 1700.5),
+        Value("ziplog_replica_lag_seconds", 0.25, {"shard": "3", "peer": "shard-3-1"}),
+    ]
+    reply = Metrics(7, 1, values, [])
+    found = with_replies(document(), {"shard-3-0": reply, "shard-3-1": Metrics(7, 1, [], [])})
+    primary, backup = found["shards"][0]["replicas"]
+    assert (primary["started"], primary["lag_ms"], primary["version"]) == (1700.5, None, "0.3.0")
+    assert (backup["started"], backup["lag_ms"], backup["version"]) == (None, 250, "0.1.0")
+    assert found["mms"][0]["started"] is None
+    assert "started" not in DOCUMENT["mms"][0]
 
 
 @pytest.mark.parametrize(

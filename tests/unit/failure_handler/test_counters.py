@@ -55,6 +55,20 @@ def test_repeated_reports_are_one_suspicion() -> None:
     assert counted(counters)["ziplog_suspicions_total", "4"] == 2
 
 
+def test_a_recovery_takes_from_the_first_suspicion_on() -> None:
+    counters = Counters()
+    counters.on_suspicion(4, 0)
+    counters.on_suspicion(4, S)
+    counters.on_begin(4, [], 2 * S)
+    counters.on_begin(4, [], 3 * S)  # Another candidate.
+    counters.on_finish(4, 5 * S)
+    _, (durations,) = counters.metrics([])
+    assert (sum(durations.counts), durations.sum_ns) == (1, 5 * S)
+    counters.on_begin(4, [], 20 * S)  # After a restart, nothing is suspected.
+    counters.on_finish(4, 21 * S)
+    assert counters.metrics([])[1][0].sum_ns == 6 * S
+
+
 def test_the_number_of_shards_is_limited() -> None:
     counters = Counters()
     for shard in range(1000):

@@ -86,7 +86,7 @@ def document(
         "shards": [
             _shard(placement, state, servers, now)
             | {
-                "weight": lease.schedule.weights.get(shard, 0) if lease is not None else 0,
+                "weight": lease.weight_of(shard) if lease is not None else 0,
                 "blocks": blocks.get(shard, []),
                 "obstacle": _obstacle(placement, servers, obstacles, now),
             }

@@ -16,9 +16,11 @@ from ziplog.core.view import fingerprint
 from ziplog.types import cluster_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shard.state.replica_state import ReplicaState
     from ziplog.core.message import Message
-    from ziplog.core.view import Placement
+    from ziplog.core.view import LeaseRun, Placement
     from ziplog.wire import LeaseAnnounced, NodeInfo, Refused
 
 
@@ -100,6 +102,8 @@ class LeaseUpdates:
         begins = now + message.starts_in_us * 1000
         try:
             runs = message.runs or state.clock.unfold(message.after, message.steps, message.digest)
+            if not self._may_hold(runs):
+                return LeaseUpdate()
             skip_to = runs[0].first.base if runs and message.is_cut else message.trim
             news = state.clock.announce(runs, begins, now, skip_to)
         except LeaseConflictError as error:
@@ -120,6 +124,18 @@ class LeaseUpdates:
         self.tick(now)
         return update
 
+    def _may_hold(self, runs: Sequence[LeaseRun]) -> bool:
+        """Whether this server may use the announced leases; if not, record them first.
+
+        The service repeats the announcement.
+        """
+        state, held = self._state, self._state.clock.last
+        last = runs[-1].last if runs else held
+        if last is None or state.recorded_leases.may_hold(last.number):
+            return True
+        state.record_watermark(runs)
+        return False
+
     def tick(self, now: int) -> bool:
         """Update and return whether the shard's last lease is over."""
         self._state.has_no_positions = (
@@ -136,7 +152,7 @@ class LeaseUpdates:
     def _on_placement(self, placement: Placement, update: LeaseUpdate) -> LeaseUpdate:
         """Apply the committed placement of this shard."""
         state = self._state
-        state.shard_state = placement.state
+        state.shard_state, state.placement = placement.state, placement
         self.is_recovering = placement.state == "recovering"
         if state.state == "starting":
             self._begin(placement)

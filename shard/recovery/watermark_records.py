@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
-
 from shard.state.session_tables import SessionTableWriter
-from ziplog.core.node import Persist
 from ziplog.core.units import NS_PER_MS
-from ziplog.core.view import NO_DIGEST
-from ziplog.segments.entry import Entry, WatermarkRecord
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
+    from ziplog.core.view import Placement
 
 #: Minimum interval between watermark records.
 WATERMARK_INTERVAL_NS: Final = 100 * NS_PER_MS
@@ -31,7 +27,7 @@ class WatermarkWriter:
         self._state: Final = state
         #: When the next record is due; None: nothing is new.
         self._due: int | None = None
-        self._written = (0, 0, 0)
+        self._written: tuple[int, int, int, Placement | None] = (0, 0, 0, None)
         self._tables: Final = SessionTableWriter(state)
 
     @property
@@ -57,15 +53,11 @@ class WatermarkWriter:
         state = self._state
         self._due = None
         last = state.clock.last
-        facts = (state.stream.stable, state.trim, last.number if last else 0)
+        facts = (state.stream.stable, state.trim, last.number if last else 0, state.placement)
         if facts == self._written or state.state != "up":
             return
         self._written = facts
-        mark = WatermarkRecord(
-            state.cluster, state.stream.stable, state.stream.stable_end, state.trim,
-            facts[2], last.digest if last else NO_DIGEST,
-        )  # fmt: skip
-        state.effects.append(Persist(Entry(0, state.view, mark)))
+        state.record_watermark()
 
     def write_trim_point(self) -> None:
         """Record the trim point: the service relies on it once a heartbeat has reported it."""
@@ -73,5 +65,4 @@ class WatermarkWriter:
         if state.state == "up":
             self.write()
         elif state.store.mark is not None:  # without one, it serves no reader before it learns it
-            mark = replace(state.store.mark, trim=state.trim)
-            state.effects.append(Persist(Entry(0, state.view, mark)))
+            state.record_watermark()

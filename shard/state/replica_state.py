@@ -14,20 +14,24 @@ import msgspec
 from shard.state.counters import Counters
 from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
+from shard.state.recorded_leases import RecordedLeases
 from shard.state.sessions import Sessions
 from ziplog.core.entries import Decision, Place
 from ziplog.core.node import Broadcast, Effect, Persist, Send
 from ziplog.core.units import NS_PER_S
-from ziplog.core.view import Replica, ServerState, ShardState
+from ziplog.core.view import NO_DIGEST, Placement, Replica, ServerState, ShardState
 from ziplog.core.wire_use import Release, WireUse
-from ziplog.segments.entry import Entry
+from ziplog.segments.entry import Entry, WatermarkRecord
 from ziplog.types import Durability
 from ziplog.wire import InsertAck, Limits, Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shard.state.sessions import HeldUnit
     from shard.storage.store import Store
     from ziplog.core.message import Message
+    from ziplog.core.view import LeaseRun
     from ziplog.segments.entry import UnreadableError
     from ziplog.wire import RefusalCode
 
@@ -91,6 +95,8 @@ class ReplicaState:
         self.state: ServerState = "starting"
         #: The shard's state in the last announcement of the membership service; "": none came yet.
         self.shard_state: ShardState | Literal[""] = ""
+        #: The placement in that announcement; before, the one in the log; None: unknown.
+        self.placement: Placement | None = store.mark.placement if store.mark is not None else None
         #: The shard has no more positions, by the leases held (docs/protocol.md, section 13).
         self.has_no_positions = False
         #: All that the shard will ever own is on the disks of this server and of all others.
@@ -98,6 +104,8 @@ class ReplicaState:
         self.trim = 0
         self.wire_use: Final = WireUse(config.release, config.wire)
         self.clock: Final = EpochClock(config.shard)
+        #: The leases in this server's own log.
+        self.recorded_leases: Final = RecordedLeases(store)
         self.stream: Final = DecisionLog()
         self._frontier = 0
         self.sessions: Final = Sessions(config.session_timeout_s * NS_PER_S)
@@ -185,6 +193,26 @@ class ReplicaState:
         self.bytes_since_table += _ENTRY_BYTES
         self.stream.append(entry)
         self.effects.append(Persist(entry))
+
+    def record_watermark(self, runs: Sequence[LeaseRun] = ()) -> None:
+        """Append a watermark record; `runs` follow the leases held.
+
+        Only a server that is up records where its log is stable.
+        """
+        store = self.store
+        held = [*self.clock.recent, *runs]
+        number, digest = (held[-1].last.number, held[-1].last.digest) if held else (0, NO_DIGEST)
+        mark = store.mark
+        stable, frontier, limit = (mark.stable, mark.frontier, mark.limit) if mark else (0, 1, 0)
+        if self.state == "up":
+            stable, frontier = self.stream.stable, self.stream.stable_end
+        mark = WatermarkRecord(
+            self.cluster, stable, frontier, self.trim, number, digest,
+            self.recorded_leases.news(held, frontier), self.placement,
+            max(limit, self.clock.left_at),
+        )  # fmt: skip
+        self.recorded_leases.on_record(number, max(self.stream.last, store.last_fseq))
+        self.effects.append(Persist(Entry(0, self.view, mark)))
 
     def ack(self, unit: HeldUnit, *, waited: bool = False) -> None:
         """Acknowledge a unit to its client, if the client's own copy has arrived.

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import structlog
 
 from shard.storage.flusher import Flusher
@@ -34,6 +35,7 @@ from shard.storage.segment_rewrite import (
     rewrite_segment,
 )
 from shard.storage.store import FullError, watermark_after_reset
+from ziplog.core.view import KEPT_RUNS, extend_runs
 from ziplog.runtime.process_logging import halt
 from ziplog.segments.entry import (
     Entry,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
     from ziplog.core.entries import SessionTable
     from ziplog.core.node import Event
+    from ziplog.core.view import LeaseRun
     from ziplog.segments.segment import Segment
 
 MIB: Final = 1024 * 1024
@@ -86,6 +89,8 @@ class SegmentStore(SegmentReader):
         super().__init__(directory, segments)
         self._flusher = flusher
         self._segment_bytes, self._cache_bytes = segment_bytes, cache_bytes
+        #: The leases of the watermark records since the store was opened, from the frontier on.
+        self._leases: list[LeaseRun] = []
         #: Receives the trim point as soon as `trim` or `reset` is called.
         self.on_trim: Callable[[int], object] = lambda _: None
 
@@ -226,6 +231,7 @@ class SegmentStore(SegmentReader):
         segment = self._active
         if isinstance(entry.decision, WatermarkRecord):
             segment.mark = self.mark = entry.decision
+            self._keep_leases(entry.decision)
         else:
             segment.tables.append((segment.size, size, self.last_fseq, part))
 
@@ -237,7 +243,18 @@ class SegmentStore(SegmentReader):
         self._bases.append(segment.base)
         self._active = segment
         if self.mark is not None:
-            self._put(Entry(0, 0, self.mark))
+            self._put(Entry(0, 0, self._whole_mark(self.mark)))
+
+    def _keep_leases(self, mark: WatermarkRecord) -> None:
+        """Keep the leases of a record, and drop those that end at its frontier or before."""
+        extend_runs(self._leases, mark.leases)
+        ended = sum(run.last.stop <= mark.frontier for run in self._leases[:-1])
+        del self._leases[:ended]
+        del self._leases[:-KEPT_RUNS]
+
+    def _whole_mark(self, mark: WatermarkRecord) -> WatermarkRecord:
+        """Return the record that begins a file: files before it may be trimmed."""
+        return msgspec.structs.replace(mark, leases=list(self._leases) or mark.leases)
 
     def seal(self, stop: int) -> None:
         """Seal the active segment, if it has positions below `stop` and is large enough.
@@ -305,7 +322,8 @@ class SegmentStore(SegmentReader):
         segment = self._segment_with(fseq)
         is_all = fseq < self.first_fseq
         end = segment.base if is_all else segment.last_at(self._directory, fseq) + 1
-        self._start_segment(new_segment_after(self._active, end, fseq + 1), self.mark)
+        mark = self._whole_mark(self.mark) if self.mark else None
+        self._start_segment(new_segment_after(self._active, end, fseq + 1), mark)
 
     def reset(self, fseq: int, gsn: int) -> None:
         """Drop all entries durably; the next one is `fseq + 1`, at `gsn` or later. Slow.
@@ -317,7 +335,7 @@ class SegmentStore(SegmentReader):
 
         """
         self._flush_all()
-        mark = watermark_after_reset(self.mark, fseq, gsn) if self.mark else None
+        mark = self._whole_mark(watermark_after_reset(self.mark, fseq, gsn)) if self.mark else None
         self._start_segment(new_segment_after(self._active, gsn, fseq + 1, is_first=True), mark)
         self.on_trim(self._trim)
 

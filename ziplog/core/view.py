@@ -35,6 +35,8 @@ MANY_MEMBERS: Final = 17
 MAX_STEP: Final = 1000
 #: Number of runs of equal leases that a storage server keeps: the newest ones.
 KEPT_RUNS: Final = 64
+#: Maximum number of leases by which a storage server may be ahead of those on its own disk.
+MAX_UNRECORDED: Final = 4096
 #: Limit of the lease runs in one message, in bytes; a single larger run still fits a frame.
 MAX_RUNS_BYTES: Final = 4 * 1024 * 1024
 #: Maximum encoded size of a member, a lease without members, and a run without leases, in bytes.
@@ -75,7 +77,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
     epoch_size: Annotated[int, msgspec.Meta(ge=1, le=2**28)]
     #: Nominal length of an epoch, in milliseconds.
     epoch_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
-    #: Sorted by shard.
+    #: Sorted by shard. Only a rebuilt history has leases without members: no shard owns them.
     members: tuple[Member, ...]
 
     @cached_property
@@ -101,6 +103,10 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """Return the view in which `shard` is a member, or None if it is not a member."""
         return self._views.get(shard)
 
+    def weight_of(self, shard: int) -> int:
+        """Return the weight of a shard; 0 if it is not a member."""
+        return self.schedule.weights.get(shard, 0) if self.members else 0
+
     def epoch_at(self, gsn: int) -> int:
         """Return the epoch of a gsn of this lease."""
         return self.first_epoch + (gsn - self.base) // self.epoch_size
@@ -110,14 +116,16 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return self.base + (epoch - self.first_epoch) * self.epoch_size
 
     def owner(self, gsn: int) -> int:
-        """Return the shard that owns a gsn of this lease."""
+        """Return the shard that owns a gsn of this lease; 0 if it has no members."""
+        if not self.members:
+            return 0
         return self.schedule.owner((gsn - self.base) % self.epoch_size)
 
     def next_owned(self, shard: int, gsn: int) -> int:
         """Return the first gsn at or after `gsn` that `shard` owns, or `stop` if there is none."""
-        schedule, size = self.schedule, self.epoch_size
-        if shard not in schedule.weights:
+        if shard not in self._views:
             return self.stop
+        schedule, size = self.schedule, self.epoch_size
         gsn = max(gsn, self.base)
         rest = (gsn - self.base) % size
         offset = schedule.next_offset(shard, rest)
@@ -225,6 +233,21 @@ class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
 def run_of(lease: Lease) -> LeaseRun:
     """Return a run of one lease."""
     return LeaseRun(lease, 1, lease)
+
+
+def extend_runs(runs: list[LeaseRun], more: Iterable[LeaseRun]) -> None:
+    """Add runs that were received later; a run that continues the last one replaces it."""
+    for run in more:
+        last = runs[-1] if runs else None
+        if last is None or run.first.number > last.last.number + 1:
+            runs.append(run)
+        elif run.last.number > last.last.number:
+            if run.first.number <= last.first.number:
+                runs[-1] = run
+            elif run.first.number <= last.last.number or last.last.repeats(run.first):
+                runs[-1] = LeaseRun(last.first, run.last.number - last.first.number + 1, run.last)
+            else:
+                runs.append(run)
 
 
 class LeaseStep(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from ziplog.core.entries import Expire, Place, SessionTable, Skip
 from ziplog.core.fields import Cluster, Unsigned
-from ziplog.core.view import Digest
+from ziplog.core.view import Digest, LeaseRun, Placement
 from ziplog.types import Fseq, Gsn, View
 
 #: Error numbers for a temporary lack of descriptors or memory, and for a full disk.
@@ -36,6 +36,13 @@ class WatermarkRecord(msgspec.Struct, frozen=True, array_like=True, gc=False, ta
     #: The server's last lease, and its digest (D30).
     lease: Unsigned
     digest: Digest
+    #: The leases that the server received since the record before, and those above its frontier in
+    #: the first record of a file or process. A rebuild of the membership service reads them.
+    leases: list[LeaseRun] = []
+    #: The last announced placement of the shard; None: unknown.
+    placement: Placement | None = None
+    #: The end of the shard's positions, if it has left; 0: not known to have left.
+    limit: Gsn = 0
 
 
 class SessionTableRecord(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):

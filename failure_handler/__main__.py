@@ -9,6 +9,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from failure_handler.holdings import holdings
 from failure_handler.service import FailureHandler
 from failure_handler.state import HandlerState
 from ziplog.runtime import replicated_service
@@ -19,10 +22,17 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig
     from ziplog.core.wire_use import WireUse
+    from ziplog.raft.offline import LogEnd
+    from ziplog.raft.state_machine import Machine
 
 
 def _build(config: ClusterConfig, name: str, _publisher: str, wire_use: WireUse) -> FailureHandler:
     return FailureHandler(config, name, pid=os.getpid(), now=now_ns(), wire_use=wire_use)
+
+
+def _holdings(name: str, machine: Machine, end: LogEnd) -> bytes:
+    assert isinstance(machine, HandlerState)
+    return msgspec.msgpack.encode(holdings(name, machine, end.term, end.last))
 
 
 _SERVICE: Final = replicated_service.Service(
@@ -32,6 +42,7 @@ _SERVICE: Final = replicated_service.Service(
     nodes=lambda config: config.failure_handlers,
     build=_build,
     machine=HandlerState,
+    holdings=_holdings,
 )
 
 

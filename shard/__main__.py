@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
+from shard import holdings
 from shard.archive.shared_state import SharedState
 from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
 from shard.metrics import StorageMetrics
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ziplog.config import ClusterConfig, LogConfig, NodeConfig
+    from ziplog.core.holdings import ServerHoldings
 
 #: The part of `flush_interval_ms` for the flusher; before, entries wait in the driver for others.
 _FLUSHER_PART: Final = 0.8
@@ -56,9 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shard", description="A storage server.")
     parser.add_argument("--config", type=Path, required=True, help="the cluster file")
     parser.add_argument("--node", required=True, help="the server's name in it")
+    parser.add_argument("--holdings", action="store_true", help="write what it holds; then end")
     options = parser.parse_args(arguments)
     try:
-        run(load(options.config), options.node)
+        if options.holdings:
+            found = _holdings(load(options.config), options.node)
+            sys.stdout.buffer.write(msgspec.msgpack.encode(found))
+        else:
+            run(load(options.config), options.node)
     except ConfigError as error:
         print(f"shard: {error}", file=sys.stderr)
         return 2
@@ -66,6 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"shard: {options.node}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _holdings(config: ClusterConfig, name: str) -> ServerHoldings:
+    config.shard_of(name)
+    return holdings.read(config.data_dir / name, config.name, name)
 
 
 def run(config: ClusterConfig, name: str) -> None:

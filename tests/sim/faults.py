@@ -16,6 +16,7 @@ from mms.commands import GrantLease
 from tests.sim.disks import sync
 from tests.sim.plan import CHANGES
 from tests.sim.raft_world import flip_in
+from tests.sim.rebuild import Loss, rebuild
 from tests.simulator.consensus import OrderedLog
 from tests.simulator.filesystem import CAPACITY_BYTES, LATENCY_NS
 from tests.simulator.kernel import MS
@@ -248,6 +249,16 @@ class Faults:
         group.commit_unseen(_leases_after(last, fault.amount))
         return True
 
+    def _rebuild(self, fault: Fault) -> bool:
+        """Stop all nodes, lose the membership service's state, and rebuild it from the servers."""
+        loss = Loss.of(fault.amount)
+        if not isinstance(self._cluster.mms, OrderedLog) or self._cluster.state.last is None:
+            return False
+        self.heal()
+        self.has_cut_power |= loss.kills or loss.handlers
+        rebuild(self._cluster, loss)
+        return True
+
     def _kill_client(self, fault: Fault) -> bool:
         client = self._clients.get(fault.targets[0])
         if client is None or not client.process.is_up:
@@ -445,6 +456,7 @@ KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "kill-fh": Faults._kill_node,
     "kill-client": Faults._kill_client,
     "age": Faults._age,
+    "rebuild": Faults._rebuild,
     "cut": Faults._cut,
     "clog": Faults._clog,
     "isolate": Faults._isolate,

@@ -53,6 +53,8 @@ REFUSALS: Final = {"no-descriptors": 1}
 AGED_RUNS: Final = 3_000
 #: One plan of this number has a history of that length.
 _AGED_ONE_IN: Final = 20
+#: One plan of this many has a rebuild of the membership service.
+_REBUILT_ONE_IN: Final = 12
 
 #: An operator's changes, with weights.
 CHANGES: Final = {"add-shard": 5, "remove-shard": 4, "finalize-shard": 2}
@@ -223,6 +225,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         drawn += draw_refusals(plan)
         drawn += draw_rot(plan)
         drawn += draw_age(plan)
+        drawn += draw_rebuild(plan)
         plan = _aged(plan)
         plan = plan._replace(publishes=Random(f"publications {seed}").random() < 1 / 3)
     return plan._replace(faults=tuple(sorted(drawn)))
@@ -314,6 +317,14 @@ def draw_age(plan: Plan) -> list[Fault]:
     kind = random.choice(("kill", "kill", "power", "stop"))
     after = Fault(at_ms + random.randrange(1_500), kind, (random.choice(plan.servers),))
     return [Fault(at_ms, "age", amount=AGED_RUNS), after]
+
+
+def draw_rebuild(plan: Plan) -> list[Fault]:
+    """Return a rebuild of the membership service, in one plan of twelve."""
+    random = Random(f"rebuild {plan.seed}")
+    if plan.is_raft_real or random.randrange(_REBUILT_ONE_IN):
+        return []
+    return [Fault(_when(random, plan), "rebuild", amount=random.randrange(8))]
 
 
 def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:

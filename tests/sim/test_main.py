@@ -28,7 +28,15 @@ def test_a_fault_is_what_its_text_says(seed: int) -> None:
 
 
 def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
-    drawn = {*plan.WEIGHTS, *plan.SLEEPS, *plan.CHANGES, *plan.REFUSALS, *plan.ROT, "age"}
+    drawn = {
+        *plan.WEIGHTS,
+        *plan.SLEEPS,
+        *plan.CHANGES,
+        *plan.REFUSALS,
+        *plan.ROT,
+        "age",
+        "rebuild",
+    }
     assert drawn == set(KINDS) == set(faults.KINDS)
 
 

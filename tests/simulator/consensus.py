@@ -226,6 +226,15 @@ class OrderedLog:
         self._snapshot = (self.machine.snapshot(), len(self._commands))
         self.kernel.record(b"unseen %d" % len(self._commands))
 
+    def refound(self, state: bytes) -> None:
+        """Begin a new group with this state, while all nodes are dead."""
+        assert not self._members, "a node would see it"
+        self.machine.restore(state)
+        self._commands, self._results = [], []
+        self._snapshot = (state, 0)
+        self._open_proposals = []
+        self.kernel.record(b"refounded")
+
     def _schedule_apply(self, member: Member) -> None:
         delay = self.kernel.random.randint(*self.timing.apply_ns)
         self.kernel.after(delay, partial(self._apply, member, len(self._commands)))

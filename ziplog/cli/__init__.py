@@ -23,6 +23,7 @@ from ziplog.cli import (
     demo,
     epochs,
     events,
+    membership,
     monitor,
     nodes,
     options,
@@ -123,6 +124,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(nodes.app, name="node")
 app.add_typer(shards.app, name="shard")
 app.add_typer(upgrade.app, name="upgrade")
+app.add_typer(membership.app, name="membership")
 app.add_typer(settings.app, name="config")
 
 

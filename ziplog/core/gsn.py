@@ -32,12 +32,15 @@ class Schedule:
     __slots__ = ("_offsets", "_owners", "round_length", "weights")
 
     def __init__(self, weights: Sequence[tuple[int, int]]) -> None:
-        """Lay out one round for `weights`: (shard, weight >= 1) pairs, each shard once."""
+        """Lay out one round for `weights`: (shard, weight >= 1) pairs, each shard once.
+
+        Without pairs, no offset has an owner.
+        """
         self.weights: Final = dict(sorted(weights))
         self.round_length: Final = sum(self.weights.values())
         assert len(self.weights) == len(weights), "a shard is listed twice"
         assert all(weight >= 1 for weight in self.weights.values()), "a weight is below 1"
-        assert 1 <= self.round_length <= MAX_ROUND, "the sum of the weights is out of range"
+        assert self.round_length <= MAX_ROUND, "the sum of the weights is out of range"
         self._owners: Final = _merge(self.weights)
         self._offsets: Final[dict[int, list[int]]] = {shard: [] for shard in self.weights}
         for offset, shard in enumerate(self._owners):

@@ -105,7 +105,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def weight_of(self, shard: int) -> int:
         """Return the weight of a shard; 0 if it is not a member."""
-        return self.schedule.weights.get(shard, 0) if self.members else 0
+        return self.schedule.weights.get(shard, 0)
 
     def epoch_at(self, gsn: int) -> int:
         """Return the epoch of a gsn of this lease."""

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FOLLOWER: Final = 0
-_NO_OP: Final = b"\1"
-_REGULAR: Final = b"\0"
+#: The entries of the library: without a command, and the first byte of one with a command.
+NO_OP: Final = b"\1"
+REGULAR: Final = b"\0"
 #: Maximum size of a received snapshot, in bytes; it is kept in memory until it is complete.
 _MAX_SNAPSHOT: Final = 1 << 30
 #: Interval between status messages of a node without and with a vote. The latter also keeps
@@ -176,7 +177,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
 
     def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
         """Propose a command; `done` receives its result and a failure code. From any thread."""
-        self._applyCommand(_REGULAR + command, done)
+        self._applyCommand(REGULAR + command, done)
 
     def wake(self) -> None:
         """End the tick's sleep."""
@@ -207,7 +208,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
                 pass  # an earlier directory of this node may have voted in that term
             case kind:
                 checked = msgspec.convert(message, _LIBRARY_MESSAGES[kind])
-                if isinstance(checked, _Forwarded) and not checked.command.startswith(_REGULAR):
+                if isinstance(checked, _Forwarded) and not checked.command.startswith(REGULAR):
                     raise ValueError("an unknown kind of command")
                 super()._SyncObj__onMessageReceived(peer, message)
 
@@ -237,11 +238,11 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Any:  # noqa: N802
         """Apply a committed entry; an exception is fatal (the library would retry for ever)."""
-        if command == _NO_OP:
+        if command == NO_OP:
             return None
-        assert command.startswith(_REGULAR), "an entry of an unknown kind"
+        assert command.startswith(REGULAR), "an entry of an unknown kind"
         try:
-            return self._consumer.apply(command[len(_REGULAR) :])
+            return self._consumer.apply(command[len(REGULAR) :])
         except Exception as error:
             raise JournalError(
                 f"consensus: a committed command of {len(command)} bytes raised {error!r}"
@@ -335,7 +336,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         if pending is None or pending.identity != answer.joining:
             pending = PendingVoter(str(answer.joining), self._journal.entries[-1].index + 1)
             self._pending_voters[peer.id] = pending
-            self._journal.append(Entry(_NO_OP, pending.barrier, self.raftCurrentTerm))
+            self._journal.append(Entry(NO_OP, pending.barrier, self.raftCurrentTerm))
             log.warning("node %s does not vote: it gets the whole log first", peer.id)
         self._SyncObj__raftMatchIndex[peer] = 0  # the known value is of the lost directory
         if answer.reset:

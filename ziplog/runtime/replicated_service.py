@@ -21,6 +21,7 @@ from ziplog.core.node import Node
 from ziplog.core.wire_use import WireUse
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.raft.connections import Introduction
+from ziplog.raft.offline import read_state
 from ziplog.raft.raft import Raft
 from ziplog.runtime import wire_file
 from ziplog.runtime.connection import GREETING, pack_length
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig, NodeConfig
     from ziplog.core.histogram import Histogram
     from ziplog.core.node import Event
+    from ziplog.raft.offline import LogEnd
     from ziplog.raft.state_machine import Machine
     from ziplog.wire.node_info import Role
 
@@ -82,6 +84,8 @@ class Service(NamedTuple):
     machine: Callable[[], Machine]
     #: Its nodes publish.
     publishes: bool = False
+    #: Encodes what a node's log holds: its name, the state, and the log's end. None: not asked for.
+    holdings: Callable[[str, Machine, LogEnd], bytes] | None = None
 
 
 def main(service: Service, arguments: Sequence[str] | None) -> int:
@@ -92,10 +96,16 @@ def main(service: Service, arguments: Sequence[str] | None) -> int:
     )
     parser.add_argument("--config", type=Path, required=True, help="the cluster file")
     parser.add_argument("--node", required=True, help="the node's name in it")
+    if service.holdings is not None:
+        parser.add_argument("--holdings", action="store_true", help="write what it holds; then end")
     options = parser.parse_args(arguments)
     try:
         config = load(options.config)
-        _run(service, config, _node(service, config, options.node))
+        node = _node(service, config, options.node)
+        if service.holdings is not None and options.holdings:
+            sys.stdout.buffer.write(_holdings(service, service.holdings, config, node))
+        else:
+            _run(service, config, node)
     except ConfigError as error:
         print(f"{module}: {error}", file=sys.stderr)
         return 2
@@ -111,6 +121,18 @@ def _node(service: Service, config: ClusterConfig, name: str) -> NodeConfig:
         names = ", ".join(node.name for node in nodes) or "none in the file"
         raise ConfigError("node", name, f"{service.noun} ({names})")
     return node
+
+
+def _holdings(
+    service: Service,
+    encode: Callable[[str, Machine, LogEnd], bytes],
+    config: ClusterConfig,
+    node: NodeConfig,
+) -> bytes:
+    """Return what the directory of a stopped node holds."""
+    machine = service.machine()
+    end = read_state(config.data_dir / node.name, machine)
+    return encode(node.name, machine, end)
 
 
 def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:

@@ -20,7 +20,7 @@ from ziplog.segments.entry_codec import DAMAGED, PLACE, decode
 from ziplog.segments.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 #: A directory may change again with the same modification time for this long after a change.
@@ -35,6 +35,21 @@ class ListedSegment(NamedTuple):
     #: The number of the first entry that belongs to a newer segment; 0: it is the newest.
     limit: int
     has_block_file: bool
+
+
+def listed_segments(names: Collection[str]) -> list[ListedSegment]:
+    """Return the segments among file names that no newer one replaces, oldest first."""
+    segments = [segment for name in names if (segment := Segment.named(name)) is not None]
+    segments.sort(key=lambda segment: segment.number)
+    listed: list[ListedSegment] = []
+    limit = 0
+    for segment in reversed(segments):
+        if listed and (listed[-1].segment.is_first or segment.base_fseq > limit > 0):
+            continue
+        listed.append(ListedSegment(segment, limit, segment.block_file_name in names))
+        # Files of the first format have no entry number in their names (0).
+        limit = min(limit or segment.base_fseq, segment.base_fseq) or limit
+    return listed[::-1]
 
 
 class SegmentDirectory:
@@ -89,20 +104,10 @@ class SegmentDirectory:
         return listed[-1].segment.base if listed else 0
 
     def _list(self) -> list[ListedSegment]:
-        names = {path.name for path in self._directory.iterdir()}
-        segments = [segment for name in names if (segment := Segment.named(name)) is not None]
-        segments.sort(key=lambda segment: segment.number)
-        listed: list[ListedSegment] = []
-        limit = 0
-        for segment in reversed(segments):
-            if listed and (listed[-1].segment.is_first or segment.base_fseq > limit > 0):
-                continue
-            listed.append(ListedSegment(segment, limit, segment.block_file_name in names))
-            # Files of the first format have no entry number in their names (0).
-            limit = min(limit or segment.base_fseq, segment.base_fseq) or limit
+        listed = listed_segments({path.name for path in self._directory.iterdir()})
         present = {entry.segment.name for entry in listed}
         self._loaded = {name: kept for name, kept in self._loaded.items() if name in present}
-        return listed[::-1]
+        return listed
 
     @property
     def start(self) -> int:

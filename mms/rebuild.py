@@ -1,0 +1,284 @@
+"""Rebuild of the membership service's state from what the storage servers hold.
+
+    holdings of servers and failure handlers -> checks -> the state of a new consensus group
+
+Rules: no position, lease number or view is given out twice. A shard continues in its current view
+only if a server that is present resumes in it; otherwise in a view above all that were seen, so
+that all its servers start in limbo. A shard that has left stays out. Pure
+(docs/protocol.md, section 15).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from mms.membership_rules import contradiction
+from mms.rebuilt_leases import known_end, rebuilt_runs
+from mms.state import ClusterState, Recovering, Retired
+from ziplog.core.holdings import RebuildPlan, RebuiltShard
+from ziplog.core.view import Placement
+from ziplog.errors import UnavailableError
+from ziplog.types import cluster_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ziplog.config import ClusterConfig, ShardConfig
+    from ziplog.core.holdings import HandlerHoldings, Holdings, ServerHoldings, ShardRecovery
+    from ziplog.core.view import Replica, ShardState
+
+#: The fingerprint of a directory that is not here and was never reported; no directory has it.
+_UNKNOWN: Final = "unknown"
+
+
+class Rebuilt(NamedTuple):
+    """A rebuilt state, and what an operator should know about it."""
+
+    state: ClusterState
+    #: The first position after all known leases and entries.
+    known_end: int
+    #: Lines of text.
+    notes: list[str]
+
+
+def plan(config: ClusterConfig, holdings: Holdings) -> RebuildPlan:
+    """Return the state of the membership service, and its summary; raises what `rebuild` raises."""
+    rebuilt = rebuild(config, holdings.servers, holdings.handlers)
+    state = rebuilt.state
+    held = {server.node: server for server in holdings.servers}
+    return RebuildPlan(
+        state.snapshot(),
+        cluster_id(state.cluster),
+        state.trim,
+        rebuilt.known_end,
+        _stop(state),
+        [
+            RebuiltShard(
+                placement.shard,
+                placement.state,
+                placement.view,
+                [_described(replica, held.get(replica.name)) for replica in placement.replicas],
+            )
+            for placement in state.placements.values()
+        ],
+        rebuilt.notes,
+    )
+
+
+def _described(replica: Replica, held: ServerHoldings | None) -> str:
+    if held is None:
+        return f"{replica.name} (missing)"
+    if replica.fingerprint != held.fingerprint:
+        return f"{replica.name} (another directory)"
+    return f"{replica.name} ({'stopped cleanly' if held.view else 'crashed'})"
+
+
+class _Recoveries(NamedTuple):
+    """What is known of the shards' recoveries."""
+
+    #: The failure handler's log is here: what is not in it did not happen.
+    is_known: bool
+    by_shard: dict[int, ShardRecovery]
+    #: The cluster has failure handlers.
+    are_possible: bool
+
+
+def rebuild(
+    config: ClusterConfig, servers: Sequence[ServerHoldings], handlers: Sequence[HandlerHoldings]
+) -> Rebuilt:
+    """Return the state of the membership service.
+
+    Args:
+        config: the cluster file.
+        servers: what the storage servers' directories hold that are here.
+        handlers: what the failure handlers' directories hold that are here.
+
+    Raises:
+        UnavailableError: a directory is missing, or of another cluster.
+
+    """
+    recoveries = _recoveries(config, handlers)
+    state = ClusterState()
+    state.cluster = _cluster(config, servers)
+    state.name, state.durability = config.name, config.durability
+    state.trim = max(server.trim for server in servers)
+    state.runs = rebuilt_runs(servers, state.trim)
+    state.history_bytes = sum(run.max_bytes for run in state.runs)
+    notes: list[str] = []
+    for shard in sorted(config.shards, key=lambda shard: shard.id):
+        names = [node.name for node in shard.replicas]
+        held = [server for server in servers if server.node in names]
+        _add_shard(state, shard, held, recoveries, notes)
+    _check_owners(state)
+    wrong = contradiction(state, config)
+    if wrong:
+        raise UnavailableError(wrong)
+    if not state.placements:
+        raise UnavailableError("no shard was ever live: run `ziplog up --found-again` instead")
+    state.retirements = len(state.retired)
+    fresh = ClusterState()
+    fresh.restore(state.snapshot())  # with everything that follows from it
+    return Rebuilt(fresh, known_end(servers), notes)
+
+
+def _cluster(config: ClusterConfig, servers: Sequence[ServerHoldings]) -> int:
+    """Return the number of the cluster; it must be the same everywhere."""
+    found = {server.cluster: server.node for server in servers if server.cluster}
+    expected = int(config.id, 16) if config.id is not None else min(found, default=0)
+    for cluster, node in found.items():
+        if cluster != expected:
+            raise UnavailableError(
+                f"the directory of {node} is of cluster {cluster_id(cluster)}, but this is cluster"
+                f" {cluster_id(expected)}: put the right directory back"
+            )
+    if not found:
+        raise UnavailableError(
+            "the storage servers' directories are empty: put the right ones back"
+        )
+    return expected
+
+
+def _recoveries(config: ClusterConfig, handlers: Sequence[HandlerHoldings]) -> _Recoveries:
+    nodes = config.failure_handlers
+    if not handlers:
+        return _Recoveries(is_known=not nodes, by_shard={}, are_possible=bool(nodes))
+    if 2 * len(handlers) <= len(nodes):
+        here = ", ".join(handler.node for handler in handlers)
+        raise UnavailableError(
+            f"of {len(nodes)} failure handlers, only {here} has its directory: put the others back,"
+            f" or move {here} away"
+        )
+    latest = max(handlers, key=lambda handler: (handler.term, handler.index))
+    by_shard = {one.shard: one for one in latest.recoveries}
+    return _Recoveries(is_known=True, by_shard=by_shard, are_possible=True)
+
+
+def _add_shard(
+    state: ClusterState,
+    shard: ShardConfig,
+    held: Sequence[ServerHoldings],
+    recoveries: _Recoveries,
+    notes: list[str],
+) -> None:
+    """Add a shard's placement, and its limit if it has left, to the state."""
+    if held and all(one.placement is None and one.end == 1 for one in held):
+        notes.append(f"shard {shard.id} was never added: run `ziplog shard add` again")
+        return
+    placed = [(one.placement, one) for one in held if one.placement is not None]
+    if not placed:
+        names = ", ".join(node.name for node in shard.replicas)
+        raise UnavailableError(
+            f"shard {shard.id}: no directory of {names} has a record of the shard: put an"
+            " up-to-date one back"
+        )
+    known, _ = max(placed, key=lambda one: (one[0].view, _has_left(one[0].state), one[1].lease))
+    if known.state == "joining" and not _was_member(state, shard.id):
+        notes.append(f"shard {shard.id} had not joined: run `ziplog shard add` again")
+        return
+    recovery = recoveries.by_shard.get(shard.id)
+    view = _view(known, held, recoveries)
+    limit = max(one.limit for one in held)
+    placed_as: ShardState = "parked"
+    if limit or _has_left(known.state):
+        is_finalized = known.state == "finalized"
+        placed_as = "finalized" if is_finalized else "leaving"
+        state.retired[shard.id] = Retired(shard.id, limit or _stop(state), is_finalized)
+    if recovery is not None and not recovery.is_finished:
+        # The failure handler continues: its decision began the view.
+        limit = state.retired[shard.id].limit if shard.id in state.retired else _stop(state)
+        state.recovering[shard.id] = Recovering(shard.id, recovery.view, limit)
+        placed_as, view = "recovering", min(recovery.base, recovery.view - 1)
+    state.placements[shard.id] = Placement(shard.id, view, placed_as, _replicas(known, held))
+
+
+def _has_left(state: ShardState) -> bool:
+    return state in {"leaving", "finalized"}
+
+
+def _was_member(state: ClusterState, shard: int) -> bool:
+    return any(run.first.view_of(shard) is not None for run in state.runs)
+
+
+def _stop(state: ClusterState) -> int:
+    return state.runs[-1].last.stop
+
+
+def _replicas(known: Placement, held: Sequence[ServerHoldings]) -> tuple[Replica, ...]:
+    """Return a shard's servers with the fingerprints of their directories, present or not."""
+    found = {one.node: one.fingerprint for one in held}
+    return tuple(
+        msgspec.structs.replace(
+            replica, fingerprint=replica.fingerprint or found.get(replica.name, _UNKNOWN)
+        )
+        for replica in known.replicas
+    )
+
+
+def _view(known: Placement, held: Sequence[ServerHoldings], recoveries: _Recoveries) -> int:
+    """Return the view in which a shard continues.
+
+    Raises:
+        UnavailableError: a directory is needed that is missing, or was replaced.
+
+    """
+    recovery = recoveries.by_shard.get(known.shard)
+    whole = _whole(known, held)
+    missing = [one.name for one in known.replicas if one.name not in {s.node for s in whole}]
+    resumed = {one.view for one in whole}
+    if recoveries.is_known:
+        view = recovery.view if recovery is not None else known.view
+        if known.view > view:
+            raise UnavailableError(
+                f"shard {known.shard} is in view {known.view}, but the failure handlers'"
+                f" directories only have view {view}: put the latest ones back, or move them away"
+            )
+        is_settled = recovery is None or recovery.is_settled
+        needs_all = not is_settled or view not in resumed
+    else:
+        view = max(known.view, *(one.last_view for one in whole), *resumed)
+        needs_all = True
+        if resumed != {view} and not missing:
+            view += 1  # then all of its servers start in limbo
+    if missing and needs_all:
+        raise UnavailableError(_needed(known, missing, recoveries))
+    if not recoveries.are_possible and resumed != {view}:
+        limbo = ", ".join(one.node for one in whole if one.view != view)
+        raise UnavailableError(
+            f"shard {known.shard}: {limbo} did not stop cleanly, and the cluster has no failure"
+            " handler that recovers the shard: add [[failure_handler]] to the cluster file"
+        )
+    return view
+
+
+def _whole(known: Placement, held: Sequence[ServerHoldings]) -> list[ServerHoldings]:
+    """Return the servers whose directories are those that their shard knows."""
+    expected = {replica.name: replica.fingerprint for replica in known.replicas}
+    return [one for one in held if expected.get(one.node) in {"", one.fingerprint}]
+
+
+def _needed(known: Placement, missing: Sequence[str], recoveries: _Recoveries) -> str:
+    recovery = recoveries.by_shard.get(known.shard)
+    if not recoveries.is_known:
+        why = "the failure handlers' directories are lost, so they cannot name an up-to-date server"
+    elif recovery is not None and not recovery.is_settled:
+        why = "a recovery of the shard is under way"
+    else:
+        why = "no other server of the shard stopped cleanly in its current view"
+    return (
+        f"shard {known.shard}: the directory of {' and '.join(missing)} is needed, because {why}:"
+        " put it back"
+    )
+
+
+def _check_owners(state: ClusterState) -> None:
+    """Check that the cluster file has every shard that owns positions of the log."""
+    owners = {member.shard for run in state.runs for member in run.first.members}
+    missing = sorted(owners - state.placements.keys())
+    if missing:
+        names = ", ".join(map(str, missing))
+        raise UnavailableError(
+            f"the log has positions of shards that the cluster file does not name: {names}. Put"
+            " their [[shard]] tables and directories back"
+        )

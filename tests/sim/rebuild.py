@@ -1,0 +1,99 @@
+"""A rebuild of the membership service, as `ziplog membership rebuild` does it (section 15).
+
+All nodes stop or die, the membership service's state is gone, and maybe more. The new state is made
+from the storage servers' disks. Then the supervisor starts all nodes.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from failure_handler import holdings as handler_holdings
+from failure_handler.state import HandlerState
+from mms.rebuild import rebuild as rebuilt
+from shard import holdings
+from tests.simulator.consensus import OrderedLog
+from tests.simulator.disk import Disk
+from ziplog.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import SimCluster
+    from ziplog.core.holdings import HandlerHoldings, ServerHoldings
+
+
+class Loss(NamedTuple):
+    """What happens beside the loss of the membership service."""
+
+    #: Some servers are killed instead of stopped.
+    kills: bool
+    #: The failure handlers' directories are lost.
+    handlers: bool
+    #: A server of each shard loses its directory, if the rebuild can do without it.
+    servers: bool
+
+    @classmethod
+    def of(cls, amount: int) -> Loss:
+        """Decode the amount of a fault."""
+        return cls(bool(amount & 1), bool(amount & 2), bool(amount & 4))
+
+
+def rebuild(cluster: SimCluster, loss: Loss) -> None:
+    """Stop all nodes, and rebuild the membership service from the disks."""
+    random = Random(f"rebuild {cluster.plan.seed} {cluster.kernel.now}")
+    for name, process in cluster.nodes.items():
+        server = cluster.server(name)
+        is_stopped = not loss.kills or random.random() < 1 / 2
+        if server is not None and is_stopped and not process.is_paused:
+            process.from_inside(server.stop)
+        if process.is_up:
+            process.kill()
+    found = _holdings(cluster)
+    handlers = _handlers(cluster, is_lost=loss.handlers)
+    if loss.servers:
+        found = _without_some(cluster, found, handlers, random)
+    state = rebuilt(cluster.config, list(found.values()), handlers).state
+    state.check()
+    assert isinstance(cluster.mms, OrderedLog)
+    cluster.mms.refound(state.snapshot())
+
+
+def _holdings(cluster: SimCluster) -> dict[str, ServerHoldings]:
+    found = {}
+    for name, disk in cluster.disks.items():
+        path = disk.path(name)
+        if path.exists():
+            found[name] = holdings.read(path, cluster.config.name, name)
+    return found
+
+
+def _handlers(cluster: SimCluster, *, is_lost: bool) -> list[HandlerHoldings]:
+    group = cluster.handlers
+    assert isinstance(group, OrderedLog)
+    if is_lost:
+        group.refound(HandlerState().snapshot())
+        return []
+    machine = group.machine
+    assert isinstance(machine, HandlerState)
+    return [handler_holdings.holdings(name, machine, 1, 1) for name in group.names]
+
+
+def _without_some(
+    cluster: SimCluster,
+    found: dict[str, ServerHoldings],
+    handlers: list[HandlerHoldings],
+    random: Random,
+) -> dict[str, ServerHoldings]:
+    """Lose the directory of a server of each shard, where the rebuild accepts that."""
+    for shard in cluster.config.shards:
+        lost = random.choice(shard.replicas).name
+        rest = {name: one for name, one in found.items() if name != lost}
+        if len(shard.replicas) < 2 or lost not in found:
+            continue
+        try:
+            rebuilt(cluster.config, list(rest.values()), handlers)
+        except UnavailableError:
+            continue
+        found = rest
+        cluster.disks[lost] = Disk(cluster.kernel.random)
+    return found

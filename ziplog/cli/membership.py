@@ -1,0 +1,61 @@
+"""`ziplog membership rebuild`: makes the state of a lost membership service anew."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ziplog.cli.options import DataDir, say
+from ziplog.cli.records import is_terminal
+from ziplog.cli.tables import cell, stdout, table
+from ziplog.deploy.membership_rebuild import MembershipRebuild
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ziplog.core.holdings import RebuildPlan
+
+app: Final = typer.Typer(
+    help="Repair the membership service.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Repair the membership service."""
+
+
+@app.command("rebuild")
+def rebuild(
+    data_dir: DataDir, *, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+) -> None:
+    """Rebuild the membership service from the storage servers' directories.
+
+    For a stopped cluster that lost the directories of a majority of its membership nodes. It prints
+    the state that it will write, and asks. All records and their positions stay.
+    """
+    with contextlib.closing(MembershipRebuild(data_dir)) as work:
+        plan = work.plan()
+        _show(plan)
+        if not yes:
+            if not is_terminal():
+                raise ConfigError("--yes", None, "given if stdin is no terminal")
+            typer.confirm("Write the membership service with this state?", abort=True, err=True)
+        written = work.write(plan)
+    nodes = ", ".join(path.name for path in written)
+    say(f"wrote {nodes}; start the cluster with `ziplog up --data-dir {data_dir}`")
+
+
+def _show(plan: RebuildPlan) -> None:
+    rows = table("shard", "state", "view", "servers", right=frozenset({"shard", "view"}))
+    for shard in plan.shards:
+        rows.add_row(str(shard.shard), shard.state, str(shard.view), cell(", ".join(shard.servers)))
+    out = stdout()
+    out.print(f"cluster {plan.cluster}: records were trimmed before position {plan.trim}")
+    out.print(
+        f"all known positions are below {plan.known_end}; the next ones start at {plan.first_free}"
+    )
+    out.print(rows)
+    for note in plan.notes:
+        say(f"note: {note}")

@@ -1,0 +1,144 @@
+"""Rebuild of a lost membership service, from the directories of a stopped cluster on this machine.
+
+    directories -> holdings (shard, failure_handler) -> plan (mms) -> new directories
+
+Rules: nothing is written before all checks. The new directories are complete and on stable storage
+before the first of them gets its name; until all have it, `UNFINISHED` is present
+(docs/protocol.md, section 15).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ziplog.core.holdings import HandlerHoldings, Holdings, RebuildPlan, ServerHoldings
+from ziplog.deploy.supervisor import Supervisor, environment, python
+from ziplog.errors import UnavailableError
+from ziplog.raft.offline import found_group, sync_names
+from ziplog.segments.identity import IDENTITY_FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ziplog.config import ClusterConfig
+
+#: The directory of a rebuild that was not finished.
+UNFINISHED: Final = "membership-rebuild.unfinished"
+
+
+class MembershipRebuild:
+    """One rebuild: plan it, show the plan, then write it. Locks the cluster's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Lock the directory of a stopped cluster.
+
+        Raises:
+            ConfigError: there is no valid cluster file.
+            UnavailableError: a supervisor runs the cluster.
+
+        """
+        self._supervisor: Final = Supervisor(directory)
+        self.config: Final[ClusterConfig] = self._supervisor.config
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._supervisor.stop()
+
+    def plan(self) -> RebuildPlan:
+        """Read all directories that are here; return the state that is to be written.
+
+        Raises:
+            UnavailableError: the membership service is not lost; a server's directory is missing,
+                in use, damaged, or of another cluster; a former rebuild was not finished.
+
+        """
+        config = self.config
+        self._check_is_lost()
+        servers = [node.name for shard in config.shards for node in shard.replicas]
+        handlers = [node.name for node in config.failure_handlers]
+        holdings = Holdings(
+            [
+                self._holdings("shard", name, ServerHoldings)
+                for name in servers
+                if (config.data_dir / name / IDENTITY_FILE).exists()
+            ],
+            [
+                self._holdings("failure_handler", name, HandlerHoldings)
+                for name in handlers
+                if (config.data_dir / name / "journal").exists()
+            ],
+        )
+        if not holdings.servers:
+            raise UnavailableError(
+                f"no directory of a storage server is in {config.data_dir}: put them back"
+            )
+        found = self._run("mms", "--rebuild", given=msgspec.msgpack.encode(holdings))
+        return msgspec.msgpack.decode(found, type=RebuildPlan)
+
+    def write(self, plan: RebuildPlan) -> list[Path]:
+        """Write the directories of all membership nodes; return them.
+
+        Raises:
+            OSError: they cannot be written; those that have their name are complete.
+            JournalError: likewise.
+
+        """
+        data_dir, nodes = self.config.data_dir, self.config.mms
+        unfinished = data_dir / UNFINISHED
+        unfinished.mkdir(mode=0o700)
+        endpoints = {f"{node.host}:{node.raft_port}": unfinished / node.name for node in nodes}
+        number = time.time_ns() // 1000
+        try:
+            found_group(endpoints, plan.state, number)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        sync_names(data_dir)
+        for node in nodes:
+            (unfinished / node.name).rename(data_dir / node.name)
+        sync_names(data_dir)
+        unfinished.rmdir()
+        return [data_dir / node.name for node in nodes]
+
+    def _check_is_lost(self) -> None:
+        data_dir, nodes = self.config.data_dir, self.config.mms
+        unfinished = data_dir / UNFINISHED
+        here = [node.name for node in nodes if _has_files(data_dir / node.name)]
+        if unfinished.exists():
+            written = ", ".join(here) or "no other"
+            raise UnavailableError(
+                f"a former rebuild was interrupted: remove {unfinished} and the directories that it"
+                f" wrote ({written}), and run this command again"
+            )
+        if 2 * len(here) > len(nodes):
+            raise UnavailableError(
+                f"the membership service is not lost: {', '.join(here)} in {data_dir} is a majority"
+                " of its nodes. Run `ziplog up`"
+            )
+        if here:
+            raise UnavailableError(
+                f"the directory of {', '.join(here)} is still in {data_dir}: a rebuild replaces all"
+                " membership nodes. Move it away first"
+            )
+
+    def _holdings(self, module: str, name: str, kind: type[Any]) -> Any:
+        return msgspec.msgpack.decode(self._run(module, "--node", name, "--holdings"), type=kind)
+
+    def _run(self, module: str, *arguments: str, given: bytes = b"") -> bytes:
+        command = python(module, "--config", str(self._supervisor.path), *arguments)
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, input=given, capture_output=True, env=environment(), check=False
+        )
+        if done.returncode:
+            text = done.stderr.decode(errors="replace").strip()
+            raise UnavailableError(text.rpartition("\n")[2] or f"{module} failed")
+        return done.stdout
+
+
+def _has_files(path: Path) -> bool:
+    return path.is_dir() and any(path.iterdir())

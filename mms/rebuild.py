@@ -18,7 +18,7 @@ from mms.membership_rules import contradiction
 from mms.rebuilt_leases import known_end, rebuilt_runs
 from mms.state import ClusterState, Recovering, Retired
 from ziplog.core.holdings import RebuildPlan, RebuiltShard
-from ziplog.core.view import Placement
+from ziplog.core.view import Placement, Replica
 from ziplog.errors import UnavailableError
 from ziplog.types import cluster_id
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig, ShardConfig
     from ziplog.core.holdings import HandlerHoldings, Holdings, ServerHoldings, ShardRecovery
-    from ziplog.core.view import Replica, ShardState
+    from ziplog.core.view import ShardState
 
 #: The fingerprint of a directory that is not here and was never reported; no directory has it.
 _UNKNOWN: Final = "unknown"
@@ -163,17 +163,7 @@ def _add_shard(
     notes: list[str],
 ) -> None:
     """Add a shard's placement, and its limit if it has left, to the state."""
-    if held and all(one.placement is None and one.end == 1 for one in held):
-        notes.append(f"shard {shard.id} was never added: run `ziplog shard add` again")
-        return
-    placed = [(one.placement, one) for one in held if one.placement is not None]
-    if not placed:
-        names = ", ".join(node.name for node in shard.replicas)
-        raise UnavailableError(
-            f"shard {shard.id}: no directory of {names} has a record of the shard: put an"
-            " up-to-date one back"
-        )
-    known, _ = max(placed, key=lambda one: (one[0].view, _has_left(one[0].state), one[1].lease))
+    known = _known(shard, held)
     if known.state == "joining" and not _was_member(state, shard.id):
         notes.append(f"shard {shard.id} had not joined: run `ziplog shard add` again")
         return
@@ -191,6 +181,26 @@ def _add_shard(
         state.recovering[shard.id] = Recovering(shard.id, recovery.view, limit)
         placed_as, view = "recovering", min(recovery.base, recovery.view - 1)
     state.placements[shard.id] = Placement(shard.id, view, placed_as, _replicas(known, held))
+
+
+def _known(shard: ShardConfig, held: Sequence[ServerHoldings]) -> Placement:
+    """Return the last recorded placement of a shard.
+
+    Raises:
+        UnavailableError: there is none, and the shard may have records.
+
+    """
+    placed = [(one.placement, one) for one in held if one.placement is not None]
+    if placed:
+        return max(placed, key=lambda one: (one[0].view, _has_left(one[0].state), one[1].lease))[0]
+    if held and all(one.end == 1 for one in held):  # nothing was recorded, so no view began since
+        replicas = tuple(Replica(node.name, node.endpoint) for node in shard.replicas)
+        return Placement(shard.id, 1, "joining", replicas)
+    names = ", ".join(node.name for node in shard.replicas)
+    raise UnavailableError(
+        f"shard {shard.id}: no directory of {names} has a record of the shard: put an up-to-date"
+        " one back"
+    )
 
 
 def _has_left(state: ShardState) -> bool:

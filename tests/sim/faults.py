@@ -16,7 +16,7 @@ from mms.commands import GrantLease
 from tests.sim.disks import sync
 from tests.sim.plan import CHANGES
 from tests.sim.raft_world import flip_in
-from tests.sim.rebuild import Loss, rebuild
+from tests.sim.rebuild import Loss, can_rebuild, rebuild
 from tests.simulator.consensus import OrderedLog
 from tests.simulator.filesystem import CAPACITY_BYTES, LATENCY_NS
 from tests.simulator.kernel import MS
@@ -252,10 +252,10 @@ class Faults:
     def _rebuild(self, fault: Fault) -> bool:
         """Stop all nodes, lose the membership service's state, and rebuild it from the servers."""
         loss = Loss.of(fault.amount)
-        if not isinstance(self._cluster.mms, OrderedLog) or self._cluster.state.last is None:
+        if not isinstance(self._cluster.mms, OrderedLog) or not can_rebuild(self._cluster.state):
             return False
         self.heal()
-        self.has_cut_power |= loss.kills or loss.handlers
+        self.has_cut_power |= loss.kills or loss.handlers or loss.power
         rebuild(self._cluster, loss)
         return True
 

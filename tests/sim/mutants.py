@@ -23,6 +23,7 @@ from shard.state.replica_state import ReplicaState
 from tests.sim import (
     mutants_of_leases,
     mutants_of_logdb,
+    mutants_of_rebuilds,
     mutants_of_sessions,
     mutants_of_shards,
     mutants_of_time,
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
 
 # Imported modules register their mutants.
 __all__ = [
-    "MUTANTS", "mutants_of_leases", "mutants_of_logdb", "mutants_of_sessions", "mutants_of_shards",
-    "mutants_of_time", "mutants_of_views",
+    "MUTANTS", "mutants_of_leases", "mutants_of_logdb", "mutants_of_rebuilds",
+    "mutants_of_sessions", "mutants_of_shards", "mutants_of_time", "mutants_of_views",
 ]  # fmt: skip
 
 _replace: Final = msgspec.structs.replace

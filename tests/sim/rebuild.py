@@ -18,6 +18,7 @@ from tests.simulator.disk import Disk
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from mms.state import ClusterState
     from tests.sim.cluster import SimCluster
     from ziplog.core.holdings import HandlerHoldings, ServerHoldings
 
@@ -31,11 +32,25 @@ class Loss(NamedTuple):
     handlers: bool
     #: A server of each shard loses its directory, if the rebuild can do without it.
     servers: bool
+    #: All machines lose power, and what they had not synced.
+    power: bool
 
     @classmethod
     def of(cls, amount: int) -> Loss:
         """Decode the amount of a fault."""
-        return cls(bool(amount & 1), bool(amount & 2), bool(amount & 4))
+        return cls(bool(amount & 1), bool(amount & 2), bool(amount & 4), bool(amount & 8))
+
+
+def can_rebuild(state: ClusterState) -> bool:
+    """Whether a rebuild keeps all shards: those that never had a position are forgotten."""
+    return state.last is not None and not any(
+        state.is_new(placement)
+        or (
+            placement.shard in state.retired
+            and 0 < state.retired[placement.shard].limit <= max(state.trim, 1)
+        )
+        for placement in state.placements.values()
+    )
 
 
 def rebuild(cluster: SimCluster, loss: Loss) -> None:
@@ -43,12 +58,17 @@ def rebuild(cluster: SimCluster, loss: Loss) -> None:
     random = Random(f"rebuild {cluster.plan.seed} {cluster.kernel.now}")
     for name, process in cluster.nodes.items():
         server = cluster.server(name)
-        is_stopped = not loss.kills or random.random() < 1 / 2
+        is_stopped = not loss.power and (not loss.kills or random.random() < 1 / 2)
         if server is not None and is_stopped and not process.is_paused:
             process.from_inside(server.stop)
         if process.is_up:
             process.kill()
+    if loss.power:
+        for disk in cluster.disks.values():
+            disk.power_cut()
     found = _holdings(cluster)
+    if not any(one.runs for one in found.values()):
+        return  # no server recorded a lease yet: the membership service keeps its state
     handlers = _handlers(cluster, is_lost=loss.handlers)
     if loss.servers:
         found = _without_some(cluster, found, handlers, random)

@@ -27,11 +27,13 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "displaced_unit_is_guessed_again": 4,
     "finalized_before_all_are_sealed": 7,
     "lack_of_room_without_a_tombstone": 5,
+    "no_positions_are_skipped": 35,
     "one_redirect_is_enough": 39,
     "one_replica_answers_a_read": 3,
     "only_confirmed_is_rolled_forward": 36,
     "promise_moves_to_the_next_epoch": 2,
     "reads_are_not_fresh": 4,
+    "rebuilt_view_is_too_low": 2,
     "refusal_beside_a_promise": 39,
     "restart_in_the_same_view": 12,
     "survivor_acks_after_its_promise": 5,
@@ -41,8 +43,9 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
 #: Mutants whose search from seed 1 takes 4 s or more of CPU.
 LONG: Final = frozenset({
     "another_number_for_a_copy", "any_copy_expires_for_all", "copies_are_decided",
-    "finalized_before_all_are_sealed", "lack_of_room_without_a_tombstone", "nothing_expires",
-    "one_redirect_is_enough", "only_confirmed_is_rolled_forward", "redirect_without_a_tombstone",
+    "finalized_before_all_are_sealed", "lack_of_room_without_a_tombstone",
+    "no_positions_are_skipped", "nothing_expires", "one_redirect_is_enough",
+    "only_confirmed_is_rolled_forward", "rebuilt_view_is_too_low", "redirect_without_a_tombstone",
     "refusal_beside_a_promise", "stable_counts_promises", "survivor_acks_after_its_promise",
     "whole_history_is_sent",
 })  # fmt: skip

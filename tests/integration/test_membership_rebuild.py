@@ -1,0 +1,221 @@
+"""`ziplog membership rebuild` on real clusters: the membership nodes' directories are lost.
+
+Always: all records stay at their positions, inserts go on, and no position is given twice. A
+command that refuses writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.waiting import wait_until
+from ziplog.deploy.membership_rebuild import UNFINISHED
+from ziplog.errors import UnavailableError
+from ziplog.local import Cluster
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import ziplog
+
+pytestmark = pytest.mark.timeout(600)
+
+DEADLINE_S: Final = 60.0
+RECORDS: Final = 100_000
+CALL: Final = 2_000
+
+
+def shard_of(log: ziplog.Log, number: int) -> dict[str, Any]:
+    shards: list[dict[str, Any]] = log.cluster()["shards"]
+    return shards[number]
+
+
+def raise_view(log: ziplog.Log, shard: int, server: int) -> None:
+    """Kill a server, and wait for the next view of its shard."""
+    before = shard_of(log, shard)
+    os.kill(before["replicas"][server]["pid"], signal.SIGKILL)
+
+    def is_back() -> bool:
+        now = shard_of(log, shard)
+        return (now["view"], now["state"]) == (before["view"] + 1, "live")
+
+    wait_until(is_back, "the shard is not back", DEADLINE_S)
+
+
+def contents(log: ziplog.Log, start: RecordId) -> list[tuple[RecordId, bytes]]:
+    return [(record.rid, record.payload) for record in log.subscribe(start, follow=False)]
+
+
+def lose_membership(directory: Path) -> None:
+    for node in directory.glob("mms-*"):
+        shutil.rmtree(node)
+
+
+def command(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    arguments = ["-m", "ziplog", "membership", "rebuild", "--data-dir", str(directory), *options]
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def rebuild(directory: Path) -> str:
+    done = command(directory, "--yes")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refusal(directory: Path, *options: str) -> str:
+    """Return the one line of a refused command, which wrote nothing."""
+    before = files_of(directory)
+    done = command(directory, "--yes", *options)
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert files_of(directory) == before
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0].removeprefix("ziplog: error: ")
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and path.name not in {"lock", "supervisor.pid"}
+    }
+
+
+def assert_new(fresh: Iterable[RecordId], given: Iterable[RecordId]) -> None:
+    assert not {rid.gsn for rid in fresh} & {rid.gsn for rid in given}
+
+
+@pytest.mark.nightly
+def test_all_records_stay_and_inserts_go_on(tmp_path: Path) -> None:
+    given: list[RecordId] = []
+    with Cluster(tmp_path, shards=3, mms=3, supervise=True) as cluster, cluster.connect() as log:
+        for first in range(0, RECORDS, CALL):
+            given += log.insert_many([b"%d" % n for n in range(first, first + CALL)])
+        for server in (0, 1, 0):
+            raise_view(log, 0, server)
+            given += log.insert_many([b"view"] * 100)
+        assert shard_of(log, 0)["view"] == 4
+        trim = sorted(given)[RECORDS // 10]
+        log.trim(trim)
+        cluster.finalize_shard(2)
+        given += log.insert_many([b"after"] * 100)
+        log.sync()
+        before = contents(log, trim)
+    assert len(before) == len(given) - RECORDS // 10
+    lose_membership(tmp_path)
+    with pytest.raises(UnavailableError, match="had data, and its files are not here"):
+        Cluster(tmp_path)
+    shown = rebuild(tmp_path)
+    assert "finalized" in shown
+    with Cluster(tmp_path, supervise=True) as cluster, cluster.connect() as log:
+        assert contents(log, trim) == before
+        for rid, payload in before[:: len(before) // 50]:
+            assert log.read_record(rid).payload == payload
+        shards = log.cluster()["shards"]
+        assert [one["state"] for one in shards] == ["live", "live", "finalized"]
+        assert shards[0]["view"] >= 4
+        fresh = log.insert_many([b"fresh"] * CALL)
+        assert_new(fresh, given)
+        assert {rid.shard for rid in fresh} == {0, 1}
+        raise_view(log, 1, 0)
+        more = log.insert_many([b"more"] * CALL)
+        assert_new(more, given + fresh)
+        assert len(contents(log, trim)) == len(before) + 2 * CALL
+
+
+def test_a_crashed_cluster_with_a_lost_server_and_handler(tmp_path: Path) -> None:
+    """The servers are killed, and the failure handler's directory is lost as well."""
+    directory = tmp_path / "cluster"
+    with Cluster(directory, shards=2, supervise=False) as cluster, cluster.connect() as log:
+        given = log.insert_many([b"%d" % n for n in range(200)])
+        log.sync()
+        before = contents(log, RecordId(0, 0))
+        for shard in log.cluster()["shards"]:
+            for replica in shard["replicas"]:
+                os.kill(replica["pid"], signal.SIGKILL)
+    lose_membership(directory)
+    shutil.rmtree(directory / "fh-0")
+    held = directory / "shard-1-1"
+    held.rename(tmp_path / "away")
+    assert "the directory of shard-1-1 is needed" in refusal(directory)
+    (tmp_path / "away").rename(held)
+    assert "crashed" in rebuild(directory)
+    with Cluster(directory, supervise=True, accept_limbo=True) as cluster, cluster.connect() as log:
+
+        def is_live() -> bool:
+            return {shard["state"] for shard in log.cluster()["shards"]} == {"live"}
+
+        wait_until(is_live, "the shards are not live", DEADLINE_S)
+        assert contents(log, RecordId(0, 0)) == before
+        assert_new(log.insert_many([b"fresh"] * 200), given)
+
+
+def test_one_clean_server_of_each_shard_is_enough(tmp_path: Path) -> None:
+    """The failure handler's log is here, so the other servers' directories are not needed."""
+    with Cluster(tmp_path, shards=2) as cluster, cluster.connect() as log:
+        given = log.insert_many([b"%d" % n for n in range(200)])
+        before = contents(log, RecordId(0, 0))
+    lose_membership(tmp_path)
+    shutil.rmtree(tmp_path / "shard-0-0")
+    shutil.rmtree(tmp_path / "shard-1-1")
+    assert "missing" in rebuild(tmp_path)
+    with Cluster(tmp_path, supervise=True, accept_limbo=True) as cluster, cluster.connect() as log:
+
+        def is_back() -> bool:
+            shards = log.cluster()["shards"]
+            return [(one["state"], one["view"]) for one in shards] == [("live", 2)] * 2
+
+        wait_until(is_back, "the shards are not back", DEADLINE_S)
+        assert contents(log, RecordId(0, 0)) == before
+        assert_new(log.insert_many([b"fresh"] * 200), given)
+
+
+def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "cluster"
+    with Cluster(directory, shards=1, mms=3) as cluster, cluster.connect() as log:
+        log.insert_many([b"x"] * 10)
+        assert f"process {os.getpid()}" in command(directory, "--yes").stderr
+    assert "the membership service is not lost" in refusal(directory)
+    shutil.rmtree(directory / "mms-0")
+    shutil.rmtree(directory / "mms-1")
+    assert "the directory of mms-2 is still in" in refusal(directory)
+    lose_membership(directory)
+
+    asked = command(directory)
+    assert asked.returncode == 2
+    assert "--yes" in asked.stderr
+
+    (directory / UNFINISHED).mkdir()
+    assert "a former rebuild was interrupted" in refusal(directory)
+    (directory / UNFINISHED).rmdir()
+
+    both = [directory / name for name in ("shard-0-0", "shard-0-1")]
+    for path in both:
+        path.rename(tmp_path / path.name)
+    assert "no directory of a storage server is in" in refusal(directory)
+
+    with Cluster(tmp_path / "other", shards=1) as cluster, cluster.connect() as log:
+        log.insert_many([b"x"] * 10)
+    for path in both:
+        shutil.copytree(tmp_path / "other" / path.name, path)
+    assert "is of cluster" in refusal(directory)
+    for path in both:
+        shutil.rmtree(path)
+        (tmp_path / path.name).rename(path)
+
+    checkpoint = directory / "shard-0-0" / "checkpoint"
+    checkpoint.unlink()
+    both[1].rename(tmp_path / "away")
+    assert "shard 0: the directory of shard-0-1 is needed" in refusal(directory)
+    (tmp_path / "away").rename(both[1])
+    rebuild(directory)
+    assert "the membership service is not lost" in refusal(directory)

@@ -1,0 +1,54 @@
+"""The membership service's state is lost and rebuilt under load; see tests/sim/rebuild."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.sim.mutation import LAN, LOSSY, busy
+from tests.sim.plan import Fault, draw
+from tests.sim.rebuild import Loss
+from tests.sim.run import run
+
+#: What else is lost: nothing, killed servers, the failure handlers, servers, power.
+AMOUNTS = (0, 1, 2, 4, 7, 8, 10)
+
+
+@pytest.mark.parametrize("amount", AMOUNTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_clients_go_on_after_a_rebuild(seed: int, amount: int) -> None:
+    """A server may die before, so that views differ; another one dies after the rebuild."""
+    random = Random(f"rebuilds {seed} {amount}")
+    at_ms = random.randrange(100, 1_500)
+    faults = [
+        Fault(random.randrange(10, at_ms), "kill", (f"shard-{random.randrange(2)}-0",)),
+        Fault(at_ms, "rebuild", amount=amount),
+        Fault(at_ms + 6_000, "kill", ("shard-1-1",)),
+    ]
+    plan = busy(
+        seed, *faults, shards=2, mms=random.choice((1, 3)), think_us=20_000, calls=100,
+        conditions=random.choice((LAN, LOSSY)), f=random.choice((1, 2)),
+        durability=random.choice(("memory", "disk")),
+    )  # fmt: skip
+    assert run(plan).records > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_rebuilds_follow_each_other(seed: int) -> None:
+    faults = (Fault(300, "rebuild", amount=seed), Fault(8_000, "rebuild", amount=4))
+    assert run(busy(seed, *faults, shards=2, think_us=50_000, calls=200)).faults == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(200))
+def test_any_plan_survives_a_rebuild(seed: int) -> None:
+    plan = draw(seed, is_raft_real=False)._replace(naps=False)
+    random = Random(f"any rebuild {seed}")
+    added = Fault(random.randrange(plan.span_ms), "rebuild", amount=random.randrange(16))
+    run(plan._replace(faults=tuple(sorted((*plan.faults, added)))))
+
+
+def test_the_amount_of_a_fault_states_the_losses() -> None:
+    assert Loss.of(0) == Loss(kills=False, handlers=False, servers=False, power=False)
+    assert Loss.of(9) == Loss(kills=True, handlers=False, servers=False, power=True)

@@ -24,7 +24,7 @@ def holdings(node: str, state: HandlerState, term: int, index: int) -> HandlerHo
                 one.shard,
                 one.view,
                 one.attempt.base,
-                is_settled=one.is_finished and not one.is_under_way,
+                is_under_way=one.is_under_way,
                 is_finished=one.is_finished,
             )
             for one in state.shards.values()

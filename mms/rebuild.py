@@ -175,7 +175,7 @@ def _add_shard(
         is_finalized = known.state == "finalized"
         placed_as = "finalized" if is_finalized else "leaving"
         state.retired[shard.id] = Retired(shard.id, limit or _stop(state), is_finalized)
-    if recovery is not None and not recovery.is_finished:
+    if recovery is not None and not _has_returned(known, recovery):
         # The failure handler continues: its decision began the view.
         limit = state.retired[shard.id].limit if shard.id in state.retired else _stop(state)
         state.recovering[shard.id] = Recovering(shard.id, recovery.view, limit)
@@ -205,6 +205,16 @@ def _known(shard: ShardConfig, held: Sequence[ServerHoldings]) -> Placement:
 
 def _has_left(state: ShardState) -> bool:
     return state in {"leaving", "finalized"}
+
+
+def _has_returned(known: Placement, recovery: ShardRecovery) -> bool:
+    """Whether a shard returned to the leases in its view; a server may know it first."""
+    is_recorded = known.view == recovery.view and known.state != "recovering"
+    return recovery.is_finished or is_recorded
+
+
+def _is_settled(known: Placement, recovery: ShardRecovery | None) -> bool:
+    return recovery is None or (_has_returned(known, recovery) and not recovery.is_under_way)
 
 
 def _was_member(state: ClusterState, shard: int) -> bool:
@@ -244,8 +254,7 @@ def _view(known: Placement, held: Sequence[ServerHoldings], recoveries: _Recover
                 f"shard {known.shard} is in view {known.view}, but the failure handlers'"
                 f" directories only have view {view}: put the latest ones back, or move them away"
             )
-        is_settled = recovery is None or recovery.is_settled
-        needs_all = not is_settled or view not in resumed
+        needs_all = not _is_settled(known, recovery) or view not in resumed
     else:
         view = max(known.view, *(one.last_view for one in whole), *resumed)
         needs_all = True
@@ -272,7 +281,7 @@ def _needed(known: Placement, missing: Sequence[str], recoveries: _Recoveries) -
     recovery = recoveries.by_shard.get(known.shard)
     if not recoveries.is_known:
         why = "the failure handlers' directories are lost, so they cannot name an up-to-date server"
-    elif recovery is not None and not recovery.is_settled:
+    elif not _is_settled(known, recovery):
         why = "a recovery of the shard is under way"
     else:
         why = "no other server of the shard stopped cleanly in its current view"

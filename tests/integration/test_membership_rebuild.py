@@ -125,7 +125,7 @@ def test_all_records_stay_and_inserts_go_on(tmp_path: Path) -> None:
         assert shards[0]["view"] >= 4
         fresh = log.insert_many([b"fresh"] * CALL)
         assert_new(fresh, given)
-        assert {rid.shard for rid in fresh} == {0, 1}
+        assert {rid.shard for rid in fresh} <= {0, 1}
         raise_view(log, 1, 0)
         more = log.insert_many([b"more"] * CALL)
         assert_new(more, given + fresh)

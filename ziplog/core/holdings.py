@@ -48,9 +48,9 @@ class ShardRecovery(msgspec.Struct, frozen=True, array_like=True):
     view: View
     #: A view before `view` to which the shard belonged.
     base: View
-    #: No attempt is under way, and the shard returned to the leases in `view`.
-    is_settled: bool
-    #: The shard returned to the leases in `view`.
+    #: An attempt to reach a later view is under way.
+    is_under_way: bool
+    #: The shard returned to the leases in `view`, and the failure handler knows it.
     is_finished: bool
 
 

@@ -61,6 +61,7 @@ class RecordedLeases:
         if self._pending is None:
             return
         lease, fseq = self._pending
-        # A record has no number: it is on the disk with the entry after it.
-        if self._store.backlog_bytes == 0 or self._store.flushed_fseq > fseq:
+        if self._store.backlog_bytes == 0:
+            self._on_disk, self._pending = max(self._on_disk, self._recorded), None
+        elif self._store.flushed_fseq > fseq:  # a record has no number: the entry after it has
             self._on_disk, self._pending = max(self._on_disk, lease), None

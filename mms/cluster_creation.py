@@ -57,15 +57,16 @@ class ClusterCreation:
             return self._warn(
                 "no cluster is created: storage servers belong to cluster"
                 f" {cluster_id(min(others))}. Restore the membership"
-                " service's data directories; or, to start without the old records, remove the data"
-                " directories of all storage servers"
+                " service's data directories, or run `ziplog membership rebuild`; or, to start"
+                " without the old records, remove the data directories of all storage servers"
             )
         config = self._config
         if config.id is not None:
             return self._warn(
                 f"no cluster is created: the cluster file belongs to cluster {config.id}, which had"
-                " data. Restore the membership service's data directories; or, to start without"
-                " the old records, remove id from the cluster file (`ziplog up --found-again`)"
+                " data. Restore the membership service's data directories, or run `ziplog"
+                " membership rebuild`; or, to start without the old records, remove id from the"
+                " cluster file (`ziplog up --found-again`)"
             )
         command = CreateCluster(
             self._new_cluster, config.name, membership_rules.configured(config), config.durability

@@ -313,9 +313,9 @@ class Cluster:
         if config.id is not None and 2 * len(lost) > len(config.mms):
             raise UnavailableError(
                 f"cluster {config.id} had data, and its files are not here: there is no directory"
-                f" for {', '.join(lost)} in {config.data_dir}. Restore it; or, to start without the"
-                " old records, remove the directories of all nodes and run `ziplog up"
-                " --found-again`"
+                f" for {', '.join(lost)} in {config.data_dir}. Restore it; or make it anew with"
+                " `ziplog membership rebuild`; or, to start without the old records, remove the"
+                " directories of all nodes and run `ziplog up --found-again`"
             )
 
     def _write_id(self, cluster_id: str) -> None:

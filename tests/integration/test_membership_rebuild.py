@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from mms.state import ClusterState
 from tests.waiting import wait_until
 from ziplog.deploy.membership_rebuild import UNFINISHED
 from ziplog.errors import UnavailableError
 from ziplog.local import Cluster
+from ziplog.raft.offline import read_state
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -95,8 +97,11 @@ def assert_new(fresh: Iterable[RecordId], given: Iterable[RecordId]) -> None:
 
 
 @pytest.mark.nightly
-def test_all_records_stay_and_inserts_go_on(tmp_path: Path) -> None:
+def test_all_records_stay_and_inserts_go_on(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     given: list[RecordId] = []
+    former = tmp_path_factory.mktemp("former") / "mms-2"
     with Cluster(tmp_path, shards=3, mms=3, supervise=True) as cluster, cluster.connect() as log:
         for first in range(0, RECORDS, CALL):
             given += log.insert_many([b"%d" % n for n in range(first, first + CALL)])
@@ -111,11 +116,14 @@ def test_all_records_stay_and_inserts_go_on(tmp_path: Path) -> None:
         log.sync()
         before = contents(log, trim)
     assert len(before) == len(given) - RECORDS // 10
+    shutil.copytree(tmp_path / "mms-2", former)
     lose_membership(tmp_path)
     with pytest.raises(UnavailableError, match="had data, and its files are not here"):
         Cluster(tmp_path)
     shown = rebuild(tmp_path)
     assert "finalized" in shown
+    shutil.rmtree(tmp_path / "mms-2")
+    former.rename(tmp_path / "mms-2")  # a node that returns with its former directory
     with Cluster(tmp_path, supervise=True) as cluster, cluster.connect() as log:
         assert contents(log, trim) == before
         for rid, payload in before[:: len(before) // 50]:
@@ -130,6 +138,11 @@ def test_all_records_stay_and_inserts_go_on(tmp_path: Path) -> None:
         more = log.insert_many([b"more"] * CALL)
         assert_new(more, given + fresh)
         assert len(contents(log, trim)) == len(before) + 2 * CALL
+        number = log.cluster()["lease"]
+    state = ClusterState()
+    read_state(tmp_path / "mms-2", state)
+    assert state.last is not None
+    assert state.last.number >= number, "it did not take the rebuilt state"
 
 
 def test_a_crashed_cluster_with_a_lost_server_and_handler(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A Raft group's files while no node of the group runs: reads a state, founds a group with a state.
 
 The new group starts from a snapshot, in a term and at an index above those of all former groups of
-its nodes. So a node that still has a former directory cannot lead, and halts at the first message
+its nodes. So a node that still has a former directory cannot lead, and installs the snapshot
 (docs/protocol.md, sections 12 and 15).
 """
 

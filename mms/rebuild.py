@@ -23,7 +23,7 @@ from ziplog.errors import UnavailableError
 from ziplog.types import cluster_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ziplog.config import ClusterConfig, ShardConfig
     from ziplog.core.holdings import HandlerHoldings, Holdings, ServerHoldings, ShardRecovery
@@ -45,7 +45,7 @@ class Rebuilt(NamedTuple):
 
 def plan(config: ClusterConfig, holdings: Holdings) -> RebuildPlan:
     """Return the state of the membership service, and its summary; raises what `rebuild` raises."""
-    rebuilt = rebuild(config, holdings.servers, holdings.handlers)
+    rebuilt = rebuild(config, holdings.servers, holdings.handlers, holdings.lost)
     state = rebuilt.state
     held = {server.node: server for server in holdings.servers}
     return RebuildPlan(
@@ -76,17 +76,22 @@ def _described(replica: Replica, held: ServerHoldings | None) -> str:
 
 
 class _Recoveries(NamedTuple):
-    """What is known of the shards' recoveries."""
+    """What is known of the shards' recoveries, and of lost servers."""
 
     #: The failure handler's log is here: what is not in it did not happen.
     is_known: bool
     by_shard: dict[int, ShardRecovery]
     #: The cluster has failure handlers.
     are_possible: bool
+    #: The servers whose directories are lost for good.
+    lost: Collection[str]
 
 
 def rebuild(
-    config: ClusterConfig, servers: Sequence[ServerHoldings], handlers: Sequence[HandlerHoldings]
+    config: ClusterConfig,
+    servers: Sequence[ServerHoldings],
+    handlers: Sequence[HandlerHoldings],
+    lost: Collection[str] = (),
 ) -> Rebuilt:
     """Return the state of the membership service.
 
@@ -94,12 +99,13 @@ def rebuild(
         config: the cluster file.
         servers: what the storage servers' directories hold that are here.
         handlers: what the failure handlers' directories hold that are here.
+        lost: the names of the storage servers whose directories are lost for good.
 
     Raises:
         UnavailableError: a directory is missing, or of another cluster.
 
     """
-    recoveries = _recoveries(config, handlers)
+    recoveries = _recoveries(config, handlers, lost)
     state = ClusterState()
     state.cluster = _cluster(config, servers)
     state.name, state.durability = config.name, config.durability
@@ -120,6 +126,7 @@ def rebuild(
     state.retirements = len(state.retired)
     fresh = ClusterState()
     fresh.restore(state.snapshot())  # with everything that follows from it
+    fresh.check()
     return Rebuilt(fresh, known_end(servers), notes)
 
 
@@ -140,10 +147,12 @@ def _cluster(config: ClusterConfig, servers: Sequence[ServerHoldings]) -> int:
     return expected
 
 
-def _recoveries(config: ClusterConfig, handlers: Sequence[HandlerHoldings]) -> _Recoveries:
+def _recoveries(
+    config: ClusterConfig, handlers: Sequence[HandlerHoldings], lost: Collection[str]
+) -> _Recoveries:
     nodes = config.failure_handlers
     if not handlers:
-        return _Recoveries(is_known=not nodes, by_shard={}, are_possible=bool(nodes))
+        return _Recoveries(is_known=not nodes, by_shard={}, are_possible=bool(nodes), lost=lost)
     if 2 * len(handlers) <= len(nodes):
         here = ", ".join(handler.node for handler in handlers)
         raise UnavailableError(
@@ -152,7 +161,7 @@ def _recoveries(config: ClusterConfig, handlers: Sequence[HandlerHoldings]) -> _
         )
     latest = max(handlers, key=lambda handler: (handler.term, handler.index))
     by_shard = {one.shard: one for one in latest.recoveries}
-    return _Recoveries(is_known=True, by_shard=by_shard, are_possible=True)
+    return _Recoveries(is_known=True, by_shard=by_shard, are_possible=True, lost=lost)
 
 
 def _add_shard(
@@ -243,30 +252,48 @@ def _view(known: Placement, held: Sequence[ServerHoldings], recoveries: _Recover
         UnavailableError: a directory is needed that is missing, or was replaced.
 
     """
-    recovery = recoveries.by_shard.get(known.shard)
     whole = _whole(known, held)
-    missing = [one.name for one in known.replicas if one.name not in {s.node for s in whole}]
+    if not whole:
+        raise UnavailableError(_needed(known, [one.name for one in known.replicas], recoveries))
     resumed = {one.view for one in whole}
+    present = {one.node for one in whole} | set(recoveries.lost)
     if recoveries.is_known:
-        view = recovery.view if recovery is not None else known.view
-        if known.view > view:
-            raise UnavailableError(
-                f"shard {known.shard} is in view {known.view}, but the failure handlers'"
-                f" directories only have view {view}: put the latest ones back, or move them away"
-            )
-        needs_all = not _is_settled(known, recovery) or view not in resumed
+        view = _handlers_view(known, recoveries)
+        recovery = recoveries.by_shard.get(known.shard)
+        is_one_enough = _is_settled(known, recovery) and view in resumed
+        if any(one.last_view >= view for one in whole):
+            # The failure handler never takes the log of a replaced directory.
+            present |= {one.node for one in held}
     else:
         view = max(known.view, *(one.last_view for one in whole), *resumed)
-        needs_all = True
-        if resumed != {view} and not missing:
-            view += 1  # then all of its servers start in limbo
-    if missing and needs_all:
+        is_one_enough = False
+    missing = [one.name for one in known.replicas if one.name not in present]
+    if missing and not is_one_enough:
         raise UnavailableError(_needed(known, missing, recoveries))
+    if not recoveries.is_known and resumed != {view}:
+        view += 1  # then all of its servers start in limbo
     if not recoveries.are_possible and resumed != {view}:
         limbo = ", ".join(one.node for one in whole if one.view != view)
         raise UnavailableError(
             f"shard {known.shard}: {limbo} did not stop cleanly, and the cluster has no failure"
             " handler that recovers the shard: add [[failure_handler]] to the cluster file"
+        )
+    return view
+
+
+def _handlers_view(known: Placement, recoveries: _Recoveries) -> int:
+    """Return the view of a shard by the failure handler's log.
+
+    Raises:
+        UnavailableError: a server recorded a later view.
+
+    """
+    recovery = recoveries.by_shard.get(known.shard)
+    view = recovery.view if recovery is not None else known.view
+    if known.view > view:
+        raise UnavailableError(
+            f"shard {known.shard} is in view {known.view}, but the failure handlers'"
+            f" directories only have view {view}: put the latest ones back, or move them away"
         )
     return view
 
@@ -286,8 +313,8 @@ def _needed(known: Placement, missing: Sequence[str], recoveries: _Recoveries) -
     else:
         why = "no other server of the shard stopped cleanly in its current view"
     return (
-        f"shard {known.shard}: the directory of {' and '.join(missing)} is needed, because {why}:"
-        " put it back"
+        f"shard {known.shard}: the directory of {' or '.join(missing)} is needed, because {why}:"
+        f" put it back, or give `--lost {missing[0]}` if it is lost for good"
     )
 
 

@@ -70,7 +70,9 @@ def rebuilt_runs(servers: Sequence[ServerHoldings], trim: int) -> list[LeaseRun]
     number = 1 + max(server.lease for server in servers) + MAX_UNRECORDED
     last = spans[-1]
     gap = _lease(last.stop, last.last_epoch, _EPOCHS, MAX_LEASE_SIZE // _EPOCHS, ())
-    spans.append(Span(gap, MAX_UNRECORDED))
+    # Recoveries decided positions up to the end of leases that no server may have recorded.
+    beyond = max(known_end(servers) - last.stop, 0)
+    spans.append(Span(gap, MAX_UNRECORDED + -(-beyond // MAX_LEASE_SIZE)))
     return _numbered([span for span in spans if span.stop > trim], number)
 
 

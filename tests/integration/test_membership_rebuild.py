@@ -230,5 +230,9 @@ def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
     both[1].rename(tmp_path / "away")
     assert "shard 0: the directory of shard-0-1 is needed" in refusal(directory)
     (tmp_path / "away").rename(both[1])
+    assert (
+        "a server whose directory is not here"
+        in command(directory, "--lost", "shard-0-1", "--yes").stderr
+    )
     rebuild(directory)
     assert "the membership service is not lost" in refusal(directory)

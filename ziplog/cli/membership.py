@@ -28,7 +28,13 @@ def _root() -> None:
 
 @app.command("rebuild")
 def rebuild(
-    data_dir: DataDir, *, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+    data_dir: DataDir,
+    *,
+    lost: Annotated[
+        list[str] | None,
+        typer.Option("--lost", metavar="NODE", help="A storage server whose directory is gone."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Rebuild the membership service from the storage servers' directories.
 
@@ -36,7 +42,7 @@ def rebuild(
     the state that it will write, and asks. All records and their positions stay.
     """
     with contextlib.closing(MembershipRebuild(data_dir)) as work:
-        plan = work.plan()
+        plan = work.plan(lost or ())
         _show(plan)
         if not yes:
             if not is_terminal():

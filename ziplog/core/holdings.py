@@ -69,6 +69,8 @@ class Holdings(msgspec.Struct, frozen=True, array_like=True):
 
     servers: list[ServerHoldings]
     handlers: list[HandlerHoldings]
+    #: The storage servers whose directories are lost for good.
+    lost: list[str] = []
 
 
 class RebuiltShard(msgspec.Struct, frozen=True, array_like=True):

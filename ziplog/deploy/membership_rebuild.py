@@ -18,11 +18,12 @@ import msgspec
 
 from ziplog.core.holdings import HandlerHoldings, Holdings, RebuildPlan, ServerHoldings
 from ziplog.deploy.supervisor import Supervisor, environment, python
-from ziplog.errors import UnavailableError
+from ziplog.errors import ConfigError, UnavailableError
 from ziplog.raft.offline import found_group, sync_names
 from ziplog.segments.identity import IDENTITY_FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ziplog.config import ClusterConfig
@@ -49,10 +50,14 @@ class MembershipRebuild:
         """Release the lock."""
         self._supervisor.stop()
 
-    def plan(self) -> RebuildPlan:
+    def plan(self, lost: Sequence[str] = ()) -> RebuildPlan:
         """Read all directories that are here; return the state that is to be written.
 
+        Args:
+            lost: the names of the storage servers whose directories are lost for good.
+
         Raises:
+            ConfigError: a lost server is not in the cluster file, or its directory is here.
             UnavailableError: the membership service is not lost; a server's directory is missing,
                 in use, damaged, or of another cluster; a former rebuild was not finished.
 
@@ -60,6 +65,10 @@ class MembershipRebuild:
         config = self.config
         self._check_is_lost()
         servers = [node.name for shard in config.shards for node in shard.replicas]
+        for name in lost:
+            config.shard_of(name)
+            if (config.data_dir / name).exists():
+                raise ConfigError("--lost", name, "a server whose directory is not here")
         handlers = [node.name for node in config.failure_handlers]
         holdings = Holdings(
             [
@@ -72,6 +81,7 @@ class MembershipRebuild:
                 for name in handlers
                 if (config.data_dir / name / "journal").exists()
             ],
+            list(lost),
         )
         if not holdings.servers:
             raise UnavailableError(

@@ -148,6 +148,14 @@ def test_unrecorded_old_leases_are_filled_with_all_shards() -> None:
     assert found.epoch_at(THIRD.base) == THIRD.first_epoch
 
 
+def test_positions_that_a_recovery_decided_are_not_given_again() -> None:
+    held = servers(2, FIRST)
+    held[2] = server(1, 0, FIRST, end=FIRST.stop + 5 * MAX_LEASE_SIZE)
+    last = rebuilt(held, handler()).last
+    assert last is not None
+    assert last.stop == FIRST.stop + 5 * MAX_LEASE_SIZE + GAP
+
+
 def test_records_after_all_recorded_leases_belong_to_their_shard() -> None:
     held = servers(2, FIRST)
     held[2] = server(1, 0, FIRST, end=FIRST.stop + 11, records_end=FIRST.stop + 11)
@@ -305,9 +313,32 @@ def test_missing_directory_is_named_with_the_reason(
     assert why in text
 
 
-def test_replaced_directory_does_not_count() -> None:
-    held = [server(0, 0, fingerprint="another", placement=None, end=1), server(0, 1, view=0)]
-    assert "shard-0-0 is needed" in refused([*held, *servers(2)[2:]], handler())
+def test_replaced_directory_is_in_limbo_and_not_needed_if_the_handler_is_here() -> None:
+    replaced = server(0, 0, fingerprint="another", placement=None, end=1)
+    held = [replaced, server(0, 1, view=0), *servers(2)[2:]]
+    state = rebuilt(held, handler())
+    assert state.placements[0].replicas[0].fingerprint == "of shard-0-0"
+    assert "shard-0-0 is needed" in refused(held)
+    old = ShardRecovery(0, 3, 2, is_under_way=False, is_finished=True)
+    assert "shard-0-0 is needed" in refused(held, handler(old)), "shard-0-1 does not reach view 3"
+
+
+def test_server_that_is_lost_for_good_is_not_needed() -> None:
+    held = [server(0, 1, view=0), *servers(2)[2:]]
+    assert "give `--lost shard-0-0`" in refused(held, handler())
+    for handlers, view in (([handler()], 1), ([], 2)):
+        state = rebuild(config(), held, handlers, ["shard-0-0"]).state
+        assert state.placements[0].view == view
+        assert state.placements[0].replicas[0].fingerprint == "of shard-0-0"
+    lost = ["shard-0-0", "shard-0-1"]
+    with pytest.raises(UnavailableError, match="shard 0: no directory of"):
+        rebuild(config(), servers(2)[2:], [handler()], lost)
+
+
+def test_promises_of_a_clean_server_are_kept_if_the_others_are_lost() -> None:
+    """In a later view it would start in limbo, and forget what it promised as a backup."""
+    held = [server(0, 1), *servers(2)[2:]]
+    assert rebuild(config(), held, [], ["shard-0-0"]).state.placements[0].view == 1
 
 
 def test_shard_without_any_directory_is_named() -> None:

@@ -19,7 +19,8 @@ import msgspec
 from ziplog.core.holdings import HandlerHoldings, Holdings, RebuildPlan, ServerHoldings
 from ziplog.deploy.supervisor import Supervisor, environment, python
 from ziplog.errors import ConfigError, UnavailableError
-from ziplog.raft.offline import found_group, sync_names
+from ziplog.raft.offline import found_group
+from ziplog.segments.durable_files import sync_directory
 from ziplog.segments.identity import IDENTITY_FILE
 
 if TYPE_CHECKING:
@@ -108,10 +109,10 @@ class MembershipRebuild:
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        sync_names(data_dir)
+        sync_directory(data_dir)
         for node in nodes:
             (unfinished / node.name).rename(data_dir / node.name)
-        sync_names(data_dir)
+        sync_directory(data_dir)
         unfinished.rmdir()
         return [data_dir / node.name for node in nodes]
 

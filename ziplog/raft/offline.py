@@ -7,12 +7,12 @@ its nodes. So a node that still has a former directory cannot lead, and installs
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from ziplog.raft.journal import Entry, Journal
 from ziplog.raft.raft_node import NO_OP, REGULAR
 from ziplog.raft.snapshot import Snapshot
+from ziplog.segments.durable_files import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,16 +80,7 @@ def found_group(directories: Mapping[str, Path], state: bytes, number: int) -> N
             journal.set_voter(founders)
             journal.commit_index = number
             journal.begin_with(previous, last)
-            sync_names(journal.directory)
+            sync_directory(journal.directory)
     finally:
         for journal in journals.values():
             journal.close()
-
-
-def sync_names(directory: Path) -> None:
-    """Sync a directory, so that the names in it survive a crash of the machine."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

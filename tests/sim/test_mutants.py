@@ -27,7 +27,7 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "displaced_unit_is_guessed_again": 4,
     "finalized_before_all_are_sealed": 7,
     "lack_of_room_without_a_tombstone": 5,
-    "no_positions_are_skipped": 35,
+    "no_positions_are_skipped": 6,
     "one_redirect_is_enough": 39,
     "one_replica_answers_a_read": 3,
     "only_confirmed_is_rolled_forward": 36,

@@ -137,6 +137,7 @@ class StorageServer:
 
         If the disk refuses it, the process ends without one (`shard.__main__._leave`).
         """
+        self._driver.store_waiting_entries()
         checkpoint = self.replica.checkpoint()
         if self.store.close():
             with suppress(OSError):

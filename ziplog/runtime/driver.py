@@ -261,6 +261,7 @@ class Driver:
             self._deadline = self._node.next_wakeup()
             while not self._stopping:
                 self.run_once()
+            self.store_waiting_entries()
         except Exception as error:  # noqa: BLE001 - any exception here is a bug: stop
             self._log.exception("the node failed")
             self._on_halt(f"{type(error).__name__}: {error}", _state(self._node))
@@ -328,7 +329,7 @@ class Driver:
                 return False
             if self._unstored:
                 if now >= self._store_at or len(self._unstored) >= _MAX_UNSTORED:
-                    self._store_waiting_entries()
+                    self.store_waiting_entries()
                 else:
                     due = min(due, self._store_at)
             if is_more:
@@ -433,12 +434,11 @@ class Driver:
             else:
                 self._handlers[type(effect)](effect)
 
-    def _store_waiting_entries(self) -> None:
+    def store_waiting_entries(self) -> None:
         """Append the entries of messages on the short path to the store."""
-        assert self._store is not None, "a node that persists needs a store"
-        append = self._store.append
         for entry in self._unstored:
-            append(entry)
+            assert self._store is not None, "a node that persists needs a store"
+            self._store.append(entry)
         self._unstored.clear()
 
     def _step_posted(self) -> None:
@@ -451,7 +451,7 @@ class Driver:
         if self._has_short_effects:
             self._carry_out_short_path()
         if self._unstored:  # The step may read them.
-            self._store_waiting_entries()
+            self.store_waiting_entries()
         effects = self._node.step(event, now)
         if effects:
             self._carry_out(effects)

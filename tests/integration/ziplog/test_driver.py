@@ -444,6 +444,14 @@ def test_short_path_sends_before_it_stores() -> None:
     assert world.node.events == []
 
 
+def test_stop_stores_the_entries_of_the_short_path() -> None:
+    world, _ = on_short_path(plain(1))
+    world.driver.run_once()
+    world.driver.stop()
+    world.driver.run()
+    assert world.story[2:] == ["wake", ("append", 1)]
+
+
 def test_batch_end_finds_the_entries_of_the_short_path() -> None:
     world, path = on_short_path(plain(1))
     world.driver.run_once()

@@ -1,6 +1,6 @@
 """The holdings of a stopped failure handler: `python -m failure_handler --holdings`.
 
-Pure. See `ziplog.core.holdings`, and docs/protocol.md, section 15.
+Pure. See `ziplog.core.holdings`, and docs/protocol.md, section 16.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Rules: no position, lease number or view is given out twice. A shard continues in its current view
 only if a server that is present resumes in it; otherwise in a view above all that were seen, so
 that all its servers start in limbo. A shard that has left stays out. Pure
-(docs/protocol.md, section 15).
+(docs/protocol.md, section 16).
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def rebuild(
     state.cluster = _cluster(config, servers)
     state.name, state.durability = config.name, config.durability
     state.trim = max(server.trim for server in servers)
+    state.wire = max(server.wire for server in servers)
     state.runs = rebuilt_runs(servers, state.trim)
     state.history_bytes = sum(run.max_bytes for run in state.runs)
     notes: list[str] = []

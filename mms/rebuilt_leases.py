@@ -3,7 +3,7 @@
 Rules: the positions of known leases keep their owners and epochs. All leases get new numbers, above
 every number that was ever given out, so no lease has two descriptors. The history ends with leases
 without members. They cover all positions that unrecorded leases may have had, so no later lease has
-a position that was given out before. Pure (docs/protocol.md, section 15).
+a position that was given out before. Pure (docs/protocol.md, section 16).
 """
 
 from __future__ import annotations

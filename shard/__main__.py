@@ -77,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _holdings(config: ClusterConfig, name: str) -> ServerHoldings:
     config.shard_of(name)
-    return holdings.read(config.data_dir / name, config.name, name)
+    path = config.data_dir / name
+    return holdings.read(path, config.name, name, wire=wire_file.read(path, this_release()))
 
 
 def run(config: ClusterConfig, name: str) -> None:

@@ -1,7 +1,7 @@
 """The holdings of a stopped storage server: `python -m shard --holdings` (see `ziplog.core`).
 
 Rule: the directory is locked while it is read, and no stored data changes. The whole log is read,
-because watermark records in all segments have leases (docs/protocol.md, section 15).
+because watermark records in all segments have leases (docs/protocol.md, section 16).
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ class _Log:
                     self.records_end = max(self.records_end, found.last + 1)
 
 
-def read(path: Path, cluster: str, node: str) -> ServerHoldings:
+def read(path: Path, cluster: str, node: str, *, wire: int = 1) -> ServerHoldings:
     """Return what the data directory of `node` of `cluster` holds.
+
+    `wire`: the wire version in use according to the directory.
 
     Raises:
         ConfigError: it is another server's.
@@ -68,7 +70,7 @@ def read(path: Path, cluster: str, node: str) -> ServerHoldings:
         raise UnavailableError(f"there is no data directory {path}; put it back")
     directory = DataDirectory(path, cluster, node)
     try:
-        return _read(directory, node)
+        return msgspec.structs.replace(_read(directory, node), wire=wire)
     finally:
         directory.close()
 

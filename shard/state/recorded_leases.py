@@ -3,7 +3,7 @@
 A rebuild of the membership service reads the leases from the logs of storage servers. A lease that
 no log has must not be given out again. Rule: a server holds no lease that is more than
 `MAX_UNRECORDED` leases after the last one on its own disk. So a rebuild knows a bound of all leases
-in which a server has acked a record (docs/protocol.md, section 15).
+in which a server has acked a record (docs/protocol.md, section 16).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _RECOVERED: Final = "two shards, one of them recovered; a rebuild without the fa
 
 @mutant(_crashed, _CRASHED)
 def rebuilt_leases_are_given_again() -> Iterator[None]:
-    """The first lease after a rebuild follows all recorded and unrecorded leases (section 15)."""
+    """The first lease after a rebuild follows all recorded and unrecorded leases (section 16)."""
     rebuilt = rebuilt_leases.rebuilt_runs
 
     def without_the_last(servers: Sequence[ServerHoldings], trim: int) -> list[LeaseRun]:
@@ -66,7 +66,7 @@ def rebuilt_leases_are_given_again() -> Iterator[None]:
 
 @mutant(_powerless, _POWERLESS)
 def no_positions_are_skipped() -> Iterator[None]:
-    """The rebuild skips the positions that unrecorded leases may have (section 15)."""
+    """The rebuild skips the positions that unrecorded leases may have (section 16)."""
     numbered = rebuilt_leases._numbered
 
     def without_the_gap(spans: Sequence[Span], number: int) -> list[LeaseRun]:
@@ -78,7 +78,7 @@ def no_positions_are_skipped() -> Iterator[None]:
 
 @mutant(_recovered, _RECOVERED)
 def rebuilt_view_is_too_low() -> Iterator[None]:
-    """A rebuilt view is not below one that a server was in (section 15)."""
+    """A rebuilt view is not below one that a server was in (section 16)."""
     view = rebuild._view
 
     def first_view(*arguments: Any) -> int:

@@ -1,4 +1,4 @@
-"""A rebuild of the membership service, as `ziplog membership rebuild` does it (section 15).
+"""A rebuild of the membership service, as `ziplog membership rebuild` does it (section 16).
 
 All nodes stop or die, the membership service's state is gone, and maybe more. The new state is made
 from the storage servers' disks. Then the supervisor starts all nodes.

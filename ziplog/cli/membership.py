@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ziplog.cli.options import DataDir, say
-from ziplog.cli.records import is_terminal
+from ziplog.cli.options import DataDir, is_terminal, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.deploy.membership_rebuild import MembershipRebuild
 from ziplog.errors import ConfigError

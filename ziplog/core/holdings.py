@@ -2,7 +2,7 @@
 
 A storage server's process and a failure handler's process read their own directories
 (`--holdings`), and write one of these structures to stdout. `mms/rebuild.py` makes the membership
-service's state from them (docs/protocol.md, section 15).
+service's state from them (docs/protocol.md, section 16).
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class ServerHoldings(msgspec.Struct, frozen=True, array_like=True):
     placement: Placement | None
     #: The end of the shard's positions, if it has left; 0: not known to have left.
     limit: Gsn
+    #: The wire version in use.
+    wire: int = 1
 
 
 class ShardRecovery(msgspec.Struct, frozen=True, array_like=True):

@@ -4,7 +4,7 @@
 
 Rules: nothing is written before all checks. The new directories are complete and on stable storage
 before the first of them gets its name; until all have it, `UNFINISHED` is present
-(docs/protocol.md, section 15).
+(docs/protocol.md, section 16).
 """
 
 from __future__ import annotations

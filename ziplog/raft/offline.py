@@ -2,7 +2,7 @@
 
 The new group starts from a snapshot, in a term and at an index above those of all former groups of
 its nodes. So a node that still has a former directory cannot lead, and installs the snapshot
-(docs/protocol.md, sections 12 and 15).
+(docs/protocol.md, sections 12 and 16).
 """
 
 from __future__ import annotations

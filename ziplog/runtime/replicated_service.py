@@ -131,6 +131,7 @@ def _holdings(
 ) -> bytes:
     """Return what the directory of a stopped node holds."""
     machine = service.machine()
+    wire_file.read(config.data_dir / node.name, this_release())
     end = read_state(config.data_dir / node.name, machine)
     return encode(node.name, machine, end)
 

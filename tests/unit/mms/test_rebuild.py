@@ -1,4 +1,4 @@
-"""The membership service's state from the holdings of servers (docs/protocol.md, section 15)."""
+"""The membership service's state from the holdings of servers (docs/protocol.md, section 16)."""
 
 from __future__ import annotations
 
@@ -416,3 +416,9 @@ def test_the_plan_describes_each_server() -> None:
     ]
     assert (found.cluster, found.known_end) == (cluster_id(CLUSTER), FIRST.stop)
     assert found.first_free == FIRST.stop + GAP
+
+
+def test_wire_version_never_decreases() -> None:
+    held = servers(2)
+    held[1] = replace(held[1], wire=3)
+    assert rebuilt(held, handler()).wire == 3

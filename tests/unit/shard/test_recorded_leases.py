@@ -1,4 +1,4 @@
-"""Watermark records hold the leases and placements that a rebuild needs (protocol, section 15)."""
+"""Watermark records hold the leases and placements that a rebuild needs (protocol, section 16)."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_run_of_one_lease_is_its_first_and_last() -> None:
 
 
 def test_lease_without_members_belongs_to_no_shard() -> None:
-    """Only a rebuilt history has such leases (docs/protocol.md, section 15)."""
+    """Only a rebuilt history has such leases (docs/protocol.md, section 16)."""
     lease = Lease(1, NO_DIGEST, 1, 0, 16, 100, 10, ())
     assert (lease.owner(5), lease.weight_of(0), lease.view_of(0)) == (0, 0, None)
     assert lease.next_owned(0, 5) == lease.stop

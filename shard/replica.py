@@ -362,7 +362,7 @@ class Replica:
             self._leave(update.left_for)
         elif update.view_begins:
             self._begin_view()
-        self._marks.write()  # no entry precedes the record of its lease
+        self._marks.write()  # before the first entry of a new lease
         if message.trim > state.trim:
             self._trim(message.trim)
         if state.has_gap or is_first:

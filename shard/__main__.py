@@ -210,8 +210,18 @@ def _serve(
             f"the system refused a file, pipe or thread ({error}): raise the limits (ulimit -n,"
             " ulimit -u) or stop other processes, and start the server again"
         ) from error
-    log = structlog.get_logger()
-    log.info(
+    _log_ready(identity, transport, limbo=limbo)
+    run_process(driver, transport)
+    # Nothing more is sent, and the last files may need the descriptors of the connections.
+    transport.close()
+    publications.close()
+    _store_the_rest(directory, store, replica)
+    keeper.stop()
+    structlog.get_logger().info("stopped")
+
+
+def _log_ready(identity: ReplicaConfig, transport: Transport, *, limbo: bool) -> None:
+    structlog.get_logger().info(
         "ready",
         endpoint=transport.endpoint,
         shard=identity.shard,
@@ -220,13 +230,6 @@ def _serve(
         version=identity.release.version,
         limbo=limbo,
     )
-    run_process(driver, transport)
-    # Nothing more is sent, and the last files may need the descriptors of the connections.
-    transport.close()
-    publications.close()
-    _store_the_rest(directory, store, replica)
-    keeper.stop()
-    log.info("stopped")
 
 
 def _keep_archive(

@@ -106,7 +106,7 @@ class Replica:
         this process. `now`: monotonic nanoseconds.
         """
         #: Public for its metrics (shard/metrics.py).
-        self.state = self._state = ReplicaState(config, store, incarnation)
+        state = self.state = self._state = ReplicaState(config, store, incarnation)
         self.wire_use: Final = self._state.wire_use
         self._now = now
         resumes = start(self._state, checkpoint, now, limbo=limbo)
@@ -115,9 +115,7 @@ class Replica:
         self._repair: Final = Repair(self._state, self._recovery)
         self._admission: Final = Admission(self._state)
         #: The short path of most inserts, beside `step`.
-        self.plain_inserts: Final = PlainInserts(
-            self._state, self._apply_forward, self._deliver_stable
-        )
+        self.plain_inserts: Final = PlainInserts(state, self._apply_forward, self._deliver_stable)
         self._lag_fix: Final = LagFix(self._state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None

@@ -34,7 +34,7 @@ from ziplog.core.node import (
 )
 from ziplog.core.view import NO_DIGEST, Lease, Member, Placement, run_of
 from ziplog.core.view import Replica as Address
-from ziplog.runtime.driver import needs_disk
+from ziplog.wire.stable_messages import needs_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

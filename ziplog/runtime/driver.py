@@ -53,31 +53,18 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.inbox import Inbox
 from ziplog.runtime.process_logging import halt
 from ziplog.wire import (
-    Ahead,
-    Beat,
-    Deliver,
     Forward,
-    Frontier,
-    Heartbeat,
     Hello,
     Insert,
-    Leaving,
-    Located,
     Metrics,
     MetricsQuery,
     NodeInfo,
     NodeInfoQuery,
-    Rate,
-    ReadReply,
-    Refused,
-    Suspect,
-    Synced,
-    TailReply,
-    Trimmed,
     decode,
     encode,
 )
 from ziplog.wire.node_info import version_of
+from ziplog.wire.stable_messages import needs_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,12 +85,6 @@ _FLUSH_RETRY_NS: Final = 50_000_000
 _WARNING_INTERVAL_NS: Final = NS_PER_S
 #: What begins at a time whose last bits are 0 is timed: about one iteration or insert in 64.
 _UNTIMED: Final = 63
-#: Messages that report nothing about stored data, or only about stable data, which is on all disks.
-_NEEDS_NO_DISK: Final = (
-    Refused, Heartbeat, Rate, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
-    Leaving, Ahead,
-)  # fmt: skip
-
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
@@ -581,13 +562,6 @@ class Driver:
         if now >= self._next_warning_at:
             self._next_warning_at = now + _WARNING_INTERVAL_NS
             self._log.warning(text, **fields)
-
-
-def needs_disk(message: Message) -> bool:
-    """Whether a message must wait until all entries before it are on stable storage."""
-    if isinstance(message, ReadReply):
-        return not message.stable
-    return not isinstance(message, _NEEDS_NO_DISK)
 
 
 def run_process(driver: Driver, transport: Transport) -> None:

@@ -26,8 +26,8 @@ class StepContext:
     """The shared state of one client."""
 
     __slots__ = (
-        "_last_request", "client", "counters", "effects", "highest_gsn", "next_timer", "now",
-        "session_expiry_ns",
+        "_last_request", "client", "counters", "effects", "has_losses", "highest_gsn", "next_timer",
+        "now", "session_expiry_ns",
     )  # fmt: skip
 
     def __init__(self, client: bytes) -> None:
@@ -40,6 +40,8 @@ class StepContext:
         self._last_request = FIRST_REQUEST
         #: The highest gsn of this client's records, as far as it is known.
         self.highest_gsn = 0
+        #: A `sync` has reported a record as lost.
+        self.has_losses = False
         #: Time without a step after which servers may have expired this client's session, in
         #: nanoseconds: two thirds of the servers' session timeout.
         self.session_expiry_ns = 600 * NS_PER_S

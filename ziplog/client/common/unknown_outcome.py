@@ -96,15 +96,26 @@ class UnknownOutcomes(PendingRequests[PendingResolve]):
         context: StepContext,
         routing: Routing,
         unknown_error: Callable[[UnknownOutcome], OutcomeUnknownError],
+        on_returned: Callable[[Sequence[RecordId | None]], None],
     ) -> None:
-        """Create it; `unknown_error` returns the error of a call that ends without the outcome."""
+        """Create it.
+
+        Args:
+            context: the client's.
+            routing: the client's.
+            unknown_error: returns the error of a call that ends without the outcome.
+            on_returned: called with the results of each call that ends with the outcome.
+
+        """
         super().__init__(context, routing)
         self._unknown_error: Final = unknown_error
+        self._on_returned: Final = on_returned
 
     def start(self, call: int, request: ResolveRequest) -> None:
         """Start a call."""
         outcome = request.outcome
         if not outcome.open:
+            self._on_returned(outcome.results)
             self._context.complete(call, list(outcome.results))
             return
         self._add(PendingResolve(call, request.deadline, outcome=outcome))
@@ -124,6 +135,7 @@ class UnknownOutcomes(PendingRequests[PendingResolve]):
         outcome.resolve_unit(seq, gsns)
         if outcome.open or not outcome.calls:
             return
+        self._on_returned(outcome.results)
         for pending in [p for p in self._pending.values() if p.outcome is outcome]:
             self._finish(pending, list(outcome.results))
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ziplog.client.common.requests import NEVER
 from ziplog.client.inserts.locate import must_not_send
-from ziplog.client.inserts.retransmission import Budget
+from ziplog.client.inserts.retransmission import MAX_BACKOFF_NS, Budget
 from ziplog.core.node import Broadcast
 from ziplog.core.units import NS_PER_MS
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.shard_selector import ShardSelector
     from ziplog.errors import ZiplogError
 
-#: Maximum backoff between copies of a unit: while a caller waits for it, and otherwise.
-MAX_BACKOFF_NS: Final = 2_000 * NS_PER_MS
+#: Maximum backoff between copies of a unit for which no caller waits.
 _MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * NS_PER_MS
 #: Maximum number of bytes that are retransmitted to a shard in one tick.
 _MAX_RETRANSMIT_BYTES: Final = 1024 * 1024

@@ -19,7 +19,11 @@ from msgspec.structs import replace
 
 from ziplog.client.common.requests import NEVER
 from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
-from ziplog.client.inserts.retransmission import RetransmitTimeout
+from ziplog.client.inserts.retransmission import (
+    MAX_BACKOFF_NS,
+    REFUSED_BACKOFF_NS,
+    RetransmitTimeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,6 +140,16 @@ class InflightUnit:
         if outcome is not None:
             self.outcomes = (*self.outcomes, (outcome, index))
 
+    def retransmit_soon(self, now: int) -> int:
+        """Schedule another copy, because a server refused the newest one; return its time.
+
+        The pauses grow.
+        """
+        pause = min(REFUSED_BACKOFF_NS << min(self.copies, 10), MAX_BACKOFF_NS)
+        self.retransmit_at = min(self.retransmit_at, now + pause)
+        self.may_be_queued = False
+        return self.retransmit_at
+
     def add_refusal(self, refused: Refused) -> None:
         """Record a server's promise never to accept the first copies; it may arrive twice."""
         server = refused.server
@@ -176,8 +190,9 @@ class ShardWindow:
 
     __slots__ = (
         "answered_up_to", "avoid_until", "bytes", "highest_gsns", "inflight",
-        "is_blocked_by_view_change", "next_seq", "no_space", "probe_at", "progress_at", "queue",
-        "reported", "retransmit_timeout", "route", "shard", "since", "single_units", "singles",
+        "is_blocked_by_view_change", "lost_gsns", "next_seq", "no_space", "probe_at", "progress_at",
+        "queue", "reported", "retransmit_timeout", "route", "shard", "since", "single_units",
+        "singles",
     )  # fmt: skip
 
     def __init__(self, shard: int, since: int) -> None:
@@ -210,6 +225,8 @@ class ShardWindow:
         self.no_space = ""
         #: The last gsn of this client in each view since its last `sync`.
         self.highest_gsns: dict[int, int] = {}
+        #: By view: the last record that a `sync` has reported as lost.
+        self.lost_gsns: dict[int, int] = {}
         #: All positions of the shard below this one are decided, as far as the client knows.
         self.since = max(since, 1)
 
@@ -284,6 +301,18 @@ class ShardWindow:
             self.since = last + 1
         if last > self.highest_gsns.get(view, 0):
             self.highest_gsns[view] = last
+
+    def note_lost(self, view: int) -> None:
+        """Note that a `sync` reports the last record of a view as lost."""
+        self.lost_gsns[view] = self.highest_gsns.pop(view)
+
+    def note_returned(self, gsn: int) -> None:
+        """Note that a caller receives a record: if it may be lost, the next `sync` reports it.
+
+        A `sync` may have reported the loss before, while the record's call was pending.
+        """
+        for view in [view for view, lost in self.lost_gsns.items() if lost >= gsn]:
+            self.note_placed(view, self.lost_gsns.pop(view))
 
     def note_ack(self, unit: InflightUnit, ack: InsertAck) -> bool:
         """Note how far a server has read this client's connection, which it reads in order.

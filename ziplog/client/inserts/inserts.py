@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.unknown_outcome import UnknownOutcomes
 from ziplog.client.inserts import insert_errors
-from ziplog.client.inserts.copies import MAX_BACKOFF_NS, Copies
+from ziplog.client.inserts.copies import Copies
 from ziplog.client.inserts.inflight import ShardWindow, has_later_unit
 from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.locate import LocateQueries
@@ -27,11 +27,12 @@ from ziplog.client.inserts.plain_inserts import PlainInserts
 from ziplog.client.inserts.sending import Sender
 from ziplog.client.inserts.settling import SettledReports
 from ziplog.client.inserts.shard_selector import ShardSelector
-from ziplog.core.units import NS_PER_MS
 from ziplog.errors import NoSuchRecordError, ProtocolError, RecordTooLargeError, ZiplogError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ziplog.client.common.requests import InsertRequest, Policy
     from ziplog.client.common.routing import Route, Routing
     from ziplog.client.common.step_context import StepContext
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.inflight import InflightUnit
     from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import InsertAck, Located, Refused
-
-#: Backoff before a refused unit is retransmitted; it doubles up to `MAX_BACKOFF_NS`.
-_REFUSED_BACKOFF_NS: Final = 2 * NS_PER_MS
 
 
 class Inserts:
@@ -60,7 +58,8 @@ class Inserts:
         self.sender: Final = Sender(context, routing)
         #: `_reassign` runs after the next reply about placements.
         self._is_reassign_due = False
-        self.outcomes: Final = UnknownOutcomes(context, routing, self._unknown_error)
+        errors, returned = self._unknown_error, self._note_returned
+        self.outcomes: Final = UnknownOutcomes(context, routing, errors, returned)
         self.settled_reports: Final = SettledReports(context, routing, self.windows)
         self._copies: Final = Copies(context, routing, self.shard_selector, self._reject)
         self.plain: Final = PlainInserts(context, routing, self.windows, self._copies)
@@ -227,6 +226,7 @@ class Inserts:
             if not call.open:
                 for number, rids in call.results_by_call():
                     del self._calls[number]
+                    self._note_returned(rids)
                     self._context.complete(number, rids)
             elif call.is_sequential:
                 window.queue.append(call)
@@ -236,6 +236,12 @@ class Inserts:
             self.sender.fill(window)
         if not window.inflight:
             self.settled_reports.on_window_empty(window)
+
+    def _note_returned(self, rids: Sequence[RecordId | None]) -> None:
+        """Note that a caller receives these records, which a `sync` may have reported as lost."""
+        if self._context.has_losses:
+            for rid in filter(None, rids):
+                self.windows[rid.shard].note_returned(rid.gsn)
 
     def _protocol_violation(self, window: ShardWindow, unit: InflightUnit, what: str) -> None:
         """Fail a unit because servers violated the protocol; an unknown outcome stays unknown."""
@@ -339,19 +345,12 @@ class Inserts:
         if not unit.is_absent:
             context.set_timer(max(self._locates[window.shard].due, context.now))
             if refused.copies >= unit.copies:
-                self._retransmit_soon(unit)
+                self._context.set_timer(unit.retransmit_soon(self._context.now))
         elif unit.call is None:
             self._abandon(window, unit)
             self.sender.fill(window)
         elif not self._reroute(window, unit.call):
-            self._retransmit_soon(unit)
-
-    def _retransmit_soon(self, unit: InflightUnit) -> None:
-        """Schedule another copy, because a server refused the newest one; each one is later."""
-        pause = min(_REFUSED_BACKOFF_NS << min(unit.copies, 10), MAX_BACKOFF_NS)
-        unit.retransmit_at = min(unit.retransmit_at, self._context.now + pause)
-        unit.may_be_queued = False
-        self._context.set_timer(unit.retransmit_at)
+            self._context.set_timer(unit.retransmit_soon(self._context.now))
 
     def _reroute(self, window: ShardWindow, call: InsertCall) -> bool:
         """Assign a call without a placed unit to another shard, if the policy allows it.
@@ -553,6 +552,7 @@ class Inserts:
     ) -> None:
         if isinstance(error, ZiplogError) and call.many:
             insert_errors.add_partial_results(error, call)
+            self._note_returned(error.results)
         self._detach(call, outcome)
         self._context.complete(call.number, error)
 

@@ -22,6 +22,10 @@ MIN_RETRANSMIT_NS: Final = 200 * NS_PER_MS
 #: Maximum of a doubled timeout, unless the samples themselves are longer.
 MAX_DOUBLED_NS: Final = 4_000 * NS_PER_MS
 _MAX_RETRANSMIT_NS: Final = 60_000 * NS_PER_MS
+#: Maximum backoff between copies of a unit while a caller waits for it.
+MAX_BACKOFF_NS: Final = 2_000 * NS_PER_MS
+#: Backoff before a refused unit is retransmitted; it doubles up to `MAX_BACKOFF_NS`.
+REFUSED_BACKOFF_NS: Final = 2 * NS_PER_MS
 #: Number of acks that pay for one copy, and maximum number of copies that can be saved up.
 ACKS_PER_COPY: Final = 10
 SAVED_COPIES: Final = 3

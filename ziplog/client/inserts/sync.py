@@ -3,7 +3,8 @@
     primaries asked --durable beyond our last record--> shard done; all shards done --> completed
 
 Rules: the client asks each shard's primary again, with a growing backoff, and at once after a view
-change. Durable records stay durable, so a reply of any view counts. A lost record fails one call.
+change. Durable records stay durable, so a reply of any view counts. A lost record fails one call,
+and another one if an insert returns it after that.
 
 Invariant: a pending call has an open request.
 """
@@ -78,9 +79,10 @@ class Syncs(PendingRequests[PendingSync]):
 
     def _forget_lost(self, rid: RecordId) -> None:
         """Forget a lost record after its error was raised."""
-        highest_gsns = self._windows[rid.shard].highest_gsns
-        for view in [view for view, gsn in highest_gsns.items() if gsn == rid.gsn]:
-            del highest_gsns[view]
+        window = self._windows[rid.shard]
+        for view in [view for view, gsn in window.highest_gsns.items() if gsn == rid.gsn]:
+            window.note_lost(view)
+        self._context.has_losses = True
 
     def start(self, call: int, request: SyncRequest) -> None:
         """Start a call."""

@@ -19,7 +19,8 @@ from tests.unit.ziplog.client.fakes import (
 from tests.unit.ziplog.client.test_client_recovery import located, with_pending_insert
 from ziplog import wire
 from ziplog.client.common.requests import SyncRequest
-from ziplog.errors import DeadlineError, OutcomeUnknownError
+from ziplog.client.inserts.insert_calls import UNIT_RECORDS
+from ziplog.errors import DeadlineError, NoSuchRecordError, OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
 
 
@@ -109,6 +110,36 @@ def test_sync_covers_inserts_that_a_recovery_placed() -> None:
     glass.take(wire.Sync)
     glass.call(SyncRequest(glass.until()))
     assert {m.gsn for _, m in glass.take(wire.Sync)} == {7}
+
+
+def sync_reports_loss(glass: Glass) -> int:
+    """Call `sync`, and refuse what it asks for as lost; return the lost gsn."""
+    call = glass.call(SyncRequest(glass.until()))
+    ((_, question),) = glass.take(wire.Sync)
+    glass.give(wire.Refused(CLUSTER, 0, 2, 0, question.request, "no-such-position"))
+    assert isinstance(glass.answers[call], NoSuchRecordError)
+    gsn: int = question.gsn
+    return gsn
+
+
+def test_loss_is_reported_again_after_an_insert_has_returned_the_record() -> None:
+    glass = connected(pinned)
+    many = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    first, second = sent(glass)
+    placed = list(range(10, 10 + UNIT_RECORDS))
+    glass.give(ack(first, 0, placed), ack(first, 1, placed))
+    assert sync_reports_loss(glass) == placed[-1]
+    call = glass.call(SyncRequest(glass.until()))
+    assert glass.answers[call] == RID_GENESIS, "the caller knows of no record"
+    learn(glass, 2, "live")
+    glass.pass_time(S)
+    again = [message for message in sent(glass) if message.seq == second.seq][-1]
+    assert again.view == 2
+    glass.give(ack(again, 0, [900]), ack(again, 1, [900]))
+    assert glass.answers[many][0] == RecordId(10, 0)
+    call = glass.call(SyncRequest(glass.until()))
+    asked = [question.gsn for _, question in glass.take(wire.Sync)]
+    assert sorted(asked) == [placed[-1], 900]
 
 
 def test_sync_result_never_decreases() -> None:

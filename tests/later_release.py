@@ -79,6 +79,7 @@ def _become_later() -> None:
 
     Transport.send = send  # type: ignore[method-assign]
     _map(Transport, "receive", former)
+    _map(Transport, "wait_and_receive", former)
     DataDirectory.write_checkpoint = write_checkpoint  # type: ignore[method-assign]
     _map(DataDirectory, "read_checkpoint", lambda found: found and found.removeprefix(NEW_FORM))
 
@@ -98,7 +99,7 @@ def _after(owner: type, name: str, action: Callable[[Any, Any], object]) -> None
 def _map(owner: type, name: str, change: Callable[[Any], Any]) -> None:
     """Change the results of a method."""
     method = getattr(owner, name)
-    setattr(owner, name, lambda self: change(method(self)))
+    setattr(owner, name, lambda self, *arguments: change(method(self, *arguments)))
 
 
 if __name__ == "__main__":

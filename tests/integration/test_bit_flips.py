@@ -253,6 +253,7 @@ def test_a_flip_in_a_servers_directory_is_refused_or_healed(stopped: Stopped) ->
 UNSEEN = {
     "epoch_ms", "flush_interval_ms", "max_payload_bytes", "max_key_bytes", "max_unsettled_units",
     "suspicion_ms", "session_timeout_s", "segment_bytes", "cache_bytes", "disk_reserve_bytes",
+    "log.level", "log.format", "log.file_bytes", "log.files",
     "mms.host", "mms.port", "mms.raft_port", "fh.host", "fh.port", "fh.raft_port",
 }  # fmt: skip
 
@@ -284,6 +285,7 @@ def test_a_flip_in_a_cluster_file_changes_no_identity(stopped: Stopped) -> None:
 def _flat(config: ClusterConfig) -> dict[str, object]:
     """Return everything that a cluster file says, by key."""
     keys = {name: value for name, value in asdict(config).items() if name not in _PARTS}
+    keys |= {f"log.{name}": value for name, value in keys.pop("log").items()}
     for kind, nodes in (("mms", config.mms), ("fh", config.failure_handlers)):
         for node in nodes:
             keys |= {f"{kind}.{name}": value for name, value in asdict(node).items()}

@@ -113,7 +113,7 @@ def load(clients: int, *, insert_us: int, seconds: int, depth: int = 1, shards: 
         for name in cluster.disks:
             server: Any = cluster.server(name)
             node = SlowNode(server.replica, cluster.nodes[name], insert_us * US)
-            server._driver._node = server._driver._insert_path = node
+            server.driver._node = server.driver._insert_path = node
             server.check = node.check
             cluster.nodes[name].is_one_at_a_time = True
         crowd = Crowd(cluster, clients, depth)

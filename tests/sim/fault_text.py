@@ -81,7 +81,7 @@ KINDS: Final = {
     "lead-mms": _NO_TARGET_LASTS,
     "lead-fh": _NO_TARGET_LASTS,
     "age": _Kind("no target", "", amount="how many runs of leases were granted (as *3000)"),
-    "rebuild": _Kind("no target", "", amount="what else is lost, 0 to 15 (as *3)"),
+    "rebuild": _Kind("no target", "", amount="what else is lost, 1 to 15 (as *3), or 16: nothing"),
     "kill-client": _Kind("one client (as writer-0)", _CLIENT),
     "power-all": _Kind("no target", ""),
     "add-shard": _ONE_SHARD,

@@ -324,7 +324,7 @@ def draw_rebuild(plan: Plan) -> list[Fault]:
     random = Random(f"rebuild {plan.seed}")
     if plan.is_raft_real or random.randrange(_REBUILT_ONE_IN):
         return []
-    return [Fault(_when(random, plan), "rebuild", amount=random.randrange(16))]
+    return [Fault(_when(random, plan), "rebuild", amount=random.randrange(16) or 16)]
 
 
 def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:

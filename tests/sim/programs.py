@@ -94,7 +94,7 @@ class StorageServer:
             incarnation=process.kernel.random.getrandbits(63), now=process.clock(),
         )  # fmt: skip
         assert process.transport is not None
-        self._driver: Final = Driver(
+        self.driver: Final = Driver(
             self.replica, process.transport, store=self.store,  # type: ignore[arg-type]
             insert_path=self.replica.plain_inserts,
             store_delay_ns=config.flush_interval_ms * MS // 5,
@@ -102,7 +102,7 @@ class StorageServer:
             receive_publications=process.transport.receive_publications,
             record_wire=partial(wire_file.record, directory.path),
         )  # fmt: skip
-        self.store.flusher.set_listener(self._driver.post)
+        self.store.flusher.set_listener(self.driver.post)
         self._directory: Final = directory
         self._interval_ns: Final = config.flush_interval_ms * MS * 4 // 5
         self._is_tending = False
@@ -110,7 +110,7 @@ class StorageServer:
         process.spend(disk.sync_ns())
 
     def turn(self) -> None:
-        self._driver.run_once()
+        self.driver.run_once()
         self._process.spend(self._disk.sync_ns())
         if not self._is_tending and (self.store.backlog_bytes or self.store.is_full):
             self._schedule_flush()
@@ -137,7 +137,7 @@ class StorageServer:
 
         If the disk refuses it, the process ends without one (`shard.__main__._leave`).
         """
-        self._driver.store_waiting_entries()
+        self.driver.store_waiting_entries()
         checkpoint = self.replica.checkpoint()
         if self.store.close():
             with suppress(OSError):
@@ -168,7 +168,7 @@ class ServiceNode:
         self._post: Callable[[Event], None] = early.append
         member = group.join(process.name, self._report)
         assert process.transport is not None
-        self._driver: Final = Driver(
+        self.driver: Final = Driver(
             node, process.transport,  # type: ignore[arg-type]
             propose=member.propose, clock=process.clock, on_halt=process.halt,
             publish=process.transport.publish,
@@ -177,7 +177,7 @@ class ServiceNode:
             ),
             record_wire=partial(wire_file.record, disk.path(process.name)),
         )  # fmt: skip
-        self._post = self._driver.post
+        self._post = self.driver.post
         for event in early:
             self._post(event)
 
@@ -185,7 +185,7 @@ class ServiceNode:
         self._post(event)
 
     def turn(self) -> None:
-        self._driver.run_once()
+        self.driver.run_once()
 
     def check(self) -> None:
         self.node.check()

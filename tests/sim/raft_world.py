@@ -19,6 +19,7 @@ from tests.simulator.network import Conditions, Network
 from tests.simulator.raft import RaftGroup, virtual
 from ziplog.core.node import Committed, LeaderChanged, Restored
 from ziplog.raft import journal, snapshot
+from ziplog.segments import durable_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -342,7 +343,7 @@ class World:
 def world(seed: int, size: int = 3) -> Iterator[World]:
     """Yield a group that has just settled."""
     made = World(seed, size)
-    with virtual(made.kernel), installed([journal, snapshot], made.chance):
+    with virtual(made.kernel), installed([journal, snapshot, durable_files], made.chance):
         made.start_all()
         made.settle()
         yield made

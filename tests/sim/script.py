@@ -209,6 +209,7 @@ class Stage:
         """Return all of a server's decisions, in order."""
         server = self.cluster.server(name)
         assert server is not None, f"{name} is down"
+        server.driver.store_waiting_entries()
         return [entry.decision for entry in server.store.read_after(0, _ALL)]
 
     def no_ops(self, name: str) -> list[tuple[int, int]]:

@@ -500,19 +500,17 @@ class Counted:
         engine = db._engine._shared.engine
         self.sent: list[str] = []
         self.received: list[str] = []
-        self._send, self._receive = engine.transport.send, engine.transport.receive
+        self._send, self._handle = engine.transport.send, engine.handle
         engine.transport.send = self.send  # type: ignore[method-assign]
-        engine.transport.receive = self.receive  # type: ignore[method-assign]
+        engine.handle = self.handle  # type: ignore[method-assign]
 
     def send(self, dst: bytes, frame: bytes) -> bool:
         self.sent.append(type(wire.decode(frame)).__name__)
         return self._send(dst, frame)
 
-    def receive(self) -> tuple[bytes, bytes] | None:
-        received = self._receive()
-        if received is not None:
-            self.received.append(type(wire.decode(received[1])).__name__)
-        return received
+    def handle(self, src: bytes, frame: bytes) -> None:
+        self.received.append(type(wire.decode(frame)).__name__)
+        self._handle(src, frame)
 
 
 def test_messages_of_each_call(db: logdb.Database) -> None:

@@ -495,9 +495,10 @@ def test_trim_is_remembered_before_it_is_confirmed() -> None:
     message = wire.LeaseAnnounced(CLUSTER, [], 0, placements(1, 1), 2)
     effects = replica(world).step(Received(b"mms-0", message), world.now)
     order += [type(effect).__name__ for effect in effects]
-    assert order == ["Persist"]
-    assert effects[0].entry.decision.trim == 2  # type: ignore[attr-defined]
-    world._carry_out(PRIMARY, effects[0])
+    assert set(order) == {"Persist"}
+    assert effects[-1].entry.decision.trim == 2  # type: ignore[attr-defined]
+    for effect in effects:
+        world._carry_out(PRIMARY, effect)
     world.run(1 * MS)
     world.restart(PRIMARY, clean=False)
     send(world, wire.Read(CLUSTER, 0, 1, 1, 1))

@@ -57,7 +57,11 @@ def count() -> Counter[str]:
             counts[f"received {kind(found[1])}"] += 1
         return found
 
-    transport.send, transport.receive = sent, received
+    def waited(self: Transport, timeout_ns: int | None) -> tuple[bytes, bytes] | None:
+        self.wait(timeout_ns)
+        return self.receive()
+
+    transport.send, transport.receive, transport.wait_and_receive = sent, received, waited
     return counts
 
 

@@ -40,6 +40,7 @@ from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.node_info import node_info, this_release
 from ziplog.runtime.process_logging import configure
 from ziplog.runtime.publication_receiver import PublicationReceiver
+from ziplog.runtime.settings_reload import SettingsReload
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Limits
 
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = _holdings(load(options.config), options.node)
             sys.stdout.buffer.write(msgspec.msgpack.encode(found))
         else:
-            run(load(options.config), options.node)
+            run(options.config, load(options.config), options.node)
     except ConfigError as error:
         print(f"shard: {error}", file=sys.stderr)
         return 2
@@ -81,14 +82,15 @@ def _holdings(config: ClusterConfig, name: str) -> ServerHoldings:
     return holdings.read(path, config.name, name, wire=wire_file.read(path, this_release()))
 
 
-def run(config: ClusterConfig, name: str) -> None:
-    """Run the storage server `name` until SIGTERM or SIGINT.
+def run(path: Path, config: ClusterConfig, name: str) -> None:
+    """Run the storage server `name` of the cluster file `path` until SIGTERM or SIGINT.
 
     Raises:
         ZiplogError: it could not start, or stop cleanly; the text gives the reason.
 
     """
     configure(name, config.log)
+    settings = SettingsReload(path, config, name)
     raise_limit()
     identity = replica_config(config, name)
     wire = wire_file.read(config.data_dir / name, identity.release)
@@ -98,7 +100,7 @@ def run(config: ClusterConfig, name: str) -> None:
         transport = Transport(bind=identity.endpoint)
         try:
             store = _open_store(config, directory)
-            _serve(identity, directory, transport, store, config)
+            _serve(identity, directory, transport, store, config, settings)
         finally:
             transport.close()
     finally:
@@ -132,7 +134,6 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
         suspicion_ms=config.suspicion_ms,
         lag_fix=config.lag_fix,
         release=this_release(),
-        reserve_bytes=config.disk_reserve_bytes,
     )
 
 
@@ -162,6 +163,7 @@ def _serve(
     transport: Transport,
     store: SegmentStore,
     config: ClusterConfig,
+    settings: SettingsReload,
 ) -> None:
     # From here on, only the handlers that write a checkpoint may receive a signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -201,6 +203,7 @@ def _serve(
     )
     try:
         store.start(driver.post)
+        settings.start(lambda new: store.resize(new.cache_bytes, new.disk_reserve_bytes))
         reserve = config.disk_reserve_bytes
         keeper = _keep_archive(identity, directory, store, replica, driver, reserve, config.log)
         # Only now: if the system refuses a resource above, the next start needs the checkpoint.
@@ -215,6 +218,7 @@ def _serve(
     # Nothing more is sent, and the last files may need the descriptors of the connections.
     transport.close()
     publications.close()
+    settings.stop()
     _store_the_rest(directory, store, replica)
     keeper.stop()
     structlog.get_logger().info("stopped")

@@ -40,7 +40,7 @@ class MemoryStore:
         #: A bulk reader reads up to this position.
         self.sealed_below = 0
         self.backlog_bytes = 0
-        self.free_bytes = 0
+        self.free_bytes = self.reserve_bytes = 0
 
     @property
     def first_fseq(self) -> int:

@@ -94,10 +94,17 @@ class LogConfig:
             "Least level of the lines that are written.",
             str,
             choices=("debug", "info", "warning", "error"),
+            change="reload",
         ),
     ] = "info"
     format: Annotated[
-        str, Key("logfmt: key=value. json: one object a line.", str, choices=("logfmt", "json"))
+        str,
+        Key(
+            "logfmt: key=value. json: one object a line.",
+            str,
+            choices=("logfmt", "json"),
+            change="reload",
+        ),
     ] = "logfmt"
     file_bytes: Annotated[
         int,
@@ -107,10 +114,18 @@ class LogConfig:
             low=65_536,
             high=4096 * _MIB,
             unit="bytes",
+            change="reload",
         ),
     ] = 16 * _MIB
     files: Annotated[
-        int, Key("Number of files that `ziplog up` keeps for each node.", int, low=1, high=100)
+        int,
+        Key(
+            "Number of files that `ziplog up` keeps for each node.",
+            int,
+            low=1,
+            high=100,
+            change="reload",
+        ),
     ] = 4
 
     def __post_init__(self) -> None:
@@ -122,7 +137,9 @@ class LogConfig:
 class ClusterConfig:
     """The settings that all processes of one cluster share."""
 
-    name: Annotated[str, Key("The cluster's name.", str, pattern=_NAME, rule=_NAME_RULE)]
+    name: Annotated[
+        str, Key("The cluster's name.", str, pattern=_NAME, rule=_NAME_RULE, change="never")
+    ]
     #: Each node keeps its files in `data_dir/NAME`. Relative paths start at the cluster file.
     data_dir: Path
     mms: tuple[NodeConfig, ...]
@@ -137,6 +154,7 @@ class ClusterConfig:
             str,
             pattern=re.compile(f"[0-9a-f]{{{CLUSTER_ID_DIGITS}}}"),
             rule=f"{CLUSTER_ID_DIGITS} hexadecimal digits",
+            change="never",
         ),
     ] = None
     durability: Annotated[
@@ -146,11 +164,18 @@ class ClusterConfig:
             " (on disk within flush_interval_ms). disk: all f+1 have it on disk.",
             str,
             choices=("memory", "disk"),
+            change="never",
         ),
     ] = "memory"
     f: Annotated[
         int,
-        Key("Servers of a shard that may fail; a shard has f+1 replicas.", int, low=0, high=15),
+        Key(
+            "Servers of a shard that may fail; a shard has f+1 replicas.",
+            int,
+            low=0,
+            high=15,
+            change="never",
+        ),
     ] = 1
     epoch_ms: Annotated[
         int,
@@ -204,11 +229,24 @@ class ClusterConfig:
     ] = 64 * _MIB
     cache_bytes: Annotated[
         int,
-        Key("Size of a storage server's record cache.", int, low=_MIB, high=_TIB, unit="bytes"),
+        Key(
+            "Size of a storage server's record cache.",
+            int,
+            low=_MIB,
+            high=_TIB,
+            unit="bytes",
+            change="reload",
+        ),
     ] = 64 * _MIB
     disk_reserve_bytes: Annotated[
         int,
-        Key("Free disk space below which inserts are refused.", int, high=_TIB, unit="bytes"),
+        Key(
+            "Free disk space below which inserts are refused.",
+            int,
+            high=_TIB,
+            unit="bytes",
+            change="reload",
+        ),
     ] = 256 * _MIB
     insecure: Annotated[
         bool,
@@ -226,6 +264,7 @@ class ClusterConfig:
             pattern=re.compile(r".{16,256}", re.DOTALL),
             rule="16 to 256 characters",
             secret=True,
+            change="stop",
         ),
     ] = dataclasses.field(default=None, repr=False)
 

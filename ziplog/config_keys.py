@@ -9,13 +9,17 @@ import dataclasses
 import difflib
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Iterable, Mapping
+
+#: When the nodes of a cluster take a changed value. reload: while they run (`ziplog config
+#: reload`). restart: each when it is restarted. stop: once all were stopped together. never.
+Change = Literal["reload", "restart", "stop", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Key:
     rule: str = ""
     #: Its value never appears in an error's text.
     secret: bool = False
+    change: Change = "restart"
 
     @property
     def allowed(self) -> str:

@@ -72,7 +72,7 @@ class HeartbeatSender:
                 stream.stable_record, stream.durable_record, config.identity,
                 state.shard_state, state.has_readers(now), state.holes, state.is_sealed,
                 state.has_gap, stream.stable_end, state.publisher, state.full,
-                config.release.version, state.store.free_bytes, config.reserve_bytes,
+                config.release.version, state.store.free_bytes, state.store.reserve_bytes,
                 *config.release.wires, state.wire_use.wire,
             ),
         )  # fmt: skip

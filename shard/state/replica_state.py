@@ -68,8 +68,6 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     #: The release that the process runs, and the wire version in use, from its data directory.
     release: Release = Release()
     wire: int = 1
-    #: Free space below which the disk is full.
-    reserve_bytes: int = 0
 
 
 class ReplicaState:

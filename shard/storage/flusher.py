@@ -85,7 +85,9 @@ class Flusher:
         self.flushed_bytes = 0
         self.flush_durations = Histogram()
         self._directory = directory
-        self._interval_s, self._reserve_bytes, self._on_halt = interval_s, reserve_bytes, on_halt
+        self._interval_s, self._on_halt = interval_s, on_halt
+        #: Free space below which the store is full.
+        self.reserve_bytes = reserve_bytes
         self._log = structlog.get_logger()
         self._put_bytes = self._written_bytes = 0
         self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
@@ -133,6 +135,12 @@ class Flusher:
     def set_listener(self, on_event: Callable[[Event], None]) -> None:
         """Set the receiver of events; `flush` and `flush_and_report` call it. It must be quick."""
         self._on_event = on_event
+
+    def set_reserve(self, reserve_bytes: int) -> None:
+        """Change the reserve, and check the space by it. From any thread."""
+        if reserve_bytes != self.reserve_bytes:
+            self.reserve_bytes = reserve_bytes
+            self.flush()
 
     def start(self) -> None:
         """Start the thread, which flushes queued entries."""
@@ -361,9 +369,9 @@ class Flusher:
     def _check_space(self, *, is_done: bool) -> None:
         free = self.free_bytes
         if free is None:
-            free = self._reserve_bytes
+            free = self.reserve_bytes
         # Hysteresis: a full store needs more than the reserve before it counts as free again.
-        least = self._reserve_bytes + (self._reserve_bytes // 8 if self._is_full else 0)
+        least = self.reserve_bytes + (self.reserve_bytes // 8 if self._is_full else 0)
         is_full = not is_done or free < least
         if is_full == self._is_full:
             return
@@ -386,6 +394,6 @@ class Flusher:
                 " (ulimit -n), or close idle connections"
             )
         return (
-            f"{free_bytes / _MIB:.1f} MiB free, the limit is {self._reserve_bytes / _MIB:.1f} MiB"
+            f"{free_bytes / _MIB:.1f} MiB free, the limit is {self.reserve_bytes / _MIB:.1f} MiB"
             " (disk_reserve_bytes); free space or lower it"
         )

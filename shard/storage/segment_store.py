@@ -166,6 +166,16 @@ class SegmentStore(SegmentReader):
         return self._flusher.free_bytes or 0
 
     @property
+    def reserve_bytes(self) -> int:
+        """Free space below which the store is full."""
+        return self._flusher.reserve_bytes
+
+    def resize(self, cache_bytes: int, reserve_bytes: int) -> None:
+        """Change these two limits (see `open`). From any thread; it may wait for the disk."""
+        self._cache_bytes = cache_bytes
+        self._flusher.set_reserve(reserve_bytes)
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes of all entries that are kept, in files or soon."""
         return sum(segment.size for segment in self._segments)

@@ -68,6 +68,11 @@ class Store(Protocol):
         ...
 
     @property
+    def reserve_bytes(self) -> int:
+        """Free space below which the store is full."""
+        ...
+
+    @property
     def damage(self) -> list[tuple[int, int]]:
         """First and last numbers of the known unreadable ranges, in order."""
         ...

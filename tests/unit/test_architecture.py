@@ -117,6 +117,7 @@ CLOCKS = {
     "ziplog/demo/parts.py": {"monotonic"},
     "ziplog/demo/run.py": {"monotonic"},
     "ziplog/deploy/cluster_file.py": {"monotonic"},
+    "ziplog/deploy/config_reload.py": {"monotonic"},
     "ziplog/deploy/membership_rebuild.py": {"time_ns"},
     "ziplog/deploy/new_shard.py": {"monotonic"},
     "ziplog/deploy/rolling_restart.py": {"monotonic"},

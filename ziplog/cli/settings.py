@@ -1,4 +1,4 @@
-"""`ziplog config`: prints and checks cluster files."""
+"""`ziplog config`: prints and checks cluster files, and has running nodes apply changes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from ziplog.cli.options import Json, say
+from ziplog.cli.options import Json, Timeout, say
+from ziplog.cli.progress import waiting
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, load
+from ziplog.config_changes import names_of, refuse
+from ziplog.deploy import config_reload
 
 app: Final = typer.Typer(
-    help="Show or check a cluster file.", no_args_is_help=True, rich_markup_mode=None
+    help="Show or check a cluster file, or apply its changes.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 _EXAMPLE: Final = ClusterConfig(
@@ -69,3 +74,32 @@ def check(
         f" {len(config.failure_handlers)} failure handlers,"
         f" {len(config.shards)} shards x {config.f + 1} replicas, durability {config.durability}"
     )
+
+
+@app.command()
+def reload(
+    file: Annotated[Path, typer.Argument(help="The cluster file.")],
+    *,
+    json: Json = False,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Apply a changed cluster file to the running nodes of this machine.
+
+    Nodes take changes of [log], disk_reserve_bytes and cache_bytes while they run. If another key
+    has changed, it is named, and nothing is applied (exit code 2).
+    """
+    plan = config_reload.plan(file)
+    others = [key for key, change in plan.changes.items() if change != "reload"]
+    applied = [] if others else names_of(plan.changes, "reload")
+    if not others:
+        with waiting("the nodes apply the changes"):
+            config_reload.apply(plan, timeout)
+    if json:
+        document = {"applied": applied, "nodes": sorted(plan.nodes) if applied else []}
+        document |= {kind: names_of(plan.changes, kind) for kind in ("restart", "stop", "never")}
+        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    refuse(plan.changes)
+    if applied:
+        say(f"applied {', '.join(applied)} to {', '.join(plan.nodes)}")
+    else:
+        say(f"nothing has changed: the running nodes use the settings of {file}")

@@ -20,11 +20,11 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ziplog.config import load
+from ziplog.config_changes import changes, flatten
 from ziplog.deploy import node_logs
 from ziplog.deploy.restart_policy import Process
 from ziplog.errors import ConfigError, UnavailableError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ziplog.config import ClusterConfig
+    from ziplog.config_keys import Change
 
 #: The cluster file's name in a data directory.
 CLUSTER_FILE: Final = "cluster.toml"
@@ -42,8 +43,6 @@ CLUSTER_FILE: Final = "cluster.toml"
 LOCK_FILE: Final = "supervisor.pid"
 #: Time limit for a process to stop after SIGSTOP.
 _STOP_S: Final = 1.0
-#: What changes when a shard is added, or the cluster's id is written.
-_NO_SETTINGS: Final = frozenset({"shards", "id"})
 _PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
 
 #: Program of a child before its own: it requests a SIGTERM for when this process ends
@@ -107,11 +106,11 @@ class Supervisor:
         """The names of all nodes."""
         return tuple(node.name for node in self.config.nodes)
 
-    def reload(self) -> list[str]:
+    def reload(self) -> dict[str, Change]:
         """Read the cluster file again, as it may have more shards by now. Start no process.
 
         Returns:
-            The names of the changed settings, which running nodes do not use yet.
+            The changed settings, which running nodes do not use yet, and when nodes can take each.
 
         Raises:
             ConfigError: it is not valid, or a node has changed; the former contents stay in use.
@@ -135,8 +134,7 @@ class Supervisor:
                     message=sentence,
                 )
             self.config = found
-        names = [field.name for field in fields(found) if field.name not in _NO_SETTINGS]
-        return [name for name in names if getattr(known, name) != getattr(found, name)]
+        return changes(flatten(known), found)
 
     def start(self, name: str) -> None:
         """Start the process of a node, unless it runs.

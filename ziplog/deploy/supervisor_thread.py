@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from ziplog.config_changes import names_of
 from ziplog.core.units import NS_PER_S
 from ziplog.deploy.restart_policy import Death, RestartPolicy
 from ziplog.errors import ConfigError, ProtocolError, UnavailableError
@@ -24,6 +25,7 @@ from ziplog.segments.entry import SCARCE
 from ziplog.wire import Orders, OrdersQuery, decode, encode
 
 if TYPE_CHECKING:
+    from ziplog.config_keys import Change
     from ziplog.deploy.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -111,12 +113,7 @@ class SupervisorThread:
                 self._read_at = now + _RETRY_NS
             log.warning("the cluster file was changed, but the change is ignored: %s", error)
             return
-        if changed:
-            log.warning(
-                "%s changed in the cluster file; nodes use the new value once they are restarted"
-                " (ziplog restart --rolling)",
-                ", ".join(changed),
-            )
+        _warn_of_changes(changed)
 
     def _rotate_logs(self) -> None:
         now = time.monotonic_ns()
@@ -198,6 +195,24 @@ class SupervisorThread:
                 supervisor.replace(name)
             except OSError as error:
                 _warn(name, error)
+
+
+def _warn_of_changes(changed: dict[str, Change]) -> None:
+    """Log what the operator can do so that the nodes use changed settings."""
+    live = names_of(changed, "reload")
+    if live:
+        log.warning(
+            "%s changed in the cluster file; running nodes use the new value after"
+            " `ziplog config reload`",
+            ", ".join(live),
+        )
+    others = [name for name in changed if name not in live]
+    if others:
+        log.warning(
+            "%s changed in the cluster file; nodes use the new value once they are restarted"
+            " (ziplog restart --rolling)",
+            ", ".join(others),
+        )
 
 
 def _warn(name: str, error: OSError) -> None:

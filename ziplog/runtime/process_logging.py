@@ -27,7 +27,7 @@ HALTED: Final = 70
 
 
 def configure(node: str, log: LogConfig = LogConfig()) -> None:  # noqa: B008 - it is frozen
-    """Log events to stderr from now on.
+    """Log events to stderr from now on. May be called again, with other settings.
 
     Args:
         node: the node's name, which each line has.
@@ -47,7 +47,7 @@ def configure(node: str, log: LogConfig = LogConfig()) -> None:  # noqa: B008 - 
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Stderr())),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=False,  # A later call is for existing loggers, too.
     )
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[LibraryHandler()], force=True)
     logging.captureWarnings(capture=True)

@@ -31,6 +31,7 @@ from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.node_info import node_info, this_release
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.publications import Publisher
+from ziplog.runtime.settings_reload import SettingsReload
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Durations, Value, encode
 
@@ -105,7 +106,7 @@ def main(service: Service, arguments: Sequence[str] | None) -> int:
         if service.holdings is not None and options.holdings:
             sys.stdout.buffer.write(_holdings(service, service.holdings, config, node))
         else:
-            _run(service, config, node)
+            _run(service, options.config, config, node)
     except ConfigError as error:
         print(f"{module}: {error}", file=sys.stderr)
         return 2
@@ -136,7 +137,7 @@ def _holdings(
     return encode(node.name, machine, end)
 
 
-def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
+def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) -> None:
     """Run `node` until SIGTERM or SIGINT.
 
     Raises:
@@ -144,6 +145,7 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
 
     """
     configure(node.name, config.log)
+    settings = SettingsReload(path, config, node.name)
     raise_limit()
     directory, release = config.data_dir / node.name, this_release()
     wire_use = WireUse(release, wire_file.read(directory, release))
@@ -190,6 +192,8 @@ def _run(service: Service, config: ClusterConfig, node: NodeConfig) -> None:
             publish=publisher.publish if publisher is not None else None,
         )
         raft.start()
+        settings.start()
+        opened.callback(settings.stop)
         structlog.get_logger().info(
             "started", endpoint=node.endpoint, pid=os.getpid(), version=release.version
         )

@@ -1,0 +1,133 @@
+"""`ziplog config reload` on a running cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.waiting import wait_until
+from ziplog.cli import app
+from ziplog.deploy import config_reload
+from ziplog.errors import DeadlineError
+from ziplog.local import Cluster
+from ziplog.runtime.settings_reload import read_used
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from click.testing import Result
+
+HUGE = 2**40
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, shards=1) as cluster:
+        yield cluster
+
+
+def rewrite(cluster: Cluster, **values: object) -> Path:
+    """Change keys of the cluster file, which has each of them once."""
+    path = cluster.config.data_dir / "cluster.toml"
+    lines = path.read_text().splitlines()
+    for name, value in values.items():
+        (index,) = [at for at, line in enumerate(lines) if line.startswith(f"{name} =")]
+        lines[index] = f"{name} = {json.dumps(value)}"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def reload(path: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["config", "reload", str(path), *options])
+
+
+def log_of(cluster: Cluster, name: str) -> str:
+    return (cluster.config.data_dir / "logs" / f"{name}.log").read_text()
+
+
+def states(cluster: Cluster) -> set[str]:
+    with cluster.connect() as log:
+        return {replica["state"] for replica in log.cluster()["shards"][0]["replicas"]}
+
+
+def test_the_reserve_makes_the_servers_full_and_free_again(cluster: Cluster) -> None:
+    reserve = cluster.config.disk_reserve_bytes
+    pids = {name: cluster.pid(name) for name in cluster.nodes}
+    done = reload(rewrite(cluster, disk_reserve_bytes=HUGE), "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {
+        "applied": ["disk_reserve_bytes"], "nodes": sorted(cluster.nodes),
+        "restart": [], "stop": [], "never": [],
+    }  # fmt: skip
+    wait_until(lambda: states(cluster) == {"full"}, "all servers are full")
+    with cluster.connect() as log:
+        disk = log.cluster()["shards"][0]["replicas"][0]["disk"]
+    assert disk["reserve_bytes"] == HUGE
+    assert reload(rewrite(cluster, disk_reserve_bytes=reserve)).exit_code == 0
+    wait_until(lambda: states(cluster) == {"up"}, "the servers have room")
+    again = reload(cluster.config.data_dir / "cluster.toml")
+    assert "nothing has changed" in again.stderr
+    assert {name: cluster.pid(name) for name in cluster.nodes} == pids
+
+
+def test_the_level_and_the_form_of_logs_change_at_once(cluster: Cluster) -> None:
+    assert reload(rewrite(cluster, level="error", format="json")).exit_code == 0
+    # Its effects are complete when the command returns, so the warning was filtered.
+    assert reload(rewrite(cluster, disk_reserve_bytes=HUGE)).exit_code == 0
+    assert "disk full" not in log_of(cluster, "shard-0-0")
+    assert reload(rewrite(cluster, level="info")).exit_code == 0
+    for name in cluster.nodes:
+        wait_until(lambda name=name: "settings" in log_of(cluster, name), f"{name} logs")  # type: ignore[misc]
+        line = json.loads(log_of(cluster, name).splitlines()[-1])
+        assert (line["event"], line["keys"]) == ("settings changed", "log.level")
+
+
+def test_one_key_that_needs_a_restart_keeps_all_as_it_is(cluster: Cluster) -> None:
+    pids = {name: cluster.pid(name) for name in cluster.nodes}
+    path = rewrite(cluster, epoch_ms=20, disk_reserve_bytes=HUGE)
+    refused = reload(path, "--json")
+    assert refused.exit_code == 2
+    assert json.loads(refused.stdout)["restart"] == ["epoch_ms"]
+    assert json.loads(refused.stdout)["applied"] == []
+    assert refused.stderr == (
+        "ziplog: error: no change was applied: epoch_ms needs `ziplog restart --rolling`\n"
+    )
+    # A node that gets the signal from another program decides alike.
+    os.kill(cluster.pid("shard-0-0"), signal.SIGHUP)
+    wait_until(lambda: "epoch_ms needs" in log_of(cluster, "shard-0-0"), "it refuses")
+    path.write_text(f"{path.read_text()}x")
+    os.kill(cluster.pid("mms-0"), signal.SIGHUP)
+    wait_until(lambda: "not valid TOML" in log_of(cluster, "mms-0"), "it refuses")
+    mistaken = reload(path)
+    assert mistaken.exit_code == 2
+    assert len(mistaken.stderr.splitlines()) == 1
+    assert "not valid TOML" in mistaken.stderr
+    assert states(cluster) == {"up"}
+    assert {name: cluster.pid(name) for name in cluster.nodes} == pids
+
+
+def test_a_node_that_does_not_confirm_is_named(cluster: Cluster) -> None:
+    path = rewrite(cluster, level="debug")
+    cluster.pause("shard-0-1")
+    with pytest.raises(DeadlineError, match="shard-0-1 did not confirm"):
+        config_reload.apply(config_reload.plan(path), 0.5)
+    cluster.resume("shard-0-1")
+    wait_until(lambda: not config_reload.plan(path).nodes, "it has the settings, too")
+
+
+def test_without_a_running_node_it_is_an_error(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=1) as cluster:
+        killed = cluster.config.data_dir / "shard-0-0"
+        cluster.kill("shard-0-0")
+        assert (killed / "settings").exists()
+        assert read_used(killed, "shard-0-0") is None
+        path = cluster.config.data_dir / "cluster.toml"
+    refused = reload(path)
+    assert refused.exit_code == 1
+    assert "runs on this machine" in refused.stderr

@@ -1,0 +1,90 @@
+"""What differs between two versions of a cluster file, and when nodes take each difference. Pure.
+
+A node keeps the settings that it uses as a flat table: one value for each key of `[cluster]` and
+`[log]`, and one for the nodes of each service and shard. `Key.change` says when a key may change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from ziplog.config import ClusterConfig, LogConfig
+from ziplog.config_keys import keys_of
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ziplog.config import NodeConfig
+    from ziplog.config_keys import Change
+
+#: When each kind of change other than "reload" takes effect, after the names of the keys.
+_NEEDS: Final[dict[Change, str]] = {
+    "restart": "needs `ziplog restart --rolling`",
+    "stop": "needs `ziplog down` and `ziplog up`",
+    "never": "cannot change in a cluster that exists",
+}
+
+
+def flatten(config: ClusterConfig) -> dict[str, Any]:
+    """Return a cluster file's settings by name: "epoch_ms", "log.level", "mms", "shard 0"; JSON."""
+    values: dict[str, Any] = {"data_dir": str(config.data_dir)}
+    for name, (key, _) in keys_of(ClusterConfig).items():
+        value = getattr(config, name)
+        if key.secret and value is not None:
+            value = hashlib.sha256(value.encode()).hexdigest()
+        values[name] = value
+    values |= {f"log.{name}": getattr(config.log, name) for name in keys_of(LogConfig)}
+    values["mms"] = _nodes(config.mms)
+    values["failure_handler"] = _nodes(config.failure_handlers)
+    return values | {f"shard {shard.id}": _nodes(shard.replicas) for shard in config.shards}
+
+
+def changes(used: Mapping[str, Any], new: ClusterConfig) -> dict[str, Change]:
+    """Return the names of the changed settings, and when nodes can take each.
+
+    New shards are no change for the nodes that run, nor is the id that `ziplog up` adds.
+
+    Args:
+        used: the settings in use, from `flatten`.
+        new: the cluster file now.
+
+    """
+    found = flatten(new)
+    return {
+        name: _change_of(name)
+        for name, value in used.items()
+        if value != found.get(name) and not (name == "id" and value is None)
+    }
+
+
+def refuse(found: Mapping[str, Change]) -> None:
+    """Raise `ConfigError`, which names all keys, if a running node cannot take some change."""
+    reasons = [
+        f"{', '.join(names)} {sentence}"
+        for change, sentence in _NEEDS.items()
+        if (names := names_of(found, change))
+    ]
+    if reasons:
+        sentence = f"no change was applied: {'; '.join(reasons)}"
+        raise ConfigError("changed keys", sorted(found), "reloadable", message=sentence)
+
+
+def names_of(found: Mapping[str, Change], change: Change) -> list[str]:
+    """Return the names of the changes of one kind, sorted."""
+    return sorted(name for name, kind in found.items() if kind == change)
+
+
+def _change_of(name: str) -> Change:
+    if name.startswith("log."):
+        return keys_of(LogConfig)[name.removeprefix("log.")][0].change
+    if name in {"mms", "failure_handler", "data_dir"}:
+        return "stop"
+    key = keys_of(ClusterConfig).get(name)
+    return "never" if key is None else key[0].change
+
+
+def _nodes(nodes: Iterable[NodeConfig]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(node) for node in nodes]

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
 
 import msgspec
 import pytest
-from msgspec import structs
 
 import ziplog
+from tests.damaged_frames import damaged, recorded
 from tests.raw_peer import RawPeer, framed
-from tests.sim.script import Client, Reader, stage
-from tests.simulator.kernel import S
 from tests.waiting import wait_until
 from ziplog import wire
 from ziplog.core.entries import Body, encode_body
@@ -507,42 +505,6 @@ def test_every_kind_of_message_with_every_extreme_value(cluster: Cluster, number
                     greet(stranger, node, cluster, number)
 
 
-def recorded(number: int) -> list[bytes]:
-    """Return what the processes of a simulated cluster send each other, for this cluster.
-
-    One client inserts and reads, another one follows the log.
-    """
-    with stage(mms=3, epoch_ms=10) as s:
-        alice = Client(s, "alice")
-        reader = Reader(s, "reader", 0)
-        call = alice.wait(alice.insert(b"a", b"b", b"c"))
-        alice.read(call.gsns[0])
-        alice.wait(alice.insert(b"d", after=call.gsns[-1]))
-        reader.until(4)
-        s.settle()
-        s.run(3 * S)
-        messages = [sent.message for sent in s.sent]
-    return list(dict.fromkeys(wire.encode(structs.replace(m, cluster=number)) for m in messages))
-
-
-def damaged(frames: list[bytes], chance: random.Random) -> bytes:
-    """Return some of the frames as they are sent: cut, flipped, repeated and in another order."""
-    chosen = chance.sample(frames, 20)
-    for index, frame in enumerate(tuple(chosen)):
-        match chance.randrange(4):
-            case 0:
-                chosen[index] = frame[: chance.randrange(len(frame))]
-            case 1:
-                changed = bytearray(frame)
-                for _ in range(chance.randint(1, 4)):
-                    changed[chance.randrange(len(frame))] ^= 1 << chance.randrange(8)
-                chosen[index] = bytes(changed)
-            case 2:
-                chosen += [frame] * chance.randint(1, 50)
-    chance.shuffle(chosen)
-    return b"".join(framed(frame) for frame in chosen if not is_trusted(frame))
-
-
 def is_trusted(frame: bytes) -> bool:
     """Whether a frame is a message that would do what it says, because senders are not verified."""
     try:
@@ -559,7 +521,8 @@ def test_damaged_frames_of_real_processes_at_every_port(cluster: Cluster, number
     with Witness(cluster):
         for node in cluster.config.nodes:
             for _ in range(10):
-                data = damaged(frames, chance)
+                sent = [frame for frame in damaged(frames, chance) if not is_trusted(frame)]
+                data = b"".join(map(framed, sent))
                 pour(node.port, GREETING + data)
                 # The flip may hit a length, and the cut a frame.
                 flipped = bytearray(data[: chance.randint(1, len(data))])

@@ -7,13 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 import structlog
 
+from tests.integration.ziplog.driver_world import (
+    FakeNode,
+    World,
+    question,
+    refusal,
+)
 from ziplog import wire
 from ziplog.core.fields import MAX_FRAME
 from ziplog.core.node import (
@@ -47,127 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ziplog.core.message import Message
-
-
-def question(number: int) -> Message:
-    return wire.Tail(cluster=1, shard=0, view=1, request=number)
-
-
-def refusal() -> wire.Refused:
-    return wire.Refused(cluster=1, shard=0, view=1, server=0, request=1, code="full")
-
-
-class FakeTransport:
-    """Receives frames from a list, and adds sent ones to the common story."""
-
-    def __init__(self, story: list[Any]) -> None:
-        self.story = story
-        self.incoming: deque[tuple[bytes, bytes]] = deque()
-        self.waits: list[int | None] = []
-        self.dropped = 0
-        self.on_wait: Callable[[], None] = lambda: None
-
-    def receive(self) -> tuple[bytes, bytes] | None:
-        return self.incoming.popleft() if self.incoming else None
-
-    def poll(self) -> None:
-        return
-
-    def ready(self) -> bool:
-        return bool(self.incoming)
-
-    def send(self, dst: bytes, frame: bytes) -> bool:
-        self.story.append((dst, wire.decode(frame)))
-        return True
-
-    def connect(self, name: bytes, endpoint: str) -> None:
-        self.story.append(("connect", name, endpoint))
-
-    def disconnect(self, name: bytes) -> None:
-        self.story.append(("disconnect", name))
-
-    def wait(self, timeout_ns: int | None) -> None:
-        self.waits.append(timeout_ns)
-        self.on_wait()
-
-    def wait_and_receive(self, timeout_ns: int | None) -> tuple[bytes, bytes] | None:
-        self.wait(timeout_ns)
-        return self.receive()
-
-    def wake(self) -> None:
-        self.story.append("wake")
-
-
-class FakeStore:
-    def __init__(self, story: list[Any]) -> None:
-        self.story = story
-        self.last_fseq = 0
-        self.has_room = True
-
-    def append(self, entry: Any) -> None:
-        self.last_fseq += 1
-        self.story.append(("append", entry))
-
-    def flush(self) -> bool:
-        self.story.append(("flush", self.has_room))
-        return self.has_room
-
-
-class FakeNode:
-    """Returns the effects that the test gives."""
-
-    def __init__(self, answer: Callable[[Event], list[Effect]] = lambda _: []) -> None:
-        self.answer = answer
-        self.events: list[Event] = []
-        self.deadline: int | None = None
-
-    def step(self, event: Event, now: int) -> list[Effect]:  # noqa: ARG002
-        self.events.append(event)
-        if isinstance(event, Wakeup):
-            self.deadline = None
-        return self.answer(event)
-
-    def next_wakeup(self) -> int | None:
-        return self.deadline
-
-    def check(self) -> None:
-        return
-
-
-class World:
-    """A driver that stops at the n-th sleep."""
-
-    def __init__(
-        self, answer: Callable[[Event], list[Effect]] = lambda _: [], **given: Any
-    ) -> None:
-        self.story: list[Any] = []
-        self.halts: list[str] = []
-        self.now = 1_000
-        self.node = FakeNode(answer)
-        self.transport = FakeTransport(self.story)
-        self.store = FakeStore(self.story)
-        self.driver = Driver(
-            self.node,
-            self.transport,  # type: ignore[arg-type]
-            store=self.store,
-            propose=lambda command: self.story.append(("propose", command)),
-            clock=lambda: self.now,
-            on_halt=lambda reason, _: self.halts.append(reason),
-            **given,
-        )
-
-    def put(self, *numbers: int) -> None:
-        for number in numbers:
-            self.transport.incoming.append((b"peer", wire.encode(question(number))))
-
-    def run(self, sleeps: int = 1) -> None:
-        def count() -> None:
-            if len(self.transport.waits) >= sleeps:
-                self.driver.stop()
-
-        self.transport.on_wait = count
-        self.driver.run()
-        self.story[:] = [part for part in self.story if part != "wake"]
 
 
 def test_messages_then_posted_events_then_wakeup_then_batch_end() -> None:
@@ -374,145 +258,6 @@ def test_at_disk_entries_caused_by_persisted_are_flushed_without_a_sleep() -> No
     assert world.story.index((b"a", question(9))) > flushes[1]
 
 
-class FakePath:
-    """Accepts all inserts and forwards; a forward acks an earlier unit."""
-
-    def __init__(self) -> None:
-        self.effects: list[Effect] = []
-        #: What `end_batch` returns.
-        self.rest_until = 10**18
-        self.ends = 0
-
-    def insert(self, _route: bytes, message: wire.Insert, _now: int) -> wire.InsertAck:
-        self.effects.append(Persist(message.seq))
-        return ack(message.seq)
-
-    def forward(self, message: wire.Forward, _now: int) -> bool:
-        self.effects += [Persist(message.first), Send(b"client", ack(message.first))]
-        return True
-
-    def end_batch(self, _now: int) -> int:
-        self.ends += 1
-        self.effects.append(Send(b"reader", question(self.ends)))
-        return self.rest_until
-
-    def pop_effects(self) -> list[Effect]:
-        effects, self.effects = self.effects, []
-        return effects
-
-
-def ack(seq: int) -> wire.InsertAck:
-    return wire.InsertAck(1, 0, 1, 0, 1, seq, 1, True, [seq], False)
-
-
-def on_short_path(*messages: Message) -> tuple[World, FakePath]:
-    """Return a world with these messages on the short path."""
-    path = FakePath()
-    world = World(insert_path=path, store_delay_ns=2_000)
-    world.driver._deadline = 10**18
-    for message in messages:
-        world.transport.incoming.append((b"client", wire.encode(message)))
-    return world, path
-
-
-def plain(seq: int) -> wire.Insert:
-    return wire.Insert(1, 0, 1, b"c" * 16, seq, 1, 0, 0, 1, b"body")
-
-
-def forward(first: int) -> wire.Forward:
-    return wire.Forward(1, 0, 1, 1, first, [], 0, 0, False)
-
-
-def test_short_path_sends_before_it_stores() -> None:
-    world, path = on_short_path(plain(1), plain(2))
-    world.driver.run_once()
-    assert path.ends == 1
-    assert world.node.events == []
-    assert world.story == [
-        (b"client", ack(1)),
-        (b"client", ack(2)),
-        (b"reader", question(1)),
-    ]
-    assert world.transport.waits == [2_000]
-    world.now += 1_999
-    world.driver.run_once()
-    assert len(world.story) == 3
-    world.now += 1
-    world.driver.run_once()
-    assert world.story[3:] == [("append", 1), ("append", 2)]
-    assert world.transport.waits == [2_000, 1, 10**18 - world.now]
-    assert world.node.events == []
-
-
-def test_stop_stores_the_entries_of_the_short_path() -> None:
-    world, _ = on_short_path(plain(1))
-    world.driver.run_once()
-    world.driver.stop()
-    world.driver.run()
-    assert world.story[2:] == ["wake", ("append", 1)]
-
-
-def test_batch_end_finds_the_entries_of_the_short_path() -> None:
-    world, path = on_short_path(plain(1))
-    world.driver.run_once()
-    path.rest_until = world.now
-    world.driver.run_once()
-    assert world.story[2:] == [("append", 1)]
-    assert world.node.events == [BatchEnd()]
-
-
-def test_store_gets_32_entries_of_the_short_path_together() -> None:
-    world, _ = on_short_path(*map(plain, range(1, 32)))
-    world.driver.run_once()
-    assert [entry for what, entry in world.story if what == "append"] == []
-    world.transport.incoming.append((b"client", wire.encode(plain(32))))
-    world.driver.run_once()
-    appended = [entry for what, entry in world.story if what == "append"]
-    assert appended == list(range(1, 33))
-    assert world.node.events == []
-
-
-def test_batch_continues_with_the_frame_that_ends_a_wait() -> None:
-    world, path = on_short_path(plain(1))
-    arrivals = [[plain(2)], [plain(3), plain(4)]]
-
-    def arrive() -> None:
-        for message in arrivals.pop(0) if arrivals else []:
-            world.transport.incoming.append((b"client", wire.encode(message)))
-
-    world.transport.on_wait = arrive
-    world.driver.run_once()
-    assert [message.seq for dst, message in world.story if dst == b"client"] == [1, 2, 3, 4]
-    assert path.ends == 3  # the first, the second, and the last two together
-    assert world.node.events == []
-
-
-def test_acks_on_the_short_path_stay_in_order() -> None:
-    world, _ = on_short_path(plain(1), forward(7), plain(2))
-    world.driver.run_once()
-    acks = [message for dst, message in world.story if dst == b"client"]
-    assert acks == [ack(1), ack(7), ack(2)]
-
-
-def test_batch_end_follows_the_short_path_if_it_is_due() -> None:
-    world, path = on_short_path(plain(1))
-    path.rest_until = world.now
-    world.driver.run_once()
-    assert world.node.events == [BatchEnd()]
-    world, path = on_short_path(plain(1))
-    world.driver._deadline = world.now
-    world.driver.run_once()
-    assert path.ends == 0
-    assert world.node.events == [Wakeup(), BatchEnd()]
-
-
-def test_step_finds_the_entries_of_the_short_path() -> None:
-    world, _ = on_short_path(plain(1), question(9))
-    world.node.answer = lambda event: [Persist("step")] if isinstance(event, Received) else []
-    world.driver.run_once()
-    assert [entry for what, entry in world.story if what == "append"] == [1, "step"]
-
-
 def test_at_memory_nothing_is_flushed_or_held() -> None:
     world = World(persist_and_ack)
     world.put(1)
@@ -547,21 +292,6 @@ def test_metrics_are_reported_without_a_step_of_the_node() -> None:
     values = [wire.Value("timed", 0), wire.Value("acks", 0)]
     assert world.story == [(b"\0monitor", wire.Metrics(1, 9, values, []))]
     assert world.node.events == [BatchEnd()]
-
-
-def test_one_iteration_and_one_insert_in_64_are_timed() -> None:
-    world, _ = on_short_path()
-    driver = world.driver
-    for seq in range(1, 129):
-        world.now += 1
-        world.transport.incoming.append((b"client", wire.encode(plain(seq))))
-        driver.run_once()
-    assert (sum(driver.iterations.counts), sum(driver.short_acks.counts)) == (2, 2)
-    for _ in range(64):  # Iterations with a `BatchEnd` are timed, too.
-        world.now += 1
-        driver._deadline = 0
-        driver.run_once()
-    assert sum(driver.iterations.counts) == 3
 
 
 def info(request: int, role: str = "storage") -> wire.NodeInfo:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.raw_peer import RawPeer
+from tests.raw_peer import RawPeer, framed
 from tests.waiting import wait_until
 from ziplog.core.fields import MAX_FRAME
 from ziplog.deploy.new_shard import free_ports
@@ -61,6 +61,44 @@ def endpoint_of(transport: Transport) -> str:
 
 def port_of(transport: Transport) -> int:
     return int(endpoint_of(transport).rpartition(":")[2])
+
+
+def test_wait_and_receive_returns_each_frame_once_and_in_order(
+    opened: Callable[..., Transport],
+) -> None:
+    server = opened("127.0.0.1:0")
+    received: list[bytes] = []
+
+    def receive(count: int) -> None:
+        deadline = time.monotonic() + 10
+        while len(received) < count and time.monotonic() < deadline:
+            found = server.wait_and_receive(SECOND // 100)
+            if found is not None:
+                received.append(found[1])
+
+    with RawPeer(port_of(server)) as peer, RawPeer(port_of(server)) as other:
+        peer.send_frame(b"one")
+        receive(1)
+        peer.send(framed(b"two") + framed(b"three"))
+        receive(3)
+        cut = framed(b"four")
+        peer.send(cut[:6])
+        assert server.wait_and_receive(SECOND // 100) is None
+        peer.send(cut[6:] + framed(b"five")[:3])
+        receive(4)
+        peer.send(framed(b"five")[3:])
+        receive(5)
+        other.send_frame(b"six")
+        receive(6)
+        peer.send_frame(b"seven")
+        other.send_frame(b"eight")
+        receive(8)
+    assert received[:6] == [b"one", b"two", b"three", b"four", b"five", b"six"]
+    assert sorted(received[6:]) == [b"eight", b"seven"]
+    # Both peers have left; a wake-up ends a wait without a time-out.
+    server.wake()
+    assert server.wait_and_receive(None) is None
+    assert server.garbage == 0
 
 
 def test_a_request_and_its_answer(opened: Callable[..., Transport]) -> None:

@@ -1,7 +1,8 @@
 """Ziplog: a sharded, replicated, totally ordered log.
 
 `connect` returns a client: insert records, read them, subscribe to them in log order. `aio` is the
-same for asyncio, `policy` selects shards, `local` starts a cluster on this machine.
+same for asyncio, `policy` selects shards, `local` starts a cluster on this machine, `metrics`
+exports a client's counters to Prometheus.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ _MODULES: Final = {
     "ShardOutline": "client.bulk.outline",
     "Subscription": "client.blocking_iterators",
 }
-_SUBMODULES: Final = frozenset({"aio", "errors", "local", "policy", "testing", "types"})
+_SUBMODULES: Final = frozenset({"aio", "errors", "local", "metrics", "policy", "testing", "types"})
 
 
 def __getattr__(name: str) -> Any:

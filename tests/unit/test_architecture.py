@@ -79,6 +79,7 @@ DOES_IO = {
     "ziplog.demo",
     "ziplog.deploy",
     "ziplog.local",
+    "ziplog.metrics",
     "ziplog.monitor.nodes",
     "ziplog.monitor.server",
     "ziplog.policy",

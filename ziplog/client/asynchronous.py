@@ -13,7 +13,13 @@ import msgspec
 from ziplog.client import arguments
 from ziplog.client.async_base import AsyncConnection
 from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
-from ziplog.client.common.requests import StatusRequest, SyncRequest, TailRequest
+from ziplog.client.common.requests import (
+    NEVER,
+    MeasureRequest,
+    StatusRequest,
+    SyncRequest,
+    TailRequest,
+)
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from ziplog.client.bulk.extents import Extents
     from ziplog.client.bulk.outline import ShardOutline
     from ziplog.client.common.requests import Policy
+    from ziplog.client.inserts.measurements import Measurements
 
 
 class AsyncLog(AsyncConnection):
@@ -434,6 +441,14 @@ class AsyncLog(AsyncConnection):
     def stats(self) -> dict[str, int]:
         """Return the counters of this client since it was created."""
         return msgspec.structs.asdict(self._core.counters)
+
+    def measure(self) -> Measurements:
+        """Count the durations of inserts from now on, for `ziplog.metrics`.
+
+        The result has the present counters, durations and number of units in flight at any time.
+        """
+        measurements: Measurements = self._engine.call_now(MeasureRequest(NEVER))
+        return measurements
 
     async def close(self) -> None:
         """Close the client; pending calls raise ClosedError. Idempotent."""

@@ -25,6 +25,7 @@ from ziplog.client.common.requests import (
     FetchRequest,
     FinishUpgradeRequest,
     InsertRequest,
+    MeasureRequest,
     OutlineRequest,
     ProgressRequest,
     ReadRequest,
@@ -127,6 +128,7 @@ class ClientCore:
         self._on_call: Final[dict[type, Callable[[int, Any], None]]] = {
             InsertRequest: inserts.start,
             ResolveRequest: inserts.resolve,
+            MeasureRequest: inserts.measurements.start,
             SyncRequest: syncs.start,
             ReadRequest: reads.start,
             SubscribeRequest: subscriptions.start,
@@ -266,6 +268,7 @@ class ClientCore:
                 machine.cancel(event.id)
         elif type(event) is Closing:
             self._inserts.settled_reports.send_all()
+            self._inserts.measurements.is_closed = True
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next `Wakeup`."""

@@ -90,6 +90,10 @@ class StatusRequest(Request, frozen=True, gc=False):
     stop: int = 0
 
 
+class MeasureRequest(Request, frozen=True, gc=False):
+    """Count the durations of inserts from now on. Result, at once: `Measurements`."""
+
+
 class FinishUpgradeRequest(Request, frozen=True, gc=False):
     """Have the cluster use a wire version. Result: the version that it uses then."""
 
@@ -231,6 +235,10 @@ class Counters(msgspec.Struct):
     #: unit.
     fast_path: int = 0
     slow_path: int = 0
+    #: Inserts that raised an error and are not known to be in the log. `failed`: they are not.
+    #: `unknown`: they may be; a record that is found later also counts as an insert.
+    failed: int = 0
+    unknown: int = 0
     #: Units and requests that were sent again.
     retries: int = 0
     #: Refusals with code `redirect`.

@@ -22,7 +22,6 @@ from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.retransmission import (
     MAX_BACKOFF_NS,
     REFUSED_BACKOFF_NS,
-    RetransmitTimeout,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.routing import Route
     from ziplog.client.common.unknown_outcome import UnknownOutcome
+    from ziplog.client.inserts.retransmission import RetransmitTimeout
     from ziplog.errors import ZiplogError
     from ziplog.wire import Insert, InsertAck, Refused
 
@@ -195,7 +195,7 @@ class ShardWindow:
         "singles",
     )  # fmt: skip
 
-    def __init__(self, shard: int, since: int) -> None:
+    def __init__(self, shard: int, since: int, timeout: RetransmitTimeout) -> None:
         self.shard: Final = shard
         #: The last known route of the shard.
         self.route: Route | None = None
@@ -213,7 +213,7 @@ class ShardWindow:
         self.single_units = 0
         #: Some calls may be blocked by a view change; these are not in the queue.
         self.is_blocked_by_view_change = False
-        self.retransmit_timeout: Final = RetransmitTimeout()
+        self.retransmit_timeout = timeout
         #: Until then, the client retransmits only units that were passed over.
         self.probe_at = 0
         #: When acks of a unit agreed last.

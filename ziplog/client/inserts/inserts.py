@@ -23,6 +23,7 @@ from ziplog.client.inserts.copies import Copies
 from ziplog.client.inserts.inflight import ShardWindow, has_later_unit
 from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.locate import LocateQueries
+from ziplog.client.inserts.measurements import Measurements
 from ziplog.client.inserts.plain_inserts import PlainInserts
 from ziplog.client.inserts.sending import Sender
 from ziplog.client.inserts.settling import SettledReports
@@ -63,6 +64,7 @@ class Inserts:
         self.settled_reports: Final = SettledReports(context, routing, self.windows)
         self._copies: Final = Copies(context, routing, self.shard_selector, self._reject)
         self.plain: Final = PlainInserts(context, routing, self.windows, self._copies)
+        self.measurements: Final = Measurements(context, self.windows, self.plain)
         routing.on_change.append(self._on_routes_changed)
 
     @property
@@ -133,7 +135,7 @@ class Inserts:
         window = self.windows.get(shard)
         if window is None:
             since = self._routing.frontiers.get(shard, 0)
-            window = self.windows[shard] = ShardWindow(shard, since)
+            window = self.windows[shard] = ShardWindow(shard, since, self.measurements.timeout())
             self._locates[shard] = LocateQueries()
         self.sender.queue(window, call)
 
@@ -553,6 +555,7 @@ class Inserts:
         if isinstance(error, ZiplogError) and call.many:
             insert_errors.add_partial_results(error, call)
             self._note_returned(error.results)
+        self.measurements.note_failed(call, outcome)
         self._detach(call, outcome)
         self._context.complete(call.number, error)
 

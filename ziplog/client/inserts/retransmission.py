@@ -40,6 +40,11 @@ class RetransmitTimeout:
         self.ns = INITIAL_RETRANSMIT_NS
         self._smoothed = self._variance = 0
 
+    def continue_from(self, former: RetransmitTimeout) -> None:
+        """Take over the state of another timeout."""
+        self.ns = former.ns
+        self._smoothed, self._variance = former._smoothed, former._variance
+
     def observe_latency(self, sample: int) -> None:
         """Update the timeout from the latency of an insert that was sent once."""
         smoothed, variance = self._smoothed, self._variance

@@ -59,13 +59,10 @@ class Members:
         #: The cluster's number; 0 while it is unknown.
         self.cluster = 0
         self.placements: dict[int, Placement] = {}
-        #: When the membership service's leader last answered, in ns; None: never.
-        self.informed_at: int | None = None
         self._members: dict[int, list[Member]] = {}
 
-    def on_cluster_info(self, placements: Iterable[Placement], now: int) -> None:
+    def on_cluster_info(self, placements: Iterable[Placement]) -> None:
         """Store the membership service's placements."""
-        self.informed_at = now
         for placement in placements:
             self.place(placement)
 

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from metrics import service_emulation
 from metrics.cpu import cpu_s
 from metrics.picture import BLUE, GREY, OCHRE, axes
 from metrics.setup import cluster, progress
@@ -38,36 +37,26 @@ def idle(seconds: float) -> Figures:
 
 
 def measure(seconds: float) -> Figures:
-    """Run the membership service with emulated shards: without sockets, and for real."""
+    """Run the membership service with emulated shards."""
     return {
-        "without_sockets": {
-            str(shards): service_emulation.measure(shards, seconds) for shards in (100, 1000, 4000)
-        },
-        "real": {
-            str(shards): emulation.measure(shards, 2 * seconds)
-            for shards in progress((100, 500, 1000, 2000, 4000), "mms")
-        },
+        str(shards): emulation.measure(shards, 2 * seconds)
+        for shards in progress((100, 500, 1000, 2000, 4000), "mms")
     }
 
 
 def draw(results: Figures, path: Path) -> None:
     """Draw what the service costs, and how exact its epochs are, over the number of shards."""
     with axes(path) as (left, right):
-        for name, label in (
-            ("real", "its process"),
-            ("without_sockets", "without sockets and disk"),
-        ):
-            shards = [int(count) for count in results[name]]
-            left.plot(shards, [of["cpu_share"] for of in results[name].values()], "o-", label=label)
+        points = [(int(count), of["cpu_share"]) for count, of in results.items()]
+        left.plot(*zip(*points, strict=True), "o-")
         left.axhline(1, color=GREY, linestyle=":")
         left.set(xlabel="emulated shards", ylabel="share of one core")
-        left.legend(fontsize="small")
         for key, line in (("p50", "-"), ("p99", "--"), ("max", ":")):
             for name, label, colour in (
                 ("jitter_ms", "off its time at a server", BLUE),
                 ("spread_ms", "first to last server", OCHRE),
             ):
-                row = {int(count): of[name][key] for count, of in results["real"].items()}
+                row = {int(count): of[name][key] for count, of in results.items()}
                 right.plot(row.keys(), row.values(), line, color=colour, label=f"{label}, {key}")
         right.set(xlabel="emulated shards", ylabel="ms, begin of a lease of 16 epochs of 10 ms")
         right.set_yscale("log")

@@ -138,7 +138,7 @@ def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int
     (directory / CLUSTER_FILE).write_text(dump(config))
     with Supervisor(directory) as nodes:
         nodes.start("mms-0")
-        while "ready" not in nodes.log_tail("mms-0"):
+        while "event=started" not in nodes.log_tail("mms-0"):
             if not nodes.is_running("mms-0"):
                 raise RuntimeError(
                     f"no start: the membership service {nodes.how_it_ended('mms-0')}"

@@ -115,19 +115,23 @@ class Weights:
 
     def _update_bounds(self) -> float:
         """Compute the exact bounds of the held weights; return the spread."""
-        known = [_bounds(self._rates[s], w) for s, w in self._held.items() if s in self._rates]
-        self._least = min((high for _, high in known), default=float("inf"))
-        self._most = max((low for low, _ in known), default=0.0)
-        return self._spread(self._held.items())
+        self._least, self._most = self._extremes(self._held.items())
+        return _spread(self._least, self._most)
 
     def _spread(self, weights: Iterable[tuple[int, int]]) -> float:
         """Return a lower bound of the largest ratio of two shards' rates per weight."""
+        return _spread(*self._extremes(weights))
+
+    def _extremes(self, weights: Iterable[tuple[int, int]]) -> tuple[float, float]:
+        """Return bounds of the rates per weight: one is at most the first, one at least the second.
+
+        A rate counts as at most `_MAX_RATIO` times the lowest, because no weights express more.
+        """
         known = [(self._rates[s], w) for s, w in weights if s in self._rates]
-        most = min((rate for rate, _ in known), default=0.0) * _MAX_RATIO
-        bounds = [_bounds(min(rate, most), weight) for rate, weight in known]
-        if not bounds:
-            return 1.0
-        return max(low for low, _ in bounds) / min(high for _, high in bounds)
+        ceiling = min((rate for rate, _ in known), default=0.0) * _MAX_RATIO
+        bounds = [_bounds(min(rate, ceiling), weight) for rate, weight in known]
+        least = min((high for _, high in bounds), default=float("inf"))
+        return least, max((low for low, _ in bounds), default=0.0)
 
     def _computed(self, shards: Sequence[int]) -> list[int]:
         """Return weights for the rates that are known now."""
@@ -159,6 +163,10 @@ def _bounds(rate: float, weight: int) -> tuple[float, float]:
     """Return bounds that almost certainly contain the true rate per weight."""
     noise = _NOISE * sqrt(rate)
     return (rate - noise) / weight, (rate + noise) / weight
+
+
+def _spread(least: float, most: float) -> float:
+    return most / least if most else 1.0
 
 
 def _rounded(value: float) -> int:

@@ -127,7 +127,7 @@ class Connection:
         """
         if self._input:
             self._input += data
-            if len(self._input) < self._needed:
+            if self._is_greeted and len(self._input) < self._needed:
                 return
             data, self._input = memoryview(self._input), bytearray()
         at = 0 if self._is_greeted else self._check_greeting(data)

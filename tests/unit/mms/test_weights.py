@@ -4,7 +4,7 @@ import random
 from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mms.weights import Weights
@@ -203,6 +203,8 @@ def test_weights_fit_the_rates(rates: list[int]) -> None:
     assert max(units) / min(units) <= 1.2501
 
 
+# A rate above the largest ratio of two rates.
+@example([(0, 622), (1, 59030), (2, 226), (0, 844)])
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100_000)), max_size=100))
 def test_outdated_weights_are_replaced_by_better_ones(rates: list[tuple[int, int]]) -> None:
     """Each change improves the weights, and none follows before a rate changes."""

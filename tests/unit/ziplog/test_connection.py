@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ziplog.core.fields import MAX_FRAME
@@ -36,6 +36,7 @@ def test_frames_are_the_same_in_any_pieces(
         assert connection.held_bytes == LENGTH_BYTES + len(frames[-1]) - missing
 
 
+@example(b"z\0", [1])
 @given(st.binary(max_size=len(GREETING)), st.lists(st.integers(0, 20)))
 def test_only_the_greeting_is_a_greeting(data: bytes, cuts: list[int]) -> None:
     if GREETING.startswith(data):

@@ -93,8 +93,7 @@ class PlainInserts:
         window.reported = seq
         window.next_seq = seq + 1
         context.set_timer(min(now + window.retransmit_timeout.ns, request.deadline))
-        # The backups first: a copy that arrives before the primary's forward is acked at once.
-        context.effects.append(Broadcast(route.names[::-1], message))
+        context.effects.append(Broadcast(route.names, message))
         return True
 
     def on_ack(self, ack: InsertAck) -> bool:

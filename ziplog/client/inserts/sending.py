@@ -121,8 +121,9 @@ class Sender:
         window.route = route
         window.next_seq = seq + 1
         window.reported = message.first_incomplete
-        # The backups first: a copy that arrives before the primary's forward is acked at once.
-        context.effects.append(Broadcast(route.names[::-1], message))
+        # The primary first: each copy wakes a server, and a backup on this core may run at once,
+        # before the next copy is sent. A calm primary's forward does not overtake the copies.
+        context.effects.append(Broadcast(route.names, message))
         return unit
 
     def check(self, window: ShardWindow) -> None:

@@ -48,7 +48,7 @@ def test_an_insert_goes_to_all_replicas_and_completes_when_all_name_the_same_gsn
     call = glass.insert(b"x")
     names = [name for name, _ in glass.sent]
     insert = sent_insert(glass)
-    assert names == ["s0r2:1", "s0r1:1", "s0r0:1"], "the backups come first"
+    assert names == ["s0r0:1", "s0r1:1", "s0r2:1"], "the primary comes first"
     glass.give(ack(insert, 1, [4]), ack(insert, 0, [4]))
     assert not glass.answers
     glass.give(ack(insert, 2, [4]))

@@ -198,7 +198,7 @@ class TrimmedError(ZiplogError, LookupError):
 
     def __init__(self, first: RecordId) -> None:
         self.first = first
-        super().__init__(f"trimmed; the first position still there is {first}")
+        super().__init__(f"the records before {first} were trimmed; read from there")
 
 
 class ProtocolError(ZiplogError):

@@ -45,7 +45,8 @@ def rebuild(
         _show(plan)
         if not yes:
             if not is_terminal():
-                raise ConfigError("--yes", None, "given if stdin is no terminal")
+                sentence = "nothing was written, because stdin is no terminal to ask on; give --yes"
+                raise ConfigError("--yes", None, "given", message=sentence)
             typer.confirm("Write the membership service with this state?", abort=True, err=True)
         written = work.write(plan)
     nodes = ", ".join(path.name for path in written)

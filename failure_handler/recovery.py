@@ -1,6 +1,6 @@
-"""The recovery of one shard, conducted by the failure handler's leader.
+"""The recovery of one shard, by the leader of the failure handler.
 
-    trouble -> Begin -> Remove -> Freeze -> Decide -> ViewDecided -> Reinsert -> Finish
+    failure -> Begin -> Remove -> Freeze -> Decide -> ViewDecided -> Reinsert -> Finish
 
 `advance` compares committed state and recent reports, and takes the next step. So a new leader, a
 lost message or a duplicate needs no rule of its own. Rule: each step is repeated until its effect
@@ -332,7 +332,7 @@ class Recovery:
         return member.index if is_same and not has_promised_more else None
 
     def _acquire(self, known: Recovered, member: Member, now: int) -> None:
-        """Have the shard removed from the leases, then have the candidate promise."""
+        """Request the removal of the shard from the leases, then the promise of the candidate."""
         removed, attempt = self._removed, known.attempt
         cluster, recovery = self._members.cluster, attempt.recovery
         if removed is None:

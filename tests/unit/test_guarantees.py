@@ -20,6 +20,6 @@ def test_every_named_test_exists() -> None:
 
 
 def test_every_promise_names_its_test() -> None:
-    promised = PAGE.partition("## What is not promised")[0]
+    promised = PAGE.partition("## What is not guaranteed")[0]
     for promise in re.split(r"^\* ", promised, flags=re.MULTILINE)[1:]:
         assert "`tests/" in promise, promise

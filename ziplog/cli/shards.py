@@ -103,11 +103,11 @@ def add(
     """Add a shard; print its number once it takes records.
 
     On the machine where `ziplog up` runs: this command adds a new [[shard]] to the cluster file
-    there, and `ziplog up` starts its servers. They get the next free ports. If that fails half-way,
-    the next attempt resumes it.
+    there, and `ziplog up` starts its servers. They get the next free ports. If that fails, the next
+    attempt resumes it.
 
     If no `ziplog up` starts the servers: write the [[shard]] into the cluster file of its machines,
-    start each server (python -m shard --config FILE --node NAME), then: --config FILE --shard N.
+    start each server (ziplog node run --config FILE --node NAME), then: --config FILE --shard N.
     """
     if config is not None and port is not None:
         raise ConfigError("--port", port, "left out with --config, which has the ports")

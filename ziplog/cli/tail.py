@@ -64,6 +64,9 @@ def tail(
 
     --format: %r rid, %g gsn, %s shard, %e epoch, %T time, %k key, %v payload, \t tab, \n new line.
     The client filters; --last and the positions count records before the filters, --limit after.
+
+    Without --follow, all servers must report where the log ends, so it fails while one is down.
+    After a trim, give --from: genesis was trimmed.
     """
     if last is not None:
         if start != _BEGINNING:

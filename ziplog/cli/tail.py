@@ -5,27 +5,29 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import ziplog
 from ziplog.cli import rendering
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 from ziplog.cli.positions import FORMS, parse, parse_stop
-from ziplog.errors import ConfigError
+from ziplog.errors import ConfigError, TrimmedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import ziplog
-
-_BEGINNING: Final = "genesis"
+    from ziplog.client.blocking import Log
 
 
 def tail(
     start: Annotated[
-        str, typer.Option("--from", metavar=FORMS, help="Start here (inclusive).")
-    ] = _BEGINNING,
+        str | None,
+        typer.Option(
+            "--from", metavar=FORMS, help="Start here (inclusive), not at the first record."
+        ),
+    ] = None,
     to: Annotated[
         str | None, typer.Option("--to", metavar="POSITION", help="Stop before this position.")
     ] = None,
@@ -66,22 +68,36 @@ def tail(
     The client filters; --last and the positions count records before the filters, --limit after.
 
     Without --follow, all servers must report where the log ends, so it fails while one is down.
-    After a trim, give --from: genesis was trimmed.
     """
     if last is not None:
-        if start != _BEGINNING:
+        if start is not None:
             raise ConfigError("--last", last, "left out if --from is given")
         start = f"-{last}"
     render = _renderer(pattern, keys_only=keys_only, json=json)
     accepts = _filters(key, key_prefix, grep)
-    find, find_stop = parse(start, "--from"), None if to is None else parse_stop(to)
+    find = None if start is None else parse(start, "--from")
+    find_stop = None if to is None else parse_stop(to)
     with connect(bootstrap, timeout) as log:
-        first, end = find(log), None if find_stop is None else find_stop(log).gsn
-        subscription = log.subscribe(first, follow=follow, timeout=None if follow else timeout)
+        end = None if find_stop is None else find_stop(log).gsn
+        timeout_s = None if follow else timeout
+        if find is None:
+            subscription = _subscribe_to_all(log, follow=follow, timeout=timeout_s)
+        else:
+            subscription = log.subscribe(find(log), follow=follow, timeout=timeout_s)
         with subscription:
             records = _until(subscription, end)
             chosen = (record for record in records if all(accept(record) for accept in accepts))
             _print(itertools.islice(chosen, limit), render, subscription if follow else None)
+
+
+def _subscribe_to_all(log: Log, *, follow: bool, timeout: float | None) -> ziplog.Subscription:
+    """Subscribe from the first record that was not trimmed."""
+    first = ziplog.RID_GENESIS
+    while True:
+        try:
+            return log.subscribe(first, follow=follow, timeout=timeout)
+        except TrimmedError as error:
+            first = error.first
 
 
 def _renderer(

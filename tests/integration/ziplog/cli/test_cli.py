@@ -188,6 +188,16 @@ def test_trim(log: FakeLog) -> None:
     assert log.calls[-1] == ("trim", ziplog.RecordId(4, 1))
 
 
+def test_tail_without_a_position_starts_at_the_first_record_that_is_left(log: FakeLog) -> None:
+    for payload in (b"a", b"b", b"c"):
+        log.insert_after(payload, ziplog.RID_GENESIS)
+    log.trimmed_to = 2
+    result = run("tail", "--format", "%g %v")
+    assert (result.exit_code, result.stdout) == (0, "2 b\n3 c\n")
+    refused = run("tail", "--from", "genesis")
+    assert (refused.exit_code, "before 2@0 were trimmed" in refused.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

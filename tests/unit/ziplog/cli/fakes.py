@@ -13,7 +13,7 @@ from ziplog.client.bulk.extents import Extent
 from ziplog.client.bulk.outline import ShardOutline
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
 from ziplog.core.entries import Unit
-from ziplog.errors import ConfigError, NoSuchRecordError
+from ziplog.errors import ConfigError, NoSuchRecordError, TrimmedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,6 +130,8 @@ class FakeLog:
         self, start: ziplog.RecordId, *, follow: bool, timeout: float | None = None
     ) -> FakeSubscription:
         self.calls.append(("subscribe", start, follow, timeout))
+        if 0 <= start.gsn < self.trimmed_to:
+            raise TrimmedError(ziplog.RecordId(self.trimmed_to, 0))
         return FakeSubscription(record for record in self.records if record.rid.gsn >= start.gsn)
 
     def check_tail(self) -> ziplog.RecordId:

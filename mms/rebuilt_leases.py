@@ -73,7 +73,7 @@ def rebuilt_runs(servers: Sequence[ServerHoldings], trim: int) -> list[LeaseRun]
     # Recoveries decided positions up to the end of leases that no server may have recorded.
     beyond = max(known_end(servers) - last.stop, 0)
     spans.append(Span(gap, MAX_UNRECORDED + -(-beyond // MAX_LEASE_SIZE)))
-    return _numbered([span for span in spans if span.stop > trim], number)
+    return _numbered(_joined(span for span in spans if span.stop > trim), number)
 
 
 def known_end(servers: Iterable[ServerHoldings]) -> int:
@@ -89,12 +89,7 @@ def _known(servers: Iterable[ServerHoldings]) -> list[Span]:
     spans: list[Span] = []
     for run in sorted(runs, key=lambda run: (run.first.number, run.last.number)):
         _cut(spans, run)
-        span = Span(run.first, run.count)
-        before = spans[-1] if spans else None
-        if before is not None and before.stop == run.first.base and before.shape == span.shape:
-            spans[-1] = Span(before.first, before.leases + run.count)
-        else:
-            spans.append(span)
+        spans.append(Span(run.first, run.count))
     return spans
 
 
@@ -164,6 +159,22 @@ def _members(shards: Iterable[int]) -> tuple[Member, ...]:
 
 def _lease(base: int, epoch: int, epochs: int, size: int, members: tuple[Member, ...]) -> Lease:
     return Lease(1, NO_DIGEST, base, epoch, epochs, size, 1000, members)
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans with equal leases that follow each other as one."""
+    joined: list[Span] = []
+    for span in spans:
+        before = joined[-1] if joined else None
+        if (
+            before is not None
+            and before.shape == span.shape
+            and (before.stop, before.last_epoch) == (span.first.base, span.first.first_epoch)
+        ):
+            joined[-1] = Span(before.first, before.leases + span.leases)
+        else:
+            joined.append(span)
+    return joined
 
 
 def _numbered(spans: Sequence[Span], number: int) -> list[LeaseRun]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mms.commands import GrantLease
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import HeldUnit, Session
-    from ziplog.wire import Insert, Refused
+    from ziplog.wire import Insert, RefusalCode, Refused
 
 _WRITERS: Final = range(4)
 
@@ -166,9 +166,15 @@ def lack_of_room_without_a_tombstone() -> Iterator[None]:
     put_off = shard.ordering.admission.refuse_for_now
 
     def forgotten(
-        state: ReplicaState, route: bytes, session: Session, message: Insert, why: str
+        state: ReplicaState,
+        route: bytes,
+        session: Session,
+        message: Insert,
+        why: str,
+        *,
+        code: RefusalCode = "full",
     ) -> None:
-        put_off(state, route, session, message, why)
+        put_off(state, route, session, message, why, code=code)
         session.refused.pop(message.seq, None)
 
     with replaced(shard.ordering.admission, "refuse_for_now", forgotten):

@@ -28,7 +28,7 @@ class Loss(NamedTuple):
 
     #: Some servers are killed instead of stopped.
     kills: bool
-    #: The failure handlers' directories are lost.
+    #: The failure handlers' directories are lost, if the rebuild can do without them.
     handlers: bool
     #: A server of each shard loses its directory, if the rebuild can do without it.
     servers: bool
@@ -69,7 +69,10 @@ def rebuild(cluster: SimCluster, loss: Loss) -> None:
     found = _holdings(cluster)
     if not any(one.runs for one in found.values()):
         return  # no server recorded a lease yet: the membership service keeps its state
-    handlers = _handlers(cluster, is_lost=loss.handlers)
+    handlers = _handlers(cluster)
+    if loss.handlers and _is_enough(cluster, found, []):
+        handlers = []
+        cluster.handlers.refound(HandlerState().snapshot())
     if loss.servers:
         found = _without_some(cluster, found, handlers, random)
     state = rebuilt(cluster.config, list(found.values()), handlers).state
@@ -87,12 +90,9 @@ def _holdings(cluster: SimCluster) -> dict[str, ServerHoldings]:
     return found
 
 
-def _handlers(cluster: SimCluster, *, is_lost: bool) -> list[HandlerHoldings]:
+def _handlers(cluster: SimCluster) -> list[HandlerHoldings]:
     group = cluster.handlers
     assert isinstance(group, OrderedLog)
-    if is_lost:
-        group.refound(HandlerState().snapshot())
-        return []
     machine = group.machine
     assert isinstance(machine, HandlerState)
     return [handler_holdings.holdings(name, machine, 1, 1) for name in group.names]
@@ -110,10 +110,18 @@ def _without_some(
         rest = {name: one for name, one in found.items() if name != lost}
         if len(shard.replicas) < 2 or lost not in found:
             continue
-        try:
-            rebuilt(cluster.config, list(rest.values()), handlers)
-        except UnavailableError:
-            continue
-        found = rest
-        cluster.disks[lost] = Disk(cluster.kernel.random)
+        if _is_enough(cluster, rest, handlers):
+            found = rest
+            cluster.disks[lost] = Disk(cluster.kernel.random)
     return found
+
+
+def _is_enough(
+    cluster: SimCluster, found: dict[str, ServerHoldings], handlers: list[HandlerHoldings]
+) -> bool:
+    """Whether the rebuild accepts what is left; if not, an operator puts the directory back."""
+    try:
+        rebuilt(cluster.config, list(found.values()), handlers)
+    except UnavailableError:
+        return False
+    return True

@@ -189,6 +189,19 @@ def test_second_rebuild_uses_later_numbers_and_positions() -> None:
     assert second.next_owned(1, FIRST.stop) == granted.next_owned(1, granted.base)
 
 
+def test_second_rebuild_before_another_lease_extends_the_leases_without_members() -> None:
+    first = rebuilt(servers(2, FIRST), handler())
+    assert first.last is not None
+    again = [
+        replace(one, runs=[*one.runs, *first.runs[1:]], lease=first.last.number)
+        for one in servers(2, FIRST)
+    ]
+    second = rebuilt(again, handler())
+    assert [run.first.members for run in second.runs] == [BOTH, ()]
+    assert second.last is not None
+    assert second.last.stop == first.last.stop + GAP
+
+
 @examples(200)
 @given(st.lists(st.tuples(st.sampled_from((BOTH, SECOND.members)), st.integers(1, 4)), min_size=1),
        st.data())  # fmt: skip

@@ -7,6 +7,7 @@
     paths            fast and slow path; share of the fast path over load
     clients          16 to 1,000 clients, each with one insert at a time
     concurrency      1 to 64 tasks or threads of one client
+    connections      1 to 64 clients with connections of their own, beside Redis and NATS
     throughput       pipelined insert_many into one shard
     sequential       from insert to delivery: pauses, rates, bursts, no-ops
     failure          throughput around the kill of a storage server
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from log_bench import (
     clients,
     concurrency,
+    connections,
     failure,
     latency,
     membership,
@@ -92,6 +94,9 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "clients": Measurement(_scaled(clients.measure, 3.0, 10), _own("clients", clients.draw)),
     "concurrency": Measurement(
         _scaled(concurrency.measure, 1.0, 3), _own("concurrency", concurrency.draw)
+    ),
+    "connections": Measurement(
+        _scaled(connections.measure, 1.0, 2), _own("connections", connections.draw)
     ),
     "throughput": Measurement(_scaled(latency.throughput, 2.0, 6)),
     "sequential": Measurement(_scaled(sequential.measure), _own("sequential", sequential.draw)),

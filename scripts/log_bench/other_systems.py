@@ -118,6 +118,8 @@ class Nats(Peer):
                 f"routes: [{', '.join(urls.split(','))}] }}\n"
             )
             self.start("nats-server", "-c", str(config))
+        #: The first server's.
+        self.port = ports[0]
         self._loop = asyncio.new_event_loop()
         # The three need a while to elect a leader.
         _until(lambda: self._loop.run_until_complete(self._open(ports[0])))

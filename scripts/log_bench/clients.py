@@ -103,9 +103,9 @@ class InsertPlan:
 class InsertSession:
     """A client that inserts."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, size: int = _SIZE) -> None:
         self._endpoint: Final = endpoint
-        self._payload: Final = os.urandom(_SIZE)
+        self._payload: Final = os.urandom(size)
         self._log: ziplog.aio.AsyncLog
 
     async def connect(self) -> None:

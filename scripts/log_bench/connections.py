@@ -6,10 +6,9 @@ each if it is installed. The systems take turns in each round.
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metrics.closed_loop import ClientProcesses, medians
 from metrics.picture import BLUE, GREY, RED, axes
@@ -17,12 +16,10 @@ from metrics.rounds import alternate, ratio
 from metrics.setup import cluster as new_cluster
 from metrics.setup import progress
 
-import ziplog
-import ziplog.aio
+from log_bench.clients import InsertSession
 from log_bench.other_systems import Nats, Redis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from metrics.closed_loop import Done, Session
@@ -40,11 +37,11 @@ def measure(seconds: float) -> Figures:
     """Return rates and times of each system, and of the same clients in turns, the ratios."""
     rows = []
     with ExitStack() as stack:
-        systems = {"Ziplog": InsertPlan(stack.enter_context(new_cluster()).endpoint)}
+        systems = {"Ziplog": Plan(InsertSession, stack.enter_context(new_cluster()).endpoint)}
         if Redis.is_installed():
-            systems[Redis.name] = RedisPlan(str(stack.enter_context(Redis()).port))
+            systems[Redis.name] = Plan(RedisSession, str(stack.enter_context(Redis()).port))
         if Nats.is_installed():
-            systems[Nats.name] = NatsPlan(str(stack.enter_context(Nats()).port))
+            systems[Nats.name] = Plan(NatsSession, str(stack.enter_context(Nats()).port))
         processes = {
             name: stack.enter_context(ClientProcesses(plan, _PROCESSES))
             for name, plan in systems.items()
@@ -57,15 +54,12 @@ def measure(seconds: float) -> Figures:
 def _step(processes: dict[str, ClientProcesses], clients: int, seconds: float) -> list[Figures]:
     found: dict[str, list[Figures]] = {name: [] for name in processes}
 
-    def run(name: str) -> Callable[[], float]:
-        def act() -> float:
-            tally = processes[name].run(clients, seconds, 0.2 * seconds).all
-            found[name].append(tally.figures(seconds))
-            return len(tally.took_us) / seconds
+    def run(name: str) -> float:
+        tally = processes[name].run(clients, seconds, 0.2 * seconds).all
+        found[name].append(tally.figures(seconds))
+        return len(tally.took_us) / seconds
 
-        return act
-
-    rates = alternate({name: run(name) for name in processes}, _ROUNDS, warm=0)
+    rates = alternate({name: partial(run, name) for name in processes}, _ROUNDS, warm=0)
     return [
         {
             "system": name,
@@ -77,10 +71,10 @@ def _step(processes: dict[str, ClientProcesses], clients: int, seconds: float) -
     ]
 
 
-@dataclass(frozen=True)
-class InsertPlan:
-    """Clients of Ziplog."""
+class Plan(NamedTuple):
+    """What the clients of a system do."""
 
+    kind: type[InsertSession]
     endpoint: str
 
     def prepare(self) -> None:
@@ -88,49 +82,10 @@ class InsertPlan:
 
     def session(self, _number: int) -> Session:
         """Return a client."""
-        return ZiplogSession(self.endpoint)
+        return self.kind(self.endpoint, _SIZE)
 
 
-class RedisPlan(InsertPlan):
-    """Clients of Redis; the endpoint is the port."""
-
-    def session(self, _number: int) -> Session:
-        """Return a client."""
-        return RedisSession(self.endpoint)
-
-
-class NatsPlan(InsertPlan):
-    """Clients of NATS; the endpoint is the port."""
-
-    def session(self, _number: int) -> Session:
-        """Return a client."""
-        return NatsSession(self.endpoint)
-
-
-class ZiplogSession:
-    """A client of Ziplog."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint: Final = endpoint
-        self._payload: Final = os.urandom(_SIZE)
-        self._client: Any
-
-    async def connect(self) -> None:
-        """Connect, and insert once."""
-        self._client = await ziplog.aio.connect(self._endpoint, timeout=30)
-        await self.act()
-
-    async def act(self) -> Done:
-        """Insert once."""
-        await self._client.insert_after(self._payload)
-        return "insert", True, 0
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._client.close()
-
-
-class RedisSession(ZiplogSession):
+class RedisSession(InsertSession):
     """A client of Redis: the packed commands on a bare connection, in one round trip."""
 
     async def connect(self) -> None:
@@ -154,7 +109,7 @@ class RedisSession(ZiplogSession):
         await self._client.disconnect()
 
 
-class NatsSession(ZiplogSession):
+class NatsSession(InsertSession):
     """A client of NATS."""
 
     async def connect(self) -> None:
@@ -168,6 +123,10 @@ class NatsSession(ZiplogSession):
         """Publish, and wait for the stream's acknowledgement."""
         await self._stream.publish("log", self._payload)
         return "insert", True, 0
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()
 
 
 def draw(figures: Figures, path: Path) -> None:

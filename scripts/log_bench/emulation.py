@@ -22,7 +22,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
 import psutil
 from metrics.cpu import cpu_s
 from metrics.raw_connection import RawConnection, RawSubscription
@@ -34,7 +33,6 @@ from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import MANY_MEMBERS, NO_DIGEST, unfold
 from ziplog.deploy.new_shard import free_ports
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
-from ziplog.raft.journal import HEADER_BYTES
 from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
         `shards`, `connections`, `seconds`; of the service's process `cpu_share` (of one core) and
         `rss_mib`; `emulator_cpu_share`, what all servers together took;
         per second `heartbeats`, `rates`, `leases` (`early`: of those, the ones that
-        began at once), `commands`, `announcements` (to one server) and `announced_mib`;
+        began at once), `announcements` (to one server) and `announced_mib`;
         `announcement_bytes` on average; `jitter_ms` (p50, p99, max): by how much a lease begins,
         at a server, before or after the one before it ends there; `spread_ms`: how far apart the
         servers begin the same lease; `late_heartbeats`: the share of heartbeats that this process
@@ -87,7 +85,7 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
     gc.set_threshold(100_000, 20, 100)
     with (
         tempfile.TemporaryDirectory() as directory,
-        _service(shards, Path(directory)) as (watched, port, journal),
+        _service(shards, Path(directory)) as (watched, port),
     ):
         fleet = Fleet(shards, port)
         try:
@@ -97,7 +95,7 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
                 fleet.run_until(lambda server: bool(server.publisher), "receive publications")
             fleet.counts = dict.fromkeys(fleet.counts, 0)
             fleet.begin()
-            used, commands, since = cpu_s([watched]), _commands(journal), time.monotonic()
+            used, since = cpu_s([watched]), time.monotonic()
             own = time.process_time()
             fleet.run(seconds)
             took = time.monotonic() - since
@@ -108,7 +106,6 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
                 "cpu_share": (cpu_s([watched]) - used) / took,
                 "emulator_cpu_share": (time.process_time() - own) / took,
                 "rss_mib": watched.memory_info().rss / 2**20,
-                "commands": (_commands(journal) - commands) / took,
                 **fleet.figures(took),
             }
         finally:
@@ -129,8 +126,8 @@ def _allow_files(connections: int) -> None:
 
 
 @contextmanager
-def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int, Path]]:
-    """Run the real thing; yields its process, its port and its journal."""
+def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int]]:
+    """Run the real thing; yields its process and its port."""
     own = list(free_ports(2, "127.0.0.1"))
     # No process listens at the servers' ports.
     ports = chain(own, (port for port in count(1024) if port not in own))
@@ -144,23 +141,7 @@ def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int
                     f"no start: the membership service {nodes.how_it_ended('mms-0')}"
                 )
             time.sleep(_POLL_S)
-        yield psutil.Process(nodes.pid("mms-0")), own[0], directory / "mms-0" / "journal"
-
-
-def _commands(journal: Path) -> int:
-    """Return the index of the last entry of a consensus journal that is being written."""
-    data, at, last = journal.read_bytes(), HEADER_BYTES, 0
-    while len(data) - at > 8:
-        size = int.from_bytes(data[at : at + 4], "little")
-        if len(data) - at - 8 < size:
-            break
-        record = msgspec.msgpack.decode(data[at + 8 : at + 8 + size])
-        if record[0] == 1:
-            last = record[2]
-        elif record[0] == 5:
-            last = record[1][-1][-2]
-        at += 8 + size
-    return last
+        yield psutil.Process(nodes.pid("mms-0")), own[0]
 
 
 # --- the servers -------------------------------------------------------------------------------
@@ -297,7 +278,7 @@ class Fleet:
             at, index = heapq.heappop(due)
             server = self.servers[index]
             frame = server.heartbeat(now)
-            self._count("heartbeats", "lost", is_done=self._send(server, frame))
+            self.counts["heartbeats" if self._send(server, frame) else "lost"] += 1
             self.counts["late"] += now - at > 100 * NS_PER_MS
             heapq.heappush(due, (max(at + self._period, now - NS_PER_S), index))
 
@@ -310,10 +291,7 @@ class Fleet:
                 # Up by a half, or back.
                 server.rate = _RATE_PER_S * 5 // 2 - server.rate
                 frame = encode(Rate(server.cluster, server.shard, 1, server.rate))
-                self._count("rates", "lost", is_done=self._send(server, frame))
-
-    def _count(self, done: str, lost: str, *, is_done: bool) -> None:
-        self.counts[done if is_done else lost] += 1
+                self.counts["rates" if self._send(server, frame) else "lost"] += 1
 
     def _take(self, server: Server, source: RawConnection | RawSubscription) -> None:
         came, frames = source.receive()

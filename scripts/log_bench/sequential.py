@@ -368,11 +368,10 @@ def bursts(count: int) -> Figures:
 
 def draw(result: Figures, path: Path) -> None:
     """Draw the distributions, the steps and the bursts."""
-    with axes(path, 2, 2, (11, 7.6)) as found:
-        _draw_distributions(found[0][0], result["pauses"], result["no_ops"])
-        _draw_no_ops(found[0][1], result["no_ops"])
-        _draw_steps(found[1][0], result["steps"])
-        _draw_bursts(found[1][1], result["bursts"])
+    with axes(path, 1, 3, (15, 4.2)) as (distributions, rates, bursts):
+        _draw_distributions(distributions, result["pauses"], result["no_ops"])
+        _draw_steps(rates, result["steps"])
+        _draw_bursts(bursts, result["bursts"])
 
 
 def _loops(result: Figures) -> dict[str, Figures]:
@@ -388,24 +387,6 @@ def _draw_distributions(axis: Any, result: Figures, long: Figures) -> None:
     axis.set(xlabel="ms from insert to delivery", ylabel="share of the records", xscale="log")
     axis.set_title(f"pauses U(0, 2T), {result['shards']} x {result['per_s_and_shard']}/s")
     axis.legend(fontsize="small")
-
-
-def _draw_no_ops(axis: Any, result: Figures) -> None:
-    rows = {
-        "within epochs": "entries_within_epochs_per_s",
-        "ends of epochs": "entries_at_ends_per_s",
-        "thesis:\nat once": "thesis_entries_timeout_0_per_s",
-        "thesis: after\na mean gap": "thesis_entries_timeout_mean_gap_per_s",
-    }
-    loops = _loops(result)
-    width = 0.8 / len(loops)
-    for index, (name, of) in enumerate(loops.items()):
-        at = [place + index * width for place in range(len(rows))]
-        axis.bar(at, [of["no_ops"][key] for key in rows.values()], width, label=name)
-    axis.set_xticks([place + 0.2 for place in range(len(rows))], list(rows), fontsize="small")
-    axis.set_ylabel("no-op entries a second and shard")
-    axis.set_title(f"{result['per_s_and_shard']} inserts/s, epochs of {result['epoch_ms']} ms")
-    axis.legend()
 
 
 def _draw_steps(axis: Any, result: Figures) -> None:

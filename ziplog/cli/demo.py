@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ziplog.cli.options import Json, say
+from ziplog.cli.terminal import counted
 from ziplog.demo import flights
 from ziplog.demo.run import Summary, run
 from ziplog.demo.synthetic import flights as flights_of
@@ -94,9 +95,9 @@ def _as_json(summary: Summary) -> str:
 
 def _report(summary: Summary) -> str:
     lines = {
-        "cluster": f"{summary.shards} shards x {summary.replicas} replicas,"
+        "cluster": f"{counted(summary.shards, 'shard')} x {counted(summary.replicas, 'replica')},"
         f" durability {summary.durability}",
-        "inserted": f"{summary.inserted:,} by {summary.clients} clients",
+        "inserted": f"{summary.inserted:,} by {counted(summary.clients, 'client')}",
         "delivered": f"{summary.delivered:,}"
         f" ({_verdict(summary.inserted == summary.delivered)}),"
         f" same contents: {_verdict(summary.same_contents)}",

@@ -28,6 +28,7 @@ from ziplog.cli.options import (
 )
 from ziplog.cli.progress import waiting
 from ziplog.cli.status import full_disks
+from ziplog.cli.terminal import counted
 from ziplog.config import ClusterConfig, LogConfig, load
 from ziplog.deploy import node_logs
 from ziplog.deploy.coordinator import HOST, Coordinator
@@ -290,7 +291,8 @@ def _announce(cluster: Cluster) -> None:
     config = cluster.config
     say(
         f"cluster {config.name!r} is live at {cluster.endpoint}:"
-        f" {len(config.shards)} shards x {config.f + 1} replicas, {_durability(config)}."
+        f" {counted(len(config.shards), 'shard')} x {counted(config.f + 1, 'replica')},"
+        f" {_durability(config)}."
         " Press Ctrl-C to stop it."
     )
     _say_bootstrap(config)

@@ -12,6 +12,7 @@ import typer
 
 from ziplog.cli.options import Json, Timeout, say
 from ziplog.cli.progress import waiting
+from ziplog.cli.terminal import counted
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, load
 from ziplog.config_changes import names_of, refuse
 from ziplog.deploy import config_reload
@@ -70,9 +71,10 @@ def check(
     if json:
         sys.stdout.write(msgspec.json.encode({"file": str(file), "valid": True}).decode() + "\n")
     say(
-        f"{file} is valid: {len(config.mms)} membership nodes,"
-        f" {len(config.failure_handlers)} failure handlers,"
-        f" {len(config.shards)} shards x {config.f + 1} replicas, durability {config.durability}"
+        f"{file} is valid: {counted(len(config.mms), 'membership node')},"
+        f" {counted(len(config.failure_handlers), 'failure handler')},"
+        f" {counted(len(config.shards), 'shard')} x {counted(config.f + 1, 'replica')},"
+        f" durability {config.durability}"
     )
 
 

@@ -28,6 +28,11 @@ def shown(text: str) -> str:
     return _LINES.sub(_escaped, text) if sys.stdout.isatty() else text
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 shard", "1,000 shards"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def shown_json(line: str) -> str:
     """Return the same JSON with escapes for what JSON allows raw: DEL, C1 and the like."""
     return _LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", line)

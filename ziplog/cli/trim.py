@@ -19,6 +19,7 @@ from ziplog.cli.options import (
 )
 from ziplog.cli.positions import parse
 from ziplog.cli.progress import bar, waiting
+from ziplog.cli.terminal import counted
 from ziplog.errors import ConfigError
 from ziplog.types import RecordId
 
@@ -119,8 +120,8 @@ def _report(log: Log, rid: RecordId, *, json: bool) -> None:
         _print({"before": str(rid), "trimmed": False, "records": records, "bytes": size})
     else:
         say(
-            f"would delete {records:,} records before {rid}, about {size:,} bytes on each replica;"
-            " nothing was deleted"
+            f"would delete {counted(records, 'record')} before {rid}, about"
+            f" {counted(size, 'byte')} on each replica; nothing was deleted"
         )
 
 

@@ -251,6 +251,7 @@ def test_a_dry_run_counts_and_deletes_nothing(log: FakeLog) -> None:
     result = run("trim", "--dry-run", "-5")
     assert result.exit_code == 0
     assert "would delete 90 records before 91@0, about 10,000 bytes" in result.stderr
+    assert "would delete 1 record before 2@0" in run("trim", "--dry-run", "2").stderr
     assert json.loads(run("trim", "--dry-run", "51", "--json").stdout) == {
         "before": "51@0", "trimmed": False, "records": 50, "bytes": 6000,
     }  # fmt: skip

@@ -10,7 +10,7 @@ from ziplog.errors import ConfigError
 
 #: The allowed forms, for help texts.
 FORMS: Final = "10m|2h|1d|2026-01-31T12:00"
-_AGO: Final = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
+_SPAN: Final = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -28,7 +28,7 @@ def moment_us(option: str, text: str, now_us: int) -> int:
 
     """
     given = text.removeprefix("@")
-    if found := _AGO.fullmatch(given):
+    if found := _SPAN.fullmatch(given):
         return max(now_us - int(found[1]) * _SECONDS[found[2]] * 1_000_000, 0)
     try:
         named = datetime.fromisoformat(given)
@@ -36,6 +36,19 @@ def moment_us(option: str, text: str, now_us: int) -> int:
         allowed = "a time ago ('90s', '10m', '2h', '1d') or ISO 8601 ('2026-01-31T12:00')"
         raise ConfigError(option, text, allowed) from None
     return _micros(named if named.tzinfo is not None else named.replace(tzinfo=UTC))
+
+
+def span_s(option: str, text: str) -> int:
+    """Return the seconds of a time span: "90s", "10m", "2h" or "1d".
+
+    Raises:
+        ConfigError: it is none of these.
+
+    """
+    found = _SPAN.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise ConfigError(option, text, "a time span ('90s', '10m', '2h', '1d')")
+    return int(found[1]) * _SECONDS[found[2]]
 
 
 def iso(at_us: int) -> str:

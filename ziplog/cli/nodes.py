@@ -1,24 +1,42 @@
-"""`ziplog node`: lists the nodes of a running cluster; runs one node of a cluster file."""
+"""`ziplog node`: lists a cluster's nodes, runs one, and changes the log level of a running one."""
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
+from ziplog.cli import moments
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.cli.progress import waiting
 from ziplog.cli.status import nodes_table, with_roles
 from ziplog.cli.tables import stdout
 from ziplog.config import load
+from ziplog.deploy import config_reload
 from ziplog.deploy.supervisor import environment, module_of, python
+from ziplog.errors import ConfigError
 
 app: Final = typer.Typer(
-    help="List the nodes of a cluster, or run one.", no_args_is_help=True, rich_markup_mode=None
+    help="List the nodes of a cluster, run one, or change its log level.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
+ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The cluster file.")]
+
+
+class LogLevel(enum.StrEnum):
+    """A level of `[log]`, or the one in the cluster file."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    DEFAULT = "default"
 
 
 @app.command("list")
@@ -38,7 +56,7 @@ def list_nodes(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The cluster file.")],
+    config: ConfigFile,
     node: Annotated[str, typer.Option("--node", metavar="NAME", help="The node's name in it.")],
 ) -> None:
     """Run one node until SIGTERM or Ctrl-C, in place of this process; log to stderr.
@@ -48,3 +66,36 @@ def run(
     module = module_of(load(config), node)
     command = python(module, "--config", str(config), "--node", node)
     os.execve(command[0], command, environment())  # noqa: S606 - our own interpreter and module
+
+
+@app.command("log-level")
+def log_level(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
+    level: Annotated[LogLevel, typer.Argument(help="default: that of the cluster file.")],
+    config: ConfigFile,
+    *,
+    span: Annotated[
+        str | None,
+        typer.Option("--for", metavar="10m|2h", help="How long. [default: until its restart]"),
+    ] = None,
+    json: Json = False,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Change the log level of a running node of this machine; the cluster file stays as it is.
+
+    The level holds until the node is restarted, or `ziplog config reload` applies another level.
+
+    Example: ziplog node log-level shard-0-0 debug --for 10m --config D/cluster.toml
+    """
+    seconds = None if span is None else moments.span_s("--for", span)
+    chosen = None if level is LogLevel.DEFAULT else level.value
+    if chosen is None and seconds is not None:
+        sentence = "--for needs another level than default"
+        raise ConfigError("--for", span, "left out", message=sentence)
+    with waiting(f"{node} changes its log level"):
+        config_reload.set_log_level(config, node, chosen, seconds, timeout)
+    if json:
+        line = {"node": node, "level": level.value, "seconds": seconds}
+        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    limit = "" if span is None else f" for {span}"
+    say(f"{node} logs with level {level.value}{limit}")

@@ -1,4 +1,7 @@
-"""Reload of the cluster file by the nodes of this machine: all of them apply a change, or none."""
+"""Reload of the cluster file by the nodes of this machine: all of them apply a change, or none.
+
+Also a change of one node's log level, which takes the same way.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ziplog.config import load
 from ziplog.config_changes import changes
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
+from ziplog.runtime import log_level
 from ziplog.runtime.settings_reload import read_used
 
 if TYPE_CHECKING:
@@ -76,6 +80,47 @@ def apply(plan: Plan, timeout_s: float) -> None:
             raise DeadlineError(
                 f"{', '.join(late)} did not confirm the changes within {timeout_s:g} s; see the"
                 " end of their logs, and run the command again"
+            )
+        time.sleep(_POLL_S)
+
+
+def set_log_level(
+    path: Path, name: str, level: str | None, seconds: int | None, timeout_s: float
+) -> None:
+    """Change the log level of a running node of this machine, until its process ends.
+
+    Args:
+        path: the cluster file.
+        name: the node.
+        level: the new level; None: that of the cluster file.
+        seconds: how long it holds; None: until the process ends.
+        timeout_s: time limit for the node's confirmation.
+
+    Raises:
+        ConfigError: the file is not valid, or has no such node.
+        UnavailableError: the node does not run on this machine.
+        DeadlineError: the node did not confirm in time.
+
+    """
+    config = load(path)
+    directory = config.data_dir / config.node(name).name
+    used = read_used(directory, name)
+    if used is None:
+        raise UnavailableError(
+            f"{name} does not run on this machine with its files in {directory}; run the command on"
+            " the node's machine, as the user of the node"
+        )
+    request = log_level.request(directory, used.pid, level, seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(used.pid, signal.SIGHUP)
+    deadline = time.monotonic() + timeout_s
+    while (now := read_used(directory, name)) is None or now.level_request != request.id:
+        if now is None or now.pid != used.pid:
+            raise UnavailableError(f"{name} ended or was restarted; run the command again")
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"{name} did not confirm the log level within {timeout_s:g} s; if the process only"
+                " hangs, the change applies once it continues"
             )
         time.sleep(_POLL_S)
 

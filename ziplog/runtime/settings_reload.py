@@ -2,13 +2,15 @@
 
 A process applies all changes or none: if one change needs a restart, or the file has a mistake,
 it logs why and goes on as before. Its directory holds the settings that it uses, in the file
-`settings`, so that `ziplog config reload` knows them before and after the signal. Rule: the signal
-handler only queues a request; a thread reads the file and applies the changes.
+`settings`, so that `ziplog config reload` knows them before and after the signal. If the directory
+has a request of `ziplog node log-level`, SIGHUP changes only the log level. Rule: the signal
+handler only queues a request; a thread reads the files and applies the changes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
 import signal
@@ -21,7 +23,10 @@ import structlog
 
 from ziplog.config import load
 from ziplog.config_changes import changes, flatten, refuse
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import ConfigError
+from ziplog.runtime import log_level
+from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.process_logging import configure
 
@@ -29,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from ziplog.config import ClusterConfig
+    from ziplog.config import ClusterConfig, LogConfig
+    from ziplog.runtime.log_level import LevelRequest
 
 #: Its name in a node's directory; a process that stops cleanly deletes it.
 SETTINGS_FILE: Final = "settings"
@@ -43,6 +49,8 @@ class Used(NamedTuple):
     file: str
     #: From `ziplog.config_changes.flatten`.
     settings: dict[str, Any]
+    #: The id of the last `LevelRequest` that the process took; "": none.
+    level_request: str = ""
 
 
 def read_used(directory: Path, name: str) -> Used | None:
@@ -73,6 +81,10 @@ class SettingsReload:
         self._name: Final = name
         self._settings = flatten(config)
         self._log_config = config.log
+        #: The level of the last `LevelRequest`, and when it ends, in ns; None: neither.
+        self._level: str | None = None
+        self._level_ends: int | None = None
+        self._level_request = ""
         self._apply: Callable[[ClusterConfig], object] = lambda _: None
         #: True: a request. False: stop. A `SimpleQueue` may be used by a signal handler.
         self._requests: Final[queue.SimpleQueue[bool]] = queue.SimpleQueue()
@@ -106,29 +118,63 @@ class SettingsReload:
         self._requests.put(True)
 
     def _run(self) -> None:
-        while self._requests.get():
-            try:
-                self._reload()
-            except ConfigError as error:
-                structlog.get_logger().error("settings not changed", reason=str(error))
-            except Exception:  # noqa: BLE001 - a bug must not end the thread
-                structlog.get_logger().exception("settings not changed")
+        while self._wait():
+            if (found := log_level.take(self._directory)) is not None:
+                self._set_level(found)
+            else:
+                self._try_reload()
             self._record()
+
+    def _wait(self) -> bool:
+        """Wait for a request, and end a log level whose time is over; False: stop."""
+        while self._level_ends is not None:
+            try:
+                left_ns = max(self._level_ends - now_ns(), 0)
+                return self._requests.get(timeout=left_ns / NS_PER_S)
+            except queue.Empty:
+                self._use_level(None, None)
+        return self._requests.get()
+
+    def _set_level(self, found: LevelRequest) -> None:
+        ends = None if found.seconds is None else now_ns() + found.seconds * NS_PER_S
+        self._use_level(found.level, ends)
+        self._level_request = found.id
+
+    def _use_level(self, level: str | None, ends: int | None) -> None:
+        """Log from a level on, None: that of the cluster file, until `ends`, in ns."""
+        shown = self._log_config.level if level is None else level
+        structlog.get_logger().info("log level changed", to=shown)
+        self._level, self._level_ends = level, ends
+        configure(self._name, self._log_in_use(self._log_config))
+
+    def _log_in_use(self, log: LogConfig) -> LogConfig:
+        return log if self._level is None else dataclasses.replace(log, level=self._level)
+
+    def _try_reload(self) -> None:
+        try:
+            self._reload()
+        except ConfigError as error:
+            structlog.get_logger().error("settings not changed", reason=str(error))
+        except Exception:  # noqa: BLE001 - a bug must not end the thread
+            structlog.get_logger().exception("settings not changed")
 
     def _reload(self) -> None:
         new = load(self._path)
         found = changes(self._settings, new)
         refuse(found)
         self._apply(new)
+        if new.log.level != self._log_config.level:
+            # The later change of the two holds.
+            self._level = self._level_ends = None
         if new.log != self._log_config:
-            configure(self._name, new.log)
+            configure(self._name, self._log_in_use(new.log))
         self._settings, self._log_config = flatten(new), new.log
         if found:
             structlog.get_logger().info("settings changed", keys=",".join(sorted(found)))
 
     def _record(self) -> None:
         """Write the settings in use for other programs."""
-        used = Used(os.getpid(), str(self._path), self._settings)
+        used = Used(os.getpid(), str(self._path), self._settings, self._level_request)
         fresh = self._directory / f"{SETTINGS_FILE}.tmp"
         try:
             fresh.unlink(missing_ok=True)

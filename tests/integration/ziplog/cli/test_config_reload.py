@@ -1,4 +1,4 @@
-"""`ziplog config reload` on a running cluster."""
+"""`ziplog config reload` and `ziplog node log-level` on a running cluster."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def rewrite(cluster: Cluster, **values: object) -> Path:
 
 def reload(path: Path, *options: str) -> Result:
     return CliRunner().invoke(app, ["config", "reload", str(path), *options])
+
+
+def set_level(cluster: Cluster, *arguments: str) -> Result:
+    path = cluster.config.data_dir / "cluster.toml"
+    return CliRunner().invoke(app, ["node", "log-level", *arguments, "--config", str(path)])
 
 
 def log_of(cluster: Cluster, name: str) -> str:
@@ -119,6 +124,67 @@ def test_a_node_that_does_not_confirm_is_named(cluster: Cluster) -> None:
         config_reload.apply(config_reload.plan(path), 0.5)
     cluster.resume("shard-0-1")
     wait_until(lambda: not config_reload.plan(path).nodes, "it has the settings, too")
+
+
+def test_the_log_level_of_one_node_changes_until_its_restart(cluster: Cluster) -> None:
+    name, other = "shard-0-0", "shard-0-1"
+    done = set_level(cluster, name, "error", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {"node": name, "level": "error", "seconds": None}
+    # The file has a change that no node has yet: only `config reload` applies it.
+    path = rewrite(cluster, disk_reserve_bytes=HUGE)
+    assert set_level(cluster, name, "error").exit_code == 0
+    assert set(config_reload.plan(path).nodes) == set(cluster.nodes)
+    assert reload(path).exit_code == 0
+    assert "disk full" not in log_of(cluster, name)
+    assert "disk full" in log_of(cluster, other)
+    reload(rewrite(cluster, disk_reserve_bytes=cluster.config.disk_reserve_bytes))
+    assert "disk well" not in log_of(cluster, name)
+    cluster.restart(name)
+    wait_until(lambda: "ready" in log_of(cluster, name).rsplit("stopped", 1)[-1], "it logs again")
+
+
+def test_a_level_ends_with_its_time_or_by_default_or_with_another_level_in_the_file(
+    cluster: Cluster,
+) -> None:
+    name, reserve = "shard-0-0", cluster.config.disk_reserve_bytes
+
+    def is_filtered() -> bool:
+        """Whether the node logs no warning: it becomes full and well again."""
+        lines = log_of(cluster, name).count("disk full")
+        for value in (HUGE, reserve):
+            assert reload(rewrite(cluster, disk_reserve_bytes=value)).exit_code == 0
+        return log_of(cluster, name).count("disk full") == lines
+
+    assert not is_filtered()
+    assert set_level(cluster, name, "error").exit_code == 0
+    assert is_filtered()
+    assert set_level(cluster, name, "default").exit_code == 0
+    assert not is_filtered()
+    assert set_level(cluster, name, "error").exit_code == 0
+    assert reload(rewrite(cluster, level="warning")).exit_code == 0
+    assert not is_filtered()
+    assert set_level(cluster, name, "error", "--for", "1s").exit_code == 0
+    wait_until(lambda: not is_filtered(), "the time is over")
+
+
+def test_a_log_level_that_no_node_can_take_is_refused(cluster: Cluster) -> None:
+    unknown = set_level(cluster, "shard-9-9", "debug")
+    assert unknown.exit_code == 2
+    assert "one of mms-0, fh-0, shard-0-0, shard-0-1" in unknown.stderr
+    assert set_level(cluster, "shard-0-0", "loud").exit_code == 2
+    assert set_level(cluster, "shard-0-0", "debug", "--for", "soon").exit_code == 2
+    assert set_level(cluster, "shard-0-0", "default", "--for", "1m").exit_code == 2
+    cluster.pause("fh-0")
+    late = set_level(cluster, "fh-0", "debug", "--timeout", "0.3")
+    assert late.exit_code == 1
+    assert "fh-0 did not confirm" in late.stderr
+    cluster.resume("fh-0")
+    wait_until(lambda: "log level changed" in log_of(cluster, "fh-0"), "it applies later")
+    cluster.stop()
+    dead = set_level(cluster, "shard-0-0", "debug")
+    assert dead.exit_code == 1
+    assert "shard-0-0 does not run on this machine" in dead.stderr
 
 
 def test_without_a_running_node_it_is_an_error(tmp_path: Path) -> None:

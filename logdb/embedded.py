@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 import ziplog
-from logdb.coordinator.metrics import metrics
+from logdb.coordinator.metrics import CoordinatorMetrics
 from logdb.coordinator.node import CoordinatorNode, Settings
 from logdb.wire import decode
 from ziplog import policy
@@ -223,7 +223,12 @@ def coordinator_info(
 
 def coordinator_reporter(node: CoordinatorNode, transport: Transport) -> Reporter:
     """Return the function that reports the metrics of a coordinator and its process."""
-    return Reporter(transport, lambda _driver, _now: (metrics(node), []), lambda: node.cluster)
+    metrics = CoordinatorMetrics(node)
+    return Reporter(
+        transport,
+        lambda _driver, now: metrics.collect(now, time.time_ns()),
+        lambda: node.cluster,
+    )
 
 
 def coordinator_settings(

@@ -181,7 +181,8 @@ def _serve(
     def on_publication(publisher: bytes, frame: bytes) -> None:
         driver.post_frame(publisher, frame)  # created below, before it is called
 
-    metrics = StorageMetrics(replica.state, store)
+    board = SharedState()
+    metrics = StorageMetrics(replica.state, store, lambda: board.archive_next)
     publications = PublicationReceiver(on_publication)
     driver = Driver(
         replica,
@@ -205,7 +206,9 @@ def _serve(
         store.start(driver.post)
         settings.start(lambda new: store.resize(new.cache_bytes, new.disk_reserve_bytes))
         reserve = config.disk_reserve_bytes
-        keeper = _keep_archive(identity, directory, store, replica, driver, reserve, config.log)
+        keeper = _keep_archive(
+            identity, directory, store, replica, driver, board, reserve, config.log
+        )
         # Only now: if the system refuses a resource above, the next start needs the checkpoint.
         directory.delete_checkpoint()
     except (OSError, RuntimeError) as error:
@@ -242,11 +245,11 @@ def _keep_archive(
     store: SegmentStore,
     replica: Replica,
     driver: Driver,
+    board: SharedState,
     reserve_bytes: int,
     log: LogConfig,
 ) -> ArchiveSupervisor:
     """Start the archive: it serves blocks of sealed segments (docs/protocol.md, 14.2)."""
-    board = SharedState()
     host = identity.endpoint.rpartition(":")[0].strip("[]")
     arguments = [
         *("--directory", str(directory.segments), "--node", identity.name),

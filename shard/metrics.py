@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.entries import Place
-from ziplog.core.units import NS_PER_S
+from ziplog.core.first_seen import FirstSeen
 from ziplog.wire import Durations, Value
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shard.state.replica_state import ReplicaState
     from shard.storage.segment_store import SegmentStore
     from ziplog.core.histogram import Histogram
-
-#: Number of snapshots that are remembered to date a backup's last entry.
-_KEPT_SNAPSHOTS: Final = 3600
 
 
 class StorageMetrics:
     """The metrics of one storage server."""
 
-    def __init__(self, state: ReplicaState, store: SegmentStore) -> None:
-        """Report on the replica with this state and store."""
+    def __init__(
+        self,
+        state: ReplicaState,
+        store: SegmentStore,
+        archive_next: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Report on a replica.
+
+        Args:
+            state: of the replica.
+            store: its entries.
+            archive_next: returns the first entry that is not in its archive's files; 0: unknown.
+
+        """
         self._state: Final = state
         self._store: Final = store
+        self._archive_next: Final = archive_next
         self._labels: Final = {"shard": str(state.shard)}
         role = "backup" if state.server else "primary"
         self._role: Final = self._labels | {"role": role}
-        #: Of earlier snapshots: the time in ns, and the primary's last entry.
-        self._history: Final[deque[tuple[int, int]]] = deque(maxlen=_KEPT_SNAPSHOTS)
+        #: Of earlier snapshots: the primary's last entry, and the server's frontier.
+        self._entries: Final = FirstSeen()
+        self._frontiers: Final = FirstSeen()
 
     def collect(self, short_acks: Histogram, now: int) -> tuple[list[Value], list[Durations]]:
         """Return the metrics.
@@ -44,6 +56,7 @@ class StorageMetrics:
             *self._records(),
             *self._store_values(),
             *self._lags(now),
+            *self._reader_lag(now),
             Value("ziplog_delivered_records_total", counters.delivered_records, labels),
             Value("ziplog_delivered_bytes_total", counters.delivered_bytes, labels),
             Value("ziplog_subscriptions", counters.subscriptions, labels),
@@ -82,7 +95,10 @@ class StorageMetrics:
     def _store_values(self) -> list[Value]:
         store, labels = self._store, self._labels
         damaged = sum(last - first + 1 for first, last in store.damage)
+        archive_next = self._archive_next()
+        waiting = store.sealed_bytes(archive_next, self._state.stream.stable)
         return [
+            *([Value("ziplog_archive_lag_bytes", waiting, labels)] if archive_next else []),
             Value("ziplog_flushed_bytes_total", store.flusher.flushed_bytes, labels),
             Value("ziplog_unflushed_bytes", store.backlog_bytes, labels),
             Value("ziplog_stored_bytes", store.stored_bytes, labels),
@@ -99,14 +115,21 @@ class StorageMetrics:
             missing = stream.decisions_after(held)
             records = sum(len(one.gsns) for one in missing if type(one) is Place)
             values.append(Value("ziplog_replica_lag_records", records, labels))
-            values.append(Value("ziplog_replica_lag_seconds", self._age_after(held, now), labels))
-        self._history.append((now, stream.last))
+            age_s = self._entries.age_s(held + 1, now)
+            values.append(Value("ziplog_replica_lag_seconds", age_s, labels))
+        self._entries.observe(stream.last, now)
         return values
 
-    def _age_after(self, held: int, now: int) -> float:
-        """Return the age of the first snapshot with entries after `held`, in seconds."""
-        at = next((at for at, last in self._history if last > held), now)
-        return (now - at) / NS_PER_S
+    def _reader_lag(self, now: int) -> list[Value]:
+        """Return how far the slowest subscription is behind this server."""
+        frontier, labels = self._state.frontier, self._labels
+        behind = [one.sent for one in self._state.counters.lagging.values() if one.sent < frontier]
+        self._frontiers.observe(frontier, now)
+        age_s = self._frontiers.age_s(min(behind) + 1, now) if behind else 0.0
+        return [
+            Value("ziplog_subscriptions_behind", len(behind), labels),
+            Value("ziplog_reader_lag_seconds", age_s, labels),
+        ]
 
 
 def _path(path: str) -> dict[str, str]:

@@ -29,6 +29,7 @@ from ziplog.client.common.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
+from ziplog.core.histogram import Histogram
 from ziplog.core.node import LogWarning
 from ziplog.core.units import NS_PER_S
 from ziplog.errors import TrimmedError, ZiplogError
@@ -100,6 +101,10 @@ class LogTailer:
         self._on_ready, self._on_failure = on_ready, on_failure
         self.state = State()
         self.is_ready = False
+        #: The wall clock minus the clock of `calls`, in ns; 0: unknown, and no commit is timed.
+        self.wall_offset_ns = 0
+        #: From the insertion of a commit record until it is applied, by both sides' clocks.
+        self.commit_durations: Final = Histogram()
         #: All records at or below it were applied, and none can follow.
         self.passed = 0
         #: The greatest known tail of the log.
@@ -213,6 +218,9 @@ class LogTailer:
             applied = apply(record)
             if applied is not None:
                 on_applied(applied)
+        if applied is not None and self.is_ready and self.wall_offset_ns:
+            wall_ns = self._calls.now + self.wall_offset_ns
+            self.commit_durations.add(wall_ns - 1000 * records[-1].timestamp_us)
         self._warn_of_others()
         self._advance_to(records[-1].rid.gsn)
 
@@ -260,6 +268,11 @@ class LogTailer:
         waiters = self._waiters
         while waiters and waiters[0][0] <= self.passed:
             heappop(waiters)[2].resume()
+
+    @property
+    def backlog(self) -> tuple[int, int]:
+        """The positions that servers reported and that were not fetched: [start, stop)."""
+        return self._calls.core.backlog(self._subscription)
 
     # --- waiters ---
 

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ziplog.wire import Value
+from ziplog.core.first_seen import FirstSeen
+from ziplog.wire import Durations, Value
 
 if TYPE_CHECKING:
     from logdb.coordinator.node import CoordinatorNode
 
 
-def metrics(node: CoordinatorNode) -> list[Value]:
-    """Return the metrics of a coordinator; while it replays the log, only that it is not ready."""
+class CoordinatorMetrics:
+    """The metrics of one coordinator."""
+
+    def __init__(self, node: CoordinatorNode) -> None:
+        """Report on a coordinator."""
+        self._node: Final = node
+        #: Of earlier snapshots: the end of what the servers had reported.
+        self._reported: Final = FirstSeen()
+
+    def collect(self, now: int, wall_ns: int) -> tuple[list[Value], list[Durations]]:
+        """Return the metrics; while it replays the log, only its lag and that it is not ready.
+
+        Args:
+            now: the node's clock, in ns.
+            wall_ns: the wall clock, in ns.
+
+        """
+        tailer = self._node.tailer
+        tailer.wall_offset_ns = wall_ns - now
+        start, stop = tailer.backlog
+        self._reported.observe(stop, now)
+        lag_s = self._reported.age_s(start + 1, now) if start < stop else 0.0
+        values = [Value("logdb_lag_seconds", lag_s), *_of_state(self._node)]
+        durations = Durations.of("logdb_commit_duration_seconds", tailer.commit_durations, {})
+        return values, [durations] if self._node.is_ready else []
+
+
+def _of_state(node: CoordinatorNode) -> list[Value]:
     if not node.is_ready:
         return [Value("logdb_ready", 0)]
     state, cache = node.tailer.state, node.cache

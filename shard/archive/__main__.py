@@ -155,7 +155,7 @@ def _build_loop(builder: BlockBuilder, state: SharedState, called: threading.Eve
         called.wait(None if is_done else _RETRY_S)
         called.clear()
         try:
-            builder.build(lambda: state.stable)
+            builder.build(lambda: state.stable, lambda fseq: setattr(state, "archive_next", fseq))
             is_done = True
         except OSError as error:
             if is_done:

@@ -67,13 +67,19 @@ class BlockBuilder:
         self._blocks: Final = BlockReader(directory)
         #: Segments that cannot be read: inode and length by file name.
         self._damaged: dict[str, tuple[int, int]] = {}
+        #: The first entry of the first segment that waits for its rows file; 0: unknown.
+        self._next_fseq = 0
         self._log = structlog.get_logger()
 
-    def build(self, stable: Callable[[], int]) -> None:
+    def build(
+        self, stable: Callable[[], int], on_progress: Callable[[int], object] = lambda _: None
+    ) -> None:
         """Build all rows files that can be built now.
 
         Args:
             stable: returns the last entry that is known to be stable.
+            on_progress: receives the first entry without a rows file before each file is built,
+                and at the end.
 
         Raises:
             OSError: a write failed; there may be no space now.
@@ -82,6 +88,7 @@ class BlockBuilder:
         self._remove_leftovers()
         done: set[str] = set()
         while (task := self._next_task(stable(), done)) is not None:
+            on_progress(self._next_fseq)
             entry = task.entry
             done.add(entry.segment.name)
             assert 0 < entry.limit <= stable() + 1, "rows are built of stable entries"
@@ -90,6 +97,7 @@ class BlockBuilder:
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
                 self._log.warning("rows of a damaged segment cannot be built", error=str(error))
+        on_progress(self._next_fseq)
 
     def _remove_leftovers(self) -> None:
         """Delete rows files without a segment, and unfinished files."""
@@ -105,6 +113,7 @@ class BlockBuilder:
         before: ListedSegment | None = None
         for entry in self._blocks.listed():
             segment = entry.segment
+            self._next_fseq = segment.base_fseq
             if entry.limit > stable + 1:
                 return None
             # The first segment holds the beginning of the kept log.
@@ -123,6 +132,7 @@ class BlockBuilder:
                 writers = self._table(before, table) if is_known else None
                 return _Task(entry, start, writers)
             before = entry
+            self._next_fseq = entry.limit or segment.base_fseq
         return None
 
     def _table(self, before: ListedSegment | None, part: Part | None) -> WriterTable | None:

@@ -1,6 +1,6 @@
-"""Shared memory between a storage server and its archive: trim point, stable entry, cluster number.
+"""Shared memory between a storage server and its archive: numbers of both.
 
-Rule: only the server writes, and each number with one store of 8 bytes, so reads are atomic. The
+Rule: each number has one writer, which stores its 8 bytes at once, so reads are atomic. The
 server publishes a trim point here before it refuses any read below it (docs/protocol.md, sections
 8 and 14.2).
 """
@@ -12,7 +12,7 @@ import os
 from typing import Final
 
 _BYTES: Final = 4096
-_TRIM, _STABLE, _CLUSTER = range(3)
+_TRIM, _STABLE, _CLUSTER, _ARCHIVE_NEXT = range(4)
 
 
 class SharedState:
@@ -54,6 +54,18 @@ class SharedState:
     @cluster.setter
     def cluster(self, number: int) -> None:
         self._numbers[_CLUSTER] = number
+
+    @property
+    def archive_next(self) -> int:
+        """The first entry that has no rows file, of those that can have one; 0: unknown.
+
+        Only the archive writes it.
+        """
+        return self._numbers[_ARCHIVE_NEXT]
+
+    @archive_next.setter
+    def archive_next(self, fseq: int) -> None:
+        self._numbers[_ARCHIVE_NEXT] = fseq
 
     def close(self) -> None:
         """Release the memory. Call once."""

@@ -74,6 +74,7 @@ class Readers:
         self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
         #: Subscriptions that are behind the frontier.
         self._lagging: Final[dict[tuple[bytes, int], Subscription]] = {}
+        state.counters.lagging = self._lagging
         #: The frontier of the subscriptions that are not behind; some began above it.
         self._frontier = 0
         #: The last stable entry at this frontier, and whether missing leases held the frontier

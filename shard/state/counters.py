@@ -13,9 +13,17 @@ from ziplog.wire import Answer, RefusalCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Protocol
 
     from shard.state.decision_log import DecisionLog
     from shard.state.sessions import HeldUnit
+
+    class Reader(Protocol):
+        """A subscription."""
+
+        #: Everything before this gsn was sent.
+        sent: int
+
 
 #: One of this many admitted inserts is timed; a power of 2.
 SAMPLE_INTERVAL: Final = 64
@@ -36,6 +44,8 @@ class Counters:
         self.delivered_records = self.delivered_bytes = 0
         #: Number of open subscriptions.
         self.subscriptions = 0
+        #: The subscriptions to which not all stable records were sent.
+        self.lagging: Mapping[tuple[bytes, int], Reader] = {}
         #: Records that this backup acked after the primary's decision: its guess was wrong.
         self.waited_records = 0
         #: At a primary: the last entry that each backup holds, by its index.

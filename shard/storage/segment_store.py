@@ -180,6 +180,11 @@ class SegmentStore(SegmentReader):
         """Bytes of all entries that are kept, in files or soon."""
         return sum(segment.size for segment in self._segments)
 
+    def sealed_bytes(self, first: int, last: int) -> int:
+        """Return the bytes of the sealed segments that end within these entries, inclusive."""
+        sealed = self._segments[:-1]
+        return sum(segment.size for segment in sealed if first <= segment.last_fseq <= last)
+
     @property
     def segment_count(self) -> int:
         """Number of segments."""

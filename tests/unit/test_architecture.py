@@ -100,7 +100,7 @@ CLOCKS = {
     "logdb/cli/measuring.py": {"monotonic_ns"},
     "logdb/client/engines.py": {"time_ns"},
     "logdb/coordinator/progress.py": {"monotonic"},
-    "logdb/embedded.py": {"monotonic"},
+    "logdb/embedded.py": {"monotonic", "time_ns"},
     "mms/__main__.py": {"time_ns"},
     "shard/archive/supervisor.py": {"monotonic"},
     "shard/archive/throttle.py": {"monotonic", "thread_time", "time"},

@@ -193,6 +193,11 @@ class ClientCore:
         """The shards that delay a tail query, each with its state."""
         return self._tail_queries.waiting_for()
 
+    def backlog(self, subscription: int) -> tuple[int, int]:
+        """Return the positions that were reported and not returned; (0, 0): it is not open."""
+        found = self._subscriptions.get(subscription)
+        return found.backlog if found is not None else (0, 0)
+
     @property
     def description(self) -> str:
         """The cluster's name and endpoints, for errors."""

@@ -64,9 +64,20 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "ziplog_delivered_bytes_total": Entry("counter", "Bytes sent to subscriptions."),
     "ziplog_subscriptions": Entry("gauge", "Open subscriptions."),
+    "ziplog_subscriptions_behind": Entry(
+        "gauge", "Subscriptions to which not all stable records were sent."
+    ),
+    "ziplog_reader_lag_seconds": Entry(
+        "gauge",
+        "Age of the oldest stable record that was not sent to the slowest subscription, to the"
+        " second before, and at most since the first snapshot.",
+    ),
     "ziplog_sessions": Entry("gauge", "Clients that the server remembers."),
     "ziplog_stored_bytes": Entry("gauge", "Bytes of the entries that are kept."),
     "ziplog_segments": Entry("gauge", "Segment files that are kept."),
+    "ziplog_archive_lag_bytes": Entry(
+        "gauge", "Bytes of complete, stable segments that wait for the archive; none: unknown."
+    ),
     "ziplog_damaged_entries": Entry("gauge", "Entries that were unreadable at the start."),
     "ziplog_repairs_total": Entry("counter", "Repairs of unreadable entries, by result."),
     # Membership nodes and failure handlers.
@@ -86,6 +97,11 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     # Coordinators of LogDB.
     "logdb_ready": Entry("gauge", "Whether the coordinator serves requests."),
+    "logdb_lag_seconds": Entry(
+        "gauge",
+        "Age of the oldest record that the servers reported and the coordinator has not applied, to"
+        " the second before.",
+    ),
     "logdb_keys": Entry("gauge", "Keys of the database."),
     "logdb_data_bytes": Entry("gauge", "Bytes of all keys and values."),
     "logdb_log_bytes": Entry("gauge", "Bytes of the log that are not trimmed."),
@@ -96,6 +112,11 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "logdb_cache_bytes": Entry("gauge", "Bytes of cached values."),
     "logdb_commits_total": Entry("counter", "Transactions that committed, the replay apart."),
     "logdb_aborts_total": Entry("counter", "Transactions that aborted, the replay apart."),
+    "logdb_commit_duration_seconds": Entry(
+        "histogram",
+        "From the insertion of a transaction's record, by its client's clock, until the coordinator"
+        " decides it. Sampled: the last one of the records that arrive together.",
+    ),
     "logdb_cleaner_rounds_total": Entry("counter", "Rounds of the cleaner, by result."),
     "logdb_cleaner_moved_bytes_total": Entry("counter", "Bytes of values that it moved."),
     "logdb_cleaner_stopped": Entry("gauge", "Whether a foreign record stops the cleaner."),

@@ -18,7 +18,7 @@ from ziplog.types import RecordId
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ziplog.monitor.epochs import EpochTimes
+    from ziplog.core.first_seen import FirstSeen
     from ziplog.monitor.exposition import Sample
     from ziplog.wire import Metrics
 
@@ -30,7 +30,7 @@ _LABEL: Final = re.compile(r"[a-z_]+", re.ASCII)
 def families(
     document: dict[str, Any] | None,
     replies: Mapping[str, Metrics | None],
-    times: EpochTimes,
+    times: FirstSeen,
     now: int,
 ) -> Iterator[Family]:
     """Yield all metrics.
@@ -176,7 +176,7 @@ def _disks(replicas: list[tuple[int, dict[str, Any]]]) -> Iterator[Family]:
         yield Family(name, "gauge", text, samples)
 
 
-def _ages(document: dict[str, Any], times: EpochTimes, now: int) -> Iterator[Family]:
+def _ages(document: dict[str, Any], times: FirstSeen, now: int) -> Iterator[Family]:
     """Yield how long positions have been open, from the times of epochs."""
     oldest = times.age_s(document["finalized_epoch"] + 1, now)
     yield Family(

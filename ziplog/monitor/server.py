@@ -16,9 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from ziplog.core.first_seen import FirstSeen
 from ziplog.errors import ZiplogError
 from ziplog.monitor import exposition, health, metrics
-from ziplog.monitor.epochs import EpochTimes
 from ziplog.monitor.nodes import NodePolls, endpoints_of
 from ziplog.monitor.status import with_replies
 from ziplog.runtime.clock import now_ns
@@ -53,7 +53,7 @@ class Snapshots:
         """
         self._log: Final = log
         self._coordinators: Final = coordinators
-        self._times: Final = EpochTimes()
+        self._times: Final = FirstSeen()
         self._polls: Final = NodePolls(self._endpoints)
         self._document: dict[str, Any] | None = None
         self._taken_at = time.monotonic() - _MAX_AGE_S

@@ -184,6 +184,14 @@ def test_coordinators_are_asked_too(cluster: Cluster) -> None:
         wait_until(lambda: sample(monitor, f"logdb_commits_total{node}") == 1, "it committed")
         assert sample(monitor, f"logdb_keys{node}") == 1
         assert sample(monitor, f"logdb_ready{node}") == 1
+        assert sample(monitor, f"logdb_lag_seconds{node}") >= 0
+
+        def is_timed() -> bool:
+            with logdb.connect(coordinator.endpoint) as db:
+                db.put("k", 2)
+            return sample(monitor, f"logdb_commit_duration_seconds_count{node}") >= 1
+
+        wait_until(is_timed, "a commit is timed")
 
 
 def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Monitor) -> None:
@@ -193,7 +201,7 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Mon
         used = {name.removesuffix("_bucket") for name in used}
         assert used
         assert used <= exported
-    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 24
+    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 28
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -286,6 +286,13 @@ class FakeCore:
         """What the cluster allows."""
         return self.log.limits
 
+    def backlog(self, subscription: int) -> tuple[int, int]:
+        """Return what is in the log and was not fetched by a subscription."""
+        sub = self.subscriptions.get(subscription)
+        if sub is None:
+            return 0, 0
+        return sub.position, max(self.log.tail.gsn + 1, sub.position)
+
     def set_policy(self, policy: Policy) -> None:
         """Choose the shards of later inserts by `policy`."""
         self.policy = policy

@@ -9,6 +9,7 @@ import pytest
 from shard.metrics import StorageMetrics
 from shard.replica import Replica
 from shard.state.counters import SAMPLE_INTERVAL
+from tests.unit.shard.logs import place
 from tests.world import CLUSTER, MS, S, World, calm_world, insert, probe
 from ziplog import wire
 from ziplog.core.histogram import Histogram
@@ -124,6 +125,58 @@ def test_the_metrics_of_a_primary_and_a_backup(opened: Callable[..., SegmentStor
     assert paths == [5 - len(waited), len(waited)]
     assert waited  # Its epoch was closed for the reader before the insert came.
     assert "ziplog_order_wait_seconds" not in found
+
+
+def test_the_lag_of_a_reader_without_credit_grows(opened: Callable[..., SegmentStore]) -> None:
+    world = calm_world()
+    report = StorageMetrics(replica_of(world).state, opened())
+
+    def lag() -> tuple[float, float]:
+        values, _ = report.collect(Histogram(), world.now)
+        found = {value.name: value.value for value in values}
+        return found["ziplog_subscriptions_behind"], found["ziplog_reader_lag_seconds"]
+
+    def renew(credit: int) -> None:
+        world.send("c", PRIMARY, wire.Credit(CLUSTER, 0, 1, b"r" * 16, 1, credit))
+        world.run(20 * MS)
+
+    assert lag() == (0, 0)
+    world.send("c", PRIMARY, wire.Subscribe(CLUSTER, 0, 1, b"r" * 16, 1, 1, 1))
+    insert_everywhere(world, range(1, 3))  # The first one uses up the credit.
+    world.run(20 * MS)
+    assert lag() == (1, 0)
+    for _ in range(2):
+        world.run(S // 4)
+        renew(1)
+    assert lag() == (1, pytest.approx(0.5, abs=0.1))
+    renew(10**6)
+    assert lag() == (0, 0)
+
+
+def test_the_segments_that_wait_for_the_archive(opened: Callable[..., SegmentStore]) -> None:
+    world, store = calm_world(), opened(segment_bytes=500)
+    for fseq in range(1, 20):
+        store.append(place(fseq, [fseq], bytes(100)))
+    sealed = store._segments[:-1]
+    assert len(sealed) >= 3
+    archived = 0
+    report = StorageMetrics(replica_of(world).state, store, lambda: archived)
+
+    def lag() -> object:
+        values = report.collect(Histogram(), world.now)[0]
+        found: dict[str, object] = {value.name: value.value for value in values}
+        return found.get("ziplog_archive_lag_bytes")
+
+    stream = replica_of(world).state.stream
+    assert lag() is None, "the archive has not reported yet"
+    archived = 1
+    assert stream.stable == 0
+    assert lag() == 0, "nothing is stable"
+    insert_everywhere(world, range(1, sealed[1].last_fseq + 1))
+    assert sealed[1].last_fseq <= stream.stable < sealed[2].last_fseq
+    assert lag() == sealed[0].size + sealed[1].size
+    archived = sealed[1].base_fseq
+    assert lag() == sealed[1].size
 
 
 def test_the_lag_of_a_backup_grows_while_it_is_paused(

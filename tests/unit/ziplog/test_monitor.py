@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from ziplog.core.first_seen import FirstSeen
 from ziplog.core.histogram import BOUNDS_US, Histogram
 from ziplog.monitor import exposition, health, metrics
 from ziplog.monitor.catalogue import CATALOGUE
-from ziplog.monitor.epochs import EpochTimes
 from ziplog.monitor.status import with_replies
 from ziplog.wire import Durations, Metrics, Value
 
@@ -71,7 +71,7 @@ def replies() -> dict[str, Metrics | None]:
 
 
 def render(found: dict[str, Any] | None, media: str = exposition.TEXT) -> list[str]:
-    times = EpochTimes()
+    times = FirstSeen()
     for epoch, at in ((6, 1), (8, 2), (9, 5)):
         times.observe(epoch, at * S)
     families = metrics.families(found, replies() if found else {}, times, 12 * S)
@@ -172,7 +172,7 @@ def test_the_accept_header_chooses_the_format(accept: str, media: str) -> None:
 
 
 def test_the_times_of_epochs_are_bounded() -> None:
-    times = EpochTimes()
+    times = FirstSeen()
     assert times.age_s(0, S) == 0
     for epoch in range(20_000):
         times.observe(epoch, epoch * S)

@@ -274,6 +274,16 @@ class Subscription(StreamReader[FetchRequest]):
             blocked,
         )
 
+    @property
+    def backlog(self) -> tuple[int, int]:
+        """The positions that servers reported and the reader has not got: [start, stop)."""
+        has_ready = self._handed_out < len(self._ready)
+        start = self._ready[self._handed_out].rid.gsn if has_ready else self.position
+        streams = self._streams.values()
+        if not streams or (not has_ready and all(stream.caught_up for stream in streams)):
+            return start, start
+        return start, max(start, *(stream.stable for stream in streams))
+
     def slowest(self) -> int | None:
         """Return the shard with the lowest frontier, of those that own positions from here on."""
         owners = [

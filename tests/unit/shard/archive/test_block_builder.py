@@ -22,14 +22,17 @@ from tests.unit.shard.archive.logs import (
     unit,
     walk,
 )
+from tests.waiting import wait_until
 from ziplog.core.entries import Origin
 from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from shard.storage.segment_store import SegmentStore
+    from tests.unit.shard.archive.processes import Process
 
 
 def names(directory: Path, suffix: str) -> list[str]:
@@ -93,6 +96,34 @@ def test_only_what_is_stable_gets_rows(segments: Path) -> None:
     assert len(names(segments, "rows")) == 1
     make(segments, stable=third.base_fseq - 1)
     assert len(names(segments, "rows")) == 2
+    store.close()
+
+
+def test_the_first_entry_without_rows_is_reported_before_each_file_and_at_the_end(
+    segments: Path,
+) -> None:
+    store = open_store(segments)
+    fill(store, log(40))
+    bases = [segment.base_fseq for segment in store._segments]
+    reported: list[int] = []
+    BlockBuilder(segments).build(lambda: bases[2] - 1, reported.append)
+    assert reported == bases[:3]
+    reported.clear()
+    BlockBuilder(segments).build(lambda: 2**60, reported.append)
+    assert reported == bases[2:]
+    store.close()
+
+
+def test_the_process_reports_it_to_its_server(
+    segments: Path, started: Callable[..., Process]
+) -> None:
+    store = open_store(segments)
+    fill(store, log(40))
+    archive = started(segments)
+    assert archive.board.archive_next == 0
+    archive.notify()
+    last = store._segments[-1].base_fseq
+    wait_until(lambda: archive.board.archive_next == last, "all sealed segments have rows")
     store.close()
 
 

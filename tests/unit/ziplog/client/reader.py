@@ -89,6 +89,10 @@ class Reader(Glass):
         assert isinstance(answer, Progress)
         return answer
 
+    @property
+    def backlog(self) -> tuple[int, int]:
+        return self.core.backlog(self.subscription)
+
 
 def unit(*gsns: int) -> Unit:
     payloads = [b"%d" % gsn for gsn in gsns]

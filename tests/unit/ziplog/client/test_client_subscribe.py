@@ -338,6 +338,22 @@ def test_progress() -> None:
     assert glass.progress() == Progress(RecordId(7, 0), caught_up=True, blocked_on=None)
 
 
+def test_the_backlog_is_what_servers_reported_and_the_reader_has_not_got() -> None:
+    glass = Reader()
+    assert glass.backlog == (1, 1)
+    glass.deliver(0, 1, 7, [1], [5], stable=20)
+    assert glass.backlog == (1, 20)
+    glass.deliver(1, 1, 4)
+    assert glass.gsns() == [1]
+    assert glass.backlog == (4, 20)
+    glass.deliver(0, 7, 20)
+    glass.deliver(1, 4, 24)
+    assert glass.backlog == (4, 24), "gsn 5 was not fetched"
+    assert glass.gsns() == [5]
+    assert glass.backlog == (20, 20)
+    assert glass.core.backlog(glass.subscription + 1) == (0, 0)
+
+
 # --- trims, ends, errors ---
 
 

@@ -29,7 +29,7 @@ from shard.storage.segment_store import SegmentStore
 from shard.storage.store import FullError
 from ziplog.config import load
 from ziplog.core import view
-from ziplog.core.node import ArchiveOpened
+from ziplog.core.node import ArchiveOpened, SuspicionChanged
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.runtime import wire_file
@@ -182,6 +182,7 @@ def _serve(
         driver.post_frame(publisher, frame)  # created below, before it is called
 
     board = SharedState()
+
     metrics = StorageMetrics(replica.state, store, lambda: board.archive_next)
     publications = PublicationReceiver(on_publication)
     driver = Driver(
@@ -204,7 +205,7 @@ def _serve(
     )
     try:
         store.start(driver.post)
-        settings.start(lambda new: store.resize(new.cache_bytes, new.disk_reserve_bytes))
+        settings.start(lambda new: _apply(new, store, driver))
         reserve = config.disk_reserve_bytes
         keeper = _keep_archive(
             identity, directory, store, replica, driver, board, reserve, config.log
@@ -225,6 +226,12 @@ def _serve(
     _store_the_rest(directory, store, replica)
     keeper.stop()
     structlog.get_logger().info("stopped")
+
+
+def _apply(new: ClusterConfig, store: SegmentStore, driver: Driver) -> None:
+    """Apply the settings that can change while the server runs."""
+    store.resize(new.cache_bytes, new.disk_reserve_bytes)
+    driver.post(SuspicionChanged(new.suspicion_ms))
 
 
 def _log_ready(identity: ReplicaConfig, transport: Transport, *, limbo: bool) -> None:

@@ -8,7 +8,6 @@ The replica refuses messages of another cluster, shard or view, keeps the sessio
 to its parts: `Primary` or `Backup` for inserts, `Readers`, `LeaseUpdates`, `RateReporter`,
 `Draining`, and the modules of `shard.recovery`. Any message may be lost, delayed, duplicated, of an
 older view, or from a server that lost its state (docs/protocol.md, sections 3 to 11, 13).
-
 Invariants: `check()`, and those of the parts.
 """
 
@@ -45,6 +44,7 @@ from ziplog.core.node import (
     Received,
     ReportBadMessage,
     StorageChanged,
+    SuspicionChanged,
     Wakeup,
     WireRecorded,
 )
@@ -197,6 +197,8 @@ class Replica:
             self._health.on_unread_input(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
             self._state.archive_port = event.port
+        elif isinstance(event, SuspicionChanged):
+            self._health.set_suspicion(event.suspicion_ms, now)
         elif isinstance(event, WireRecorded):
             self._state.wire_use.on_recorded(event.wire)
         return self._state.pop_effects()
@@ -218,10 +220,9 @@ class Replica:
             due = self._role.next_wakeup(self._now)
             if due is not None and due < earliest:
                 earliest = due
-        parts = (
+        for part in (
             self._health, self._repair, self._recovery.transfer, self._membership, self._draining,
-        )  # fmt: skip
-        for part in parts:
+        ):  # fmt: skip
             due = part.next_wakeup() if part is not None else None
             if due is not None and due < earliest:
                 earliest = due
@@ -578,8 +579,7 @@ class Replica:
     def part(self) -> list[Entry]:
         """Return the last entries for the store: a watermark record, if it is not stored."""
         self._marks.write()
-        effects = self._state.pop_effects()
-        return [effect.entry for effect in effects if isinstance(effect, Persist)]
+        return [one.entry for one in self._state.pop_effects() if isinstance(one, Persist)]
 
     def checkpoint(self) -> bytes:
         """Return the checkpoint of a clean stop. No event may follow it."""

@@ -203,6 +203,7 @@ class ClusterConfig:
             low=100,
             high=60_000,
             unit="ms",
+            change="reload",
         ),
     ] = 1000
     lag_fix: Annotated[

@@ -1,9 +1,12 @@
 """Failure detector of one shard: tracks heartbeats of the other replicas.
 
-Every replica sends its peers four heartbeats per suspicion timeout, each with its view and state.
-A peer is suspected after one suspicion timeout without a healthy heartbeat in the current view, or
-at once if it reports limbo or an older view. Time during which this process was paused does not
-count. Nor does, within limits, time with unread input. See docs/protocol.md, section 11.
+Every replica sends its peers four heartbeats per suspicion timeout, each with its view, state and
+timeout. A peer is suspected after one suspicion timeout without a healthy heartbeat in the current
+view, or at once if it reports limbo or an older view. Time during which this process was paused
+does not count. Nor does, within limits, time with unread input.
+
+Timeouts of replicas may differ while an operator changes them. So the timeout for a peer is the
+larger one of both, and heartbeats follow the smallest one. See docs/protocol.md, section 11.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ STALE_NS: Final = 5000 * NS_PER_MS
 #: Suspicion timeouts of silence that count even if input was unread all the time: a flood must not
 #: hide a dead peer.
 UNREAD_TIMEOUTS: Final = 5
+#: The least suspicion timeout of a cluster file; a heartbeat has 0 if the sender reports none.
+_LEAST_SUSPICION_MS: Final = 100
 #: Messages within this time after a pause may have waited in a queue: they prove nothing.
 _WAITING_NS: Final = 250 * NS_PER_MS
 
@@ -38,8 +43,9 @@ class FailureDetector:
         config = state.config
         self._others: Final = [s for s in range(len(config.replicas)) if s != state.server]
         self._handlers: Final = tuple(node.name.encode() for node in config.handlers)
-        self._suspicion_ns: Final = config.suspicion_ms * NS_PER_MS
-        self._beat_ns: Final = self._suspicion_ns // 4
+        #: This server's suspicion timeout, and that of each peer: at first the same.
+        self._suspicion_ns = config.suspicion_ms * NS_PER_MS
+        self._peer_suspicion_ns: Final = dict.fromkeys(self._others, self._suspicion_ns)
         #: Time of the last healthy heartbeat of each peer.
         self._last_beat: Final = dict.fromkeys(self._others, now + STARTUP_NS)
         #: Peers that reported limbo or an older view.
@@ -56,6 +62,13 @@ class FailureDetector:
         self.is_stale = False
         #: The membership service reports that the shard is being recovered.
         self.is_recovering = False
+
+    def set_suspicion(self, suspicion_ms: int, now: int) -> None:
+        """Change this server's suspicion timeout, and announce it to the peers."""
+        if suspicion_ms * NS_PER_MS == self._suspicion_ns:
+            return
+        self._suspicion_ns = suspicion_ms * NS_PER_MS
+        self.expedite(now)
 
     def on_pause(self, now: int) -> None:
         """Record a pause of this process: peers may have sent heartbeats meanwhile."""
@@ -78,6 +91,8 @@ class FailureDetector:
         if beat.server not in self._last_beat:
             return
         self.on_fresh_message(now)
+        if beat.suspicion_ms >= _LEAST_SUSPICION_MS:
+            self._peer_suspicion_ns[beat.server] = beat.suspicion_ms * NS_PER_MS
         if beat.view == self._state.view and beat.state in {"up", "frozen", "joined"}:
             self._last_beat[beat.server] = now
             self._unfit.discard(beat.server)
@@ -93,15 +108,26 @@ class FailureDetector:
 
     def suspects(self, now: int) -> list[int]:
         """Return the indices of the suspected peers."""
-        since, suspicion = self._listening_since, self._suspicion_ns
+        since = self._listening_since
         read = now if self._is_unread else self._read_at
+
+        def is_silent(server: int, heard: int) -> bool:
+            suspicion = max(self._suspicion_ns, self._peer_suspicion_ns[server])
+            return (
+                now - max(heard, since, read) >= suspicion
+                or now - max(heard, since) >= UNREAD_TIMEOUTS * suspicion
+            )
+
         return [
             server
             for server, heard in self._last_beat.items()
-            if server in self._unfit
-            or now - max(heard, since, read) >= suspicion
-            or now - max(heard, since) >= UNREAD_TIMEOUTS * suspicion
+            if server in self._unfit or is_silent(server, heard)
         ]
+
+    @property
+    def _beat_ns(self) -> int:
+        """Interval between heartbeats."""
+        return min((self._suspicion_ns, *self._peer_suspicion_ns.values())) // 4
 
     def tick(self, now: int, claim: LogClaim) -> None:
         """Send a heartbeat, and report suspicions to the failure handlers, if they are due."""
@@ -137,9 +163,15 @@ class FailureDetector:
         state.broadcast(
             state.peers,
             Beat(
-                state.cluster, state.shard, state.view, state.server, state.incarnation, state.state
+                state.cluster,
+                state.shard,
+                state.view,
+                state.server,
+                state.incarnation,
+                state.state,
+                self._suspicion_ns // NS_PER_MS,
             ),
-        )
+        )  # fmt: skip
 
     def _send_suspicions(self, suspects: list[int], claim: LogClaim) -> None:
         state = self._state

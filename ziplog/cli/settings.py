@@ -87,8 +87,8 @@ def reload(
 ) -> None:
     """Apply a changed cluster file to the running nodes of this machine.
 
-    Nodes take changes of [log], disk_reserve_bytes and cache_bytes while they run. If another key
-    has changed, it is named, and nothing is applied (exit code 2).
+    Nodes take changes of [log], disk_reserve_bytes, cache_bytes and suspicion_ms while they run. If
+    another key has changed, it is named, and nothing is applied (exit code 2).
     """
     plan = config_reload.plan(file)
     others = [key for key, change in plan.changes.items() if change != "reload"]

@@ -65,6 +65,12 @@ class ArchiveOpened(Event, frozen=True, gc=False):
     port: int
 
 
+class SuspicionChanged(Event, frozen=True, gc=False):
+    """The operator changed this server's suspicion time, in ms."""
+
+    suspicion_ms: int
+
+
 class WireRecorded(Event, frozen=True, gc=False):
     """A `RecordWire` is done: the version is on stable storage."""
 

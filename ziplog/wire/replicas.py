@@ -64,6 +64,8 @@ class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
     server: Annotated[int, Meta(ge=0, lt=16)]
     incarnation: Unsigned
     state: ServerState
+    #: The sender's suspicion time; 0: unknown, from an earlier release.
+    suspicion_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
 
 
 class Ahead(Message, tag=VERSION * 256 + 36, frozen=True, gc=False):

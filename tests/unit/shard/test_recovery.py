@@ -27,7 +27,7 @@ from tests.world import (
 )
 from ziplog import wire
 from ziplog.core.entries import Place, Skip
-from ziplog.core.node import Pressed, Received, ReportBadMessage
+from ziplog.core.node import Pressed, Received, ReportBadMessage, SuspicionChanged
 from ziplog.core.view import KEPT_RUNS, run_of
 from ziplog.segments.entry import Entry, WatermarkRecord
 
@@ -163,6 +163,75 @@ def test_silent_peer_is_suspected_after_the_timeout_until_its_next_heartbeat() -
     count = len(heard(world, wire.Suspect))
     world.run(3 * S)
     assert len(heard(world, wire.Suspect)) == count
+
+
+def set_suspicion(world: World, suspicion_ms: int, *names: str) -> None:
+    for name in names:
+        replica(world, name).step(SuspicionChanged(suspicion_ms), world.now)
+    world.run(500 * MS)
+
+
+def test_the_suspicion_timeout_of_running_servers_changes() -> None:
+    world = start()
+    world.run(6 * S)
+    set_suspicion(world, 10_000, PRIMARY, BACKUP)
+    world.paused.add(PRIMARY)
+    world.run(9 * S)
+    assert not heard(world, wire.Suspect)
+    world.paused.clear()
+    world.run(1 * S)
+    set_suspicion(world, 200, PRIMARY, BACKUP)
+    assert not heard(world, wire.Suspect)
+    world.paused.add(PRIMARY)
+    world.run(300 * MS)
+    assert heard(world, wire.Suspect)
+
+
+@pytest.mark.parametrize("other", [100, 20_000])
+def test_servers_with_different_suspicion_timeouts_do_not_suspect_each_other(other: int) -> None:
+    world = start()
+    world.run(6 * S)
+    set_suspicion(world, other, BACKUP)
+    world.run(60 * S)
+    assert not heard(world, wire.Suspect)
+    # Both servers wait for the larger one of the two timeouts.
+    larger = max(other, 1000) * MS
+    world.paused.add(PRIMARY)
+    world.run(larger * 9 // 10)
+    assert not heard(world, wire.Suspect)
+    world.run(larger // 2)
+    assert heard(world, wire.Suspect)
+
+
+def test_a_server_without_peers_suspects_none() -> None:
+    world = start(f=0)
+    world.run(6 * S)
+    set_suspicion(world, 100, PRIMARY)
+    assert not heard(world, wire.Suspect)
+
+
+def test_heartbeats_follow_the_smallest_timeout_of_all_servers() -> None:
+    """A peer may have missed the longer one, or ignore it: an earlier release."""
+    world = start()
+    world.run(6 * S)
+    world.nodes[BACKUP] = Probe()
+    set_suspicion(world, 20_000, PRIMARY)
+    world.run(10 * S)
+    beats = heard(world, wire.Beat, BACKUP)
+    assert {beat.suspicion_ms for beat in beats} == {20_000}
+    assert len(beats) >= 40
+
+
+def test_a_peer_that_reports_no_timeout_has_the_one_of_the_start() -> None:
+    world = start()
+    world.run(6 * S)
+    world.nodes[BACKUP] = Probe()
+    set_suspicion(world, 100, PRIMARY)
+    for _ in range(20):
+        beat = wire.Beat(CLUSTER, 0, 1, 1, 7, "up")
+        replica(world, PRIMARY).step(Received(BACKUP.encode(), beat), world.now)
+        world.run(900 * MS)
+    assert not heard(world, wire.Suspect)
 
 
 def test_server_with_unread_input_suspects_late() -> None:

@@ -31,7 +31,7 @@ KINDS = {
     "raft_password": ("0123456789abcdef", "stop"),
     "segment_bytes": (2**20, "restart"),
     "session_timeout_s": (10, "restart"),
-    "suspicion_ms": (100, "restart"),
+    "suspicion_ms": (100, "reload"),
 }
 
 

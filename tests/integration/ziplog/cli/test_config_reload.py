@@ -93,6 +93,14 @@ def test_the_level_and_the_form_of_logs_change_at_once(cluster: Cluster) -> None
         assert (line["event"], line["keys"]) == ("settings changed", "log.level")
 
 
+def test_a_shorter_suspicion_time_applies_to_running_servers(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=1, settings={"suspicion_ms": 60_000}) as cluster:
+        assert reload(rewrite(cluster, suspicion_ms=200)).exit_code == 0
+        cluster.pause("shard-0-1")
+        with cluster.connect() as log:
+            wait_until(lambda: log.cluster()["shards"][0]["view"] == 2, "the shard was recovered")
+
+
 def test_one_key_that_needs_a_restart_keeps_all_as_it_is(cluster: Cluster) -> None:
     pids = {name: cluster.pid(name) for name in cluster.nodes}
     path = rewrite(cluster, epoch_ms=20, disk_reserve_bytes=HUGE)

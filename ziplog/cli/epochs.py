@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,6 +14,7 @@ import ziplog
 from ziplog.cli import moments
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 from ziplog.cli.tables import cell, stdout, table
+from ziplog.core.gsn import Schedule
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
 
 #: Number of epochs that are shown without `--from`.
 _LATEST: Final = 10
-_COLUMNS: Final = ("epoch", "lease", "begins", "ms", "shard", "weight", "records", "state", "from")
-_NUMBERS: Final = frozenset({"epoch", "lease", "ms", "shard", "weight", "records", "from"})
+_COLUMNS: Final = (
+    "epoch", "lease", "begins", "ms", "shard", "weight", "records", "holes", "state", "from"
+)  # fmt: skip
+_NUMBERS: Final = frozenset(_COLUMNS) - {"begins", "state"}
 
 
 def epochs(
@@ -39,7 +43,8 @@ def epochs(
     """Print epochs, at most 1000, and for each its shards; without --from, the latest.
 
     begins: the time of its first record, by the clock of the record's client. ms: its length.
-    records: stable records now; the command reads them. state: final if all positions of the shard
+    records: stable records now; the command reads them. holes: positions of the shard before its
+    last record of the epoch that hold no record. state: final if all positions of the shard
     in it are decided and stable, else open. from: its first position. Trimmed epochs are omitted.
 
     Example: ziplog epochs --from 120 --to 130
@@ -60,22 +65,37 @@ def epochs(
 
 
 def _count(log: Log, found: list[dict[str, Any]], trimmed_before: str) -> None:
-    """Add to epochs the time of the first record, and to their shards the number of records."""
+    """Add to epochs the time of the first record, and to their shards the records and holes."""
     records: Counter[tuple[int, int]] = Counter()
+    last: dict[tuple[int, int], int] = {}
     begins: dict[int, int] = {}
+    trim = ziplog.RecordId.parse(trimmed_before).gsn
     if found:
-        start = max(found[0]["start"], ziplog.RecordId.parse(trimmed_before).gsn)
+        start = max(found[0]["start"], trim)
         with log.subscribe(ziplog.RecordId(start, 0), follow=False) as subscription:
             for record in subscription:
                 if record.epoch > found[-1]["epoch"]:
                     break
                 records[record.epoch, record.rid.shard] += 1
+                last[record.epoch, record.rid.shard] = record.rid.gsn
                 begins.setdefault(record.epoch, record.timestamp_us)
     for epoch in found:
         number = epoch["epoch"]
         epoch["begins"] = moments.iso(begins[number]) if number in begins else None
+        schedule = _schedule(tuple((one["shard"], one["weight"]) for one in epoch["shards"]))
+        base = epoch["start"]
         for shard in epoch["shards"]:
-            shard["records"] = records[number, shard["shard"]]
+            key = number, shard["shard"]
+            shard["records"], shard["holes"] = records[key], 0
+            if key in last:
+                before = schedule.slot_from(shard["shard"], max(trim - base, 0))
+                positions = schedule.slot_from(shard["shard"], last[key] + 1 - base) - before
+                shard["holes"] = positions - records[key]
+
+
+@functools.cache
+def _schedule(weights: tuple[tuple[int, int], ...]) -> Schedule:
+    return Schedule(weights)
 
 
 def _print(found: list[dict[str, Any]]) -> None:
@@ -83,7 +103,7 @@ def _print(found: list[dict[str, Any]]) -> None:
     for epoch in found:
         head = [epoch["epoch"], epoch["lease"], epoch["begins"], epoch["milliseconds"]]
         for shard in epoch["shards"]:
-            own = [shard["shard"], shard["weight"], shard["records"], shard["state"]]
+            own = [shard[key] for key in ("shard", "weight", "records", "holes", "state")]
             shown.add_row(*map(cell, [*head, *own, epoch["start"] if head[0] != "" else ""]))
             head = [""] * len(head)
     stdout().print(shown)

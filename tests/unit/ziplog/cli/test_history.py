@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 import ziplog
 from tests.unit.ziplog.cli.fakes import FakeLog, FakeSubscription, run
 from ziplog.cli import moments, top
+from ziplog.core.gsn import Schedule
 from ziplog.core.histogram import Histogram
 from ziplog.errors import ConfigError
 from ziplog.monitor.overview import WINDOW, Overview
@@ -33,6 +34,12 @@ EVENTS = [
 
 
 class HistoryLog(FakeLog):
+    #: Of each shard.
+    weights: ClassVar[dict[int, int]] = {0: 1}
+
+    def cluster(self, **_: float) -> dict[str, Any]:
+        return super().cluster() | {"trimmed_before": f"{self.trimmed_to}@0"}
+
     def events(self, *, after: int) -> list[dict[str, Any]]:
         self.calls.append(("events", after))
         return [dict(event) for event in EVENTS if int(str(event["number"])) > after]
@@ -47,7 +54,10 @@ class HistoryLog(FakeLog):
         return [
             {
                 "epoch": epoch, "lease": 3, "milliseconds": 10, "start": 1, "stop": 101,
-                "shards": [{"shard": 0, "view": 1, "weight": 1, "state": "final"}],
+                "shards": [
+                    {"shard": shard, "view": 1, "weight": weight, "state": "final"}
+                    for shard, weight in self.weights.items()
+                ],
             }
             for epoch in range(start, min(stop, 9))
         ]  # fmt: skip
@@ -129,6 +139,28 @@ def test_epochs_with_their_records(log: HistoryLog) -> None:
     assert [one["epoch"] for one in found] == [6, 7]
     assert [one["begins"] for one in found] == [None, "2023-11-14T22:13:20.000Z"]
     assert [one["shards"][0]["records"] for one in found] == [0, 3]
+    assert [one["shards"][0]["holes"] for one in found] == [0, 0]
+
+
+def test_holes_are_the_positions_without_a_record_before_the_last_one(log: HistoryLog) -> None:
+    log.weights = {0: 1, 3: 2}
+    owners = Schedule(list(log.weights.items()))
+    own = [gsn for gsn in range(1, 101) if owners.owner(gsn - 1) == 3]
+    for gsn in (own[0], own[1], own[5]):
+        log.records.append(ziplog.Record(ziplog.RecordId(gsn, 3), b"", None, 0, 7))
+
+    def holes() -> list[tuple[int, int, int]]:
+        (line,) = run("epochs", "--from", "7", "--to", "7", "--json").stdout.splitlines()
+        shards = json.loads(line)["shards"]
+        return [(one["shard"], one["records"], one["holes"]) for one in shards]
+
+    assert holes() == [(0, 0, 0), (3, 3, 3)]
+    log.trimmed_to = own[2]
+    assert holes() == [(0, 0, 0), (3, 1, 3)]
+    log.trimmed_to = own[5]
+    assert holes() == [(0, 0, 0), (3, 1, 0)]
+    log.trimmed_to = own[5] + 1
+    assert holes() == [(0, 0, 0), (3, 0, 0)]
 
 
 def test_epochs_as_a_table(log: HistoryLog) -> None:
@@ -136,9 +168,9 @@ def test_epochs_as_a_table(log: HistoryLog) -> None:
     assert result.exit_code == 0
     head, _, row = result.stdout.splitlines()
     assert head.split() == [
-        "epoch", "lease", "begins", "ms", "shard", "weight", "records", "state", "from"
+        "epoch", "lease", "begins", "ms", "shard", "weight", "records", "holes", "state", "from"
     ]  # fmt: skip
-    assert row.split() == ["7", "3", "10", "0", "1", "0", "final", "1"]
+    assert row.split() == ["7", "3", "10", "0", "1", "0", "0", "final", "1"]
     log.calls.clear()
     assert run("epochs").exit_code == 0
     assert log.calls[0] == ("epochs", 803, 813)  # The present epoch of the status is 812.

@@ -42,7 +42,6 @@ def _of_state(node: CoordinatorNode) -> list[Value]:
     if not node.is_ready:
         return [Value("logdb_ready", 0)]
     state, cache = node.tailer.state, node.cache
-    is_stopped = bool(state.first_foreign or state.first_unreadable)
     gauges = {
         "logdb_ready": 1,
         "logdb_keys": len(state.versions),
@@ -53,7 +52,7 @@ def _of_state(node: CoordinatorNode) -> list[Value]:
         "logdb_snapshots": len(node.snapshots),
         "logdb_waiting": len(node.pending),
         "logdb_cache_bytes": cache.bytes,
-        "logdb_cleaner_stopped": int(is_stopped),
+        "logdb_cleaner_stopped": int(bool(state.first_unreadable)),
         "logdb_commits_total": node.decided.get("committed", 0),
     }
     return [
@@ -81,4 +80,5 @@ def _cleaner(node: CoordinatorNode) -> list[Value]:
             )
         ),
         Value("logdb_cleaner_moved_bytes_total", counts.moved_bytes),
+        Value("logdb_cleaner_copied_records_total", counts.copied),
     ]  # fmt: skip

@@ -119,6 +119,11 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "logdb_cleaner_rounds_total": Entry("counter", "Rounds of the cleaner, by result."),
     "logdb_cleaner_moved_bytes_total": Entry("counter", "Bytes of values that it moved."),
-    "logdb_cleaner_stopped": Entry("gauge", "Whether a foreign record stops the cleaner."),
+    "logdb_cleaner_copied_records_total": Entry(
+        "counter", "Records of other programs that it inserted again, to trim the log before them."
+    ),
+    "logdb_cleaner_stopped": Entry(
+        "gauge", "Whether a record of a later version keeps it from trimming the log."
+    ),
     "logdb_cache_requests_total": Entry("counter", "Lookups of values in the cache."),
 }

@@ -1,10 +1,11 @@
-"""The lag of a coordinator, and the durations of commits."""
+"""The lag of a coordinator, the durations of commits, and what stops its cleaner."""
 
 from __future__ import annotations
 
 from logdb.coordinator.metrics import CoordinatorMetrics
 from tests.unit.logdb.fakelog import FakeLog
 from tests.unit.logdb.glass import CoordinatorHarness, S, commit
+from tests.unit.logdb.histories import FOREIGN, UNREADABLE
 
 #: The wall clock minus the clock of the harness, in ns.
 OFFSET = 1_000_000 * S
@@ -61,3 +62,20 @@ def test_a_commit_is_timed_from_its_insertion_once_the_wall_clock_is_known() -> 
     _, (durations,) = metrics.collect(harness.now, harness.now + OFFSET)
     assert durations.name == "logdb_commit_duration_seconds"
     assert (sum(durations.counts), durations.sum_ns) == (1, S // 2)
+
+
+def test_only_an_unreadable_record_stops_the_cleaner() -> None:
+    harness = CoordinatorHarness.ready()
+    metrics = CoordinatorMetrics(harness.node)
+
+    def is_stopped() -> float:
+        values, _ = metrics.collect(harness.now, harness.now + OFFSET)
+        return next(value.value for value in values if value.name == "logdb_cleaner_stopped")
+
+    harness.insert(FOREIGN[1])
+    harness.poll()
+    assert harness.node.tailer.state.first_foreign
+    assert is_stopped() == 0
+    harness.insert(UNREADABLE)
+    harness.poll()
+    assert is_stopped() == 1

@@ -315,7 +315,8 @@ def _needed(known: Placement, missing: Sequence[str], recoveries: _Recoveries) -
         why = "no other server of the shard stopped cleanly in its current view"
     return (
         f"shard {known.shard}: the directory of {' or '.join(missing)} is needed, because {why}:"
-        f" put it back, or give `--lost {missing[0]}` if it is lost for good"
+        " put it back, or give the file of `ziplog membership holdings` from its machine; or"
+        f" give `--lost {missing[0]}` if it is lost for good"
     )
 
 

@@ -67,6 +67,13 @@ def command(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
+def save_holdings(directory: Path, file: Path) -> subprocess.CompletedProcess[str]:
+    arguments = ["membership", "holdings", "--data-dir", str(directory), "-o", str(file)]
+    return subprocess.run(
+        [sys.executable, "-m", "ziplog", *arguments], capture_output=True, text=True, check=False
+    )
+
+
 def rebuild(directory: Path) -> str:
     done = command(directory, "--yes")
     assert done.returncode == 0, done.stderr
@@ -188,6 +195,43 @@ def test_one_clean_server_of_each_shard_is_enough(tmp_path: Path) -> None:
             return [(one["state"], one["view"]) for one in shards] == [("live", 2)] * 2
 
         wait_until(is_back, "the shards are not back", DEADLINE_S)
+        assert contents(log, RecordId(0, 0)) == before
+        assert_new(log.insert_many([b"fresh"] * 200), given)
+
+
+def test_files_of_other_machines_replace_their_directories(tmp_path: Path) -> None:
+    here, there, file = tmp_path / "here", tmp_path / "there", tmp_path / "holdings"
+    with Cluster(here, shards=2) as cluster, cluster.connect() as log:
+        given = log.insert_many([b"%d" % n for n in range(200)])
+        before = contents(log, RecordId(0, 0))
+    lose_membership(here)
+    there.mkdir()
+    shutil.copy(here / "cluster.toml", there)
+    moved = ["shard-0-1", "shard-1-0", "shard-1-1", "fh-0"]
+    for name in moved:
+        (here / name).rename(there / name)
+    assert "the directory of shard-0-1 is needed" in refusal(here)
+
+    done = save_holdings(there, file)
+    assert (done.returncode, done.stderr) == (
+        0, f"ziplog: wrote what {', '.join(moved)} hold to {file}\n"
+    )  # fmt: skip
+    assert 0 < file.stat().st_size < 20_000
+    assert save_holdings(there, file).returncode == 1, "the file exists"
+    assert save_holdings(tmp_path / "empty", tmp_path / "none").returncode == 2
+    options = ("--holdings", str(file))
+    twice = command(here, "--yes", *options, *options)
+    assert (twice.returncode, "has fh-0, shard-0-1," in twice.stderr) == (2, True)
+    lost = command(here, "--yes", *options, "--lost", "shard-0-1")
+    assert (lost.returncode, "that no --holdings file has" in lost.stderr) == (2, True)
+    wrong = command(here, "--yes", "--holdings", str(here / "cluster.toml"))
+    assert (wrong.returncode, "a file of `ziplog membership" in wrong.stderr) == (2, True)
+
+    done = command(here, "--yes", *options)
+    assert done.returncode == 0, done.stderr
+    for name in moved:
+        (there / name).rename(here / name)
+    with Cluster(here) as cluster, cluster.connect() as log:
         assert contents(log, RecordId(0, 0)) == before
         assert_new(log.insert_many([b"fresh"] * 200), given)
 

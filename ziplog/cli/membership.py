@@ -1,8 +1,9 @@
-"""`ziplog membership rebuild`: makes the state of a lost membership service anew."""
+"""`ziplog membership`: makes the state of a lost membership service anew."""
 
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -33,6 +34,10 @@ def rebuild(
         list[str] | None,
         typer.Option("--lost", metavar="NODE", help="A storage server whose directory is gone."),
     ] = None,
+    holdings: Annotated[
+        list[Path] | None,
+        typer.Option("--holdings", metavar="FILE", help="From another machine; see `holdings`."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Rebuild the membership service from the storage servers' directories.
@@ -41,7 +46,7 @@ def rebuild(
     the state that it will write, and asks. All records and their positions stay.
     """
     with contextlib.closing(MembershipRebuild(data_dir)) as work:
-        plan = work.plan(lost or ())
+        plan = work.plan(lost or (), holdings or ())
         _show(plan)
         if not yes:
             if not is_terminal():
@@ -51,6 +56,23 @@ def rebuild(
         written = work.write(plan)
     nodes = ", ".join(path.name for path in written)
     say(f"wrote {nodes}; start the cluster with `ziplog up --data-dir {data_dir}`")
+
+
+@app.command("holdings")
+def holdings(
+    data_dir: DataDir,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")
+    ],
+) -> None:
+    """Write what this machine's stopped nodes hold to a small file, for a rebuild elsewhere.
+
+    Without records. `ziplog membership rebuild --holdings FILE` takes it in place of the
+    directories. Start none of these nodes before the rebuild is done.
+    """
+    with contextlib.closing(MembershipRebuild(data_dir)) as work:
+        names = work.save_holdings(output)
+    say(f"wrote what {', '.join(names)} hold to {output}")
 
 
 def _show(plan: RebuildPlan) -> None:

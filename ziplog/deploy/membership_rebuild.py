@@ -1,6 +1,8 @@
-"""Rebuild of a lost membership service, from the directories of a stopped cluster on this machine.
+"""Rebuild of a lost membership service, from the directories of a stopped cluster.
 
     directories -> holdings (shard, failure_handler) -> plan (mms) -> new directories
+
+Other machines write their holdings to files, which replace their directories here.
 
 Rules: nothing is written before all checks. The new directories are complete and on stable storage
 before the first of them gets its name; until all have it, `UNFINISHED` is present
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig
 
+#: The start of a file with `Holdings`.
+_MAGIC: Final = b"ziplog holdings 1\n"
 #: The directory of a rebuild that was not finished.
 UNFINISHED: Final = "membership-rebuild.unfinished"
 
@@ -51,27 +55,62 @@ class MembershipRebuild:
         """Release the lock."""
         self._supervisor.stop()
 
-    def plan(self, lost: Sequence[str] = ()) -> RebuildPlan:
+    def plan(self, lost: Sequence[str] = (), files: Sequence[Path] = ()) -> RebuildPlan:
         """Read all directories that are here; return the state that is to be written.
 
         Args:
             lost: the names of the storage servers whose directories are lost for good.
+            files: what `save_holdings` wrote on other machines.
 
         Raises:
-            ConfigError: a lost server is not in the cluster file, or its directory is here.
+            ConfigError: a lost server is not in the cluster file, or is not lost; a file is not
+                valid, or has a node that is also here.
             UnavailableError: the membership service is not lost; a server's directory is missing,
                 in use, damaged, or of another cluster; a former rebuild was not finished.
 
         """
-        config = self.config
         self._check_is_lost()
-        servers = [node.name for shard in config.shards for node in shard.replicas]
         for name in lost:
-            config.shard_of(name)
-            if (config.data_dir / name).exists():
+            self.config.shard_of(name)
+            if (self.config.data_dir / name).exists():
                 raise ConfigError("--lost", name, "a server whose directory is not here")
+        holdings = self._read()
+        for file in files:
+            _add(holdings, file)
+        if given := {one.node for one in holdings.servers} & set(lost):
+            raise ConfigError("--lost", min(given), "a server that no --holdings file has")
+        if not holdings.servers:
+            raise UnavailableError(
+                f"no directory of a storage server is in {self.config.data_dir}: put them back"
+            )
+        holdings.lost.extend(lost)
+        found = self._run("mms", "--rebuild", given=msgspec.msgpack.encode(holdings))
+        return msgspec.msgpack.decode(found, type=RebuildPlan)
+
+    def save_holdings(self, file: Path) -> list[str]:
+        """Write what the directories here hold to a new file; return the names of their nodes.
+
+        Raises:
+            UnavailableError: there is no directory of a node, or one is in use or damaged.
+            OSError: the file exists, or cannot be written.
+
+        """
+        holdings = self._read()
+        names = _nodes(holdings)
+        if not names:
+            raise UnavailableError(
+                f"no directory of a storage server or failure handler is in {self.config.data_dir}"
+            )
+        with file.open("xb") as opened:
+            opened.write(_MAGIC + msgspec.msgpack.encode(holdings))
+        return names
+
+    def _read(self) -> Holdings:
+        """Return what the directories here hold."""
+        config = self.config
+        servers = [node.name for shard in config.shards for node in shard.replicas]
         handlers = [node.name for node in config.failure_handlers]
-        holdings = Holdings(
+        return Holdings(
             [
                 self._holdings("shard", name, ServerHoldings)
                 for name in servers
@@ -82,14 +121,8 @@ class MembershipRebuild:
                 for name in handlers
                 if (config.data_dir / name / "journal").exists()
             ],
-            list(lost),
+            [],
         )
-        if not holdings.servers:
-            raise UnavailableError(
-                f"no directory of a storage server is in {config.data_dir}: put them back"
-            )
-        found = self._run("mms", "--rebuild", given=msgspec.msgpack.encode(holdings))
-        return msgspec.msgpack.decode(found, type=RebuildPlan)
 
     def write(self, plan: RebuildPlan) -> list[Path]:
         """Write the directories of all membership nodes; return them.
@@ -149,6 +182,27 @@ class MembershipRebuild:
             text = done.stderr.decode(errors="replace").strip()
             raise UnavailableError(text.rpartition("\n")[2] or f"{module} failed")
         return done.stdout
+
+
+def _nodes(holdings: Holdings) -> list[str]:
+    servers = [one.node for one in holdings.servers]
+    return servers + [one.node for one in holdings.handlers]
+
+
+def _add(holdings: Holdings, file: Path) -> None:
+    """Add the contents of a file that `save_holdings` wrote."""
+    content = file.read_bytes()
+    try:
+        found = msgspec.msgpack.decode(content.removeprefix(_MAGIC), type=Holdings)
+    except msgspec.DecodeError:
+        found = None
+    if found is None or not content.startswith(_MAGIC):
+        raise ConfigError("--holdings", str(file), "a file of `ziplog membership holdings`")
+    if twice := sorted(set(_nodes(found)) & set(_nodes(holdings))):
+        sentence = f"{file} has {', '.join(twice)}, and so has this directory or another file"
+        raise ConfigError("--holdings", str(file), "of other nodes", message=sentence)
+    holdings.servers.extend(found.servers)
+    holdings.handlers.extend(found.handlers)
 
 
 def _has_files(path: Path) -> bool:

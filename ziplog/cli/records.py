@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
@@ -83,9 +84,8 @@ def insert(
         log = opened.enter_context(connect(bootstrap, timeout))
         rid, before = find(log), log.stats()
         # An argument is inserted as it is.
-        keeps = raw or text is not None
-        batches = _batches(source, file) if lines else ([_record(source, keeps=keeps)],)
-        for batch in batches:
+        record = source.read if text is not None else partial(_record, source, keeps=raw)
+        for batch in _batches(source, file) if lines else [[record()]]:
             rids = log.insert_many(batch, rid, key=key)
             rid = rids[-1]
             if json:
@@ -138,7 +138,10 @@ def _open(file: Path) -> Iterator[BinaryIO]:
 
 
 def _record(source: BinaryIO, *, keeps: bool) -> bytes:
+    """Return the whole input as a record, without its line end unless it `keeps` it."""
     record = source.read()
+    if not record:
+        say("the input is empty: inserting an empty record")
     return record if keeps else _chomp(record)
 
 

@@ -46,6 +46,13 @@ def test_one_line_end_is_removed_unless_the_input_is_raw(
     assert [record.payload for record in log.records] == [stored, stored, typed, typed]
 
 
+def test_an_empty_input_is_a_record_and_is_reported(log: FakeLog) -> None:
+    assert "the input is empty" in run("insert", stdin=b"").stderr
+    assert run("insert", "", stdin=b"").stderr == ""
+    assert run("insert", stdin=b"\n").stderr == ""
+    assert [record.payload for record in log.records] == [b"", b"", b""]
+
+
 def test_insert_takes_a_file_or_an_argument(log: FakeLog, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"\x00\xff")
     assert run("insert", "--file", str(tmp_path / "f")).exit_code == 0

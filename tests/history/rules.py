@@ -19,7 +19,7 @@ from tests.history.payloads import FOREIGN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tests.history.observed import Observed, Reading, Subscription
+    from tests.history.observed import Observed, Reading, Subscription, TailBound
 
 _SHARD_BITS: Final = 31
 _SHARD_MASK: Final = (1 << _SHARD_BITS) - 1
@@ -366,7 +366,10 @@ def _tails(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _syncs(judgement: Judgement) -> Iterator[Violation]:
-    """`sync` returns a position at or after all completed inserts of this client."""
+    """`sync` returns a position at or after all completed inserts of this client.
+
+    A client that has reported a loss does not count the records of that view (`_is_forgotten`).
+    """
     observed = judgement.observed
     records = observed.records
     rows = sorted(
@@ -377,8 +380,12 @@ def _syncs(judgement: Judgement) -> Iterator[Violation]:
     highest = list(accumulate(rows, lambda a, b: b if a[0] != b[0] else (*b[:2], max(a[2], b[2]))))
     for sync in observed.syncs:
         index = bisect_left(rows, (sync.process, sync.called))
-        if index and highest[index - 1][0] == sync.process and highest[index - 1][2] > sync.gsn:
-            gsn = highest[index - 1][2]
+        if not index or highest[index - 1][0] != sync.process or highest[index - 1][2] <= sync.gsn:
+            continue
+        above = (row for row in rows[:index] if row[0] == sync.process and row[2] > sync.gsn)
+        counted = [gsn for _, acked, gsn in above if not _is_forgotten(judgement, gsn, acked, sync)]
+        if counted:
+            gsn = max(counted)
             text = f"sync returned {sync.gsn}, and {judgement.rid(gsn)} was completed before"
             yield Violation("sync", text, sync.source, gsn)
     yield from _synced_and_lost(judgement)
@@ -407,12 +414,29 @@ def _synced_and_lost(judgement: Judgement) -> Iterator[Violation]:
             yield Violation("sync", text, sync.source, gsn, payload)
 
 
+def _is_forgotten(judgement: Judgement, gsn: int, acked: int, sync: TailBound) -> bool:
+    """Whether an earlier `sync` reported this record, or a later one of its shard, as lost."""
+    shard = judgement.places[gsn] & _SHARD_MASK
+    return any(
+        report.process == sync.process
+        and acked < report.at <= sync.called
+        and gsn <= report.gsn
+        and judgement.places.get(report.gsn, 0) & _SHARD_MASK == shard
+        and judgement.may_be_lost(report.gsn)
+        for report in judgement.observed.reported_losses
+    )
+
+
 def _is_loss_reported(judgement: Judgement, gsn: int, process: int, since: int, until: int) -> bool:
-    """Whether the position's shard reported a loss to a process in between."""
+    """Whether a `sync` of a process, called until then, raised a loss of the shard since.
+
+    It may have been called before: it also reports records that returned while it waited.
+    """
     shard = judgement.places[gsn] & _SHARD_MASK
     return any(
         sync.process == process
-        and since < sync.called <= until
+        and since < sync.at
+        and sync.called <= until
         and judgement.places.get(sync.gsn, 0) & _SHARD_MASK == shard
         for sync in judgement.observed.reported_losses
     )

@@ -325,6 +325,64 @@ def test_reported_losses_are_allowed_on_request() -> None:
     assert script.rules(allow_loss=True) == set()
 
 
+def after_a_loss(*before: int, during: tuple[int, ...] = (), lost: int = 6) -> Script:
+    """Return a history in which a `sync` reports the loss of position 6.
+
+    `before` and `during` it, inserts return positions; `lost` is the position that was lost.
+    """
+    script = Script()
+    for gsn in before:
+        script.insert(b"%d" % gsn, gsn)
+    number = script.history.call("a", script.at, SyncRequest(NEVER))
+    for gsn in during:
+        script.insert(b"%d" % gsn, gsn)
+    script.history.returned(number, script.at, no_record(6))
+    script.history.losses(script.at, [(0, lost, lost + 1)])
+    return script
+
+
+def sync(script: Script, gsn: int) -> set[str]:
+    """Return the rules that a `sync` with this result violates."""
+    script.do("a", SyncRequest(NEVER), RecordId(gsn, 0))
+    return script.rules(allow_loss=True)
+
+
+def test_a_sync_after_a_reported_loss_does_not_count_the_records_before_it() -> None:
+    assert sync(after_a_loss(5, 6), 0) == set()
+    assert sync(after_a_loss(6, during=(5,)), 0) == set()
+
+
+def test_a_sync_after_a_reported_loss_counts_all_other_records() -> None:
+    assert sync(after_a_loss(6, 7), 0) == {"sync"}, "it is above the lost one"
+    assert sync(after_a_loss(6, 5, lost=7), 0) == {"sync"}, "nothing was lost there"
+    script = after_a_loss(6)
+    script.insert(b"5", 5)
+    assert sync(script, 0) == {"sync"}, "its insert returned after the report"
+    script = after_a_loss(6)
+    script.insert(b"5", 5, shard=1)
+    assert sync(script, 0) == {"sync"}, "it is at another shard"
+
+
+def test_a_loss_that_no_sync_reported_is_counted() -> None:
+    script = Script()
+    script.insert(b"6", 6)
+    script.read(6, no_record(6))
+    script.history.losses(script.at, [(0, 6, 7)])
+    assert sync(script, 0) == {"sync"}
+
+
+def test_a_waiting_sync_reports_the_loss_of_what_returns_meanwhile() -> None:
+    script = after_a_loss(6, during=(5,))
+    script.read(5, no_record(5))
+    script.history.losses(script.at, [(0, 5, 7)])
+    assert sync(script, 9) == set()
+    script = after_a_loss(6)
+    script.insert(b"5", 5)
+    script.read(5, no_record(5))
+    script.history.losses(script.at, [(0, 5, 7)])
+    assert sync(script, 9) == {"sync"}, "its insert returned after the report"
+
+
 def test_calls_under_way_may_have_any_result() -> None:
     script = Script()
     history = script.history

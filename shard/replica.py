@@ -388,7 +388,6 @@ class Replica:
         self._state.store.trim(gsn)
         self._readers.on_trim()
         self._marks.write_trim_point()
-        self._heartbeat.due = self._now
 
     # --- the end of a batch, and time ---
 
@@ -455,6 +454,7 @@ class Replica:
         self._state.effects += [Connect(node.name.encode(), node.endpoint) for node in others]
 
     def _on_persisted(self, fseq: int) -> None:
+        self._heartbeat.on_persisted(self._now)
         # The report may precede a cut of the log, and cover entries that were removed.
         fseq = min(fseq, self._state.store.flushed_fseq)
         self._state.persisted = max(self._state.persisted, fseq)

@@ -56,6 +56,11 @@ class HeartbeatSender:
         ):  # fmt: skip
             self.due = min(self.due, now + self._readers_interval_ns)
 
+    def on_persisted(self, now: int) -> None:
+        """Send a heartbeat at once when a trim point is on the disk: a client waits for it."""
+        if self._state.recorded_trim.check():
+            self.due = now
+
     def send(self, now: int) -> None:
         """Send a heartbeat, and schedule the next one."""
         state, stream, config = self._state, self._state.stream, self._state.config
@@ -68,7 +73,7 @@ class HeartbeatSender:
                 state.cluster, config.name, config.endpoint, state.shard, state.view,
                 state.incarnation, config.pid, _NODE_STATES[state.state], self._is_active(now),
                 self._rates.average(now), state.frontier, stream.durable_end,
-                last.number if last else 0, last.digest if last else NO_DIGEST, state.trim,
+                last.number if last else 0, last.digest if last else NO_DIGEST, state.lasting_trim,
                 stream.stable_record, stream.durable_record, config.identity,
                 state.shard_state, state.has_readers(now), state.holes, state.is_sealed,
                 state.has_gap, stream.stable_end, state.publisher, state.full,

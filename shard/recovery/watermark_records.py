@@ -60,7 +60,7 @@ class WatermarkWriter:
         state.record_watermark()
 
     def write_trim_point(self) -> None:
-        """Record the trim point: the service relies on it once a heartbeat has reported it."""
+        """Record the trim point: a heartbeat reports it to the service once it is on the disk."""
         state = self._state
         if state.state == "up":
             self.write()

@@ -15,6 +15,7 @@ from shard.state.counters import Counters
 from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
 from shard.state.recorded_leases import RecordedLeases
+from shard.state.recorded_value import RecordedValue
 from shard.state.sessions import Sessions
 from ziplog.core.entries import Decision, Place
 from ziplog.core.node import Broadcast, Effect, Persist, Send
@@ -104,6 +105,8 @@ class ReplicaState:
         self.clock: Final = EpochClock(config.shard)
         #: The leases in this server's own log.
         self.recorded_leases: Final = RecordedLeases(store)
+        #: The trim point in this server's own log.
+        self.recorded_trim: Final = RecordedValue(store, store.mark.trim if store.mark else 0)
         self.stream: Final = DecisionLog()
         self._frontier = 0
         self.sessions: Final = Sessions(config.session_timeout_s * NS_PER_S)
@@ -160,6 +163,14 @@ class ReplicaState:
         self._frontier = max(self._frontier, frontier)
         return self._frontier
 
+    @property
+    def lasting_trim(self) -> int:
+        """The position below which the server refuses reads, also if it crashes now.
+
+        Without a watermark record, a server serves no reader before it learns the trim point.
+        """
+        return self.trim if self.store.mark is None else min(self.trim, self.recorded_trim.on_disk)
+
     def has_readers(self, now: int) -> bool:
         """Whether readers follow the shard, and so wait for positions to be decided."""
         return (
@@ -209,7 +220,9 @@ class ReplicaState:
             self.recorded_leases.news(held, frontier), self.placement,
             max(limit, self.clock.left_at),
         )  # fmt: skip
-        self.recorded_leases.on_record(number, max(self.stream.last, store.last_fseq))
+        last = max(self.stream.last, store.last_fseq)
+        self.recorded_leases.on_record(number, last)
+        self.recorded_trim.on_record(self.trim, last)
         self.effects.append(Persist(Entry(0, self.view, mark)))
 
     def ack(self, unit: HeldUnit, *, waited: bool = False) -> None:

@@ -90,7 +90,8 @@ class Flusher:
         self.reserve_bytes = reserve_bytes
         self._log = structlog.get_logger()
         self._put_bytes = self._written_bytes = 0
-        self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
+        self._written_fseq = self.flushed_fseq = segment.last_fseq
+        self._reported_bytes = 0
         self._flushed_fd = open_flushed(directory)
         # Kept open: the sync after a new name or a removal must not fail without free descriptors.
         self._names_fd = open_directory(directory)
@@ -207,7 +208,7 @@ class Flusher:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd, self._segment = -1, None
-            self._written_fseq = self.flushed_fseq = self._reported_fseq = segment.last_fseq
+            self._written_fseq = self.flushed_fseq = segment.last_fseq
             self._note_flushed(segment)
 
     # --- the thread --------------------------------------------------------------------------
@@ -240,13 +241,12 @@ class Flusher:
             took_s = time.monotonic() - started
 
     def flush_and_report(self) -> None:
-        """Flush, and report the last entry on stable storage."""
+        """Flush, and report the last entry on stable storage, also if only records follow it."""
         self.flush()
         with self._writing:
-            flushed = self.flushed_fseq
-            if flushed > self._reported_fseq:
-                self._reported_fseq = flushed
-                self._on_event(Persisted(flushed))
+            if self.flushed_bytes > self._reported_bytes:
+                self._reported_bytes = self.flushed_bytes
+                self._on_event(Persisted(self.flushed_fseq))
 
     # --- writing; the lock is held -----------------------------------------------------------
 

@@ -8,8 +8,11 @@ import pytest
 
 from tests.sim.mutation import LAN, LOSSY, busy
 from tests.sim.plan import Fault, draw
-from tests.sim.rebuild import Loss
+from tests.sim.rebuild import Loss, rebuild
 from tests.sim.run import run
+from tests.sim.script import LONG_NS, Client, stage
+from ziplog.client.common.requests import TrimRequest
+from ziplog.types import RecordId
 
 #: What else is lost: nothing, killed servers, the failure handlers, servers, power.
 AMOUNTS = (0, 1, 2, 4, 7, 8, 10)
@@ -38,6 +41,17 @@ def test_clients_go_on_after_a_rebuild(seed: int, amount: int) -> None:
 def test_two_rebuilds_follow_each_other(seed: int) -> None:
     faults = (Fault(300, "rebuild", amount=seed), Fault(8_000, "rebuild", amount=4))
     assert run(busy(seed, *faults, shards=2, think_us=50_000, calls=200)).faults == 2
+
+
+def test_a_trim_that_returned_survives_a_rebuild_after_a_power_cut() -> None:
+    """Level `memory`: the trim point is on the servers' disks when the call returns."""
+    with stage() as s:
+        client = Client(s, "a")
+        for payload in (b"one", b"two", b"three"):
+            last = client.wait(client.insert(payload)).gsns[0]
+        client.wait(client.begin(TrimRequest(client.process.clock() + LONG_NS, RecordId(last, 0))))
+        rebuild(s.cluster, Loss.of(8))
+        assert s.cluster.state.trim == last
 
 
 @pytest.mark.nightly

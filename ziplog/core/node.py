@@ -46,7 +46,10 @@ class Pressed(Event, frozen=True, gc=False):
 
 
 class Persisted(Event, frozen=True, gc=False):
-    """Every entry of a `Persist` effect, up to this stream position, is on stable storage."""
+    """Every entry of a `Persist` effect, up to this stream position, is on stable storage.
+
+    It comes after each flush, also after one of watermark records alone.
+    """
 
     fseq: int
 

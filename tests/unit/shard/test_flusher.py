@@ -16,6 +16,7 @@ from tests.unit.shard.logs import (
     Oracle,
     apply,
     compare,
+    mark,
     place,
 )
 from ziplog.core.node import Event, Persisted, StorageChanged
@@ -65,6 +66,19 @@ def test_what_is_appended_is_flushed_by_itself(opened: Opened) -> None:
     assert store.backlog_bytes == 0
     fseqs = [event.fseq for event in events.all if isinstance(event, Persisted)]
     assert fseqs == sorted(set(fseqs))
+
+
+def test_flush_of_a_watermark_record_alone_is_reported(opened: Opened) -> None:
+    """A server waits for it with the report of its trim point."""
+    events: list[Event] = []
+    store = opened(flush_interval_ms=0)
+    store.start(events.append)
+    store.append(place(1, [1]))
+    store.flusher.flush_and_report()
+    store.append(mark(1, trim=1))
+    store.flusher.flush_and_report()
+    store.flusher.flush_and_report()
+    assert events == [Persisted(1), Persisted(1)]
 
 
 def test_persisted_is_reported_after_fdatasync_only(

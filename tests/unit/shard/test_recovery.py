@@ -320,6 +320,30 @@ def test_acknowledged_trim_point_survives_a_crash(state: str) -> None:
     assert answers == [(1, "trimmed"), (3, "record")]
 
 
+@pytest.mark.parametrize("state", ["up", "limbo"])
+def test_trim_point_is_acknowledged_once_it_is_on_disk(state: str) -> None:
+    """A server that crashes before may serve the positions, until it learns of the trim again."""
+    world = start()
+    for seq in range(1, 5):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.run(300 * MS)
+    if state == "limbo":
+        crash(world, BACKUP)
+    world.run(10 * MS)
+    world.flush_ns = 10 * MS
+    world.stores[BACKUP].backlog_bytes = 1  # nothing is flushed
+    world.send("mms-0", BACKUP, wire.LeaseAnnounced(CLUSTER, [], 0, [], 3), reply=True)
+    world.run(5 * MS)
+    send(world, wire.Read(CLUSTER, 0, 1, 1, 1), BACKUP)
+    assert [m.answer for m in heard(world, wire.ReadReply, "c")] == ["trimmed"]
+    replica(world, BACKUP)._heartbeat.send(world.now)
+    assert [e.message.trim for e in replica(world, BACKUP)._state.pop_effects()] == [0]  # type: ignore[attr-defined]
+    world.stores[BACKUP].backlog_bytes = 0
+    world.run(5 * MS)
+    reports = [m for m in heard(world, wire.Heartbeat, "mms-0") if m.node == BACKUP]
+    assert reports[-1].trim == 3
+
+
 def test_survivor_rolls_forward_what_it_acked_and_nothing_more() -> None:
     """T 4.2.5: filled positions stay, the others become no-ops, up to the limit."""
     world = start()

@@ -132,14 +132,23 @@ def cpu_of(target: Target, processes: dict[str, psutil.Process], count: int) -> 
 
 
 def cpu(count: int) -> Figures:
-    """CPU time of an insert by process: one client, 4 KB, f=1, beside the pyzmq baseline."""
+    """CPU time of an insert by process: one client, 4 KB, f=1, beside the pyzmq baseline.
+
+    First the system places all processes, then they are pinned.
+    """
     with cluster() as running, running.connect() as log, ZmqFloor(4096) as floor:
-        echoes = {f"echo {pid}": psutil.Process(pid) for pid in floor.pids}
-        own = {"client": psutil.Process()}
-        return {
-            ZiplogTarget.name: cpu_of(ZiplogTarget(log), own | servers_of(running), count),
-            floor.name: cpu_of(floor, own | echoes, count),
-        }
+        ours, own = ZiplogTarget(log), {"client": psutil.Process()}
+        echoes = {f"echo {number}": psutil.Process(pid) for number, pid in enumerate(floor.pids)}
+
+        def both() -> Figures:
+            return {
+                ours.name: cpu_of(ours, own | servers_of(running), count),
+                floor.name: cpu_of(floor, own | echoes, count),
+            }
+
+        placed = both()
+        with pinned(target.pids for target in (ours, floor)):
+            return placed | {"pinned": both()}
 
 
 # --- throughput --------------------------------------------------------------------------------

@@ -33,8 +33,6 @@ Figures = dict[str, Any]
 #: Number of clients in each step.
 _STEPS: Final = (16, 64, 300, 600, 1000)
 _SIZE: Final = 100
-_MIB: Final = 2**20
-#: The kind of an operation that is no error.
 _INSERT: Final = "insert"
 
 
@@ -81,7 +79,7 @@ def _servers(cluster: Cluster) -> Figures:
     return {
         "views": sum(shard["view"] for shard in shards),
         "not_live": sum(shard["state"] != "live" for shard in shards),
-        "mib": max(server.memory_info().rss for server in servers) / _MIB,
+        "mib": max(server.memory_info().rss for server in servers) / 2**20,
         "cpu_s": cpu_s(servers),
     }
 

@@ -65,15 +65,12 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
 
     Returns:
         `shards`, `connections`, `seconds`; of the service's process `cpu_share` (of one core) and
-        `rss_mib`; `emulator_cpu_share`, what all servers together took;
-        per second `heartbeats`, `rates`, `leases` (`early`: of those, the ones that
-        began at once), `announcements` (to one server) and `announced_mib`;
-        `announcement_bytes` on average; `jitter_ms` (p50, p99, max): by how much a lease begins,
-        at a server, before or after the one before it ends there; `spread_ms`: how far apart the
-        servers begin the same lease; `late_heartbeats`: the share of heartbeats that this process
-        could not send within 100 ms of their time; `lost`: those that found no room; `reconnects`:
-        connections that the service closed. `published`: the share of the announcements that came
-        as publications.
+        `rss_mib`; per second `heartbeats`, `rates`, `leases` (`early`: those that began at once),
+        `announcements` (to one server) and `announced_mib`, `published`: the share that came as
+        publications; `jitter_ms` (p50, p99, max): by how much a lease begins, at a server, before
+        or after the one before it ends there; `spread_ms`: how far apart the servers begin it;
+        `late_heartbeats`: the share that this process could not send within 100 ms of their time;
+        `lost`: those that found no room; `reconnects`: connections that the service closed.
 
     Raises:
         RuntimeError: the limit of open files is too low, or the servers do not get a lease.
@@ -96,7 +93,6 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
             fleet.counts = dict.fromkeys(fleet.counts, 0)
             fleet.begin()
             used, since = cpu_s([watched]), time.monotonic()
-            own = time.process_time()
             fleet.run(seconds)
             took = time.monotonic() - since
             return {
@@ -104,7 +100,6 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
                 "connections": len(fleet.servers),
                 "seconds": round(took, 3),
                 "cpu_share": (cpu_s([watched]) - used) / took,
-                "emulator_cpu_share": (time.process_time() - own) / took,
                 "rss_mib": watched.memory_info().rss / 2**20,
                 **fleet.figures(took),
             }
@@ -137,9 +132,7 @@ def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int
         nodes.start("mms-0")
         while "event=started" not in nodes.log_tail("mms-0"):
             if not nodes.is_running("mms-0"):
-                raise RuntimeError(
-                    f"no start: the membership service {nodes.how_it_ended('mms-0')}"
-                )
+                raise RuntimeError(f"the membership service {nodes.how_it_ended('mms-0')}")
             time.sleep(_POLL_S)
         yield psutil.Process(nodes.pid("mms-0")), own[0]
 
@@ -371,7 +364,6 @@ class Fleet:
             "announcements": counts["announcements"] / seconds,
             "published": counts["published"] / max(counts["announcements"], 1),
             "announced_mib": counts["bytes"] / seconds / 2**20,
-            "announcement_bytes": counts["bytes"] / max(counts["announcements"], 1),
             "jitter_ms": _percentiles(self._jitter),
             "spread_ms": _percentiles(spread),
             "late_heartbeats": counts["late"] / max(counts["heartbeats"], 1),

@@ -42,13 +42,13 @@ def shard_of(log: ziplog.Log, number: int) -> dict[str, Any]:
 
 
 def raise_view(log: ziplog.Log, shard: int, server: int) -> None:
-    """Kill a server, and wait for the next view of its shard."""
+    """Kill a server, and wait for a later view of its shard: a recovery may begin anew."""
     before = shard_of(log, shard)
     os.kill(before["replicas"][server]["pid"], signal.SIGKILL)
 
     def is_back() -> bool:
         now = shard_of(log, shard)
-        return (now["view"], now["state"]) == (before["view"] + 1, "live")
+        return now["view"] > before["view"] and now["state"] == "live"
 
     wait_until(is_back, "the shard is not back", DEADLINE_S)
 
@@ -115,7 +115,8 @@ def test_all_records_stay_and_inserts_go_on(
         for server in (0, 1, 0):
             raise_view(log, 0, server)
             given += log.insert_many([b"view"] * 100)
-        assert shard_of(log, 0)["view"] == 4
+        view = shard_of(log, 0)["view"]
+        assert view >= 4
         trim = sorted(given)[RECORDS // 10]
         log.trim(trim)
         cluster.finalize_shard(2)
@@ -137,7 +138,7 @@ def test_all_records_stay_and_inserts_go_on(
             assert log.read_record(rid).payload == payload
         shards = log.cluster()["shards"]
         assert [one["state"] for one in shards] == ["live", "live", "finalized"]
-        assert shards[0]["view"] >= 4
+        assert shards[0]["view"] >= view
         fresh = log.insert_many([b"fresh"] * CALL)
         assert_new(fresh, given)
         assert {rid.shard for rid in fresh} <= {0, 1}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client import arguments
 from ziplog.client.async_base import AsyncStream
+from ziplog.client.bulk.scan_cursor import ScanCursor
 from ziplog.client.common.requests import (
     NEVER,
     ProgressRequest,
@@ -14,17 +15,16 @@ from ziplog.client.common.requests import (
     ScanFetchRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.scan_cursor import ScanCursor
-from ziplog.client.subscription_buffer import SubscriptionBuffer
+from ziplog.client.reads.subscription_buffer import SubscriptionBuffer
 from ziplog.errors import ClosedError, DeadlineError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import Self
 
+    from ziplog.client.bulk.scan_cursor import Step
     from ziplog.client.common.requests import Blocked, Request
     from ziplog.client.engines.asyncio_engine import AsyncioEngine
-    from ziplog.client.scan_cursor import Step
     from ziplog.types import Record, RecordId
 
 

@@ -103,9 +103,11 @@ def test_a_sync_that_reports_a_loss_ends_the_coverage_of_later_ones(tmp_path: Pa
     elsewhere = msgspec.structs.replace(trimmed, first=7)
     lines["client"] = [first, acked, events.Sync(2, 25), elsewhere, *sync]
     assert found(tmp_path / "2", lines, allow_loss=True) == {"sync"}
-    before = [first, events.Sync(2, 15), trimmed, acked]
-    lines["client"] = [*before, *sync]
-    assert found(tmp_path / "3", lines, allow_loss=True) == {"sync"}
+    lines["client"] = [first, events.Sync(2, 15), acked, trimmed, *sync]
+    assert found(tmp_path / "3", lines, allow_loss=True) == set()
+    earlier = msgspec.structs.replace(trimmed, at=18)
+    lines["client"] = [first, events.Sync(2, 15), earlier, acked, *sync]
+    assert found(tmp_path / "4", lines, allow_loss=True) == {"sync"}
 
 
 @pytest.mark.parametrize(("trim", "broken"), [(6, set()), (5, {"sync"})])

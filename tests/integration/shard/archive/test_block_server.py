@@ -206,8 +206,9 @@ def test_the_builder_wakes_up_by_timer_only_after_a_failure() -> None:
             return True
 
     class BlockBuilder:
-        def build(self, stable: Callable[[], int]) -> None:
+        def build(self, stable: Callable[[], int], on_progress: Callable[[int], object]) -> None:
             assert stable() == 0
+            on_progress(7)
             if fault := next(faults):
                 raise fault
 
@@ -218,6 +219,7 @@ def test_the_builder_wakes_up_by_timer_only_after_a_failure() -> None:
         main_module._build_loop(BlockBuilder(), board, Called())  # type: ignore[arg-type]
     retry = main_module._RETRY_S
     assert waits == [None, None, retry, retry, None]
+    assert board.archive_next == 7
     board.close()
 
 

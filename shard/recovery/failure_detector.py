@@ -171,7 +171,7 @@ class FailureDetector:
                 state.state,
                 self._suspicion_ns // NS_PER_MS,
             ),
-        )  # fmt: skip
+        )
 
     def _send_suspicions(self, suspects: list[int], claim: LogClaim) -> None:
         state = self._state

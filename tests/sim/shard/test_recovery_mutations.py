@@ -20,6 +20,7 @@ from shard.recovery.state_transfer import StateTransfer
 from shard.replica import Replica
 from shard.serving.readers import Readers
 from shard.state.sessions import Sessions
+from tests.unit.shard import test_failure_detector as suspicion
 from tests.unit.shard import test_recovery as held
 from tests.unit.shard import test_recovery_meanwhile as meanwhile
 
@@ -187,7 +188,7 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
         meanwhile.test_witness_remembers_its_view_until_it_has_all_of_the_next_one,
     ),
     (absent_within_the_view, meanwhile.test_clients_learn_the_outcome_of_their_inserts),
-    (own_pause_counts_as_silence, held.test_paused_server_suspects_no_peer),
+    (own_pause_counts_as_silence, suspicion.test_paused_server_suspects_no_peer),
 ]
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shard.recovery.failure_detector import STALE_NS
 from tests.checkers import places
-from tests.unit.shard.test_recovery import (
+from tests.unit.shard.recovery_world import (
     BACKUP,
     PRIMARY,
     acks,

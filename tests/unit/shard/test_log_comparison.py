@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.shard.test_recovery import (
+from tests.unit.shard.recovery_world import (
     BACKUP,
     PRIMARY,
     crash,

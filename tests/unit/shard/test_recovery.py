@@ -2,296 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import pytest
 from msgspec.structs import replace
 
-from shard.replica import Replica
 from tests.checkers import places
+from tests.unit.shard.recovery_world import (
+    BACKUP,
+    LEASE,
+    PRIMARY,
+    THIRD,
+    acks,
+    begin,
+    crash,
+    decision,
+    freeze,
+    heard,
+    joined,
+    log,
+    order,
+    promise,
+    recover,
+    replica,
+    send,
+    start,
+)
 from tests.world import (
     CLUSTER,
     MS,
     MemoryStore,
-    Probe,
     S,
-    World,
-    add_shard,
-    address,
-    first_lease,
     grant,
     insert,
-    placements,
-    probe,
-    shard_names,
 )
 from ziplog import wire
 from ziplog.core.entries import Place, Skip
-from ziplog.core.node import Pressed, Received, ReportBadMessage, SuspicionChanged
+from ziplog.core.node import Received, ReportBadMessage
 from ziplog.core.view import KEPT_RUNS, run_of
-from ziplog.segments.entry import Entry, WatermarkRecord
-
-if TYPE_CHECKING:
-    from ziplog.core.message import Message
-
-PRIMARY, BACKUP, THIRD = "shard-0-0", "shard-0-1", "shard-0-2"
-LEASE = first_lease(1)
-
-
-def start(f: int = 1, **config: Any) -> World:
-    """Return a shard that is up, with failure detection and a handler that only listens."""
-    world = World()
-    world.add("fh-0", Probe())
-    add_shard(world, 0, f, handlers=(address("fh-0"),), **config)
-    world.add("c", Probe())
-    grant(world, LEASE, 1, f)
-    world.run(5 * MS)
-    return world
-
-
-def replica(world: World, name: str) -> Replica:
-    node = world.nodes[name]
-    assert isinstance(node, Replica)
-    return node
-
-
-def heard(world: World, kind: type, by: str = "fh-0") -> list[Any]:
-    return probe(world, by).of(kind)
-
-
-def acks(world: World, view: int = 1) -> list[tuple[int, int, list[int]]]:
-    return [
-        (ack.seq, ack.server, ack.gsns) for ack in heard(world, wire.InsertAck, "c")
-        if ack.view == view
-    ]  # fmt: skip
-
-
-def send(world: World, message: Message, *names: str) -> None:
-    for name in names:
-        world.send("c", name, message)
-    world.run(2 * MS)
-
-
-def order(world: World, message: Message, *names: str) -> None:
-    """Send a message as the handler does: over the server's own connection."""
-    for name in names:
-        world.send("fh-0", name, message, reply=True)
-    world.run(2 * MS)
-
-
-def freeze(recovery: int = 2, view: int = 1, limit: int = LEASE.stop) -> wire.Freeze:
-    return wire.Freeze(CLUSTER, 0, view, recovery, limit, [run_of(LEASE)])
-
-
-def decision(frozen: wire.Frozen, *, is_confirmed: bool = True) -> wire.ViewDecided:
-    return wire.ViewDecided(
-        CLUSTER, 0, frozen.recovery, frozen.server, frozen.incarnation, frozen.last,
-        frozen.digest, is_confirmed,
-    )  # fmt: skip
-
-
-def promise(world: World, name: str, recovery: int = 2, view: int = 1) -> wire.Frozen:
-    """Let a server freeze, and return its promise."""
-    order(world, freeze(recovery, view), name)
-    assert world.run_until(
-        lambda: any(m.recovery == recovery for m in heard(world, wire.Frozen)), 1 * S
-    )
-    frozen = [m for m in heard(world, wire.Frozen) if m.recovery == recovery][-1]
-    assert isinstance(frozen, wire.Frozen)
-    return frozen
-
-
-def joined(world: World, *names: str) -> bool:
-    return all(replica(world, name)._state.state == "joined" for name in names)
-
-
-def begin(world: World, view: int, f: int = 1) -> None:
-    """Announce the commit of the membership service after all servers have joined."""
-    placed = replace(placements(1, f)[0], view=view)
-    lease = LEASE.following((replace(LEASE.members[0], view=view),))
-    message = wire.LeaseAnnounced(CLUSTER, [run_of(lease)], 0, [placed], 0)
-    for name in shard_names(0, f):
-        world.send("mms-0", name, message, reply=True)
-    world.run(5 * MS)
-
-
-def recover(world: World, survivor: str, *others: str, view: int = 2, f: int = 1) -> wire.Frozen:
-    frozen = promise(world, survivor, view, view - 1)
-    order(world, decision(frozen), survivor, *others)
-    assert world.run_until(lambda: joined(world, survivor, *others), 2 * S)
-    begin(world, view, f)
-    return frozen
-
-
-def crash(world: World, name: str, f: int = 1) -> None:
-    """Restart a server without a checkpoint; the membership service sends it the leases."""
-    world.restart(name, clean=False)
-    message = wire.LeaseAnnounced(CLUSTER, [run_of(LEASE)], 0, placements(1, f), 0)
-    world.send("mms-0", name, message, reply=True)
-    world.run(1 * MS)
-
-
-def log(world: World, name: str) -> list[Entry]:
-    """Return a server's current log."""
-    store = world.stores[name]
-    return store.read_after(0, 1 << 40) if store.last_fseq else []
-
-
-# --- suspicion ---
-
-
-def test_no_peer_is_suspected_while_all_are_up() -> None:
-    world = start()
-    world.run(10 * S)
-    assert not heard(world, wire.Suspect)
-    assert heard(world, wire.Heartbeat, "mms-0")
-
-
-def test_silent_peer_is_suspected_after_the_timeout_until_its_next_heartbeat() -> None:
-    world = start()
-    world.run(6 * S)
-    world.paused.add(PRIMARY)
-    world.run(900 * MS)
-    assert not heard(world, wire.Suspect)
-    world.run(400 * MS)
-    reports = heard(world, wire.Suspect)
-    assert {(m.node, m.state, m.view, tuple(m.suspects)) for m in reports} == {
-        (BACKUP, "up", 1, (0,))
-    }
-    world.paused.clear()
-    world.run(500 * MS)
-    count = len(heard(world, wire.Suspect))
-    world.run(3 * S)
-    assert len(heard(world, wire.Suspect)) == count
-
-
-def set_suspicion(world: World, suspicion_ms: int, *names: str) -> None:
-    for name in names:
-        replica(world, name).step(SuspicionChanged(suspicion_ms), world.now)
-    world.run(500 * MS)
-
-
-def test_the_suspicion_timeout_of_running_servers_changes() -> None:
-    world = start()
-    world.run(6 * S)
-    set_suspicion(world, 10_000, PRIMARY, BACKUP)
-    world.paused.add(PRIMARY)
-    world.run(9 * S)
-    assert not heard(world, wire.Suspect)
-    world.paused.clear()
-    world.run(1 * S)
-    set_suspicion(world, 200, PRIMARY, BACKUP)
-    assert not heard(world, wire.Suspect)
-    world.paused.add(PRIMARY)
-    world.run(300 * MS)
-    assert heard(world, wire.Suspect)
-
-
-@pytest.mark.parametrize("other", [100, 20_000])
-def test_servers_with_different_suspicion_timeouts_do_not_suspect_each_other(other: int) -> None:
-    world = start()
-    world.run(6 * S)
-    set_suspicion(world, other, BACKUP)
-    world.run(60 * S)
-    assert not heard(world, wire.Suspect)
-    # Both servers wait for the larger one of the two timeouts.
-    larger = max(other, 1000) * MS
-    world.paused.add(PRIMARY)
-    world.run(larger * 9 // 10)
-    assert not heard(world, wire.Suspect)
-    world.run(larger // 2)
-    assert heard(world, wire.Suspect)
-
-
-def test_a_server_without_peers_suspects_none() -> None:
-    world = start(f=0)
-    world.run(6 * S)
-    set_suspicion(world, 100, PRIMARY)
-    assert not heard(world, wire.Suspect)
-
-
-def test_heartbeats_follow_the_smallest_timeout_of_all_servers() -> None:
-    """A peer may have missed the longer one, or ignore it: an earlier release."""
-    world = start()
-    world.run(6 * S)
-    world.nodes[BACKUP] = Probe()
-    set_suspicion(world, 20_000, PRIMARY)
-    world.run(10 * S)
-    beats = heard(world, wire.Beat, BACKUP)
-    assert {beat.suspicion_ms for beat in beats} == {20_000}
-    assert len(beats) >= 40
-
-
-def test_a_peer_that_reports_no_timeout_has_the_one_of_the_start() -> None:
-    world = start()
-    world.run(6 * S)
-    world.nodes[BACKUP] = Probe()
-    set_suspicion(world, 100, PRIMARY)
-    for _ in range(20):
-        beat = wire.Beat(CLUSTER, 0, 1, 1, 7, "up")
-        replica(world, PRIMARY).step(Received(BACKUP.encode(), beat), world.now)
-        world.run(900 * MS)
-    assert not heard(world, wire.Suspect)
-
-
-def test_server_with_unread_input_suspects_late() -> None:
-    world = start()
-    world.run(6 * S)
-    replica(world, BACKUP).step(Pressed(unread=True), world.now)
-    world.paused.add(PRIMARY)
-    world.run(4 * S)
-    assert not heard(world, wire.Suspect), "a heartbeat may be in unread input"
-    world.run(1500 * MS)
-    assert heard(world, wire.Suspect), "a flood does not hide a dead server for ever"
-
-
-def test_silence_counts_from_when_all_input_was_read() -> None:
-    world = start()
-    world.run(6 * S)
-    replica(world, BACKUP).step(Pressed(unread=True), world.now)
-    world.paused.add(PRIMARY)
-    world.run(2 * S)
-    replica(world, BACKUP).step(Pressed(unread=False), world.now)
-    world.run(900 * MS)
-    assert not heard(world, wire.Suspect)
-    world.run(400 * MS)
-    assert heard(world, wire.Suspect)
-
-
-def test_paused_server_suspects_no_peer() -> None:
-    world = start()
-    world.run(6 * S)
-    world.paused |= {PRIMARY, BACKUP}
-    world.run(3 * S)
-    world.paused.clear()
-    world.run(2 * S)
-    assert not heard(world, wire.Suspect)
-
-
-def test_peer_in_limbo_is_suspected_at_once() -> None:
-    world = start()
-    world.run(100 * MS)
-    crash(world, BACKUP)
-    world.run(400 * MS)
-    reports = {(m.node, m.state, tuple(m.suspects)) for m in heard(world, wire.Suspect)}
-    assert (PRIMARY, "up", (1,)) in reports
-    assert (BACKUP, "limbo", ()) in reports
-
-
-def test_healthy_server_reports_while_its_shard_is_being_recovered() -> None:
-    """The reason of the recovery may be gone: without a report the handler would wait."""
-    world = start()
-    placed = replace(placements(1, 1)[0], state="recovering")
-    message = wire.LeaseAnnounced(CLUSTER, [], 0, [placed], 0)
-    world.send("mms-0", BACKUP, message, reply=True)
-    world.run(500 * MS)
-    assert {(m.node, m.state) for m in heard(world, wire.Suspect)} == {(BACKUP, "up")}
-    world.send("mms-0", BACKUP, replace(message, placements=placements(1, 1)), reply=True)
-    world.run(10 * MS)
-    count = len(heard(world, wire.Suspect))
-    world.run(1 * S)
-    assert len(heard(world, wire.Suspect)) == count
-
+from ziplog.segments.entry import WatermarkRecord
 
 # --- the promise ---
 

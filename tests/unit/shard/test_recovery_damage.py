@@ -9,7 +9,7 @@ import pytest
 
 from shard.recovery import peer_repair, state_transfer
 from shard.storage.store import FullError
-from tests.unit.shard.test_recovery import (
+from tests.unit.shard.recovery_world import (
     BACKUP,
     LEASE,
     PRIMARY,

@@ -8,7 +8,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from tests.checkers import decided, places
-from tests.unit.shard.test_recovery import (
+from tests.unit.shard.recovery_world import (
     BACKUP,
     LEASE,
     PRIMARY,

@@ -50,7 +50,7 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the versions."
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the versions."
         ),
     ] = False,
 ) -> None:

@@ -105,8 +105,9 @@ def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
     assert run("read", "1@0").stdout_bytes == b"\x00\xffraw"
 
 
-def test_the_version_is_printed() -> None:
-    result = run("--version")
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_printed(option: str) -> None:
+    result = run(option)
     assert result.exit_code == 0
     assert result.stdout.startswith(f"ziplog {ziplog.__version__}, wire {VERSION}, Python 3.")
 

@@ -85,7 +85,10 @@ class AsyncioEngine:
             self._futures[number] = future
             _BUSY.add(self)
             self.engine.submit(number, request)
-            self._poll_soon()
+            if self.engine.has_batch:
+                self._poll_soon()
+            else:
+                self._set_timer()
         finally:
             if is_shielded:
                 SHIELD.leave(self)
@@ -204,7 +207,7 @@ class AsyncioEngine:
 
     def _readable(self) -> None:
         if not self.is_closed:
-            self._drive()
+            self.shielded(self._receive)
 
     def _poll_soon(self) -> None:
         """Step the engine in the next iteration."""
@@ -217,12 +220,18 @@ class AsyncioEngine:
         if not self.is_closed:
             self.shielded(self._step)
 
-    def _drive(self) -> None:
-        """Process frames that have arrived, and due timers."""
-        self.shielded(self._poll_and_step)
-
-    def _poll_and_step(self) -> None:
-        self.engine.transport.poll()
+    def _receive(self) -> None:
+        """Process frames that have arrived; it is quick for acks of an insert on the short path."""
+        engine, collected = self.engine, self.owners.collected
+        transport = engine.transport
+        received = transport.wait_and_receive(0)
+        while received is not None:
+            engine.handle(*received)
+            if engine.has_batch or collected:
+                break
+            if not transport.ready():
+                return
+            received = transport.receive()
         self._step()
 
     def _step(self) -> None:
@@ -238,7 +247,10 @@ class AsyncioEngine:
         engine.end_batch()
         if engine.transport.ready():
             self._poll_soon()
-        due = engine.next_wakeup()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self.engine.next_wakeup()
         if due is not None and due < self._timer_due:
             if self._timer is not None:
                 self._timer.cancel()
@@ -250,7 +262,11 @@ class AsyncioEngine:
 
     def _timed_out(self) -> None:
         self._timer, self._timer_due = None, NEVER
-        self._drive()
+        self.shielded(self._poll_and_step)
+
+    def _poll_and_step(self) -> None:
+        self.engine.transport.poll()
+        self._step()
 
     def close(self) -> None:
         """Fail the pending calls and close the engine. Idempotent."""

@@ -124,6 +124,11 @@ class Engine:
         if effects:
             self._execute(effects)
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether `end_batch` would do anything besides due timers."""
+        return self.core.is_batch_open or bool(self.transport.changes)
+
     def end_batch(self) -> int | None:
         """End a batch of frames: let the node act on all of them, and on due timers.
 

@@ -22,7 +22,8 @@ REQUEST = TailRequest(NEVER)
 class Fake:
     """An engine with its transport and node; `frames` holds arrivals, `sign` makes it readable.
 
-    As with the transport, frames that arrive are received after `poll` only.
+    As with the transport, frames that arrive are received after `poll` only. `has_batch`: the node
+    acts at the end of the batch.
     """
 
     def __init__(
@@ -32,7 +33,10 @@ class Fake:
         self.core = self.transport = self
         self.arrived: list[int] = []
         self.frames: list[int] = []
-        self.received = self.batches = self.polls = 0
+        self.received = self.batches = self.polls = self.submitted = 0
+        self.has_batch = True
+        #: The next timer of the node.
+        self.due: int | None = None
         #: Frames that arrive during a send.
         self.on_submit: list[int] = []
         self._read, self._write = os.pipe2(os.O_NONBLOCK)
@@ -45,12 +49,18 @@ class Fake:
         return self._read
 
     def submit(self, _number: int, _request: Any) -> None:
+        self.submitted += 1
         if self.on_submit:
             self.arrive(*self.on_submit)
 
     def receive(self) -> tuple[bytes, int] | None:
         self.received += 1
         return (b"server", self.frames.pop(0)) if self.frames else None
+
+    def wait_and_receive(self, timeout_ns: int) -> tuple[bytes, int] | None:
+        assert timeout_ns == 0, "the loop waits, not the engine"
+        self.poll()
+        return self.receive()
 
     def handle(self, _src: bytes, frame: int) -> None:
         self._answer(frame, "answer")
@@ -68,8 +78,8 @@ class Fake:
         self.frames += self.arrived
         self.arrived = []
 
-    def next_wakeup(self) -> None:
-        return None
+    def next_wakeup(self) -> int | None:
+        return self.due
 
     def close(self) -> None:
         os.close(self._read)
@@ -123,6 +133,60 @@ def test_frames_that_arrive_are_received() -> None:
         engine.arrive(1)
         assert await future == "answer"
         assert engine.polls == 1
+
+    run(body)
+
+
+def test_acks_on_the_short_path_end_no_batch() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        engine.has_batch = False
+        _, first = driver.submit(REQUEST)
+        _, second = driver.submit(REQUEST)
+        engine.arrive(1, 2)
+        assert [await first, await second] == ["answer", "answer"]
+        await rounds()
+        assert engine.polls == 1
+        assert engine.batches == 0
+
+    run(body)
+
+
+def test_message_after_an_ack_on_the_short_path_ends_the_batch() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        engine.has_batch = False
+        _, first = driver.submit(REQUEST)
+        _, second = driver.submit(REQUEST)
+        first.add_done_callback(lambda _: setattr(engine, "has_batch", True))
+        engine.arrive(1)
+        await first
+        engine.arrive(2)
+        await second
+        assert engine.batches == 1
+
+    run(body)
+
+
+def test_timer_of_an_insert_on_the_short_path_steps_the_node() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        engine.has_batch = False
+        engine.due = 1
+        driver.submit(REQUEST)
+        await rounds()
+        assert engine.batches > 0
+
+    run(body)
+
+
+def test_collected_subscription_is_closed_after_an_ack_on_the_short_path() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        engine.has_batch = False
+        owner = asyncio.Event()
+        driver.owners.add(owner, lambda: [REQUEST])
+        _, future = driver.submit(REQUEST)
+        del owner
+        engine.arrive(1)
+        await future
+        assert engine.submitted == 2
 
     run(body)
 

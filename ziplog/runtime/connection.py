@@ -37,7 +37,10 @@ _COPY_BYTES: Final = 64 * 1024
 _MAX_PIECES: Final = 512
 _MAX_WRITE_BYTES: Final = 1024 * 1024
 
-_BOTH: Final = select.EPOLLIN | select.EPOLLOUT
+#: What an established connection is watched for. The kernel reports input once, when it arrives, so
+#: that it reports connections in the order of their input.
+INPUT: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+_BOTH: Final = INPUT | select.EPOLLOUT
 
 
 class Connection:
@@ -237,10 +240,14 @@ class Connection:
 
     def watch(self, epoll: select.epoll) -> None:
         """Watch the socket for input, and for writability exactly while output waits."""
-        events = _BOTH if self._output else select.EPOLLIN
+        events = _BOTH if self._output else INPUT
         if events != self.events:
             self.events = events
             epoll.modify(self.fd, events)
+
+    def report_again(self, epoll: select.epoll) -> None:
+        """Have the kernel report input that it has reported, if there is some when it is asked."""
+        epoll.modify(self.fd, self.events)
 
     def problem(self) -> str:
         """Return why an attempt to connect has failed: "connection refused"."""

@@ -28,6 +28,7 @@ from ziplog.errors import ClosedError, ConfigError, ProtocolError
 from ziplog.runtime import local_socket
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.connection import (
+    INPUT,
     LENGTH_BYTES,
     Connection,
     pack_length,
@@ -40,6 +41,8 @@ from ziplog.runtime.resolver import Resolver
 #: The buffer that every connection is read into, and the reads of one connection in a row.
 _READ_BYTES: Final = 256 * 1024
 _MAX_READS: Final = 4
+#: Events of a connection whose input ends.
+_ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 #: Frames up to this size are sent with one copy; longer ones are queued without.
 _COPY_BYTES: Final = 64 * 1024
 #: Memory of all incomplete frames together. Above it, the largest are dropped.
@@ -262,7 +265,7 @@ class Transport:
             self._routes += 1
             route = b"\0" + self._routes.to_bytes(8, "big")
             connection = self._connections[route] = Connection(route)
-            connection.open(accepted, select.EPOLLIN, self._epoll)
+            connection.open(accepted, INPUT, self._epoll)
             self._open[connection.fd] = connection
             self._start(connection)
 
@@ -405,13 +408,14 @@ class Transport:
                 return None
             connection.last_active = self._checks
             self._source = connection.name
-            if connection.is_between_frames and count >= LENGTH_BYTES:
+            if connection.is_between_frames and LENGTH_BYTES <= count < _READ_BYTES:
                 (size,) = unpack_length(self._buffer)
                 if size == count - LENGTH_BYTES and not self._frames:
                     return bytes(self._view[LENGTH_BYTES:count])
             self._parse(connection, self._view[:count])
             if count < _READ_BYTES or connection.fd < 0:
                 return None
+        connection.report_again(self._epoll)
         return None
 
     def _parse(self, connection: Connection, data: memoryview) -> None:
@@ -466,6 +470,8 @@ class Transport:
                 else:
                     self._lose(connection, connection.problem())
             else:
+                if mask & _ENDING:
+                    connection.report_again(self._epoll)  # A read that finds input misses its end.
                 if mask & ~select.EPOLLOUT and not connection.is_readable:
                     connection.is_readable = True
                     self._readable.append(connection)

@@ -19,6 +19,7 @@ from tests.waiting import wait_until
 from ziplog.core.fields import MAX_FRAME
 from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
+from ziplog.runtime import transport as transports
 from ziplog.runtime.connection import Connection
 from ziplog.runtime.transport import Transport
 
@@ -99,6 +100,44 @@ def test_wait_and_receive_returns_each_frame_once_and_in_order(
     server.wake()
     assert server.wait_and_receive(None) is None
     assert server.garbage == 0
+
+
+def test_connections_are_read_in_the_order_of_their_input(opened: Callable[..., Transport]) -> None:
+    """Replicas that receive the inserts of many clients in one order guess the same slots."""
+    server = opened("127.0.0.1:0")
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(RawPeer(port_of(server))) for _ in range(3)]
+        for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)):
+            for number in order:
+                peers[number].send_frame(b"%d" % number)
+            assert [take(server)[1] for _ in order] == [b"%d" % number for number in order]
+
+
+def test_input_before_the_end_of_a_connection_is_received(
+    opened: Callable[..., Transport],
+) -> None:
+    server = opened("127.0.0.1:0")
+    with RawPeer(port_of(server)) as peer:
+        peer.send_frame(b"first")
+        take(server)
+        peer.send_frame(b"last")
+    assert take(server)[1] == b"last"
+    deadline = time.monotonic() + 10
+    while server.connection_counts[0] and time.monotonic() < deadline:
+        assert server.receive() is None
+        server.wait(SECOND // 10)
+    assert server.connection_counts == (0, 0)
+
+
+def test_input_of_more_than_one_round_of_reads_is_received(
+    opened: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "_READ_BYTES", 64)
+    monkeypatch.setattr(transports, "_MAX_READS", 1)
+    server = opened("127.0.0.1:0")
+    with RawPeer(port_of(server)) as peer:
+        peer.send(b"".join(framed(b"%03d" % number) for number in range(100)))
+        assert [take(server)[1] for _ in range(100)] == [b"%03d" % number for number in range(100)]
 
 
 def test_a_request_and_its_answer(opened: Callable[..., Transport]) -> None:

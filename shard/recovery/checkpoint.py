@@ -1,7 +1,8 @@
 """The checkpoint of a clean stop, and the start: from a checkpoint, with an empty log, or in limbo.
 
-Rule: only a server that was `up` resumes from a checkpoint. Any other server may have made promises
-that it no longer knows, or may hold only a part of its log (docs/protocol.md, sections 9 and 11).
+Rule: only a server that was `up` or `joined` resumes from a checkpoint: it holds its whole log, and
+no promise binds it. Any other server may have made promises that it no longer knows, or may hold
+only a part of its log (docs/protocol.md, sections 9 and 11).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     view: int
     trim: int
     ack_counter: int
-    #: The server was not `up`: its log and sessions prove nothing.
+    #: The server was not `up`: unless it had joined its view, its log and sessions prove nothing.
     limbo: bool
     leases: list[LeaseRun]
     stable: Watermark
@@ -50,6 +51,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     strangers: list[tuple[bytes, dict[int, int]]] = []
     #: Per entry of `sessions`: its horizon, and an upper bound of its records' positions.
     bounds: list[tuple[int, int]] = []
+    #: The server had joined its view, which had not begun.
+    is_joined: bool = False
 
 
 def save(state: ReplicaState) -> bytes:
@@ -76,6 +79,7 @@ def save(state: ReplicaState) -> bytes:
             state.sessions.horizon,
             [(client, one.refused) for client, one in state.sessions.refused_clients.items()],
             [(s.horizon, s.last) for s in state.sessions.by_client.values()],
+            state.state == "joined",
         )
     )  # fmt: skip
 
@@ -83,7 +87,8 @@ def save(state: ReplicaState) -> bytes:
 def start(state: ReplicaState, saved: bytes | None, now: int, *, limbo: bool) -> bool:
     """Restore the state from the checkpoint, or enter limbo; return whether it was restored."""
     checkpoint = None if saved is None else msgspec.msgpack.decode(saved, type=Checkpoint)
-    if checkpoint is not None and not checkpoint.limbo and _is_stored(state, checkpoint):
+    resumes = checkpoint is not None and (checkpoint.is_joined or not checkpoint.limbo)
+    if checkpoint is not None and resumes and _is_stored(state, checkpoint):
         _restore(state, checkpoint, now)
         return True
     if checkpoint is not None or limbo:
@@ -112,7 +117,9 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
     if checkpoint.leases:
         state.clock.restore(checkpoint.leases, now)
     state.clock.was_excluded = checkpoint.was_excluded
-    if checkpoint.view:
+    if checkpoint.is_joined:
+        state.state, state.view_base = "joined", state.stream.last
+    elif checkpoint.view:
         state.state = "up"
     state.sessions.horizon = checkpoint.horizon
     for client, first_incomplete, units in checkpoint.sessions:

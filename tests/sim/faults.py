@@ -56,11 +56,12 @@ class Faults:
         self._rotten: Final[set[str]] = set()
         #: Number of injected faults.
         self.done = 0
-        #: Servers with a failed disk, which may have stopped; and whether all power was cut.
+        #: Servers with a failed disk, which may have stopped.
         self.excused: Final[set[str]] = set()
         #: Processes that had no descriptors for a while, and may have failed to start.
         self.unopened: Final[set[str]] = set()
-        self.has_cut_power = False
+        #: All servers of a shard may have failed at once, so the cluster may report a loss.
+        self.may_lose = False
 
     def schedule(self, faults: Iterable[Fault]) -> None:
         """Schedule faults, relative to now."""
@@ -157,7 +158,7 @@ class Faults:
 
     def _power_all(self, _fault: Fault) -> bool:
         """Cut the power of all machines."""
-        self.has_cut_power = True
+        self.may_lose = True
         for node in self._cluster.nodes.values():
             if node.is_up:
                 node.kill()
@@ -255,7 +256,9 @@ class Faults:
         if not isinstance(self._cluster.mms, OrderedLog) or not can_rebuild(self._cluster.state):
             return False
         self.heal()
-        self.has_cut_power |= loss.kills or loss.handlers or loss.power
+        servers = map(self._cluster.state_of, self._cluster.disks)
+        has_frozen = any(server is not None and server.state == "frozen" for server in servers)
+        self.may_lose |= loss.kills or loss.handlers or loss.power or has_frozen
         rebuild(self._cluster, loss)
         return True
 

@@ -144,7 +144,7 @@ class Run(ABC):
         halts = {name: those for name, those in found.items() if those}
         assert not halts, f"stopped themselves: {halts}"
         losses = self.cluster.state.losses
-        assert self.faults.has_cut_power or not losses, f"losses without a failure: {losses}"
+        assert self.faults.may_lose or not losses, f"losses without a failure: {losses}"
 
     def _pass_until(self, condition: Callable[[], object], within_ns: int) -> bool:
         """Run with periodic checks until a condition holds; return whether it holds."""

@@ -54,6 +54,15 @@ def test_a_trim_that_returned_survives_a_rebuild_after_a_power_cut() -> None:
         assert s.cluster.state.trim == last
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stop_of_all_servers_after_a_view_was_decided_loses_nothing(seed: int) -> None:
+    """The survivor has joined the view and waits for a suspended server; the run finds no loss."""
+    name = f"shard-0-{seed % 2}"
+    faults = (Fault(500, "suspend", (name,), 9_000), Fault(5_000, "rebuild", amount=16))
+    plan = busy(seed, *faults, shards=2, think_us=50_000, calls=60, durability="memory")
+    assert run(plan).faults == 2
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(200))
 def test_any_plan_survives_a_rebuild(seed: int) -> None:

@@ -33,6 +33,7 @@ from tests.world import (
     S,
     grant,
     insert,
+    probe,
 )
 from ziplog import wire
 from ziplog.core.entries import Place, Skip
@@ -189,6 +190,50 @@ def test_clean_stop_of_a_frozen_server_ends_in_limbo() -> None:
     promise(world, BACKUP)
     world.restart(BACKUP, clean=True)
     assert replica(world, BACKUP)._state.state == "limbo"
+
+
+def test_joined_survivor_keeps_its_view_over_a_clean_stop() -> None:
+    """It holds the whole log and made no promise, so the next recovery needs no other server."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.kill(PRIMARY)
+    send(world, insert(2), BACKUP)
+    order(world, decision(promise(world, BACKUP)), BACKUP)
+    was = {place.seq: place.gsns for place in places(world, BACKUP)}
+    server = world.restart(BACKUP)
+    assert (server._state.state, server._state.view) == ("joined", 2)
+    crash(world, PRIMARY)
+    recover(world, BACKUP, PRIMARY, view=3)
+    for seq in (1, 2):
+        send(world, insert(seq, view=3), PRIMARY, BACKUP)
+    assert {seq: gsns for seq, _, gsns in acks(world, 3)} == was
+
+
+def test_view_begins_for_a_server_that_stopped_after_it_had_joined() -> None:
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    crash(world, PRIMARY)
+    order(world, decision(promise(world, BACKUP)), BACKUP, PRIMARY)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
+    world.restart(PRIMARY)
+    begin(world, 2)
+    send(world, insert(2, view=2), PRIMARY, BACKUP)
+    world.run(50 * MS)
+    assert {(seq, server) for seq, server, _ in acks(world, 2)} == {(2, 0), (2, 1)}
+    assert log(world, PRIMARY) == log(world, BACKUP)
+
+
+def test_joined_server_denies_no_record_before_its_view_is_confirmed() -> None:
+    """Another recovery may go back before the view. This holds after a clean stop, too."""
+    world = start(f=2)
+    send(world, insert(1), PRIMARY, BACKUP, THIRD)
+    order(world, decision(promise(world, BACKUP), is_confirmed=False), BACKUP)
+    for _ in range(2):
+        assert joined(world, BACKUP)
+        send(world, wire.Locate(CLUSTER, 0, 1, b"c" * 16, 9), BACKUP)
+        assert [m.verdict for m in heard(world, wire.Located, "c")] == ["pending"]
+        probe(world, "c").received.clear()
+        world.restart(BACKUP)
 
 
 # --- the decision, and state transfer ---

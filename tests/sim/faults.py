@@ -259,7 +259,7 @@ class Faults:
         servers = map(self._cluster.state_of, self._cluster.disks)
         has_frozen = any(server is not None and server.state == "frozen" for server in servers)
         self.may_lose |= loss.kills or loss.handlers or loss.power or has_frozen
-        rebuild(self._cluster, loss)
+        rebuild(self._cluster, loss, self._rotten)
         return True
 
     def _kill_client(self, fault: Fault) -> bool:

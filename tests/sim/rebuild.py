@@ -18,6 +18,8 @@ from tests.simulator.disk import Disk
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from mms.state import ClusterState
     from tests.sim.cluster import SimCluster
     from ziplog.core.holdings import HandlerHoldings, ServerHoldings
@@ -53,8 +55,11 @@ def can_rebuild(state: ClusterState) -> bool:
     )
 
 
-def rebuild(cluster: SimCluster, loss: Loss) -> None:
-    """Stop all nodes, and rebuild the membership service from the disks."""
+def rebuild(cluster: SimCluster, loss: Loss, rotten: Collection[str] = ()) -> None:
+    """Stop all nodes, and rebuild the membership service from the disks.
+
+    `rotten`: the servers that may need another one's copy of a damaged entry.
+    """
     random = Random(f"rebuild {cluster.plan.seed} {cluster.kernel.now}")
     for name, process in cluster.nodes.items():
         server = cluster.server(name)
@@ -74,7 +79,7 @@ def rebuild(cluster: SimCluster, loss: Loss) -> None:
         handlers = []
         cluster.handlers.refound(HandlerState().snapshot())
     if loss.servers:
-        found = _without_some(cluster, found, handlers, random)
+        found = _without_some(cluster, found, handlers, rotten, random)
     state = rebuilt(cluster.config, list(found.values()), handlers).state
     state.check()
     assert isinstance(cluster.mms, OrderedLog)
@@ -102,13 +107,19 @@ def _without_some(
     cluster: SimCluster,
     found: dict[str, ServerHoldings],
     handlers: list[HandlerHoldings],
+    rotten: Collection[str],
     random: Random,
 ) -> dict[str, ServerHoldings]:
-    """Lose the directory of a server of each shard, where the rebuild accepts that."""
+    """Lose the directory of a server of each shard, where the rebuild accepts that.
+
+    A shard with a damaged disk keeps the others: no server may have the damaged entry otherwise.
+    """
     for shard in cluster.config.shards:
         lost = random.choice(shard.replicas).name
         rest = {name: one for name, one in found.items() if name != lost}
         if len(shard.replicas) < 2 or lost not in found:
+            continue
+        if any(peer in rotten for peer in cluster.peers(lost)):
             continue
         if _is_enough(cluster, rest, handlers):
             found = rest

@@ -63,6 +63,14 @@ def test_a_stop_of_all_servers_after_a_view_was_decided_loses_nothing(seed: int)
     assert run(plan).faults == 2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rebuild_keeps_the_only_copy_of_a_damaged_entry(seed: int) -> None:
+    """A damaged disk is a failure of its server: no other one loses its directory."""
+    faults = (Fault(700, "rot", ("shard-0-1",)), Fault(1_400, "rebuild", amount=4))
+    plan = busy(seed, *faults, shards=2, think_us=20_000, calls=60, durability="disk")
+    assert run(plan).faults == 2
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(200))
 def test_any_plan_survives_a_rebuild(seed: int) -> None:

@@ -89,4 +89,6 @@ def hides_damage(chosen: Candidate, candidates: Sequence[Candidate], first: int)
     The survivor of that view wrote it before the decision. If the view began without an entry of
     its own, a server without an entry of it is older all the same.
     """
-    return chosen.report.last_view < first and any(one.report.is_damaged for one in candidates)
+    reports = [one.report for one in candidates]
+    is_any_damaged = any(report.is_damaged and report.state == "limbo" for report in reports)
+    return chosen.report.last_view < first and is_any_damaged

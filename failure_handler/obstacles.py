@@ -61,6 +61,6 @@ def obstacle(
     if damaged:
         return (
             f"{damaged} cannot read a part of the log that no other server has; restore its segment"
-            " files from a copy, and start it again"
+            " files from a copy, or another server's former data directory, and start it again"
         )
     return ""

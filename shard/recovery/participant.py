@@ -49,7 +49,7 @@ class LogClaim(NamedTuple):
     last_view: int
     #: The highest recovery that the server knows.
     number: int
-    #: The log continues with unreadable entries that no peer could provide.
+    #: The log has unreadable entries that no peer could provide. In limbo, the claim ends there.
     is_damaged: bool
 
 
@@ -184,11 +184,10 @@ class RecoveryParticipant:
         self.missing, self._is_unrepairable = None, False
 
     def repair_failed(self, why: str) -> None:
-        """Record that no peer can provide the missing entries."""
-        assert self.missing is not None, "nothing was missing"
-        if self._is_unrepairable:
-            return  # a repeated attempt
-        self._is_unrepairable = True
+        """Record that no peer can provide entries that this server, or one that joins, needs."""
+        is_repeated, self._is_unrepairable = self._is_unrepairable, True
+        if is_repeated or self.missing is None:
+            return
         view = self.missing.view
         what = f"join view {view}" if view else "lead a recovery"
         self._warn_of(f"{self.missing.error}; no peer could repair it ({why})", what)
@@ -201,7 +200,8 @@ class RecoveryParticipant:
         """
         state, store = self._state, self._state.store
         if not self._is_unrepairable or self.missing is None or state.state != "limbo":
-            return LogClaim(store.last_fseq, store.last_view, self.number, is_damaged=False)
+            is_damaged = self._is_unrepairable and state.state == "joined"
+            return LogClaim(store.last_fseq, store.last_view, self.number, is_damaged)
         last = min(max(self.missing.after, state.stream.stable), store.last_fseq)
         # The number of an attempt that is no longer reported must not be used for another one.
         number = max(self.number, store.last_view)

@@ -304,10 +304,10 @@ class Repair:
     def _abandon(self, why: str, now: int) -> None:
         """Log once that the range cannot be repaired, and wait before the next attempt."""
         state = self._state
+        self._recovery.repair_failed(why)
         if state.state == "limbo":
             self._hole, self._received = None, []
             self._retry_due = now + _UNREPAIRABLE_RETRY_NS
-            self._recovery.repair_failed(why)
             return
         unrepairable: set[object] = {known for known in (self._subject, self._hole) if known}
         is_repeated = bool(unrepairable & self._unrepairable)
@@ -321,8 +321,9 @@ class Repair:
         state.counters.repairs["impossible"] += 1
         state.effects.append(LogWarning(
             f"{state.config.name} cannot read {self._subject} ({self._reason}), and no peer could"
-            f" repair it ({why}). Restore the missing file, or stop this server and move its data"
-            " directory away: it then joins with an empty one"
+            f" repair it ({why}). Restore the missing file. Only if another replica is up and has"
+            " these entries, you may instead stop this server and move its data directory away: it"
+            " then joins with an empty one"
         ))  # fmt: skip
 
 

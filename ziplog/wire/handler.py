@@ -41,7 +41,8 @@ class Suspect(Message, tag=VERSION * 256 + 60, frozen=True, gc=False):
     recovery: View
     #: The identity of its data directory: a secret of the server and the failure handler.
     identity: Name
-    #: It is in limbo, and has entries after `last` that it cannot read and no peer could send.
+    #: It has entries that it cannot read and no peer could send: in limbo after `last`; after it
+    #: joined, entries that a joining replica may need.
     is_damaged: bool = False
 
 

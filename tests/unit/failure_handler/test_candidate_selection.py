@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from failure_handler.candidate_selection import Candidate, hides_damage, longest
 from failure_handler.members import Member
@@ -50,6 +51,8 @@ def test_damage_does_not_lose_confirmed_entries() -> None:
     assert not hides_damage(old, [old, damaged], 1)
     assert not hides_damage(old, [old], 3)
     assert not hides_damage(new, [old, new, damaged], 3)
+    joined = damaged._replace(report=replace(damaged.report, state="joined"))
+    assert not hides_damage(old, [old, joined], 3), "its log does not end before the damage"
 
 
 def claim(server: FakeServer, last: int, last_view: int = 1) -> None:

@@ -107,5 +107,5 @@ def test_a_damaged_log_that_no_other_server_can_repair() -> None:
     placement = Placement(0, 1, "recovering", ())
     assert what_it_waits_for(members, placement, None, 0, 10 * S) == (
         "shard-0-1 cannot read a part of the log that no other server has; restore its segment"
-        " files from a copy, and start it again"
+        " files from a copy, or another server's former data directory, and start it again"
     )

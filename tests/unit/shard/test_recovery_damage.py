@@ -9,6 +9,7 @@ import pytest
 
 from shard.recovery import peer_repair, state_transfer
 from shard.storage.store import FullError
+from tests.memory_store import MemoryStore
 from tests.unit.shard.recovery_world import (
     BACKUP,
     LEASE,
@@ -35,7 +36,6 @@ from ziplog.segments.entry import BusyError, UnreadableError, WatermarkRecord
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tests.memory_store import MemoryStore
     from ziplog.core.node import Effect
 
 
@@ -245,6 +245,33 @@ def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(warnings: 
     insist(world, PRIMARY, 61 * S, recovery=4)
     assert heard(world, wire.Frozen)
     assert claims(world, PRIMARY)[-1][2] is False
+
+
+def test_a_survivor_that_an_empty_server_cannot_copy_waits_for_the_operator(
+    warnings: list[str],
+) -> None:
+    """Its damaged entry was on the lost disk only. The failure handler learns the reason."""
+    world = start(durability="disk")
+    for seq in range(1, 8):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    world.run(200 * MS)
+    world.stores[BACKUP] = MemoryStore()
+    store(world, PRIMARY).damaged = {3}
+    crash(world, BACKUP)
+    order(world, decision(promise(world, PRIMARY)), PRIMARY, BACKUP)
+    world.run(10 * S)
+    assert joined(world, PRIMARY)
+    assert not joined(world, BACKUP)
+    report = [m for m in heard(world, wire.Suspect) if m.node == PRIMARY][-1]
+    assert (report.state, report.last, report.is_damaged) == (
+        "joined", store(world, PRIMARY).last_fseq, True
+    )  # fmt: skip
+    (warning,) = warnings
+    assert "no peer could repair it" in warning
+    store(world, PRIMARY).damaged.clear()  # the operator found the file
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
+    begin(world, 2)
+    assert log(world, PRIMARY) == log(world, BACKUP)
 
 
 def test_a_log_that_the_system_refuses_to_read_now_is_not_missing(warnings: list[str]) -> None:

@@ -125,20 +125,29 @@ def _fill_holes(spans: list[Span], servers: Sequence[ServerHoldings]) -> list[Sp
     stop, epoch = 1, 0
     for span in spans:
         if span.first.base > stop:
-            filled.append(_filling(stop, epoch, span.first, members))
+            filled += _filling(stop, epoch, span.first, members)
         filled.append(span)
         stop, epoch = span.stop, span.last_epoch
     return filled
 
 
-def _filling(start: int, epoch: int, after: Lease, members: tuple[Member, ...]) -> Span:
+def _filling(start: int, epoch: int, after: Lease, members: tuple[Member, ...]) -> list[Span]:
+    """Return leases for all positions and epochs before `after`, in epochs of nearly equal size."""
     epochs, positions = after.first_epoch - epoch, after.base - start
-    size, rest = divmod(positions, epochs) if epochs > 0 else (0, 1)
-    if rest or size > MAX_LEASE_SIZE:  # the epochs had different sizes
-        epochs = gcd(positions, MAX_LEASE_SIZE)
-        return Span(_lease(start, epoch, 1, epochs, members), positions // epochs)
-    each = gcd(epochs, MAX_LEASE_SIZE // size)
-    return Span(_lease(start, epoch, each, size, members), epochs // each)
+    if not epochs <= positions <= epochs * MAX_LEASE_SIZE:
+        raise UnavailableError(
+            f"the servers recorded lease {after.number} with position {after.base} in epoch"
+            f" {after.first_epoch}, which no lease before can precede: their directories are not of"
+            " one cluster. Put the right ones back"
+        )
+    spans = []
+    least, larger = divmod(positions, epochs)
+    for size, count in ((least + 1, larger), (least, epochs - larger)):
+        if count:
+            each = gcd(count, MAX_LEASE_SIZE // size)
+            spans.append(Span(_lease(start, epoch, each, size, members), count // each))
+            start, epoch = spans[-1].stop, spans[-1].last_epoch
+    return spans
 
 
 def _cover_records(spans: list[Span], servers: Sequence[ServerHoldings]) -> list[Span]:

@@ -148,6 +148,23 @@ def test_unrecorded_old_leases_are_filled_with_all_shards() -> None:
     assert found.epoch_at(THIRD.base) == THIRD.first_epoch
 
 
+def test_unrecorded_old_leases_with_epochs_of_different_sizes_are_filled() -> None:
+    small = replace(FIRST, epochs=3, epoch_size=7)
+    second = small.following(epoch_size=1000)
+    third = second.following(epochs=5)
+    state = rebuilt(servers(2, third), handler())
+    before = [run for run in state.runs if run.last.stop <= third.base]
+    assert [run.first.epoch_size for run in before] == [504, 503]
+    assert before[-1].last.stop == third.base
+    assert before[-1].last.first_epoch + before[-1].last.epochs == third.first_epoch
+
+
+@pytest.mark.parametrize("change", [{"first_epoch": 0}, {"first_epoch": 100}, {"base": 2**60}])
+def test_lease_that_cannot_follow_any_other_is_refused(change: dict[str, int]) -> None:
+    odd = replace(FIRST, **{"number": 9, "base": 10, "first_epoch": 3} | change)
+    assert "recorded lease 9" in refused(servers(2, odd), handler())
+
+
 def test_positions_that_a_recovery_decided_are_not_given_again() -> None:
     held = servers(2, FIRST)
     held[2] = server(1, 0, FIRST, end=FIRST.stop + 5 * MAX_LEASE_SIZE)

@@ -290,6 +290,7 @@ class ClusterState:
         placement, last = self.placements.get(command.shard), self.last
         if placement is None or last is None:
             return "no-such-shard"
+        # A rebuilt state may be behind the failure handler, whose decision began the view.
         if not placement.view <= command.view < command.recovery:
             return "other-view"
         recovering, is_new = self.recovering.get(command.shard), self.is_new(placement)
@@ -297,11 +298,9 @@ class ClusterState:
             if command.recovery < recovering.recovery:
                 return "other-view"
             limit = recovering.limit
-        elif command.view == placement.view:
+        else:
             # A joining shard with a crashed server owns nothing.
             limit = self._end_of(command.shard) if is_new else last.stop
-        else:
-            return "other-view"
         retired = self.retired.get(command.shard)
         if retired is not None:
             # A recovery during the leave ends the leases; a shard that had left keeps its limit.

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.common.requests import Request
-from ziplog.core.node import Call, Cancelled, Complete
+from ziplog.core.node import Cancelled, Complete
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ziplog.client.client_node import ClientCore
     from ziplog.core.node import Effect, Event
+    from ziplog.wire import InsertAck
 
     TaskSteps = Generator[Request | list[Request], Any, Any]
     StepStarter = Callable[["Task", Any], Callable[[], object] | None]
@@ -52,6 +53,13 @@ class LogTasks:
         if effects:
             self._handle_effects(effects)
 
+    def step_ack(self, src: bytes, ack: InsertAck, now: int) -> None:
+        """Do the same as `step(Received(src, ack), now)`."""
+        self.now = now
+        effects = self.core.step_ack(src, ack, now)
+        if effects:
+            self._handle_effects(effects)
+
     def call(self, request: Request, on_result: Callable[[Any], None]) -> int:
         """Start a call; `on_result` gets its result or exception, possibly before this returns.
 
@@ -60,7 +68,7 @@ class LogTasks:
         self._calls += 1
         call = self._calls
         self._callbacks[call] = on_result
-        effects = self.core.step(Call(call, request), self.now)
+        effects = self.core.step_call(call, request, self.now)
         if effects:
             self._handle_effects(effects)
         return call

@@ -82,8 +82,6 @@ class DatabaseCore:
         self._watch_handles: Final[dict[int, WatchHandle]] = {}
         self.counters: Final = Counters()
         self.next_number: Final = self._commits.next_number
-        #: Every batch ends with a `BatchEnd`.
-        self.is_batch_open = True
 
     # --- the operations' context ---
 
@@ -135,20 +133,28 @@ class DatabaseCore:
 
     # --- events ---
 
+    @property
+    def is_batch_open(self) -> bool:
+        """Whether `step` of a `BatchEnd` would do anything."""
+        return self._calls is not None and self._calls.core.is_batch_open
+
     def step_call(self, number: int, request: Any, now: int) -> list[Effect]:
         """Do the same as `step(Call(number, request), now)`."""
-        return self.step(Call(number, request), now)
+        self._set_time(now)
+        self._start(number, request)
+        return self._pop_effects()
 
     def step_ack(self, src: bytes, ack: InsertAck, now: int) -> list[Effect]:
         """Do the same as `step(Received(src, ack), now)`."""
-        return self.step(Received(src, ack), now)
+        self._set_time(now)
+        if self._calls is not None:
+            self._calls.step_ack(src, ack, now)
+        return self._pop_effects()
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Handle one event; see `ziplog.core.node`."""
+        self._set_time(now)
         context, calls = self._context, self._calls
-        context.now = now
-        if calls is not None:
-            calls.now = now
         if type(event) is Received:
             if type(event.message) in REPLIES:
                 self._coordinators.receive(event.src, event.message)
@@ -169,9 +175,15 @@ class DatabaseCore:
             calls.step(event, now)
         if type(event) is Wakeup and now >= context.next_timer:
             self._tick()
-        effects, calls = context.effects, self._calls
-        if effects:
-            context.effects = []
+        return self._pop_effects()
+
+    def _set_time(self, now: int) -> None:
+        self._context.now = now
+        if self._calls is not None:
+            self._calls.now = now
+
+    def _pop_effects(self) -> list[Effect]:
+        effects, calls = self._context.pop_effects(), self._calls
         if calls is not None and calls.effects:
             return effects + calls.pop_effects() if effects else calls.pop_effects()
         return effects

@@ -30,7 +30,9 @@ from ziplog.runtime.clock import now_ns
 from ziplog.wire import Deliver
 
 if TYPE_CHECKING:
+    from ziplog.client.common.requests import Request
     from ziplog.core.node import Effect, Event
+    from ziplog.wire import InsertAck
 
 #: Scalog's insert in the thesis, section 4.4.1.
 SCALOG_US: Final = 900
@@ -81,6 +83,14 @@ class DelayedCore(ClientCore):
             self._called.pop(event.id, None)
         effects += super().step(event, now)
         return self._without_early(effects, now)
+
+    def step_call(self, number: int, request: Request, now: int) -> list[Effect]:
+        """Do the same as `step(Call(number, request), now)`."""
+        return self.step(Call(number, request), now)
+
+    def step_ack(self, src: bytes, ack: InsertAck, now: int) -> list[Effect]:
+        """Do the same as `step(Received(src, ack), now)`."""
+        return self.step(Received(src, ack), now)
 
     def next_wakeup(self) -> int | None:
         """Return when this node wants to be woken."""

@@ -297,6 +297,10 @@ class FakeCore:
         """Choose the shards of later inserts by `policy`."""
         self.policy = policy
 
+    def step_call(self, number: int, request: Request, now: int) -> list[Effect]:
+        """Take a call."""
+        return self.step(Call(number, request), now)
+
     def step(self, event: Event, now: int) -> list[Effect]:
         """Take one event."""
         self.now = max(now, self.now)

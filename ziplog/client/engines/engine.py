@@ -48,8 +48,10 @@ _WARNING_INTERVAL_NS: Final = NS_PER_S
 class Core(Node, Protocol):
     """A node that completes calls: a log's `ClientCore`, or a node around one."""
 
-    #: Whether `step` of a `BatchEnd` would do anything.
-    is_batch_open: bool
+    @property
+    def is_batch_open(self) -> bool:
+        """Whether `step` of a `BatchEnd` would do anything."""
+        ...
 
     def step_call(self, number: int, request: Any, now: int, /) -> list[Effect]:
         """Do the same as `step(Call(number, request), now)`."""

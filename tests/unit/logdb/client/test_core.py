@@ -26,7 +26,7 @@ from tests.unit.logdb.client.fakes import DatabaseGlass, FakeDatabase, v
 from tests.unit.ziplog.client.fakes import CLUSTER, MS, S
 from ziplog import wire as log_wire
 from ziplog.core.entries import decode_body
-from ziplog.core.node import ConnectionChanged, Received
+from ziplog.core.node import BatchEnd, ConnectionChanged, Received, Wakeup
 from ziplog.errors import DeadlineError, UnavailableError, VersionError
 from ziplog.types import RecordId
 
@@ -452,3 +452,37 @@ def test_a_responsive_coordinator_with_an_idle_log_is_kept() -> None:
     db.first.follow()
     for call in calls:
         assert db.end(call).values == [v(1)]
+
+
+# --- steps ---
+
+
+def test_calls_and_acks_have_the_effects_of_their_events() -> None:
+    def run(*, by_events: bool) -> tuple[list[Any], list[Any], dict[int, Any]]:
+        db = FakeDatabase()
+        db.glass.by_events = by_events
+        db.open()
+        everything: list[Any] = []
+        serve = db.serve
+
+        def spy(name: str, message: Any) -> None:
+            everything.append((name, message))
+            serve(name, message)
+
+        db.serve = spy  # type: ignore[method-assign]
+        for _ in range(3):
+            db.end(db.increment(b"k"))
+        return everything, db.log, db.glass.answers
+
+    assert run(by_events=False) == run(by_events=True)
+
+
+def test_no_batch_has_to_end_after_an_insert_on_the_short_path(db: FakeDatabase) -> None:
+    assert not DatabaseGlass().core.is_batch_open
+    db.put(b"k", 1)
+    db.glass.step(BatchEnd())
+    assert not db.glass.core.is_batch_open
+    db.put(b"k", 2)
+    assert not db.glass.core.is_batch_open
+    db.glass.step(Wakeup())
+    assert db.glass.core.is_batch_open

@@ -58,6 +58,8 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     conflicts: list[bytes]
     #: The writes that took effect; empty if it was not committed.
     writes: list[Write]
+    #: No key changed after this gsn and before the record.
+    unchanged_since: Gsn = 0
 
     @property
     def changed(self) -> list[bytes]:
@@ -109,6 +111,8 @@ class State:
         self.log_usage: Final = LogUsage() if log_usage is None else log_usage
         #: The last applied record.
         self.position: RecordId = RID_GENESIS
+        #: The last commit record that changed a key, or the position of the restored checkpoint.
+        self.changed_at: Gsn = 0
         #: The first foreign record, and the first unreadable one (`logdb.records`); 0: none.
         self.first_foreign = self.first_unreadable = 0
         #: The greatest announced cut: no commit may refer to a value before it.
@@ -199,6 +203,7 @@ class State:
         self.decisions.load(decisions, done.floor)
         self.log_usage.load(segments)
         self.position = done.position
+        self.changed_at = done.position.gsn
         self.first_foreign = done.first_foreign
         self.first_unreadable = done.first_unreadable
         self.horizon = done.horizon
@@ -215,12 +220,13 @@ class State:
         outcome = verdict.outcome
         if outcome == "repeated":
             return None
-        committed = outcome == "committed"
+        committed, changed_at = outcome == "committed", self.changed_at
         self.decisions.add(commit.id, rid, committed)
         if not committed:
             self.aborts += 1
-            return Applied(commit.id, rid, outcome, verdict.conflicts, [])
+            return Applied(commit.id, rid, outcome, verdict.conflicts, [], changed_at)
         self.commits += 1
+        self.changed_at = rid.gsn
         for write in commit.writes:
             if write.rid is not None:
                 self._change(write.key, Entry(write.rid.gsn, write.rid, write.size))
@@ -228,7 +234,7 @@ class State:
                 self._change(write.key, Entry(rid.gsn, rid, len(write.value)))
             else:
                 self._change(write.key, None)
-        return Applied(commit.id, rid, outcome, verdict.conflicts, commit.writes)
+        return Applied(commit.id, rid, outcome, verdict.conflicts, commit.writes, changed_at)
 
     def _apply_value(self, _apply_value: Value, _rid: RecordId) -> None:
         """Do nothing: a value takes effect when a commit refers to it."""

@@ -82,6 +82,8 @@ class Got(Message, tag=VERSION * 256 + 131, frozen=True, gc=False):
     position: RecordId
     found: Annotated[list[KeyResult], Meta(max_length=MAX_KEYS)]
     conflicts: Keys
+    #: No key changed after this gsn, up to the position; None: unknown.
+    unchanged_since: Gsn | None = None
 
 
 class Scan(Message, tag=VERSION * 256 + 132, frozen=True, gc=False):
@@ -147,6 +149,8 @@ class Decided(Message, tag=VERSION * 256 + 137, frozen=True, gc=False):
     position: RecordId
     outcome: KnownOutcome
     conflicts: Keys
+    #: No key changed after this gsn and before the position; None: unknown.
+    unchanged_since: Gsn | None = None
 
 
 class Watch(Message, tag=VERSION * 256 + 138, frozen=True, gc=False):

@@ -16,9 +16,11 @@ from msgspec.structs import asdict
 from logdb import wire
 from logdb.client.commits import Commits
 from logdb.client.coordinators import REPLIES, Coordinators
+from logdb.client.known_states import KnownStates
 from logdb.client.operation_steps import StepRunner
 from logdb.client.operations import OPERATIONS
 from logdb.client.requests import DropRequest, UnwatchRequest, WatchRequest
+from logdb.errors import TransactionAborted
 from logdb.tasks import LogTasks
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
@@ -45,6 +47,8 @@ class Counters(requests.Counters):
     aborts: int = 0
     #: Writes without reads that were retried.
     repeated_puts: int = 0
+    #: Reads in transactions that needed no request.
+    known_reads: int = 0
 
 
 class DatabaseCore:
@@ -74,6 +78,7 @@ class DatabaseCore:
         self._policy: Final = policy
         self._coordinators: Final = Coordinators(context, endpoints, self.session)
         self._coordinators.on_opened = self._on_opened
+        self.known_states: Final = KnownStates()
         self._commits: Final = Commits(context, self._coordinators, self.session, wall_offset_us)
         self._step_runner: Final = StepRunner(context, self._coordinators, self._commits)
         self._calls: LogTasks | None = None
@@ -114,7 +119,10 @@ class DatabaseCore:
         """Whether the coordinator tails the connected log; if not, the client uses the next one."""
         assert self._calls is not None
         core = self._calls.core
-        return self._coordinators.accept_cluster(core.cluster, ", ".join(core.endpoints))
+        if self._coordinators.accept_cluster(core.cluster, ", ".join(core.endpoints)):
+            return True
+        self.known_states.reset()
+        return False
 
     def stats(self) -> dict[str, int]:
         """Return all counters."""
@@ -234,6 +242,9 @@ class DatabaseCore:
 
     def _on_done(self, call: int, result: Any) -> None:
         self._forget(call)
+        if type(result) is TransactionAborted:
+            # What the next attempt reads must not be what this one has read.
+            self.known_states.clear()
         self._context.complete(call, result)
 
     def _tick(self) -> None:

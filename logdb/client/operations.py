@@ -47,6 +47,7 @@ from ziplog.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from logdb.client.known_states import KnownStates
     from logdb.wire import Decided, KeyResult
     from ziplog.client.common.requests import Request
     from ziplog.core.message import Message
@@ -76,6 +77,7 @@ class OperationCounters(Protocol):
     commits: int
     aborts: int
     repeated_puts: int
+    known_reads: int
 
 
 class OperationContext(Protocol):
@@ -92,6 +94,10 @@ class OperationContext(Protocol):
     @property
     def known_position(self) -> RecordId:
         """The greatest position that a coordinator has reported."""
+
+    @property
+    def known_states(self) -> KnownStates:
+        """The states of keys that the client knows."""
 
     @property
     def limits(self) -> Limits:
@@ -124,8 +130,14 @@ def open_database(request: OpenRequest, db: OperationContext) -> Operation:
 
 
 def get(request: GetRequest, db: OperationContext) -> Operation:
-    """Read keys."""
-    keys = request.keys
+    """Read keys: from the known states if the read may be slightly old, or from a coordinator."""
+    keys, known_states = request.keys, db.known_states
+    may_be_old = not (request.fresh or request.snapshot or request.ranges)
+    if may_be_old:
+        known = known_states.find(keys, request.reads, db.known_position.gsn, db.now)
+        if known is not None:
+            db.counters.known_reads += 1
+            return Values([one.version for one in known], [one.value for one in known])
     pinned, number = _pinned_snapshot(request.snapshot)
 
     def build(at_least: int, cluster: int, request_number: int) -> wire.Get:
@@ -146,8 +158,15 @@ def get(request: GetRequest, db: OperationContext) -> Operation:
         return (keys, reply.found) if request.wants_values else None
 
     reply, values = yield from _query_until_readable(request.deadline, build, states, pinned, db)
+    if request.snapshot is None and all(map(_has_state, reply.found)):
+        known_states.on_got(keys, reply, db.now)
     versions = [0 if found.entry is None else found.entry.version for found in reply.found]
     return Values(versions, values if request.wants_values else [None] * len(versions))
+
+
+def _has_state(found: KeyResult) -> bool:
+    """Whether a result has the key's value, or the key is absent; its value needs no read."""
+    return found.entry is None or found.value is not None
 
 
 def scan(request: ScanRequest, db: OperationContext) -> Operation:
@@ -401,6 +420,7 @@ def _commit(
             "timed out before the commit record was inserted; nothing was written, try again"
         )
     decided: Decided = yield Insert(deadline, number, payload, max(after, known))
+    db.known_states.on_decided(decided, writes, values, db.now)
     if decided.outcome == "committed":
         db.counters.commits += 1
     else:

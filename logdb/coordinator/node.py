@@ -223,8 +223,9 @@ class CoordinatorNode:
         if outcome == "committed" and route is None and not waiters:
             return
         decided = Decided(
-            self._cluster, session, number, applied.position, outcome, applied.conflicts[:MAX_KEYS]
-        )
+            self._cluster, session, number, applied.position, outcome,
+            applied.conflicts[:MAX_KEYS], applied.unchanged_since,
+        )  # fmt: skip
         if outcome != "committed":
             self._keep_abort(decided)
         if self.tailer.is_ready:  # else: sent when the replay ends

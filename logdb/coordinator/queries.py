@@ -72,7 +72,7 @@ class Queries:
                 return Got(cluster, get.request, state.position, [], conflicting)
             entries = [state.versions.get(key) for key in get.keys]
         found = self._found(get.keys, entries)
-        return Got(cluster, get.request, state.position, found, [])
+        return Got(cluster, get.request, state.position, found, [], state.changed_at)
 
     def _scan(self, cluster: int, scan: Scan, now: int) -> Scanned:
         """Return the first rows of a range."""

@@ -17,6 +17,7 @@ import logdb.validation
 from logdb import records
 from logdb.cleaner.cleaning_round import CleaningRound
 from logdb.client.commits import Commits
+from logdb.client.known_states import KnownStates
 from logdb.coordinator.log_tailer import LogTailer
 from logdb.decisions import Decisions
 from tests.sim.database import draws
@@ -174,6 +175,25 @@ def reads_are_not_fresh() -> Iterator[None]:
 
 def _at_once(_self: LogTailer, waiter: PendingRequest) -> None:
     waiter.resume()
+
+
+@mutant(_undisturbed, "no faults; slow network")
+def known_states_are_kept() -> Iterator[None]:
+    """A client keeps the states that it knows although another client changed keys (section 5)."""
+    with replaced(KnownStates, "clear", lambda _self: None):
+        yield
+
+
+@mutant(_undisturbed, "no faults; slow network")
+def known_states_beside_other_reads() -> Iterator[None]:
+    """A client reads what it knows beside what the transaction read before (section 5)."""
+    find = KnownStates.find
+
+    def found(self: KnownStates, keys: Any, _reads: Any, position: Any, now: int) -> Any:
+        return find(self, keys, [], position, now)
+
+    with replaced(KnownStates, "find", found):
+        yield
 
 
 # --- rounds --------------------------------------------------------------------------------------

@@ -104,6 +104,10 @@ class Database(NamedTuple):
     cache_bytes: int
     #: Compare each decision with a model's; otherwise only the clients' results are judged.
     has_model: bool = True
+    #: Replies without another client's change after which a client uses the states that it knows,
+    #: and the time after a reply during which it does.
+    quiet_replies: int = 0
+    known_ms: int = 1_000
 
 
 class Plan(NamedTuple):

@@ -25,6 +25,7 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "copies_are_decided": 5,
     "displaced_unit_is_guessed_again": 4,
     "finalized_before_all_are_sealed": 4,
+    "known_states_beside_other_reads": 9,
     "lack_of_room_without_a_tombstone": 4,
     "no_positions_are_skipped": 4,
     "one_redirect_is_enough": 7,
@@ -43,8 +44,9 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
 #: Mutants whose search from seed 1 takes 4 s or more of CPU.
 LONG: Final = frozenset({
     "another_number_for_a_copy", "any_copy_expires_for_all", "copies_are_decided",
-    "finalized_before_all_are_sealed", "lack_of_room_without_a_tombstone",
-    "no_positions_are_skipped", "nothing_expires", "one_redirect_is_enough",
+    "finalized_before_all_are_sealed", "known_states_beside_other_reads",
+    "lack_of_room_without_a_tombstone", "no_positions_are_skipped", "nothing_expires",
+    "one_redirect_is_enough",
     "only_confirmed_is_rolled_forward", "rebuilt_view_is_too_low", "redirect_without_a_tombstone",
     "refusal_beside_a_promise", "stable_counts_promises", "survivor_acks_after_its_promise",
     "whole_history_is_sent",

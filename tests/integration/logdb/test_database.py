@@ -513,8 +513,11 @@ class Counted:
         self._handle(src, frame)
 
 
-def test_messages_of_each_call(db: logdb.Database) -> None:
-    """A put is one insert and one decision; a read one question; their sum is a transaction."""
+def test_messages_of_each_call(db: logdb.Database, coordinator: logdb.Coordinator) -> None:
+    """A put is one insert and one decision; a read one question; their sum is a transaction.
+
+    A client that writes alone needs no question in a transaction.
+    """
     db.put("k", 1)
     counted = Counted(db)
 
@@ -538,8 +541,15 @@ def test_messages_of_each_call(db: logdb.Database) -> None:
     # The acks may come after the decision.
     assert {"Decided"} <= received <= {"InsertAck", "Decided"}
     assert count(lambda: db.get("k"))[0] == ["Get"]
-    sent, _ = count(lambda: db.run(increment))
-    assert sent == ["Get", "Insert", "Insert"]
+    assert count(lambda: db.run(increment))[0] == ["Insert", "Insert"]
+    with logdb.connect(coordinator.endpoint) as other:
+
+        def increment_beside_another() -> None:
+            other.put("other", 1)
+            db.run(increment)
+
+        increment_beside_another()
+        assert count(increment_beside_another)[0] == ["Get", "Insert", "Insert"]
 
 
 def test_a_database_starts_no_thread(coordinator: logdb.Coordinator) -> None:

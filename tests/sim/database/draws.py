@@ -25,7 +25,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         is_raft_real: as for `tests.sim.plan.draw`.
 
     """
-    random = Random(f"database {seed}")
+    random, known = Random(f"database {seed}"), Random(f"known states {seed}")
     drawn = plans.draw(seed, faults=faults, is_raft_real=is_raft_real)
     plan = drawn._replace(
         writers=random.choice((1, 2, 3, 4)),
@@ -40,6 +40,8 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
             segment_bytes=random.choice((500, 2_000)),
             inline_bytes=random.choice((20, 100, 16 * 1024)),
             cache_bytes=random.choice((0, 200, 1_000_000)),
+            quiet_replies=known.choice((0, 0, 1, 8)),
+            known_ms=known.choice((5, 1_000)),
         ),
     )
     count = random.choice((0, 1, 2, 4, 8)) if faults is None else 0

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
+import logdb.client.known_states
 import logdb.client.operations
 import logdb.client.transaction
 import logdb.coordinator.log_tailer
@@ -189,6 +190,8 @@ def small(database: Database) -> Iterator[None]:
         patch.object(logdb.coordinator.log_tailer, "State", state),
         patch.object(logdb.coordinator.node, "RoundSettings", rounds),
         patch.object(logdb.client.operations, "INLINE_BYTES", database.inline_bytes),
+        patch.object(logdb.client.known_states, "QUIET_REPLIES", database.quiet_replies),
+        patch.object(logdb.client.known_states, "FRESH_NS", database.known_ms * MS),
         patch.object(logdb.client.transaction, "PAGE_ROWS", PAGE),
     ):
         yield

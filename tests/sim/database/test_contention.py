@@ -19,8 +19,9 @@ def test_slower_inserts_reduce_commits(clients: int) -> None:
     quick, held = _few(ZIPLOG, clients), _few(HELD, clients)
     assert quick.commits_per_s > 1.5 * held.commits_per_s
     assert quick.commit_p50_us < 600
-    # And a read's round trip, and the decision's way: three hops of 40 µs at least.
-    assert held.commit_p50_us >= 900 + 3 * 40
+    # And a read's round trip, and the decision's way: three hops of 40 µs at least. (A lone client
+    # knows what it reads.)
+    assert held.commit_p50_us >= 900 + (3 if clients > 1 else 1) * 40
     if clients == 1:
         assert quick.abort_share == held.abort_share == 0
 
@@ -29,7 +30,7 @@ def test_a_record_per_write_costs_one_more_insert() -> None:
     quick, held = _few(RECORD_PER_WRITE, 1), _few(HELD_RECORD_PER_WRITE, 1)
     # Two hops of 40 to 60 µs, and 900 µs.
     assert quick.commit_p50_us >= _few(ZIPLOG, 1).commit_p50_us + 2 * 40
-    assert held.commit_p50_us >= 2 * 900 + 3 * 40
+    assert held.commit_p50_us >= 2 * 900 + 40
 
 
 def test_a_faster_log_commits_more_with_fewer_aborts() -> None:

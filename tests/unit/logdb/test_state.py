@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from logdb.log_usage import LogUsage
 from logdb.records import (
@@ -28,7 +29,7 @@ from logdb.records import (
     value_at,
 )
 from logdb.snapshots import SnapshotCursor
-from logdb.state import State
+from logdb.state import Applied, State
 from tests.properties import examples
 from tests.unit.logdb.histories import UNREADABLE, History, checkpoint, everything, restored, steps
 from ziplog.types import Record, RecordId
@@ -43,6 +44,11 @@ def commit(
     number: int, *writes: Write, reads: list[KeyRead] | None = None, began: int = 0
 ) -> Commit:
     return Commit(TransactionId(b"s" * 8, number), began, reads or [], [], list(writes))
+
+
+def decision(applied: Applied | None) -> Any:
+    """Return what coordinators must agree on."""
+    return None if applied is None else replace(applied, unchanged_since=0)
 
 
 @examples(400)
@@ -99,11 +105,34 @@ def test_a_state_from_a_checkpoint_is_equal_and_decides_equally(
     for kind, what in then:
         written.write(kind, what)
     results = [tailer.apply(each) for each in written.records[at:]]
-    assert results == written.results[at:]
+    assert list(map(decision, results)) == list(map(decision, written.results[at:]))
+    for mine, other in zip(results, written.results[at:], strict=True):
+        # A checkpoint does not hold the last change before it.
+        assert mine is None or other.unchanged_since <= mine.unchanged_since < mine.position.gsn
     assert everything(tailer) == everything(written.state)
     ends = [(decode(each.payload), each.rid.gsn) for each in written.records[at:]]
     trims = [min(end.trim, gsn) for end, gsn in ends if isinstance(end, CheckpointDone)]
     assert tailer.trimmed == max(trims, default=0)
+
+
+@examples(200)
+@given(steps)
+def test_no_version_changes_after_the_last_change(history: list[Any]) -> None:
+    written = History()
+    versions: dict[bytes, int] = {}
+    for kind, what in history:
+        before = written.state.changed_at
+        written.write(kind, what)
+        state = written.state
+        rows = state.versions.range(b"", None, 100)
+        former, versions = versions, {key: entry.version for key, entry in rows}
+        if versions != former:
+            assert state.changed_at == state.position.gsn
+        else:
+            assert state.changed_at in {before, state.position.gsn}
+        if written.results and (result := written.results[-1]) is not None:
+            assert result.unchanged_since in {before, state.changed_at}
+            assert result.unchanged_since < result.position.gsn
 
 
 @examples(200)

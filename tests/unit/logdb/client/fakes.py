@@ -125,8 +125,9 @@ class FakeCoordinator:
             self.cache.put(key, applied.position.gsn, value)
         session, number = applied.id.session, applied.id.number
         decided = messages.Decided(
-            CLUSTER, session, number, applied.position, applied.outcome, applied.conflicts
-        )
+            CLUSTER, session, number, applied.position, applied.outcome, applied.conflicts,
+            applied.unchanged_since,
+        )  # fmt: skip
         self.decisions[session, number] = decided
         if session in self.sessions and not self.is_shy:
             self.say(decided)

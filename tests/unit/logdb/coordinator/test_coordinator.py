@@ -36,7 +36,7 @@ def test_a_decision_is_sent_in_the_step_that_delivers_its_record() -> None:
     harness.open()
     rid = harness.insert(commit(1, {b"k": b"v"}))
     received = [e.message for e in harness.step(BatchEnd()) if isinstance(e, Send)]
-    assert received == [wire.Decided(CLUSTER, SESSION, 1, rid, "committed", [])]
+    assert received == [wire.Decided(CLUSTER, SESSION, 1, rid, "committed", [], 0)]
 
 
 def test_a_decision_is_sent_only_to_the_last_route_of_its_session() -> None:
@@ -52,12 +52,14 @@ def test_a_decision_is_sent_only_to_the_last_route_of_its_session() -> None:
 
 def test_an_abort_reports_conflicts_and_a_repeated_record_nothing() -> None:
     harness = CoordinatorHarness.ready(commit(1, {b"k": b"v"}, session=OTHER))
+    (first,) = harness.log.gsns
     harness.open()
     late = commit(2, {b"k": b"w"}, reads=[(b"k", 0)])
     rid = harness.insert(late)
     harness.insert(late)
     harness.poll()
-    assert harness.pop_sent() == [wire.Decided(CLUSTER, SESSION, 2, rid, "conflict", [b"k"])]
+    decided = wire.Decided(CLUSTER, SESSION, 2, rid, "conflict", [b"k"], first)
+    assert harness.pop_sent() == [decided]
 
 
 def test_a_request_for_a_decision_is_answered_once_it_is_decided() -> None:
@@ -68,13 +70,14 @@ def test_a_request_for_a_decision_is_answered_once_it_is_decided() -> None:
     asked = wire.AwaitDecision(CLUSTER, harness.request(), SESSION, 1)
     assert harness.query(asked) == wire.Decided(CLUSTER, SESSION, 1, first, "committed", [])
     asked = wire.AwaitDecision(CLUSTER, harness.request(), SESSION, 2)
-    assert harness.query(asked) == wire.Decided(CLUSTER, SESSION, 2, second, "conflict", [b"k"])
+    decided = wire.Decided(CLUSTER, SESSION, 2, second, "conflict", [b"k"], first.gsn)
+    assert harness.query(asked) == decided
     harness.deliver(wire.AwaitDecision(CLUSTER, harness.request(), SESSION, 3))
     harness.deliver(wire.AwaitDecision(CLUSTER, harness.request(), SESSION, 3), b"another")
     assert not harness.sent
     rid = harness.insert(commit(3, {b"k": b"x"}))
     harness.poll()
-    decided = wire.Decided(CLUSTER, SESSION, 3, rid, "committed", [])
+    decided = wire.Decided(CLUSTER, SESSION, 3, rid, "committed", [], first.gsn)
     # Once each, although the first route's session would receive the decision too.
     assert harness.pop_sent() == [decided]
     assert harness.pop_sent(b"another") == [decided]

@@ -338,8 +338,8 @@ class Replica:
 
     def _ahead(self, _route: bytes, message: Ahead) -> None:
         state = self._state
-        if self._primary is not None and state.state == "up" and message.cluster == state.cluster:
-            self._primary.on_ahead_hint(message.gsn, self._now)
+        if state.state == "up" and message.cluster == state.cluster:
+            self._role.on_ahead_hint(message.gsn, self._now)
 
     # --- the membership service ---
 

@@ -106,9 +106,9 @@ class World:
         self.decode: Callable[[bytes], Message] = wire.decode
         #: Duration of a store's flush, in ns.
         self.flush_ns = 0
-        #: Plain inserts and forwards take the short path, as in the driver; how many did.
+        #: Plain inserts, forwards and hints take the short path, as in the driver; how many did.
         self.has_short_path = True
-        self.plain_inserts = self.plain_forwards = 0
+        self.plain_inserts = self.plain_forwards = self.plain_hints = 0
         #: Nodes whose short path has handled a forward in this batch.
         self._forwarded: set[str] = set()
         #: Messages in flight: arrival time, a number, destination, route, frame.
@@ -220,6 +220,9 @@ class World:
             elif isinstance(message, wire.Forward) and path.forward(message, self.now):
                 self.plain_forwards += 1
                 self._forwarded.add(name)
+                return False
+            elif isinstance(message, wire.Ahead) and path.hint(message, self.now):
+                self.plain_hints += 1
                 return False
             self._carry_out_short_path(name, node)
         self._step(name, Received(route, message))

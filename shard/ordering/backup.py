@@ -209,6 +209,10 @@ class Backup:
         self._drop(session, unit)
         refuse_permanently(self._state, unit.route, session, unit.seq)
 
+    def on_ahead_hint(self, _gsn: int, _now: int) -> bool:
+        """Do nothing: only a primary decides no-ops."""
+        return False
+
     def on_settled(self, session: Session, first_incomplete: int, _now: int) -> None:
         """Forget the units below the client's `first_incomplete`."""
         for unit in session.settle(first_incomplete):

@@ -2,10 +2,10 @@
 
 An insert is plain if it depends on nothing but its session and the end of the log: it is new,
 within the limits, and waits for nothing. Most inserts are plain. After each batch, the role
-determines until when it accepts them; every event but a plain insert, or a forward of these
-inserts, ends that time. Meanwhile an insert needs no look at the rest of the server. Its ack waits
-neither for the store nor for the end of the batch. The batch ends for the role and the readers only
-(`end_batch`): the decisions are forwarded, and stable records delivered.
+determines until when it accepts them; every event but a plain insert, a forward of these inserts,
+or a hint of another shard ends that time. Meanwhile an insert needs no look at the rest of the
+server. Its ack waits neither for the store nor for the end of the batch. The batch ends for the
+role and the readers only (`end_batch`): the decisions are forwarded, and stable records delivered.
 
 Invariant: the same inserts at the same times get the same slots and the same acks by `step`.
 See docs/protocol.md, section 4.2.
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from shard.state.sessions import HeldUnit, Session
     from ziplog.core.node import Effect
     from ziplog.segments.entry import Entry
-    from ziplog.wire import Forward, Insert, InsertAck
+    from ziplog.types import Gsn
+    from ziplog.wire import Ahead, Forward, Insert, InsertAck
 
 #: Longest time that the path is open after a `BatchEnd`.
 MAX_PLAIN_NS: Final = 50 * NS_PER_MS
@@ -54,6 +55,10 @@ class Role(Protocol):
         """Forget the units below the client's `first_incomplete`."""
         ...
 
+    def on_ahead_hint(self, gsn: Gsn, now: int, /) -> bool:
+        """Decide the positions below `gsn` for readers of another shard; False: a backup cannot."""
+        ...
+
     @property
     def rest_until(self) -> int:
         """Time until which the role needs no further `on_batch_end`, in ns."""
@@ -65,7 +70,7 @@ class Role(Protocol):
 
 
 class PlainInserts:
-    """The plain inserts at one replica, and their forwards."""
+    """The plain inserts at one replica, their forwards, and hints of other shards."""
 
     def __init__(
         self,
@@ -166,8 +171,18 @@ class PlainInserts:
         self._until = min(self._until, self._role.plain_until(now))
         return True
 
+    def hint(self, message: Ahead, now: int) -> bool:
+        """Handle a hint at a primary; return False if nothing happened: pass it to `step`."""
+        role = self._role
+        if now >= self._until or role is None or message.cluster != self._state.cluster:
+            return False
+        if not role.on_ahead_hint(message.gsn, now):
+            return False
+        self._until = min(self._until, role.plain_until(now))
+        return True
+
     def end_batch(self, now: int) -> int:
-        """End a batch of plain inserts and forwards, for the role and the readers only.
+        """End a batch of plain inserts, forwards and hints, for the role and the readers only.
 
         Returns the time until which no `BatchEnd` is needed, in ns; 0: one is due.
         """

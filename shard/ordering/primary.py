@@ -349,14 +349,14 @@ class Primary:
         """Decide all positions up to the highest wanted one, in one range."""
         self._skip_until(self._wanted + 1, now)
 
-    def on_ahead_hint(self, gsn: int, now: int) -> None:
+    def on_ahead_hint(self, gsn: int, now: int) -> bool:
         """Handle a hint: another shard has a record at `gsn`, and its readers wait for this one."""
         state = self._state
-        if gsn >= state.clock.limit:
-            return  # the position may not exist
-        self._lag_fix.on_hint(gsn)
-        if state.has_readers(now):
-            self._skip_until(gsn, now)
+        if gsn < state.clock.limit:  # else the position may not exist
+            self._lag_fix.on_hint(gsn)
+            if state.has_readers(now):
+                self._skip_until(gsn, now)
+        return True
 
     def _skip_until(self, stop: int, now: int) -> None:
         """Turn undecided positions below `stop` into no-ops before their epoch ends; count them."""

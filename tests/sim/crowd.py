@@ -37,6 +37,7 @@ class SlowNode:
         self._node, self._process, self._insert_ns = node, process, insert_ns
         self.next_wakeup = node.next_wakeup
         self.forward = node.plain_inserts.forward
+        self.hint = node.plain_inserts.hint
         self.end_batch = node.plain_inserts.end_batch
         self.pop_effects = node.plain_inserts.pop_effects
 

@@ -1,11 +1,11 @@
 """The event loop of every server: steps one node with events, and carries out its effects in order.
 
 One iteration (`run_once`) steps waiting messages, posted events and a due `Wakeup`, then
-`BatchEnd`, then sleeps. Inserts and forwards go to a server's short path first (`InsertPath`).
-While they are all that happens, batches end with the path's own, short end, until a `BatchEnd` is
-due; the store gets several of their entries together. An iteration steps at most 256 messages in
-a row, or for 50 ms, so that timers are on time. If messages are left, the next iteration reads
-ahead and handles urgent messages first (`inbox`).
+`BatchEnd`, then sleeps. Inserts, forwards and hints of other shards go to a server's short path
+first (`InsertPath`). While they are all that happens, batches end with the path's own, short end,
+until a `BatchEnd` is due; the store gets several of their entries together. An iteration steps at
+most 256 messages in a row, or for 50 ms, so that timers are on time. If messages are left, the next
+iteration reads ahead and handles urgent messages first (`inbox`).
 
 Group commit: with `flush_before_send`, frames sent after a `Persist` are held until the end of the
 iteration, and one flush serves all (docs/protocol.md, section 10). Messages that report only stable
@@ -53,6 +53,7 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.inbox import Inbox
 from ziplog.runtime.process_logging import halt
 from ziplog.wire import (
+    Ahead,
     Forward,
     Hello,
     Insert,
@@ -116,6 +117,10 @@ class InsertPath(Protocol):
         """Handle a forward; return False if nothing happened: pass it to `step`."""
         ...
 
+    def hint(self, message: Ahead, now: int, /) -> bool:
+        """Handle another shard's hint; return False if nothing happened: pass it to `step`."""
+        ...
+
     def end_batch(self, now: int, /) -> int:
         """End a batch of these messages; return the time until which no `BatchEnd` is needed."""
         ...
@@ -160,7 +165,7 @@ class Driver:
             node: the node to run.
             transport: sends and receives the node's frames.
             store: receives the entries of `Persist` effects.
-            insert_path: accepts most inserts and forwards in place of the node's `step`.
+            insert_path: accepts most inserts, forwards and hints in place of the node's `step`.
             store_delay_ns: longest time that the entries of these messages wait for others, so
                 that the store gets them together; any step ends it.
             flush_before_send: durability level `disk`.
@@ -227,7 +232,7 @@ class Driver:
         """Return the handlers of messages that need no step, or that take the short path."""
         found: dict[type[Message], Callable[[bytes, Any, int], bool]] = {}
         if self._insert_path is not None:
-            found |= {Insert: self._insert, Forward: self._forward}
+            found |= {Insert: self._insert, Forward: self._forward, Ahead: self._hint}
         if self._report is not None:
             found[MetricsQuery] = self._send_metrics
         if self._describe is not None:
@@ -380,6 +385,14 @@ class Driver:
         if not self._insert_path.forward(message, now):
             return False
         self._has_short_effects = self._has_forward = True
+        return True
+
+    def _hint(self, _src: bytes, message: Ahead, now: int) -> bool:
+        """Pass a hint to the short path; return whether it was accepted."""
+        assert self._insert_path is not None
+        if not self._insert_path.hint(message, now):
+            return False
+        self._has_short_effects = True
         return True
 
     def _introduce(self, src: bytes, message: NodeInfoQuery | Hello, _now: int) -> bool:

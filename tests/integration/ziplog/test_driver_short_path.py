@@ -39,6 +39,10 @@ class FakePath:
         self.effects += [Persist(message.first), Send(b"client", ack(message.first))]
         return True
 
+    def hint(self, message: wire.Ahead, _now: int) -> bool:
+        self.effects.append(Persist(message.gsn))
+        return True
+
     def end_batch(self, _now: int) -> int:
         self.ends += 1
         self.effects.append(Send(b"reader", question(self.ends)))
@@ -90,6 +94,17 @@ def test_short_path_sends_before_it_stores() -> None:
     assert world.story[3:] == [("append", 1), ("append", 2)]
     assert world.transport.waits == [2_000, 1, 10**18 - world.now]
     assert world.node.events == []
+
+
+def test_short_path_gets_hints() -> None:
+    world, path = on_short_path(wire.Ahead(1, 1, 7))
+    world.driver.run_once()
+    assert path.ends == 1
+    assert world.node.events == []
+    assert world.story == [(b"reader", question(1))]
+    world.driver.stop()
+    world.driver.run()
+    assert world.story[2:] == [("append", 7)]
 
 
 def test_stop_stores_the_entries_of_the_short_path() -> None:

@@ -31,6 +31,7 @@ from tests.world import (
     probe,
 )
 from ziplog import wire
+from ziplog.core.entries import Place, Skip
 from ziplog.core.node import BatchEnd, Broadcast, Received, Send, StorageChanged
 from ziplog.core.view import run_of
 
@@ -259,6 +260,34 @@ def test_closed_path_handles_no_forward() -> None:
     assert node._state.stream.last == last
 
 
+def test_a_hint_is_decided_and_forwarded_on_the_short_path() -> None:
+    world, seq = followed()
+    path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
+    end = node._state.stream.end
+    assert path.hint(wire.Ahead(CLUSTER, 1, end + 10), world.now)
+    assert node._state.stream.end == end + 10
+    path.end_batch(world.now)
+    (forward,) = sent(path, wire.Forward)
+    assert forward.decisions == [Skip(end, end + 10)]
+    # Inserts continue after it.
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
+    assert path.hint(wire.Ahead(CLUSTER, 1, end), world.now), "an old one changes nothing"
+    path.end_batch(world.now)
+    (forward,) = sent(path, wire.Forward)
+    assert [type(decision) for decision in forward.decisions] == [Place]
+
+
+def test_a_hint_that_the_short_path_cannot_take_changes_nothing() -> None:
+    world, _ = followed()
+    node, backup = replica(world, PRIMARY), replica(world, BACKUP)
+    end = node._state.stream.end
+    assert not node.plain_inserts.hint(wire.Ahead(CLUSTER + 1, 1, end + 10), world.now)
+    assert not backup.plain_inserts.hint(wire.Ahead(CLUSTER, 1, end + 10), world.now)
+    node.step(Received(b"<c", wire.Tail(CLUSTER, 0, 1, 2**40)), world.now)
+    assert not node.plain_inserts.hint(wire.Ahead(CLUSTER, 1, end + 10), world.now)
+    assert node._state.stream.end == end
+
+
 def test_short_path_ends_where_the_next_lease_begins() -> None:
     world, seq = calm()
     path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
@@ -404,13 +433,16 @@ class Schedule:
             self._announce_lease()
         if chance < 0.01:
             self._to_servers("c", wire.Want(CLUSTER, 0, 0, self._random.randrange(1, 5000)))
-        elif chance < 0.015:
-            world.send("c", BACKUP, self._subscription("c"))
-        elif chance < 0.02:
-            world.send("c", BACKUP, wire.Unsubscribe(CLUSTER, 0, b"c" * 16, 1))
         elif chance < 0.03:
-            be_calm(world)
+            ahead = self._lease.base + self._random.randrange(300)
+            world.send("d", PRIMARY, wire.Ahead(CLUSTER, 1, ahead))
+        elif chance < 0.035:
+            world.send("c", BACKUP, self._subscription("c"))
         elif chance < 0.04:
+            world.send("c", BACKUP, wire.Unsubscribe(CLUSTER, 0, b"c" * 16, 1))
+        elif chance < 0.05:
+            be_calm(world)
+        elif chance < 0.06:
             world.run(self._random.choice([3, 12, 50]) * MS)
         else:
             self._insert(self._random.choice("cccde"))

@@ -274,6 +274,8 @@ def test_a_coordinator_of_the_release_before_reports_no_changes(db: FakeDatabase
         fields = msgspec.msgpack.decode(log_wire.encode(message))
         former = wire.decode(msgspec.msgpack.encode(fields[:-1]))
         assert fields[-1] == 5
+        # As a reader of the release before does with the new field.
+        assert wire.decode(msgspec.msgpack.encode([*fields, 6])) == message
         assert former == msgspec.structs.replace(message, unchanged_since=None)
     say = db.first.say
 

@@ -22,7 +22,7 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "acks_before_the_disk": 2,
     "backup_of_three_knows_what_is_stable": 2,
     "client_completes_on_a_majority": 44,
-    "copies_are_decided": 5,
+    "copies_are_decided": 13,
     "displaced_unit_is_guessed_again": 4,
     "finalized_before_all_are_sealed": 4,
     "known_states_beside_other_reads": 9,

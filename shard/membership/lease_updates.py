@@ -104,6 +104,8 @@ class LeaseUpdates:
             runs = message.runs or state.clock.unfold(message.after, message.steps, message.digest)
             if not self._may_hold(runs):
                 return LeaseUpdate()
+            if message.starts_in_us:  # Otherwise it cuts the lease before short.
+                begins = state.clock.begin_of(runs, begins)
             skip_to = runs[0].first.base if runs and message.is_cut else message.trim
             news = state.clock.announce(runs, begins, now, skip_to)
         except LeaseConflictError as error:

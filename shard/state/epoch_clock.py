@@ -1,10 +1,11 @@
 """The epoch clock: the leases that a server holds, and the epoch of the current time.
 
-A lease begins at the time that the membership service announced, by this server's own monotonic
-clock. Its epochs follow at their nominal length. Without a next lease, the clock stays in the last
-epoch. Time determines only which positions are used next, never which shard owns them. So clocks
-that differ cost latency and no-ops, but not safety (D39). Invariant: the leases held form one
-digest chain (D30). It begins with the first lease after the trim point, or the first one needed.
+A lease begins as the membership service announced, by this server's own monotonic clock, or close
+to the end of the lease before (`begin_of`). Its epochs follow at their nominal length. Without a
+next lease, the clock stays in the last epoch. Time determines only which positions are used next,
+never which shard owns them. So clocks that differ cost latency and no-ops, but not safety (D39).
+Invariant: the leases held form one digest chain (D30). It begins with the first lease after the
+trim point, or the first one needed.
 
 See docs/protocol.md, section 3.
 """
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Most leases of a run that are verified one by one; an idle month has fewer.
 _MAX_VERIFIED: Final = 200_000
+#: The length of a lease over its longest shift from the end of the lease before.
+_SHIFT_DIVISOR: Final = 128
 
 
 class LeaseConflictError(Exception):
@@ -42,6 +45,8 @@ class EpochClock:
         self._stride = (0, 0)
         #: Time at which `lease` began, in ns.
         self._lease_began_at = 0
+        #: A lease was announced since the start, so the end of the last one is known.
+        self._is_announced = False
         #: Leases that have not begun, each with its begin time.
         self._upcoming: deque[tuple[int, Lease]] = deque()
         #: The newest leases, the last one included, in order and without a gap.
@@ -91,8 +96,26 @@ class EpochClock:
             while self._upcoming and self._upcoming[-1][0] >= begins:
                 self._upcoming.pop()
             self._upcoming.append((begins, self.recent[-1].last))
+            self._is_announced = True
         self.advance(now)
         return news
+
+    def begin_of(self, runs: Sequence[LeaseRun], announced: int) -> int:
+        """Return when the last of these leases begins: it follows the one before without a pause.
+
+        `announced` is late by the delay of the announcement, and delays vary. So the lease begins
+        at the end of the lease before, shifted by at most 1/128 of its length towards `announced`.
+        If they differ by more than half a lease, it begins at `announced`.
+        """
+        last, ends = self.last, self.ends_at
+        if last is None or ends is None or not self._is_announced or not runs:
+            return announced
+        lease = runs[-1].last
+        length = lease.epochs * lease.epoch_ms * NS_PER_MS
+        if lease.number != last.number + 1 or abs(announced - ends) > length // 2:
+            return announced
+        shift = length // _SHIFT_DIVISOR
+        return min(max(announced, ends - shift), ends + shift)
 
     def _note_own(self, runs: Sequence[LeaseRun]) -> None:
         """Record the end of the shard's own positions, by the leases held."""

@@ -174,6 +174,58 @@ def test_first_lease_is_in_force_at_once() -> None:
     assert clock.current_epoch_base(S) == 1
 
 
+#: The end of `first_lease(1)`, of 160 ms, if it begins at one second, and the longest shift.
+END, SHIFT = S + 160 * MS, 160 * MS // 128
+
+
+@pytest.mark.parametrize(
+    ("announced", "begins"),
+    [
+        (END, END),
+        (END + MS, END + MS),
+        (END - MS, END - MS),
+        (END + 70 * MS, END + SHIFT),
+        (END - 70 * MS, END - SHIFT),
+        (END + 81 * MS, END + 81 * MS),
+        (END - 81 * MS, END - 81 * MS),
+    ],
+)
+def test_late_announcement_hardly_shifts_a_lease(announced: int, begins: int) -> None:
+    first = first_lease(1)
+    clock = EpochClock(0)
+    clock.announce([run_of(first)], S, S)
+    assert clock.begin_of([run_of(first.following())], announced) == begins
+
+
+def test_clock_nears_the_announced_times_step_by_step() -> None:
+    lease, at = first_lease(1), S + 20 * MS  # its announcement was 20 ms later than all others
+    clock = EpochClock(0)
+    clock.announce([run_of(lease)], at, at)
+    late = []
+    for number in range(1, 20):
+        lease = lease.following()
+        announced = S + number * 160 * MS
+        begins = clock.begin_of([run_of(lease)], announced)
+        clock.announce([run_of(lease)], begins, announced - 80 * MS)
+        late.append(begins - announced)
+    assert late == [max(20 * MS - number * SHIFT, 0) for number in range(1, 20)]
+
+
+def test_clock_follows_the_announcement_after_a_gap_and_after_a_restart() -> None:
+    first = first_lease(1)
+    clock, restarted = EpochClock(0), EpochClock(0)
+    restarted.restore([run_of(first)], S)
+    second = first.following()
+    assert clock.begin_of([run_of(first)], END) == END
+    clock.announce([run_of(first)], S, S)
+    assert clock.begin_of([run_from(second, 2)], END + 50 * MS) == END + 50 * MS
+    assert clock.begin_of([], END + 50 * MS) == END + 50 * MS
+    assert restarted.begin_of([run_of(second)], S + 50 * MS) == S + 50 * MS
+    restarted.announce([run_of(second)], S + 50 * MS, S)
+    third = run_of(second.following())
+    assert restarted.begin_of([third], S + 230 * MS) == S + 210 * MS + SHIFT
+
+
 def test_restart_is_in_the_last_epoch() -> None:
     run = run_from(first_lease(1, epochs=4), 3)
     clock = EpochClock(0)

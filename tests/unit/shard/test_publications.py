@@ -172,6 +172,19 @@ def test_a_publication_does_not_start_a_server() -> None:
     assert held(world) == first_lease(1)
 
 
+def test_a_late_publication_hardly_shifts_the_lease(world: World) -> None:
+    announce(world, next_message(world))  # at once
+    clock = server(world)._state.clock
+    ends = clock.ends_at
+    assert ends is not None
+    publish(world, next_message(world, starts_ms=(ends - world.now) // MS + 40))
+    assert clock.next_lease_at == ends + LEASE_MS * MS // 128
+    world.run((LEASE_MS + 120) * MS)
+    announce(world, next_message(world))  # at once, 30 ms before the end
+    assert clock.next_lease_at is None
+    assert clock.lease == held(world)
+
+
 def test_placements_alone_leave_a_gap_reported(world: World) -> None:
     publish(world, next_message(world, starts_ms=50))
     missed = held(world).following()

@@ -4,8 +4,11 @@
 emulated server has TCP connections of its own, sends the heartbeats of a server with readers,
 reports a changed rate now and then, and receives leases, most of them as publications. It checks
 the chain of leases, and looks up its owner table with every heartbeat. One other process runs all
-emulated servers. The arrival time of an announcement is the kernel's, so their sequential
-processing does not count.
+emulated servers, on another core than the service.
+
+A few servers, evenly spread, are *sampled*: this process reads each of their leases as it arrives,
+with the kernel's time, and their epoch clocks are real. It reads the others just before their
+heartbeats, several leases at a time, so that no lease wakes thousands of them here.
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import psutil
-from metrics.cpu import cpu_s
+from metrics.cpu import cpu_s, pinned
 from metrics.raw_connection import RawConnection, RawSubscription
 from metrics.windows import percentile
 
+from shard.state.epoch_clock import EpochClock
 from tests.services import cluster_config
 from ziplog.config import dump
 from ziplog.core.units import NS_PER_MS, NS_PER_S
-from ziplog.core.view import MANY_MEMBERS, NO_DIGEST, unfold
+from ziplog.core.view import MANY_MEMBERS, NO_DIGEST, run_of, unfold
 from ziplog.deploy.new_shard import free_ports
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.wire import Heartbeat, LeaseAnnounced, Rate, decode, encode
@@ -44,6 +48,8 @@ _EPOCH_MS: Final = 10
 _RATE_PER_S: Final = 1000
 #: Share of the shards that change their rate in a second.
 _CHANGING: Final = 0.01
+#: Maximum number of sampled servers.
+_SAMPLES: Final = 64
 #: Number of decoded leases in the cache: most servers receive the same frames.
 _KEPT_FRAMES: Final = 64
 #: Number of recent leases that the service may still announce.
@@ -67,8 +73,9 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
         `shards`, `connections`, `seconds`; of the service's process `cpu_share` (of one core) and
         `rss_mib`; per second `heartbeats`, `rates`, `leases` (`early`: those that began at once),
         `announcements` (to one server) and `announced_mib`, `published`: the share that came as
-        publications; `jitter_ms` (p50, p99, max): by how much a lease begins, at a server, before
-        or after the one before it ends there; `spread_ms`: how far apart the servers begin it;
+        publications; `jitter_ms` (p50, p99, max): by how much a lease begins, at a sampled server,
+        before or after the one before it ends there; `announced_jitter_ms`: the same if it began as
+        announced; `spread_ms`: how far apart these servers begin it;
         `late_heartbeats`: the share that this process could not send within 100 ms of their time;
         `lost`: those that found no room; `reconnects`: connections that the service closed.
 
@@ -83,6 +90,7 @@ def measure(shards: int, seconds: float) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as directory,
         _service(shards, Path(directory)) as (watched, port),
+        pinned([[watched.pid]]),
     ):
         fleet = Fleet(shards, port)
         try:
@@ -143,15 +151,16 @@ def _service(shards: int, directory: Path) -> Iterator[tuple[psutil.Process, int
 class Server:
     """An emulated storage server, the only one of its shard."""
 
-    def __init__(self, shard: int, connection: RawConnection) -> None:
+    def __init__(self, shard: int, connection: RawConnection, *, is_sampled: bool) -> None:
         self.shard, self.connection = shard, connection
+        self.clock: Final = EpochClock(shard) if is_sampled else None
         self.publications: RawSubscription | None = None
         #: The endpoint of the publication that brought the last lease, if it was one.
         self.publisher = ""
         #: The state of its shard in the last placement that it received.
         self.shard_state: ShardState | Literal[""] = ""
         self.cluster = 0
-        #: The last lease that it holds, and when that begins, in ns since 1970.
+        #: The last lease that it holds, and when that begins as announced, in ns since 1970.
         self.lease: Lease | None = None
         self.begins = 0
         self.rate = _RATE_PER_S
@@ -187,13 +196,18 @@ class Fleet:
         self._held: dict[bytes, LeaseAnnounced] = {}
         self._leases: dict[int, Lease] = {}
         self._jitter: list[int] = []
-        #: By lease number: the start, and the times of its first and last arrival at a server.
+        self._announced_jitter: list[int] = []
+        #: By lease number: its first and last start at a sampled server, and their number.
         self._begins: dict[int, list[int]] = {}
         self._poll: Final = select.epoll()
         self._by_fd: Final[dict[int, tuple[Server, RawConnection | RawSubscription]]] = {}
+        step = -(-shards // _SAMPLES)
         for shard in range(shards):
-            self._add(Server(shard, RawConnection("127.0.0.1", port)))
-            self._listen(0)  # the service disconnects a server that does not answer a PING
+            connection = RawConnection("127.0.0.1", port)
+            server = Server(shard, connection, is_sampled=not shard % step)
+            self.servers.append(server)
+            self._watch(server, connection)
+        self._samples: Final = len(self._by_fd)
         # As shard/membership/heartbeat.py has it: primaries four times a second, if not many.
         self._period: Final = min(NS_PER_S, NS_PER_S // 4 * max(shards, 1000) // 1000)
         self._change_at = now = time.time_ns()
@@ -201,13 +215,10 @@ class Fleet:
         #: Heap of the times of each server's next heartbeat.
         self._due = [(now + index * spread, index) for index in range(len(self.servers))]
 
-    def _add(self, server: Server) -> None:
-        self.servers.append(server)
-        self._watch(server, server.connection)
-
     def _watch(self, server: Server, source: RawConnection | RawSubscription) -> None:
-        self._by_fd[source.fileno()] = server, source
-        self._poll.register(source.fileno(), select.EPOLLIN)
+        if server.clock is not None:
+            self._by_fd[source.fileno()] = server, source
+            self._poll.register(source.fileno(), select.EPOLLIN)
 
     def close(self) -> None:
         """Close all connections."""
@@ -220,6 +231,7 @@ class Fleet:
     def begin(self) -> None:
         """Reset all measurements."""
         self._jitter.clear()
+        self._announced_jitter.clear()
         self._begins.clear()
 
     def run(self, seconds: float) -> None:
@@ -243,7 +255,7 @@ class Fleet:
     def _reconnect(self, server: Server, source: RawConnection | RawSubscription) -> None:
         """Replace a connection that the service closed: this process was late to read it."""
         self.counts["reconnects"] += 1
-        del self._by_fd[source.fileno()]
+        self._by_fd.pop(source.fileno(), None)
         source.close()
         if source is server.connection:
             server.connection = RawConnection("127.0.0.1", self._port)
@@ -259,17 +271,23 @@ class Fleet:
 
     def _listen(self, pause_ns: int) -> None:
         for fd, _ in self._poll.poll(pause_ns / NS_PER_S, 512):
-            server, source = self._by_fd[fd]
-            try:
-                self._take(server, source)
-            except ConnectionError:
-                self._reconnect(server, source)
+            self._read(*self._by_fd[fd])
+
+    def _read(self, server: Server, source: RawConnection | RawSubscription) -> None:
+        try:
+            self._take(server, source)
+        except ConnectionError:
+            self._reconnect(server, source)
 
     def _beat(self, now: int) -> None:
         due = self._due
         while due[0][0] <= now:
             at, index = heapq.heappop(due)
             server = self.servers[index]
+            if server.clock is None:
+                self._read(server, server.connection)
+                if server.publications is not None:
+                    self._read(server, server.publications)
             frame = server.heartbeat(now)
             self.counts["heartbeats" if self._send(server, frame) else "lost"] += 1
             self.counts["late"] += now - at > 100 * NS_PER_MS
@@ -341,30 +359,48 @@ class Fleet:
         if before is not None and lease.number <= before.number:
             return
         begins = came + message.starts_in_us * 1000
-        if before is not None and lease.number == before.number + 1:
-            ends = server.begins + before.epochs * before.epoch_ms * NS_PER_MS
-            if message.starts_in_us == 0 and begins < ends - _EARLY_NS:
-                self.counts["early"] += 1
-            else:
-                self._jitter.append(abs(begins - ends))
+        if server.clock is not None:
+            is_scheduled = message.starts_in_us > 0
+            if before is not None and lease.number == before.number + 1:
+                ends = server.begins + before.epochs * before.epoch_ms * NS_PER_MS
+                if is_scheduled or begins >= ends - _EARLY_NS:
+                    self._announced_jitter.append(abs(begins - ends))
+            self._begin(server.clock, lease, begins, came, is_scheduled=is_scheduled)
+        server.cluster, server.lease, server.begins = message.cluster, lease, begins
+
+    def _begin(
+        self, clock: EpochClock, lease: Lease, begins: int, came: int, *, is_scheduled: bool
+    ) -> None:
+        """Pass a lease to a sampled server's clock, as `LeaseUpdates` does, and time its begin."""
+        runs, before, ends = [run_of(lease)], clock.last, clock.ends_at
+        if is_scheduled:
+            begins = clock.begin_of(runs, begins)
+        skip_to = lease.base if before is None or lease.number > before.number + 1 else 0
+        clock.announce(runs, begins, came, skip_to)
+        if before is None or ends is None or lease.number > before.number + 1:
+            return
+        if not is_scheduled and begins < ends - _EARLY_NS:
+            self.counts["early"] += 1
+        else:
+            self._jitter.append(abs(begins - ends))
         ends_of = self._begins.setdefault(lease.number, [begins, begins, 0])
         ends_of[0], ends_of[1] = min(ends_of[0], begins), max(ends_of[1], begins)
         ends_of[2] += 1
-        server.cluster, server.lease, server.begins = message.cluster, lease, begins
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """Return the measurements, over `seconds`."""
-        counts, servers = self.counts, len(self.servers)
-        spread = [last - first for first, last, heard in self._begins.values() if heard == servers]
+        counts, samples = self.counts, self._samples
+        spread = [last - first for first, last, heard in self._begins.values() if heard == samples]
         return {
             "heartbeats": counts["heartbeats"] / seconds,
             "rates": counts["rates"] / seconds,
             "leases": len(self._begins) / seconds,
-            "early": counts["early"] / servers / seconds,
+            "early": counts["early"] / samples / seconds,
             "announcements": counts["announcements"] / seconds,
             "published": counts["published"] / max(counts["announcements"], 1),
             "announced_mib": counts["bytes"] / seconds / 2**20,
             "jitter_ms": _percentiles(self._jitter),
+            "announced_jitter_ms": _percentiles(self._announced_jitter),
             "spread_ms": _percentiles(spread),
             "late_heartbeats": counts["late"] / max(counts["heartbeats"], 1),
             "lost": counts["lost"],

@@ -26,7 +26,7 @@ from ziplog.core.view import MANY_MEMBERS, MAX_STEP, LeaseStep, difference, run_
 from ziplog.wire import LeaseAnnounced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from mms.leases import LeasePlan
     from mms.servers import Server, Servers
@@ -150,7 +150,7 @@ class Announcements:
         effects: list[Effect] = []
         #: Servers by the start of their leases and the shard that is placed (-1: none).
         groups: dict[tuple[_Start, int], list[Server]] = {}
-        for server, message in self._heard(now):
+        for server, message in self._heard(self._servers, now):
             if self._state.contradicts(message.lease, message.digest):
                 effects.append(self.announce(server, now))
                 continue
@@ -180,10 +180,9 @@ class Announcements:
         groups: dict[_Start, list[Server]] = {}
         placed: list[Effect] = []
         is_placing = self.placements_changed_at == last.number
-        for server, message in self._heard(now):
-            is_receiver = self._receives_publications(message)
-            if is_receiver and not is_placing:
-                continue
+        for server, message in self._heard(
+            self._servers if is_placing else self._servers.unserved, now
+        ):
             if state.contradicts(message.lease, message.digest):
                 effects.append(self.announce(server, now))
                 continue
@@ -195,7 +194,7 @@ class Announcements:
                 self._record_placement(server, now)
                 placement = self._announcement(now, self._placements(server), [])
                 placed.append(Send(server.route, self._with_limit(placement, server)))
-            if not is_receiver:
+            if not self._receives_publications(message):
                 server.announced, server.announced_at = last.number, now
                 groups.setdefault(self._start(message, number, digest), []).append(server)
         for start, group in groups.items():
@@ -203,9 +202,10 @@ class Announcements:
             effects.append(Broadcast(routes, self._following(start, [], now)))
         return effects + placed
 
-    def _heard(self, now: int) -> Iterator[tuple[Server, Heartbeat]]:
+    @staticmethod
+    def _heard(servers: Iterable[Server], now: int) -> Iterator[tuple[Server, Heartbeat]]:
         """Yield the servers that send heartbeats, and the last one of each."""
-        for server in self._servers:
+        for server in servers:
             if server.heartbeat is not None and now - server.last_heard_at < SUSPECT_NS:
                 yield server, server.heartbeat
 

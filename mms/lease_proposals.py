@@ -59,6 +59,8 @@ class LeaseProposals:
         #: The placements that change with the next lease, beside those of recoveries.
         self._changes: list[Placement] = []
         self._has_other_weights = False
+        #: The weights of the last lease were compared with the rates: after its announcement.
+        self._is_compared = True
         self._active_until = 0
         self._leading_since = 0
         #: When the next check and the next `SetFinalized` are due, in ns.
@@ -86,7 +88,7 @@ class LeaseProposals:
         self._plan.set_history_size(self._state.history_bytes, now)
         self._stragglers.on_lease(lease, self._plan.starts)
         self._weights.on_granted(lease.members)
-        self._has_other_weights = self._weights.are_outdated()
+        self._has_other_weights, self._is_compared = False, False
 
     def on_restored(self, now: int) -> None:
         """Handle a snapshot."""
@@ -137,6 +139,7 @@ class LeaseProposals:
             self._change_members(now)
 
     def _check_weights(self) -> None:
+        self._is_compared = True
         self._has_other_weights = self._has_other_weights or self._weights.are_outdated()
 
     # --- regular checks ---
@@ -183,6 +186,8 @@ class LeaseProposals:
 
     def due_at(self, now: int) -> int:
         """Return when to propose the next lease, in ns; `now` or earlier means at once."""
+        if not self._is_compared:
+            return now
         if not self.live:
             changes = (*self._changes, *self._recoveries.changes())
             if all(changed.state != "live" for changed in changes):
@@ -201,6 +206,8 @@ class LeaseProposals:
 
     def propose(self, now: int) -> list[Effect]:
         """Propose the next lease, if it is due."""
+        if not self._is_compared:
+            self._check_weights()
         if now < self.due_at(now):
             return []
         changes = [*self._changes, *self._recoveries.changes()]

@@ -39,6 +39,7 @@ class Server:
         "heartbeat",
         "in_view_since",
         "index",
+        "is_in_limbo",
         "last_heard_at",
         "name",
         "placement_announced_at",
@@ -55,6 +56,8 @@ class Server:
         #: The route to it: the source of its last heartbeat.
         self.route = b""
         self.heartbeat: Heartbeat | None = None
+        #: It reported limbo, or has another data directory.
+        self.is_in_limbo = False
         #: Of the data directory that it must have; "": any, while it is not part of its shard.
         self.fingerprint = ""
         #: The view of its shard, and when the shard entered it.
@@ -73,15 +76,21 @@ class Server:
 
     def has_forgotten(self, heartbeat: Heartbeat) -> bool:
         """Whether its data directory is not the one that this server is known with."""
-        return self.fingerprint not in {"", fingerprint(heartbeat.identity)}
+        return bool(self.fingerprint) and self.fingerprint != fingerprint(heartbeat.identity)
 
-    @property
-    def is_in_limbo(self) -> bool:
-        """Whether it reported limbo, or has another data directory."""
+    def update_limbo(self) -> None:
+        """Update `is_in_limbo` after a heartbeat or a placement."""
+        self.is_in_limbo = self._shows_limbo()
+
+    def _shows_limbo(self) -> bool:
         heartbeat = self.heartbeat
         return heartbeat is not None and (
             heartbeat.state == "limbo" or self.has_forgotten(heartbeat)
         )
+
+    def check(self) -> None:
+        """Assert that `is_in_limbo` is up to date."""
+        assert self.is_in_limbo == self._shows_limbo()
 
     @property
     def is_behind(self) -> bool:
@@ -90,7 +99,7 @@ class Server:
 
     def is_unfit(self, now: int) -> bool:
         """Whether it cannot serve. In a new view, it has some time to report that it can."""
-        return now - self.in_view_since >= SILENT_NS and (self.is_in_limbo or self.is_behind)
+        return (self.is_in_limbo or self.is_behind) and now - self.in_view_since >= SILENT_NS
 
     def heartbeat_age_ms(self, now: int) -> int | None:
         """Return the age of its last heartbeat; None if none came."""
@@ -116,8 +125,17 @@ class Server:
 class Servers:
     """All storage servers of the cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, publisher: str = "") -> None:
+        """Start without servers.
+
+        Args:
+            publisher: the endpoint at which this node publishes leases; "": it does not.
+
+        """
+        self._publisher: Final = publisher
         self._by_name: dict[str, Server] = {}
+        #: By name: those that this node's publications do not serve, by their last heartbeats.
+        self._unserved: dict[str, Server] = {}
         self._by_shard: dict[int, list[Server]] = {}
         self._frontiers: dict[int, int] = {}
         #: Names of servers that sent no heartbeat, or reported limbo.
@@ -127,6 +145,11 @@ class Servers:
 
     def __iter__(self) -> Iterator[Server]:
         return iter(self._by_name.values())
+
+    @property
+    def unserved(self) -> Iterable[Server]:
+        """Those that sent heartbeats, and did not get their last leases as publications."""
+        return self._unserved.values()
 
     def place(self, placements: Iterable[Placement], now: int) -> None:
         """Store the replicas of these shards."""
@@ -138,6 +161,7 @@ class Servers:
                 continue
             for server in old:
                 self._by_name.pop(server.name, None)
+                self._unserved.pop(server.name, None)
                 self.missing.discard(server.name)
             new = [Server(name, placement.shard, index, now) for index, name in enumerate(names)]
             self._by_shard[placement.shard] = new
@@ -148,7 +172,9 @@ class Servers:
 
     def _set_view(self, servers: list[Server], placement: Placement, now: int) -> None:
         for server, replica in zip(servers, placement.replicas, strict=True):
-            server.fingerprint = replica.fingerprint
+            if server.fingerprint != replica.fingerprint:
+                server.fingerprint = replica.fingerprint
+                server.update_limbo()
             if server.view != placement.view:
                 server.view, server.in_view_since = placement.view, now
 
@@ -171,6 +197,11 @@ class Servers:
         ):
             server.announced = 0  # A new process or connection: it may have missed announcements.
         server.route, server.heartbeat, server.last_heard_at = route, heartbeat, now
+        server.update_limbo()
+        if self._serves(heartbeat):
+            self._unserved.pop(server.name, None)
+        else:
+            self._unserved[server.name] = server
         if server.is_in_limbo:
             self.missing.add(server.name)
         else:
@@ -178,6 +209,10 @@ class Servers:
         if not has_forgotten:
             self.raise_frontier(heartbeat.shard, heartbeat.frontier)
         return server
+
+    def _serves(self, heartbeat: Heartbeat) -> bool:
+        """Whether this node's publication brought the last lease of a server."""
+        return heartbeat.publisher == self._publisher != ""
 
     def forgive_silence_before(self, now: int) -> None:
         """Ignore silence before `now`: this node received nothing."""
@@ -222,10 +257,19 @@ class Servers:
 
     def is_fit(self, shard: int, now: int) -> bool:
         """Whether the shard can serve: no replica is silent, in limbo, or in an older view."""
-        return all(
-            self.silence(server, now) < SILENT_NS and not server.is_unfit(now)
-            for server in self._by_shard[shard]
-        )
+        for server in self._by_shard[shard]:
+            if self.silence(server, now) >= SILENT_NS or server.is_unfit(now):
+                return False
+        return True
+
+    def check(self) -> None:
+        """Assert that what is derived from heartbeats and placements is up to date."""
+        for server in self:
+            server.check()
+            heartbeat = server.heartbeat
+            is_unserved = heartbeat is not None and not self._serves(heartbeat)
+            assert (server.name in self._unserved) == is_unserved
+        assert self._unserved.keys() <= self._by_name.keys()
 
 
 class FailureHandlers:

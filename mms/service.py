@@ -109,7 +109,7 @@ class MembershipService(ServiceNode):
         assert 0 < cluster < 2**63
         super().__init__(config, name, config.mms, now, wire_use)
         state = self.state = ClusterState()
-        servers = self.servers = Servers()
+        servers = self.servers = Servers(publisher)
         plan = self.plan = LeasePlan(config.epoch_ms)
         self.announcements: Final = Announcements(state, servers, plan, publisher)
         self._creation: Final = ClusterCreation(config, servers, cluster)
@@ -417,6 +417,7 @@ class MembershipService(ServiceNode):
     def check(self) -> None:
         """Assert the invariants of this node and of its parts."""
         self.state.check()
+        self.servers.check()
         self._recoveries.check()
         self._reconfiguration.check()
         self._leases.check()

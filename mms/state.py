@@ -192,7 +192,8 @@ class ClusterState:
             return "bad-placements"
         if not self._are_valid_members(lease, command.placements):
             return "bad-members"
-        self._place(command.placements)
+        if command.placements:
+            self._place(command.placements)
         for shard, retired in self.retired.items():
             if not retired.limit and lease.view_of(shard) is None:
                 self.retired[shard] = Retired(shard, self._end_of(shard))

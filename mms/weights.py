@@ -59,7 +59,7 @@ class Weights:
             self._members = members
             self._held = {member.shard: member.weight for member in members}
             self._tried = 0.0
-            self._update_bounds()
+            self._least, self._most = 0.0, 1.0  # unknown: `are_outdated` computes them
 
     def set_rate(self, shard: int, per_s: int) -> None:
         """Store a rate, in records a second, that has certainly changed."""
@@ -127,7 +127,8 @@ class Weights:
 
         A rate counts as at most `_MAX_RATIO` times the lowest, because no weights express more.
         """
-        known = [(self._rates[s], w) for s, w in weights if s in self._rates]
+        rates = self._rates
+        known = [(rates[s], w) for s, w in weights if s in rates]
         ceiling = min((rate for rate, _ in known), default=0.0) * _MAX_RATIO
         bounds = [_bounds(min(rate, ceiling), weight) for rate, weight in known]
         least = min((high for _, high in bounds), default=float("inf"))
@@ -135,12 +136,10 @@ class Weights:
 
     def _computed(self, shards: Sequence[int]) -> list[int]:
         """Return weights for the rates that are known now."""
-        unit = self._unit()
+        known, held = self._rates, self._held
         # A shard without a report since this node leads counts by its weight.
-        rates = [
-            self._rates.get(shard) or max(unit * self._held.get(shard, 0), _SLOW)
-            for shard in shards
-        ]
+        unit = 0.0 if all(shard in known for shard in shards) else self._unit()
+        rates = [known.get(shard) or max(unit * held.get(shard, 0), _SLOW) for shard in shards]
         slowest = min(rates, default=1.0)
         weights = [_rounded(4 * min(rate / slowest, _MAX_RATIO)) for rate in rates]
         while sum(weights) > MAX_ROUND:

@@ -33,9 +33,27 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "ziplog_loop_busy_seconds_total": Entry("counter", "CPU time of the event loop's thread."),
     "ziplog_connections": Entry("gauge", "Open connections, by the side that opened them."),
-    "ziplog_connections_cut_total": Entry("counter", "Connections that the node closed."),
+    "ziplog_connections_cut_total": Entry(
+        "counter",
+        "Connections that the node closed. malformed: other data than frames; flood: incomplete"
+        " frames used too much memory; silent: the peer acknowledged nothing; limit: too few"
+        " descriptors were free.",
+    ),
+    "ziplog_handshakes_total": Entry(
+        "counter",
+        "Established connections whose peer sent its greeting (ok), something else (malformed) or"
+        " nothing complete before the connection ended (ended).",
+    ),
+    "ziplog_frames_total": Entry(
+        "counter", "Frames received, and frames accepted for sending, by direction."
+    ),
+    "ziplog_frame_bytes_total": Entry(
+        "counter", "Bytes that the frames' connections received and sent, by direction."
+    ),
     "ziplog_frames_dropped_total": Entry(
-        "counter", "Frames dropped: queue: not sent; malformed: received and invalid."
+        "counter",
+        "Frames dropped. Not sent: queue, unknown-peer. Received: overload (too many waited),"
+        " malformed, version (not known to this release).",
     ),
     # Storage servers.
     "ziplog_records_total": Entry(

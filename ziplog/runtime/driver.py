@@ -64,7 +64,7 @@ from ziplog.wire import (
     decode,
     encode,
 )
-from ziplog.wire.node_info import version_of
+from ziplog.wire.node_info import VERSIONS, version_of
 from ziplog.wire.stable_messages import needs_disk
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ class Driver:
 
     #: Number of frames received that were invalid, or not allowed for their sender.
     bad_frames: int
+    #: Of these, the messages of a wire version that this release does not know.
+    other_versions: int
     #: Durations of iterations without their sleep, and of inserts on the short path until their
     #: acks: samples.
     iterations: Histogram
@@ -181,7 +183,7 @@ class Driver:
             on_halt: called with a reason and the node's state; should not return.
 
         """
-        self.bad_frames = 0
+        self.bad_frames = self.other_versions = 0
         self.iterations, self.short_acks = Histogram(), Histogram()
         self._node, self._transport, self._store = node, transport, store
         self._insert_path = insert_path
@@ -240,6 +242,11 @@ class Driver:
             if self._describe(0).role != "membership":
                 found[Hello] = self._introduce
         return found
+
+    @property
+    def overload_drops(self) -> int:
+        """Number of frames dropped before they were handled, because too many waited."""
+        return self._inbox.dropped
 
     def run(self) -> None:
         """Run the node until `stop`. An exception of the node ends the process (`on_halt`)."""
@@ -357,8 +364,10 @@ class Driver:
         try:
             message = self._decode(frame)
         except ProtocolError as error:
+            version = version_of(frame)
+            self.other_versions += version is not None and not VERSIONS.has(version)
             self._drop_bad_frame(src, error)
-            self._reply_to_stranger(src, frame)
+            self._reply_to_stranger(src, version)
             return now
         accept = self._short.get(type(message))
         if accept is None or not accept(src, message, now):
@@ -407,10 +416,10 @@ class Driver:
         self._transport.send(src, encode(self._report(self, message.request)))
         return True
 
-    def _reply_to_stranger(self, src: bytes, frame: bytes) -> None:
+    def _reply_to_stranger(self, src: bytes, version: int | None) -> None:
         """Describe this node to a client whose message is of another version or service."""
         is_client = src.startswith(b"\0")  # A route: the peer connected.
-        if self._describe is not None and is_client and version_of(frame) is not None:
+        if self._describe is not None and is_client and version is not None:
             self._transport.send(src, encode(self._describe(0)))
 
     def _carry_out_short_path(self) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _SHORTEST_INTERVAL_NS: Final = NS_PER_S // 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_RECEIVED: Final = {"direction": "received"}
+_SENT: Final = {"direction": "sent"}
 
 
 class Reporter:
@@ -65,7 +67,7 @@ class Reporter:
         if self._made_at is None or now - self._made_at >= _SHORTEST_INTERVAL_NS:
             self._made_at = now
             values, durations = self._node_metrics(driver, now)
-            values = [*self._process(), *self._connections(driver), *values]
+            values = [*self._process(), *self._connections(), *self._frames(driver), *values]
             durations = [
                 Durations.of("ziplog_loop_turn_seconds", driver.iterations, {}),
                 *durations,
@@ -88,14 +90,38 @@ class Reporter:
             Value("process_open_fds", len(os.listdir("/proc/self/fd"))),  # noqa: PTH208 - quick
         ]
 
-    def _connections(self, driver: Driver) -> list[Value]:
-        transport = self._transport
+    def _connections(self) -> list[Value]:
+        transport, counters = self._transport, self._transport.counters
         incoming, outgoing = transport.connection_counts
         return [
             Value("ziplog_connections", incoming, {"direction": "incoming"}),
             Value("ziplog_connections", outgoing, {"direction": "outgoing"}),
             Value("ziplog_connections_cut_total", transport.garbage, {"reason": "malformed"}),
+            Value("ziplog_connections_cut_total", counters.flooded, {"reason": "flood"}),
+            Value("ziplog_connections_cut_total", counters.silent, {"reason": "silent"}),
             Value("ziplog_connections_cut_total", transport.shed, {"reason": "limit"}),
-            Value("ziplog_frames_dropped_total", transport.dropped, {"reason": "queue"}),
-            Value("ziplog_frames_dropped_total", driver.bad_frames, {"reason": "malformed"}),
+            *(
+                Value("ziplog_handshakes_total", count, {"result": result})
+                for result, count in counters.handshakes.items()
+            ),
+        ]
+
+    def _frames(self, driver: Driver) -> list[Value]:
+        counters, other_versions = self._transport.counters, driver.other_versions
+        dropped = {
+            "queue": self._transport.dropped - counters.unroutable,
+            "unknown-peer": counters.unroutable,
+            "overload": driver.overload_drops,
+            "malformed": driver.bad_frames - other_versions,
+            "version": other_versions,
+        }
+        return [
+            Value("ziplog_frames_total", counters.received_frames, _RECEIVED),
+            Value("ziplog_frames_total", counters.sent_frames, _SENT),
+            Value("ziplog_frame_bytes_total", counters.received_bytes, _RECEIVED),
+            Value("ziplog_frame_bytes_total", counters.sent_bytes, _SENT),
+            *(
+                Value("ziplog_frames_dropped_total", count, {"reason": reason})
+                for reason, count in dropped.items()
+            ),
         ]

@@ -37,6 +37,7 @@ from ziplog.runtime.connection import (
 from ziplog.runtime.descriptors import NODE_TOS, require, shortage_error
 from ziplog.runtime.listener import Listener, open_socket, parse_endpoint
 from ziplog.runtime.resolver import Resolver
+from ziplog.runtime.transport_counters import TransportCounters
 
 #: The buffer that every connection is read into, and the reads of one connection in a row.
 _READ_BYTES: Final = 256 * 1024
@@ -69,6 +70,8 @@ class Transport:
     dropped: int
     #: Number of connections closed because the peer did not speak the protocol.
     garbage: int
+    #: The other counters.
+    counters: TransportCounters
     #: Connections of this process that changed, by name: why an attempt failed, or "" if one
     #: succeeded. The driver of a client takes them (`ConnectionChanged`).
     changes: dict[bytes, str]
@@ -83,6 +86,7 @@ class Transport:
         """
         require(_OWN_DESCRIPTORS, _WHAT)
         self.dropped = self.garbage = 0
+        self.counters = TransportCounters()
         self.changes = {}
         self._closed = False
         self._listener: Listener | None = None
@@ -242,6 +246,8 @@ class Transport:
     def _lose(self, connection: Connection, problem: str = _ENDED) -> None:
         """Close a connection that ended, or could not be established; try again later."""
         is_attempt = connection in self._attempts
+        if not is_attempt and not connection.is_greeted:
+            self.counters.handshakes["malformed" if problem is _GARBAGE else "ended"] += 1
         self._close(connection)
         if connection.endpoint is None:
             del self._connections[connection.name]
@@ -251,6 +257,11 @@ class Transport:
         if not is_attempt:
             self._queued_bytes -= connection.queued_bytes
             self.dropped += connection.drop_output()
+
+    def _lose_failed(self, connection: Connection, error: OSError) -> None:
+        """Close a connection after a system call on its socket failed."""
+        self.counters.silent += error.errno == errno.ETIMEDOUT
+        self._lose(connection)
 
     def _close(self, connection: Connection) -> None:
         if connection.fd >= 0:
@@ -285,6 +296,7 @@ class Transport:
         """
         connection = self._connections.get(dst)
         if connection is None:
+            self.counters.unroutable += 1
             return self._drop()
         if self._frames or connection.queued_bytes or connection in self._attempts:
             return self._queue(connection, frame)
@@ -295,9 +307,12 @@ class Transport:
             written = connection.write(pack_length(size) + frame)
         except BlockingIOError:
             written = 0
-        except OSError:
-            self._lose(connection)
+        except OSError as error:
+            self._lose_failed(connection, error)
             return self._drop()
+        counters = self.counters
+        counters.sent_frames += 1
+        counters.sent_bytes += written
         if written < LENGTH_BYTES + size:
             connection.queue_rest(memoryview(pack_length(size) + frame)[written:])
             self._queued_bytes += connection.queued_bytes
@@ -317,6 +332,7 @@ class Transport:
             self._queued_bytes > _MAX_QUEUED_BYTES and before > _COPY_BYTES
         ) or not connection.queue(frame):
             return self._drop()
+        self.counters.sent_frames += 1
         self._queued_bytes += connection.queued_bytes - before
         if not before and connection not in self._attempts:
             self._gathering.append(connection)
@@ -324,17 +340,19 @@ class Transport:
 
     def _flush(self, connection: Connection) -> bool:
         """Write queued output; return False if the connection has ended."""
-        before, is_open = connection.queued_bytes, True
+        before, problem = connection.queued_bytes, None
         try:
             connection.flush()
-        except OSError:
-            is_open = False
-        self._queued_bytes -= before - connection.queued_bytes
-        if is_open:
-            connection.watch(self._epoll)
-        else:
-            self._lose(connection)
-        return is_open
+        except OSError as error:
+            problem = error
+        written = before - connection.queued_bytes
+        self._queued_bytes -= written
+        self.counters.sent_bytes += written
+        if problem is not None:
+            self._lose_failed(connection, problem)
+            return False
+        connection.watch(self._epoll)
+        return True
 
     def _flush_gathered(self) -> None:
         for connection in self._gathering:
@@ -396,21 +414,25 @@ class Transport:
 
         If it is exactly one frame, return the frame instead.
         """
+        counters = self.counters
         for _ in range(_MAX_READS):
             try:
                 count = connection.read_into(self._buffer)
             except BlockingIOError:
                 return None
-            except OSError:
-                count = 0
+            except OSError as error:
+                self._lose_failed(connection, error)
+                return None
             if not count:
                 self._lose(connection)
                 return None
+            counters.received_bytes += count
             connection.last_active = self._checks
             self._source = connection.name
             if connection.is_between_frames and LENGTH_BYTES <= count < _READ_BYTES:
                 (size,) = unpack_length(self._buffer)
                 if size == count - LENGTH_BYTES and not self._frames:
+                    counters.received_frames += 1
                     return bytes(self._view[LENGTH_BYTES:count])
             self._parse(connection, self._view[:count])
             if count < _READ_BYTES or connection.fd < 0:
@@ -419,16 +441,20 @@ class Transport:
         return None
 
     def _parse(self, connection: Connection, data: memoryview) -> None:
-        before = connection.held_bytes
+        held, waiting, was_greeted = connection.held_bytes, len(self._frames), connection.is_greeted
         try:
             connection.parse(data, self._frames)
         except ProtocolError:
             self.garbage += 1
             self._lose(connection, _GARBAGE)
             return
-        self._held_bytes += connection.held_bytes - before
+        finally:
+            self.counters.received_frames += len(self._frames) - waiting
+        if connection.is_greeted and not was_greeted:
+            self.counters.handshakes["ok"] += 1
+        self._held_bytes += connection.held_bytes - held
         if self._held_bytes > _MAX_HELD_BYTES:
-            self.garbage += 1
+            self.counters.flooded += 1
             self._lose(max(self._open.values(), key=attrgetter("held_bytes")))
 
     def ready(self) -> bool:

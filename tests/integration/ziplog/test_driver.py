@@ -276,6 +276,25 @@ def test_bad_frames_are_counted_and_rarely_logged() -> None:
     assert [log["src"] for log in logs] == [b"\0bad".hex()]
 
 
+def test_messages_of_an_unknown_version_are_counted_apart() -> None:
+    world = World()
+    later = msgspec.msgpack.encode([(wire.VERSION + 1) * 256 + 42, 0, 9])
+    unknown = msgspec.msgpack.encode([wire.VERSION * 256 + 255, 0, 9])  # Of this version.
+    frames = [later, b"no message", unknown, later]
+    world.transport.incoming.extend((b"peer", frame) for frame in frames)
+    world.run()
+    assert (world.driver.bad_frames, world.driver.other_versions) == (4, 2)
+
+
+def test_frames_dropped_from_a_full_inbox_are_counted() -> None:
+    world = World()
+    # The driver handles 256 frames, then reads the others ahead: 256 of them are above 32 MiB.
+    frame = wire.encode(question(1)).ljust(160 * 1024, b"\0")
+    world.transport.incoming.extend([(b"peer", frame)] * 600)
+    world.run()
+    assert world.driver.overload_drops == 600 - 256 - 256
+
+
 def report(driver: Driver, request: int) -> wire.Metrics:
     """Return the counters of a driver, as values without units."""
     counters = {

@@ -128,7 +128,7 @@ def test_incomplete_frames_of_all_connections_are_bounded(
         peers = [stack.enter_context(RawPeer(port_of(server))) for _ in range(8)]
         for peer in peers:
             peer.send(framed(bytes(400_000))[:-1])
-        wait_until(lambda: take_all(server) or server.garbage == 6, "six disconnects")
+        wait_until(lambda: take_all(server) or server.counters.flooded == 6, "six disconnects")
         left = [peer for peer in peers if not peer.is_closed()]
         assert len(left) == 2
         for peer in left:

@@ -142,6 +142,11 @@ def test_inserts_reads_and_deliveries_are_counted(cluster: Cluster, monitor: Mon
         assert 0 < len([one for one in after if f'node="{node}"' in one]) <= 250
         assert after[f'process_resident_memory_bytes{{node="{node}"}}'] > 1e7
         assert after[f'ziplog_loop_busy_seconds_total{{node="{node}"}}'] > 0
+        assert after[f'ziplog_handshakes_total{{node="{node}",result="ok"}}'] >= 1
+        for direction in ("received", "sent"):
+            labels = f'{{node="{node}",direction="{direction}"}}'
+            assert grown(f"ziplog_frames_total{labels}") >= 1
+            assert grown(f"ziplog_frame_bytes_total{labels}") >= 12
 
 
 def test_a_node_that_does_not_reply_has_no_series(cluster: Cluster, monitor: Monitor) -> None:
@@ -201,7 +206,7 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Mon
         used = {name.removesuffix("_bucket") for name in used}
         assert used
         assert used <= exported
-    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 28
+    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 30
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

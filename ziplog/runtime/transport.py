@@ -171,13 +171,15 @@ class Transport:
         connection = self._connections.pop(name, None)
         if connection is None:
             return
+        queued = connection.queued_bytes
         if connection.fd >= 0 and connection not in self._attempts:
             with contextlib.suppress(OSError):
                 connection.flush()
+        self._queued_bytes -= queued
+        self.counters.sent_bytes += queued - connection.queued_bytes
         self._attempts.pop(connection, None)
         self.changes.pop(name, None)
         self._close(connection)
-        self._queued_bytes -= connection.queued_bytes
         connection.drop_output()
         if self._source == name:
             self._frames.clear()
@@ -442,17 +444,19 @@ class Transport:
 
     def _parse(self, connection: Connection, data: memoryview) -> None:
         held, waiting, was_greeted = connection.held_bytes, len(self._frames), connection.is_greeted
+        is_valid = True
         try:
             connection.parse(data, self._frames)
         except ProtocolError:
+            is_valid = False
+        self.counters.received_frames += len(self._frames) - waiting
+        self._held_bytes += connection.held_bytes - held
+        if connection.is_greeted and not was_greeted:
+            self.counters.handshakes["ok"] += 1
+        if not is_valid:
             self.garbage += 1
             self._lose(connection, _GARBAGE)
             return
-        finally:
-            self.counters.received_frames += len(self._frames) - waiting
-        if connection.is_greeted and not was_greeted:
-            self.counters.handshakes["ok"] += 1
-        self._held_bytes += connection.held_bytes - held
         if self._held_bytes > _MAX_HELD_BYTES:
             self.counters.flooded += 1
             self._lose(max(self._open.values(), key=attrgetter("held_bytes")))

@@ -229,3 +229,12 @@ def test_silent_peers_are_found_by_the_kernel(
                 assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
                 assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
                 assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_a_frame_before_an_invalid_one_uses_no_memory(server: Transport) -> None:
+    with RawPeer(port_of(server)) as peer:
+        peer.send(framed(bytes(100_000))[:-1])
+        wait_until(lambda: take_all(server) or server._held_bytes > 90_000, "a part has arrived")
+        peer.send(b"\0" + b"\xff" * 4)
+        wait_until(lambda: take_all(server) or server.garbage == 1, "a disconnect")
+    assert server._held_bytes == 0

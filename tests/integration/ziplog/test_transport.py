@@ -207,13 +207,13 @@ def test_handshakes_are_counted_by_result(opened: Callable[..., Transport]) -> N
     with RawPeer(port_of(server)) as peer:
         peer.send_frame(b"x")
         take(server)
-        for data in (b"GET / HTTP/1.1\r\n", GREETING[:3]):
+        for data in (b"GET / HTTP/1.1\r\n", GREETING[:3], GREETING + b"\xff" * 4):
             with socket.create_connection(("127.0.0.1", port_of(server))) as stranger:
                 stranger.sendall(data)
         settle(server, lambda: server.connection_counts == (1, 0), "the strangers have left")
     settle(server, lambda: server.connection_counts == (0, 0), "all peers have left")
-    assert server.counters.handshakes == {"ok": 1, "malformed": 1, "ended": 1}
-    assert server.garbage == 1
+    assert server.counters.handshakes == {"ok": 2, "malformed": 1, "ended": 1}
+    assert server.garbage == 2
 
 
 def test_a_refused_attempt_is_no_handshake(opened: Callable[..., Transport]) -> None:
@@ -348,6 +348,24 @@ def test_peer_that_connects_gets_a_route_of_its_own(opened: Callable[..., Transp
             server.send(route, b"answer")
             assert peer.receive_frame() == b"answer"
         assert len(routes) == 2
+
+
+def test_output_that_a_disconnect_writes_is_not_queued_any_more(
+    opened: Callable[..., Transport],
+) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(server))
+    client.send(b"server", b"question")
+    route, _ = take(server)
+    for reply in (b"first", b"second"):
+        server.send(route, reply)
+    take(client)
+    client.send(b"server", b"last")  # Gathered, because the second reply waits.
+    assert client._queued_bytes == len(framed(b"last"))
+    client.disconnect(b"server")
+    assert client._queued_bytes == 0
+    assert client.counters.sent_bytes == len(GREETING + framed(b"question") + framed(b"last"))
+    assert take(server)[1] == b"last"
 
 
 @pytest.mark.parametrize("data", [os.urandom(4096), b"\n", b"GET / HTTP/1.1\r\n", b"ziplog\2\0"])

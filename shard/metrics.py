@@ -54,6 +54,7 @@ class StorageMetrics:
         state, counters, labels = self._state, self._state.counters, self._labels
         values = [
             *self._records(),
+            Value("ziplog_record_bytes_total", state.placed_bytes, self._role),
             *self._store_values(),
             *self._lags(now),
             *self._reader_lag(now),

@@ -311,6 +311,7 @@ class Backup:
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
         state.placed_records += unit.count
+        state.placed_bytes += len(body)
         if unit is self._arriving:  # The decision came first: no guess was needed, none was wrong.
             state.ack(unit)
             return True

@@ -260,10 +260,11 @@ class Primary:
         )
         state.record(place)
         self._unforwarded.append(place)
+        state.placed_records += unit.count
+        state.placed_bytes += len(unit.body)
         session.confirm(unit, gsns)
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
-        state.placed_records += unit.count
 
     def _defer_or_reject(self, unit: HeldUnit, floor: int, now: int) -> bool:
         """Handle a unit that gets no slots now; return False if it must wait in order."""

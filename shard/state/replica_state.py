@@ -137,8 +137,8 @@ class ReplicaState:
         self.subscribers_until = -(2**62)
         #: Positions given up because readers waited for later ones.
         self.holes = 0
-        #: Records placed so far.
-        self.placed_records = 0
+        #: Records placed so far, and their bytes.
+        self.placed_records = self.placed_bytes = 0
         self.counters: Final = Counters(acks_are_durable=config.durability == "disk")
 
     @property

@@ -60,6 +60,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "counter",
         "Records placed. At a backup by path; slow: acked after the primary's decision.",
     ),
+    "ziplog_record_bytes_total": Entry(
+        "counter", "Bytes of the placed records, with their keys and times."
+    ),
     "ziplog_refused_total": Entry("counter", "Requests of clients that the server refused."),
     "ziplog_ack_duration_seconds": Entry(
         "histogram",

@@ -206,7 +206,7 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Mon
         used = {name.removesuffix("_bucket") for name in used}
         assert used
         assert used <= exported
-    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 30
+    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 31
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -107,6 +107,8 @@ def test_the_metrics_of_a_primary_and_a_backup(opened: Callable[..., SegmentStor
     shard = ("shard", "0")
     found = metrics(world, store)
     assert found["ziplog_records_total", ("role", "primary"), shard] == 5
+    placed_bytes = sum(len(insert(seq).body) for seq in range(1, 6))
+    assert found["ziplog_record_bytes_total", ("role", "primary"), shard] == placed_bytes
     assert found["ziplog_refused_total", ("reason", "wrong-shard"), shard] == 1
     assert found["ziplog_reads_total", ("result", "not-yet"), shard] == 1
     assert found["ziplog_subscriptions", shard] == 1
@@ -123,6 +125,7 @@ def test_the_metrics_of_a_primary_and_a_backup(opened: Callable[..., SegmentStor
     ]
     waited = [ack for ack in probe(world).of(wire.InsertAck) if ack.waited]
     assert paths == [5 - len(waited), len(waited)]
+    assert found["ziplog_record_bytes_total", ("role", "backup"), shard] == placed_bytes
     assert waited  # Its epoch was closed for the reader before the insert came.
     assert "ziplog_order_wait_seconds" not in found
 

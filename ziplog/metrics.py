@@ -11,8 +11,10 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ziplog.core.first_seen import FirstSeen
 from ziplog.core.histogram import BOUNDS_US
 from ziplog.errors import ConfigError
+from ziplog.runtime.clock import now_ns
 
 try:
     from prometheus_client.core import (
@@ -72,13 +74,23 @@ class _Client(NamedTuple):
 
     log: weakref.ref[Log | AsyncLog]
     measurements: Measurements
+    #: Of earlier scrapes: the end of what the servers had reported to its subscriptions.
+    reported: FirstSeen
+
+    def reader_lag_s(self, now: int) -> float:
+        """Return how far the slowest subscription is behind the servers, in seconds."""
+        backlogs = [] if self.measurements.is_closed else self.measurements.backlogs()
+        for _, stop in backlogs:
+            self.reported.observe(stop, now)
+        behind = [start for start, stop in backlogs if start < stop]
+        return self.reported.age_s(min(behind) + 1, now) if behind else 0.0
 
 
 class _ClientCollector(Collector):
     """The clients of one registry, by name."""
 
     def __init__(self) -> None:
-        self._clients: Final[dict[str, _Client]] = {}
+        self._clients: dict[str, _Client] = {}
 
     def add(self, log: Log | AsyncLog, name: str) -> None:
         """Add a client; one that is closed or dropped gives up its name."""
@@ -89,19 +101,25 @@ class _ClientCollector(Collector):
                 return
             if owner is not None:
                 raise ConfigError("client", name, "another name: an open client has this one")
-        self._clients[name] = _Client(weakref.ref(log), log.measure())
+        self._clients[name] = _Client(weakref.ref(log), log.measure(), FirstSeen())
 
     def describe(self) -> Iterator[Metric]:
         """Yield the metrics without samples."""
-        yield from _families({})
+        yield from _families({}, {})
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all clients that the program still has."""
-        clients = list(self._clients.items())
-        yield from _families({n: c.measurements for n, c in clients if c.log() is not None})
+        with _lock:
+            clients = self._clients.items()
+            present = {name: client for name, client in clients if client.log() is not None}
+            self._clients = dict(present)
+            now = now_ns()
+            lags_s = {name: client.reader_lag_s(now) for name, client in present.items()}
+        measurements = {name: client.measurements for name, client in present.items()}
+        yield from _families(measurements, lags_s)
 
 
-def _families(clients: dict[str, Measurements]) -> Iterator[Metric]:
+def _families(clients: dict[str, Measurements], lags_s: dict[str, float]) -> Iterator[Metric]:
     inserts = CounterMetricFamily(
         "ziplog_client_inserts_total",
         "Records by outcome. path: fast: after two message delays. result: error: not inserted;"
@@ -137,6 +155,15 @@ def _families(clients: dict[str, Measurements]) -> Iterator[Metric]:
         for name, one in clients.items():
             family.add_metric((name,), getattr(one.counters, key))
         yield family
+    lags = GaugeMetricFamily(
+        "ziplog_client_reader_lag_seconds",
+        "Age of the oldest position that servers reported and the slowest subscription has not"
+        " returned; to the scrape before, and at most since the first.",
+        labels=("client",),
+    )
+    for name, lag_s in lags_s.items():
+        lags.add_metric((name,), lag_s)
+    yield lags
 
 
 _lock: Final = threading.Lock()

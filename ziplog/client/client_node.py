@@ -114,6 +114,7 @@ class ClientCore:
         reads = Reads(context, routing)
         tail_queries = self._tail_queries = TailQueries(context, routing)
         subscriptions = self._subscriptions = Subscriptions(context, routing, tail_queries)
+        inserts.measurements.backlogs = subscriptions.backlogs
         barriers = Barriers(context, routing, subscriptions)
         cluster_calls = self._cluster_calls = ClusterCalls(context, routing)
         shard_changes = ShardChanges(context, routing)

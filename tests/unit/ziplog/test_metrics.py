@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.unit.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
+from tests.unit.ziplog.client.reader import Reader
 from ziplog import metrics
 from ziplog.client.common.requests import NEVER, MeasureRequest
 from ziplog.core.node import Closing
@@ -20,8 +23,8 @@ from ziplog.types import RID_GENESIS, RecordId
 class SteppedLog:
     """A log whose client node the test steps."""
 
-    def __init__(self) -> None:
-        self.glass = connected(pinned)
+    def __init__(self, glass: Glass | None = None) -> None:
+        self.glass = connected(pinned) if glass is None else glass
 
     def measure(self) -> Any:
         return self.glass.answers.pop(self.glass.call(MeasureRequest(NEVER)))
@@ -82,6 +85,8 @@ def test_exposition_has_every_metric_with_its_type() -> None:
         'ziplog_client_redirects_total{client="orders"} 0.0',
         "# TYPE ziplog_client_delivered_records_total counter",
         'ziplog_client_delivered_records_total{client="orders"} 0.0',
+        "# TYPE ziplog_client_reader_lag_seconds gauge",
+        'ziplog_client_reader_lag_seconds{client="orders"} 0.0',
     ]
 
 
@@ -144,6 +149,46 @@ def test_records_that_an_insert_of_many_placed_do_not_count_as_failed() -> None:
     glass.pass_time(2 * S)
     assert glass.core.counters.unknown == many - first.count
     assert series(registry, "inserts_total")[0].endswith(f" {float(first.count)}")
+
+
+def test_the_lag_of_the_slowest_subscription_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader()
+    log = SteppedLog(reader)
+    registry = registered(log)
+    now = 1000 * S
+    monkeypatch.setattr(metrics, "now_ns", lambda: now)
+
+    def lag_s(seconds: int) -> float:
+        """Return the lag, `seconds` after the last scrape."""
+        nonlocal now
+        now += seconds * S
+        return float(series(registry, "reader_lag_seconds")[0].rpartition(" ")[2])
+
+    assert lag_s(0) == 0
+    reader.deliver(0, 1, 7, [1], [5], stable=7)
+    reader.deliver(1, 1, 8)
+    assert [lag_s(10), lag_s(10), lag_s(5)] == [0, 10, 15]
+    reader.deliver(0, 7, 11, [9], stable=11)
+    reader.deliver(1, 8, 11)
+    assert lag_s(5) == 20
+    assert [record.rid.gsn for record in reader.batch(reader.fetch(0, 2)).records] == [1, 5]
+    assert [lag_s(5), lag_s(5)] == [5, 10], "gsn 9 was reported before the scrape 10 s ago"
+    assert reader.gsns() == [9]
+    assert lag_s(5) == 0
+    reader.deliver(0, 11, 21, [15], stable=21)
+    assert [lag_s(5), lag_s(5)] == [0, 5]
+    log.glass.step(Closing())
+    assert lag_s(5) == 0
+
+
+def test_a_scrape_releases_the_memory_of_clients_that_the_program_dropped() -> None:
+    log = SteppedLog()
+    registry = registered(log)
+    subscriptions = weakref.ref(log.glass.core._subscriptions)
+    del log
+    assert scrape(registry) == []
+    gc.collect()
+    assert subscriptions() is None
 
 
 def test_a_name_belongs_to_one_open_client() -> None:

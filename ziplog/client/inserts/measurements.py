@@ -1,4 +1,4 @@
-"""What `ziplog.metrics` exports about the inserts of one client.
+"""What `ziplog.metrics` exports about one client.
 
 Durations are counted on request only: `start` replaces the retransmission timeouts, which get the
 latency of every unit anyway, by those that also count it. So a client without metrics counts
@@ -13,7 +13,7 @@ from ziplog.client.inserts.retransmission import RetransmitTimeout
 from ziplog.core.histogram import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ziplog.client.common.requests import Counters, MeasureRequest
     from ziplog.client.common.step_context import StepContext
@@ -34,6 +34,8 @@ class Measurements:
         self._plain: Final = plain
         #: Latencies of units since `start`; None: it was not called.
         self.durations: Histogram | None = None
+        #: Returns the positions that each open subscription has not returned, `[start, stop)`.
+        self.backlogs: Callable[[], list[tuple[int, int]]] = list
         self.is_closed = False
 
     @property

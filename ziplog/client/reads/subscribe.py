@@ -277,9 +277,11 @@ class Subscription(StreamReader[FetchRequest]):
     @property
     def backlog(self) -> tuple[int, int]:
         """The positions that servers reported and the reader has not got: [start, stop)."""
-        has_ready = self._handed_out < len(self._ready)
-        start = self._ready[self._handed_out].rid.gsn if has_ready else self.position
-        streams = self._streams.values()
+        # Metrics read it from other threads, so each attribute is read once.
+        at, ready = self._handed_out, self._ready
+        has_ready = at < len(ready)
+        start = ready[at].rid.gsn if has_ready else self.position
+        streams = list(self._streams.values())
         if not streams or (not has_ready and all(stream.caught_up for stream in streams)):
             return start, start
         return start, max(start, *(stream.stable for stream in streams))
@@ -340,6 +342,10 @@ class Subscriptions(StreamReaders[Subscription]):
     def get(self, number: int) -> Subscription | None:
         """Return an open subscription."""
         return self._open.get(number)
+
+    def backlogs(self) -> list[tuple[int, int]]:
+        """Return the backlog of each open subscription; any thread may call it."""
+        return [reader.backlog for reader in list(self._open.values()) if reader.is_open]
 
     def start(self, call: int, request: SubscribeRequest) -> None:
         """Open a subscription; its number is the call's."""

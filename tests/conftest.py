@@ -61,8 +61,33 @@ _LONG: Final = ("test_local.py", "test_restart.py")
 class Groups(LoadScopeScheduling):
     """Gives workers one group after the other, in the order in which they were collected.
 
-    The last worker takes the tests that compute first, the others those that wait.
+    The last worker takes the tests that compute first, the others those that wait. If a worker
+    crashes, the test that it ran has failed; the others take the rest of its groups.
     """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take back the groups of a worker that ended; return the test that it ran, if it did."""
+        crashed: str | None = None
+        for scope, group in self.assigned_work.pop(node).items():
+            left = {test: False for test, is_done in group.items() if not is_done}
+            if left and crashed is None:
+                crashed = next(iter(left))
+                del left[crashed]
+            if left:
+                self.workqueue[scope] = left
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return crashed
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a worker groups until it has 3 tests: it begins none before it has the next one."""
+        if node not in self.registered_collections:
+            return  # It replaces a worker, and still collects.
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
+            try:
+                super()._reschedule(node)
+            except OSError:  # It crashed; `remove_node` follows.
+                return
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         computes = node.gateway.id == f"gw{self.numnodes - 1}"

@@ -50,6 +50,7 @@ from ziplog.core.node import (
 from ziplog.core.units import NS_PER_S
 from ziplog.errors import LocalProtocolError, ProtocolError
 from ziplog.runtime.clock import now_ns
+from ziplog.runtime.connection_log import ConnectionLog
 from ziplog.runtime.inbox import Inbox
 from ziplog.runtime.process_logging import halt
 from ziplog.wire import (
@@ -594,6 +595,7 @@ def run_process(driver: Driver, transport: Transport) -> None:
         signal.signal(number, lambda *_: driver.stop())
     # A process may block these signals while it starts.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    transport.changes = ConnectionLog()
     # Exclude long-lived objects from garbage collection: a full collection takes milliseconds.
     gc.collect()
     gc.freeze()

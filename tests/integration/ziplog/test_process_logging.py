@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import structlog
+
+from ziplog.runtime.connection_log import ConnectionLog
 
 PROGRAM = """
 import logging, threading, warnings, structlog
@@ -61,3 +64,20 @@ def test_json_has_the_same_fields() -> None:
 @pytest.mark.parametrize(("level", "count"), [("debug", 5), ("warning", 4), ("error", 2)])
 def test_the_level_selects_lines_of_libraries_too(level: str, count: int) -> None:
     assert len(lines_of(level, "logfmt")) == count
+
+
+def test_a_change_of_a_connection_is_logged_once() -> None:
+    changes = ConnectionLog()
+    with structlog.testing.capture_logs() as lines:
+        for problem in ("", "", "reset", "reset", "refused", ""):
+            changes[b"shard-0-1"] = problem
+        changes[b"mms-0"] = "reset"
+    assert changes == {b"shard-0-1": "", b"mms-0": "reset"}
+    assert {line["log_level"] for line in lines} == {"debug"}
+    assert [(line["event"], line["peer"], line.get("reason")) for line in lines] == [
+        ("peer connected", "shard-0-1", None),
+        ("peer disconnected", "shard-0-1", "reset"),
+        ("peer disconnected", "shard-0-1", "refused"),
+        ("peer connected", "shard-0-1", None),
+        ("peer disconnected", "mms-0", "reset"),
+    ]

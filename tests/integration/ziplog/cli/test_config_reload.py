@@ -136,6 +136,7 @@ def test_a_node_that_does_not_confirm_is_named(cluster: Cluster) -> None:
 
 def test_the_log_level_of_one_node_changes_until_its_restart(cluster: Cluster) -> None:
     name, other = "shard-0-0", "shard-0-1"
+    reserve = cluster.config.disk_reserve_bytes
     done = set_level(cluster, name, "error", "--json")
     assert done.exit_code == 0
     assert json.loads(done.stdout) == {"node": name, "level": "error", "seconds": None}
@@ -146,10 +147,11 @@ def test_the_log_level_of_one_node_changes_until_its_restart(cluster: Cluster) -
     assert reload(path).exit_code == 0
     assert "disk full" not in log_of(cluster, name)
     assert "disk full" in log_of(cluster, other)
-    reload(rewrite(cluster, disk_reserve_bytes=cluster.config.disk_reserve_bytes))
-    assert "disk well" not in log_of(cluster, name)
-    cluster.restart(name)
-    wait_until(lambda: "ready" in log_of(cluster, name).rsplit("stopped", 1)[-1], "it logs again")
+    assert reload(rewrite(cluster, disk_reserve_bytes=reserve)).exit_code == 0
+    wait_until(lambda: "room again" in log_of(cluster, other), "the other node has room")
+    assert "room again" not in log_of(cluster, name)
+    cluster.kill(name)
+    wait_until(lambda: log_of(cluster, name).count("event=ready") == 2, "it logs again")
 
 
 def test_a_level_ends_with_its_time_or_by_default_or_with_another_level_in_the_file(
@@ -174,6 +176,18 @@ def test_a_level_ends_with_its_time_or_by_default_or_with_another_level_in_the_f
     assert not is_filtered()
     assert set_level(cluster, name, "error", "--for", "1s").exit_code == 0
     wait_until(lambda: not is_filtered(), "the time is over")
+
+
+def test_at_level_debug_a_node_logs_its_connections(cluster: Cluster) -> None:
+    def lines(name: str) -> list[str]:
+        return [line for line in log_of(cluster, name).splitlines() if "level=debug" in line]
+
+    assert set_level(cluster, "shard-0-0", "debug").exit_code == 0
+    cluster.kill("shard-0-1")
+    back = 'event="peer connected" peer=shard-0-1'
+    wait_until(lambda: any(back in line for line in lines("shard-0-0")), "it reconnects")
+    assert 'event="peer disconnected" peer=shard-0-1 reason="' in lines("shard-0-0")[0]
+    assert not lines("fh-0"), "the level of the others is info"
 
 
 def test_a_log_level_that_no_node_can_take_is_refused(cluster: Cluster) -> None:

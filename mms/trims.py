@@ -4,9 +4,9 @@
     committing -- the trim point is committed --> refusing
     refusing   -- every server that is not down refuses trimmed positions --> reply
 
-Rule: only stable positions are trimmed (D45). Trims are bounded in number and in time; one that
-times out before its commit gets the reply `not-stable`. Invariant: a trim in `refusing` is
-committed. See docs/protocol.md, section 8.
+Rule: only stable positions are trimmed (D45). Trims are bounded in number and in time: one that is
+not done in time gets a reply with what it waits for, and the client repeats it. Invariant: a trim
+in `refusing` is committed. See docs/protocol.md, section 8.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from ziplog.core.units import NS_PER_S
 from ziplog.wire import TrimReply, Want
 
 if TYPE_CHECKING:
-    from mms.servers import Servers
+    from mms.servers import Server, Servers
     from mms.state import ClusterState
     from ziplog.core.node import Effect
 
-_GIVE_UP_NS: Final = 30 * NS_PER_S
+#: Time until the reply to a trim that is not done. A server that is down delays a trim for less,
+#: and the default deadline of a client is later.
+_REPLY_NS: Final = 8 * NS_PER_S
+#: Shards or servers that a reply names.
+_NAMED: Final = 8
 #: Interval between repeated `Want` messages.
 _WANT_NS: Final = NS_PER_S // 4
 
@@ -36,7 +40,7 @@ class _Trim:
 
     def __init__(self, route: bytes, request: int, gsn: int, now: int) -> None:
         self.route, self.request, self.gsn = route, request, gsn
-        self.deadline = now + _GIVE_UP_NS
+        self.deadline = now + _REPLY_NS
         self.phase: Literal["wanting", "committing", "refusing"] = "wanting"
         self.wanted_at: int | None = None
         self.proposed_at: int | None = None
@@ -117,18 +121,38 @@ class Trims:
 
     def _answer(self, trim: _Trim, now: int) -> Effect | None:
         cluster, committed = self._state.cluster, self._state.trim
-        if trim.phase != "refusing":
-            if now < trim.deadline:
-                return None
-            return Send(trim.route, TrimReply(cluster, trim.request, committed, "not-stable"))
-        if now < trim.deadline and not self._is_refused(trim.gsn, now):
+        if trim.phase == "refusing" and not self._serving(trim.gsn, now):
+            return Send(trim.route, TrimReply(cluster, trim.request, committed))
+        if now < trim.deadline:
             return None
-        return Send(trim.route, TrimReply(cluster, trim.request, committed))
+        obstacle = self._obstacle(trim, now)
+        reply = TrimReply(cluster, trim.request, committed, "not-stable", obstacle)
+        return Send(trim.route, reply)
 
-    def _is_refused(self, gsn: int, now: int) -> bool:
-        """Whether all servers refuse the trimmed positions, except long silent ones."""
-        return all(
-            server.heartbeat is not None and server.heartbeat.trim >= gsn
+    def _serving(self, gsn: int, now: int) -> list[Server]:
+        """Return the servers that may serve trimmed positions, except long silent ones."""
+        return [
+            server
             for server in self._servers
             if self._servers.silence(server, now) < SUSPECT_NS
-        )
+            and (server.heartbeat is None or server.heartbeat.trim < gsn)
+        ]
+
+    def _obstacle(self, trim: _Trim, now: int) -> str:
+        """Return what a trim waits for."""
+        if trim.phase == "wanting":
+            shards = _listed([str(shard) for shard in self._shards_below(trim.gsn)])
+            return f"these shards have undecided positions before it: {shards}"
+        if trim.phase == "committing":
+            return "most nodes of the membership service have not stored it"
+        names = [
+            f"{server.name} (its disk is full)" if server.full else server.name
+            for server in self._serving(trim.gsn, now)
+        ]
+        return f"these servers have not recorded it on their disks: {_listed(names)}"
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first names, and the number of the others."""
+    others = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {others} more" if others > 0 else "")

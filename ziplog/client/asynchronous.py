@@ -332,6 +332,8 @@ class AsyncLog(AsyncConnection):
 
         Raises:
             NoSuchRecordError: no shard owns the position `rid` yet.
+            DeadlineError: it was not done in time; the call may be repeated. The text states what
+                it waits for, and whether it will happen or may still happen.
 
         """
         await self._engine.call(arguments.trim(rid, self._deadline_ns(timeout)))

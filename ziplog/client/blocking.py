@@ -333,6 +333,8 @@ class Log(Connection):
 
         Raises:
             NoSuchRecordError: no shard owns the position `rid` yet.
+            DeadlineError: it was not done in time; the call may be repeated. The text states what
+                it waits for, and whether it will happen or may still happen.
 
         """
         self._engine.call(arguments.trim(rid, self._deadline_ns(timeout)))

@@ -183,14 +183,18 @@ class Trim(Message, tag=VERSION * 256 + 47, frozen=True, gc=False):
 
 
 class TrimReply(Message, tag=VERSION * 256 + 48, frozen=True, gc=False):
-    """The committed trim point: every reachable replica refuses reads before it.
+    """How far a trim is.
 
-    `error` gives the reason why nothing was trimmed; then `trim` is the old trim point.
+    No error: it is done, and every reachable replica refuses reads before it. `not-stable`: it is
+    not done yet, and the client repeats the request. `no-such-position`: it is refused.
     """
 
     request: Request
+    #: The committed trim point. If it is at or above the requested position, the trim happens.
     trim: Gsn
     error: Literal["", "no-such-position", "not-stable"] = ""
+    #: What a trim that is not done waits for.
+    obstacle: Text = ""
 
 
 class StatusQuery(Message, tag=VERSION * 256 + 49, frozen=True, gc=False):

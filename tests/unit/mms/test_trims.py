@@ -1,5 +1,7 @@
 """Trims: wanted, committed, refused by all servers, answered."""
 
+from mms.commands import SetTrim, decode_command
+from mms.trims import _listed
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.world import World
 from ziplog.wire import (
@@ -57,18 +59,61 @@ def test_a_paused_service_waits_for_heartbeats_that_it_could_not_receive() -> No
     for server in world.servers:
         if server is not disconnected:
             world.send_heartbeat(server)
-    assert world.answers(TrimReply) == []
+    assert [(reply.error, reply.trim) for reply in world.answers(TrimReply)] == [
+        ("not-stable", 1000)
+    ]
 
 
-def test_a_trim_that_cannot_become_stable_gives_up() -> None:
-    world = World().lead().run(5 * S)
-    world.servers[0].alive = False
+def late_reply(world: World) -> TrimReply:
+    """Return the reply to a trim that is not done."""
     world.send(Trim(CLUSTER, 9, 1000))
-    world.run(29 * S)
+    world.run(7 * S)
     assert world.answers(TrimReply) == []
     world.run(2 * S)
-    assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 0, "not-stable")]
-    assert world.service.state.trim == 0
+    (reply,) = world.answers(TrimReply)
+    assert reply.error == "not-stable"
+    return reply
+
+
+def test_the_reply_names_the_shards_that_delay_a_trim() -> None:
+    world = World().lead().run(5 * S)
+    world.servers[0].alive = False
+    reply = late_reply(world)
+    assert reply.trim == world.service.state.trim == 0
+    assert reply.obstacle == "these shards have undecided positions before it: 0"
+
+
+def test_the_reply_reports_a_trim_that_is_not_committed() -> None:
+    world = World().lead().run(5 * S)
+    propose = world.propose
+
+    def propose_others(name: str, command: bytes) -> None:
+        if not isinstance(decode_command(command), SetTrim):
+            propose(name, command)
+
+    world.propose = propose_others  # type: ignore[method-assign]
+    reply = late_reply(world)
+    assert reply.trim == 0
+    assert "membership service have not stored it" in reply.obstacle
+
+
+def test_the_reply_names_the_servers_that_may_serve_trimmed_records() -> None:
+    world = World().lead().run(5 * S)
+    world.servers[1].records_trims = world.servers[2].records_trims = False
+    world.servers[2].full = "no space"
+    reply = late_reply(world)
+    assert reply.trim == world.service.state.trim == 1000, "it is committed all the same"
+    late = "shard-0-1, shard-1-0 (its disk is full)"
+    assert reply.obstacle == f"these servers have not recorded it on their disks: {late}"
+    world.servers[1].records_trims = world.servers[2].records_trims = True
+    world.send(Trim(CLUSTER, 10, 1000))
+    world.run(3 * S)
+    assert world.answers(TrimReply)[1:] == [TrimReply(CLUSTER, 10, 1000)]
+
+
+def test_a_reply_names_a_few_of_many_obstacles() -> None:
+    assert _listed(list("abcdefgh")) == "a, b, c, d, e, f, g, h"
+    assert _listed(list("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"
 
 
 def test_a_position_without_a_lease_cannot_be_trimmed() -> None:

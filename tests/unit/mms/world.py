@@ -35,6 +35,8 @@ class FakeServer:
         self.rate = 0
         self.lease: Lease | None = None
         self.trim = 0
+        #: Whether its heartbeats report the trim point: it is on its disk.
+        self.records_trims = True
         self.frontier = 0
         #: Whether it has readers, and the lag of its frontier then, in ns.
         self.has_readers = False
@@ -64,7 +66,8 @@ class FakeServer:
         return Heartbeat(
             CLUSTER if lease else 0, self.name, "127.0.0.1:1", self.shard, view, self.incarnation,
             99, self.state, self.active, self.rate, self.frontier, 0,  # type: ignore[arg-type]
-            lease.number if lease else 0, lease.digest if lease else NO_DIGEST, self.trim,
+            lease.number if lease else 0, lease.digest if lease else NO_DIGEST,
+            self.trim if self.records_trims else 0,
             self.stable_gsn, 5, self.identity, self.placed,  # type: ignore[arg-type]
             has_readers=self.has_readers, holes=3, is_sealed=self.sealed,
             has_gap=self.has_gap, needs_from=self.needs_from, publisher=self.publisher,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ziplog.errors import VersionError
     from ziplog.wire import StatusReply, TrimReply, UpgradeFinished
 
-#: Interval between trim requests for a position that is not stable yet.
+#: Interval between the reply to a trim that is not done, and the next request.
 _TRIM_RETRY_NS: Final = 100 * NS_PER_MS
 
 
@@ -37,6 +37,8 @@ class PendingCall(PendingRequest, kw_only=True):
     what: str = ""
     #: The position of a trim.
     rid: RecordId = RID_GENESIS
+    #: What the service reported of a trim that is not done; "": nothing.
+    known: str = ""
 
 
 class ClusterCalls(PendingRequests[PendingCall]):
@@ -109,12 +111,13 @@ class ClusterCalls(PendingRequests[PendingCall]):
         self._retry(pending)
 
     def _retry(self, pending: PendingCall) -> None:
-        """Send a trim, for the first time or because its position was not stable yet."""
+        """Send a trim, for the first time or because it was not done yet."""
 
         def on_reply(reply: TrimReply) -> None:
             if reply.error == "no-such-position":
                 self._finish(pending, NoSuchRecordError(rid, "no shard owns the position yet"))
             elif reply.error == "not-stable":
+                pending.known = _known_of(reply, rid)
                 self._retry_at(pending, self._context.now + _TRIM_RETRY_NS)
             else:
                 self._finish(pending, None)
@@ -129,5 +132,12 @@ class ClusterCalls(PendingRequests[PendingCall]):
             return self._membership.first_contact_error
         return DeadlineError(
             f"the membership service of {self._routing} did not confirm {pending.what} before the"
-            " deadline"
+            f" deadline{pending.known}"
         )
+
+
+def _known_of(reply: TrimReply, rid: RecordId) -> str:
+    """Return what is known of a trim that is not done, for its error."""
+    if reply.trim >= rid.gsn:
+        return f". It will happen, but {reply.obstacle}"
+    return f". It may still happen, but {reply.obstacle}" if reply.obstacle else ""

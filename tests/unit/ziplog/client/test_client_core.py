@@ -409,6 +409,27 @@ def test_trim_of_an_unstable_position_is_retried() -> None:
     assert glass.answers[call] is None
 
 
+@pytest.mark.parametrize(
+    ("trim", "obstacle", "known"),
+    [
+        (9, "s1r1 is full", "the deadline. It will happen, but s1r1 is full"),
+        (8, "shard 1 is slow", "the deadline. It may still happen, but shard 1 is slow"),
+        (8, "", "before the deadline"),  # The reply of an older release.
+    ],
+)
+def test_the_error_of_a_trim_states_what_is_known_of_it(
+    trim: int, obstacle: str, known: str
+) -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    call = glass.call(TrimRequest(glass.until(5 * S), RecordId(9, 0)))
+    request = glass.take(wire.Trim)[-1][1].request
+    glass.give(wire.TrimReply(CLUSTER, request, trim, "not-stable", obstacle))
+    glass.pass_time(6 * S)
+    assert isinstance(glass.answers[call], DeadlineError)
+    assert str(glass.answers[call]).endswith(known)
+
+
 # --- leases ---
 
 

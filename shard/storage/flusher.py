@@ -7,6 +7,8 @@ segment file, which fails while the process has no free descriptor; the store is
 failed fdatasync ends the process, because the content of the disk is unknown then
 (docs/protocol.md, section 10).
 
+Files are deleted beside the queue, so a trim frees space although writes fail.
+
 Invariant: entries reach the disk in order, and `flushed_bytes` never counts an entry that is not on
 stable storage.
 """
@@ -51,6 +53,8 @@ class _Write(NamedTuple):
 
 class _Removal(NamedTuple):
     names: list[str]
+    #: It is due once this many bytes are on stable storage.
+    after_bytes: int
 
 
 class Flusher:
@@ -96,7 +100,8 @@ class Flusher:
         # Kept open: the sync after a new name or a removal must not fail without free descriptors.
         self._names_fd = open_directory(directory)
         self._note_flushed(segment)
-        self._queue: deque[_Write | _Removal] = deque()
+        self._queue: deque[_Write] = deque()
+        self._removals: deque[_Removal] = deque()
         self._batch: list[_Write] = []
         self._segment: Segment | None = None
         self._fd = -1
@@ -158,9 +163,12 @@ class Flusher:
         if not self._is_awake and self._interval_s:
             self._wake()
 
-    def remove(self, names: list[str]) -> None:
-        """Delete files, in this order, after everything queued before is flushed."""
-        self._queue.append(_Removal(names))
+    def remove(self, names: list[str], *, at_once: bool = False) -> None:
+        """Delete files, in the order of the calls, after everything queued before is flushed.
+
+        `at_once`: the log needs nothing that is queued in their place.
+        """
+        self._removals.append(_Removal(names, 0 if at_once else self._put_bytes))
         self._wake()
 
     def schedule(self) -> None:
@@ -176,6 +184,7 @@ class Flusher:
         with self._writing:
             is_done = self._write_out()
             self._sync()
+            is_done = self._try(self._remove_files) and is_done
             self._check_space(is_done=is_done)
             return is_done
 
@@ -231,7 +240,8 @@ class Flusher:
             # An entry that arrives during a flush waits for its end, the pause, and its own flush.
             pause_s = max(self._interval_s - 2 * took_s, _SHORTEST_PAUSE_S)
             self._closing.wait(_FULL_RETRY_S if self._is_full else pause_s)
-            if not self._queue and not self._batch and not self._is_full:
+            is_idle = not self._queue and not self._batch and not self._removals
+            if is_idle and not self._is_full:
                 self._is_awake = False
                 if not self._queue:  # From now on, `put` wakes the thread.
                     return
@@ -250,15 +260,10 @@ class Flusher:
 
     # --- writing; the lock is held -----------------------------------------------------------
 
-    def _write_out(self) -> bool:
-        """Write the queue; False if the system refuses it for now."""
-        self._refusal = None
+    def _try(self, change: Callable[[], None]) -> bool:
+        """Change files; return False if the system refuses it for now."""
         try:
-            while self._batch or self._queue:
-                if not self._batch:
-                    self._fill_batch()
-                if self._batch:
-                    self._write()
+            change()
         except OSError as error:
             if error.errno not in REFUSED:
                 self._on_halt(f"writing to {self._directory} failed: {error}")
@@ -267,20 +272,24 @@ class Flusher:
             return False
         return True
 
+    def _write_out(self) -> bool:
+        """Write the queue; return False if the system refuses it for now."""
+        self._refusal = None
+        return self._try(self._write_queue)
+
+    def _write_queue(self) -> None:
+        while self._batch or self._queue:
+            if not self._batch:
+                self._fill_batch()
+            self._write()
+
     def _fill_batch(self) -> None:
-        """Move the next writes to one segment into the batch, or perform one removal."""
+        """Move the next writes to one segment into the batch."""
         queue, batch = self._queue, self._batch
         while queue and len(batch) < _WRITE_ENTRIES:
-            item = queue[0]
-            if isinstance(item, _Removal):
-                if not batch:
-                    self._remove(item.names)
-                    queue.popleft()  # not before: a refused removal is repeated
+            if batch and queue[0].segment is not batch[0].segment:
                 return
-            if batch and item.segment is not batch[0].segment:
-                return
-            batch.append(item)
-            queue.popleft()
+            batch.append(queue.popleft())
 
     def _write(self) -> None:
         batch = self._batch
@@ -360,11 +369,14 @@ class Flusher:
             with contextlib.suppress(OSError):
                 os.pwrite(self._flushed_fd, pack_flushed(segment, self.flushed_fseq), 0)
 
-    def _remove(self, names: list[str]) -> None:
-        self._sync()
-        for name in names:
-            (self._directory / name).unlink(missing_ok=True)
-        self._sync_names()
+    def _remove_files(self) -> None:
+        """Delete the files that are due."""
+        removals = self._removals
+        while removals and removals[0].after_bytes <= self.flushed_bytes:
+            for name in removals[0].names:
+                (self._directory / name).unlink(missing_ok=True)
+            self._sync_names()
+            removals.popleft()  # Not before: a refused removal is repeated.
 
     def _check_space(self, *, is_done: bool) -> None:
         free = self.free_bytes

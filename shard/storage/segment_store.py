@@ -301,20 +301,41 @@ class SegmentStore(SegmentReader):
         """
         self._trim = max(self._trim, gsn)
         self.on_trim(self._trim)
-        count = min(max(bisect_right(self._bases, gsn) - 1, 0), self._needed_from())
+        last = len(self._segments) - 1
+        count = min(max(bisect_right(self._bases, gsn) - 1, 0), self._needed_from(last))
         self._cache.shrink(self._cache_bytes, self._flusher.flushed_bytes, gsn)
         if count:
+            # The files on the disk are a log without these, whether or not more is written.
+            at_once = min(count, self._needed_from(self._last_written()))
             gone, self._segments = self._segments[:count], self._segments[count:]
             del self._bases[:count]
-            self._flusher.remove([name for s in gone for name in file_names(s)])
+            for part, is_at_once in ((gone[:at_once], True), (gone[at_once:], False)):
+                names = [name for segment in part for name in file_names(segment)]
+                if names:
+                    self._flusher.remove(names, at_once=is_at_once)
 
-    def _needed_from(self) -> int:
-        """Return the index of the first segment that no trim may delete."""
-        stable = self.mark.stable if self.mark else 0
-        last = len(self._segments) - 1
-        whole = (parts for parts in self._whole_tables() if parts[-1].fseq <= stable)
-        table = next((parts[0].segment for parts in whole), last)
-        entry = next((i for i in range(last, -1, -1) if self._segments[i].views), last)
+    def _last_written(self) -> int:
+        """Return the index of the last segment that is complete on stable storage; or 0."""
+        sealed = range(len(self._segments) - 2, 0, -1)
+        is_whole = (i for i in sealed if self._segments[i].flushed == self._segments[i].size)
+        return next(is_whole, 0)
+
+    def _needed_from(self, last: int) -> int:
+        """Return the index of the first segment that no trim may delete.
+
+        `last`: the last segment; a table that is in a later one does not count.
+        """
+        segments = self._segments
+        mark = self.mark if segments[last] is self._active else segments[last].mark
+        stable = mark.stable if mark else 0
+        first = 0 if any(segment.tables for segment in segments[last + 1 :]) else last
+        whole = (
+            parts
+            for parts in self._whole_tables()
+            if parts[-1].segment <= last and parts[-1].fseq <= stable
+        )
+        table = next((parts[0].segment for parts in whole), first)
+        entry = next((i for i in range(last, -1, -1) if segments[i].views), last)
         return min(table, entry)
 
     # --- cutting -----------------------------------------------------------------------------

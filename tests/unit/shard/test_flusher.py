@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import threading
 from collections import deque
@@ -13,6 +14,7 @@ import pytest
 
 from shard.storage import flusher
 from tests.unit.shard.logs import (
+    HUGE,
     Oracle,
     apply,
     compare,
@@ -217,6 +219,81 @@ def test_entries_without_space_wait_and_are_written_later(
     events.wait_for(Persisted(35))
     assert store.close()
     compare(opened(segment_bytes=2_000), oracle)
+
+
+def files(store: SegmentStore) -> list[str]:
+    return sorted(path.name for path in store._directory.glob("*.seg"))
+
+
+def after_a_crash(store: SegmentStore, opened: Opened) -> SegmentStore:
+    """Open what is on the disk, in another directory."""
+    shutil.copytree(store._directory, store._directory.with_name("copy"))
+    return opened("copy", segment_bytes=1_000)
+
+
+def test_a_trim_frees_space_while_writes_fail(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SmallDisk(monkeypatch, 6_000)
+    store, oracle = opened(segment_bytes=1_000), Oracle()
+    for _ in range(40):
+        apply(store, oracle, ("place", 0, [1], 200))
+    assert not store.flush()
+    before, written = files(store), store.flushed_fseq
+    store.trim(1 << 40)
+    assert not store.flush()
+    assert store.backlog_bytes > 0
+    assert len(before) > 4
+    assert files(store) == before[-2:], "the last one that is whole, and the one that is full"
+    left = after_a_crash(store, opened)
+    assert left.damage == []
+    assert (last := left.last_fseq) >= written
+    kept = left.scan(0, HUGE)
+    assert kept == oracle.numbered[last - len(kept) : last] != []
+    disk.room = 1 << 30
+    assert store.flush()
+    assert len(files(store)) == 1
+    assert store.scan(0, HUGE)[-1] == oracle.numbered[-1]
+
+
+PLACES = [("place", 0, [1], 200)]
+
+
+@pytest.mark.parametrize(
+    ("written", "waiting"),
+    [
+        ([("table", 1), *PLACES * 30], [("table", 2), ("mark", 30)]),
+        (PLACES * 30, [("table", 2), ("mark", 30)]),
+        # By the mark on the disk, a truncation may drop the second table.
+        ([("table", 1), *PLACES * 10, ("table", 2), *PLACES * 20], [("mark", 30)]),
+        # The mark fills a file, and the second table is the first entry of the next one.
+        (
+            [("table", 1), *PLACES * 30, ("place", 0, [1], 350), ("mark", 31)],
+            [("table", 2), ("mark", 31)],
+        ),
+    ],
+)
+def test_a_trim_deletes_no_table_before_the_next_one_is_written(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, written: list[Any], waiting: list[Any]
+) -> None:
+    disk = SmallDisk(monkeypatch, 1 << 30)
+    store, oracle = opened(segment_bytes=1_000), Oracle()
+    for entry in written:
+        apply(store, oracle, entry)
+    assert store.flush()
+    before, held = files(store), oracle.last_table
+    disk.room = 0
+    for entry in [*waiting, ("place", 0, [1], 2_000), *PLACES]:
+        apply(store, oracle, entry)
+    store.trim(1 << 40)
+    store.trim((1 << 40) + 1)
+    assert not store.flush()
+    assert set(before) <= set(files(store))
+    assert after_a_crash(store, opened).last_table() in (held, oracle.last_table)
+    disk.room = 1 << 30
+    assert store.flush()
+    assert len(files(store)) < len(before)
+    assert store.last_table() == oracle.last_table
 
 
 def test_below_the_reserve_it_is_full_and_goes_on_writing(

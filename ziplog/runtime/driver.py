@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ziplog.core.message import Message
+    from ziplog.runtime.driver_interfaces import EntryStore, InsertPath
     from ziplog.runtime.transport import Transport
-    from ziplog.wire import InsertAck
 
 #: Maximum number of messages in one iteration, and the time after which it stops stepping them.
 _MAX_BATCH: Final = 256
@@ -90,45 +90,6 @@ _UNTIMED: Final = 63
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
-
-
-class EntryStore(Protocol):
-    """The store interface that the driver uses."""
-
-    #: Stream position of the last entry appended.
-    last_fseq: int
-
-    def append(self, entry: Any) -> None:
-        """Append the next entry."""
-        ...
-
-    def flush(self) -> bool:
-        """Write everything to stable storage; False if there is no space for it now."""
-        ...
-
-
-class InsertPath(Protocol):
-    """A short path for inserts, beside the node's `step` (docs/protocol.md, section 4.2)."""
-
-    def insert(self, route: bytes, message: Insert, now: int, /) -> InsertAck | None:
-        """Accept an insert and return its ack; None: nothing happened, pass it to `step`."""
-        ...
-
-    def forward(self, message: Forward, now: int, /) -> bool:
-        """Handle a forward; return False if nothing happened: pass it to `step`."""
-        ...
-
-    def hint(self, message: Ahead, now: int, /) -> bool:
-        """Handle another shard's hint; return False if nothing happened: pass it to `step`."""
-        ...
-
-    def end_batch(self, now: int, /) -> int:
-        """End a batch of these messages; return the time until which no `BatchEnd` is needed."""
-        ...
-
-    def pop_effects(self) -> list[Effect]:
-        """Return the other effects of these messages since the last step."""
-        ...
 
 
 class Driver:

@@ -1,0 +1,48 @@
+"""What the driver requires of a server besides its node: a store, and a short path for inserts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ziplog.core.node import Effect
+    from ziplog.wire import Ahead, Forward, Insert, InsertAck
+
+
+class EntryStore(Protocol):
+    """The store interface that the driver uses."""
+
+    #: Stream position of the last entry appended.
+    last_fseq: int
+
+    def append(self, entry: Any) -> None:
+        """Append the next entry."""
+        ...
+
+    def flush(self) -> bool:
+        """Write everything to stable storage; False if there is no space for it now."""
+        ...
+
+
+class InsertPath(Protocol):
+    """A short path for inserts, beside the node's `step` (docs/protocol.md, section 4.2)."""
+
+    def insert(self, route: bytes, message: Insert, now: int, /) -> InsertAck | None:
+        """Accept an insert and return its ack; None: nothing happened, pass it to `step`."""
+        ...
+
+    def forward(self, message: Forward, now: int, /) -> bool:
+        """Handle a forward; return False if nothing happened: pass it to `step`."""
+        ...
+
+    def hint(self, message: Ahead, now: int, /) -> bool:
+        """Handle another shard's hint; return False if nothing happened: pass it to `step`."""
+        ...
+
+    def end_batch(self, now: int, /) -> int:
+        """End a batch of these messages; return the time until which no `BatchEnd` is needed."""
+        ...
+
+    def pop_effects(self) -> list[Effect]:
+        """Return the other effects of these messages since the last step."""
+        ...

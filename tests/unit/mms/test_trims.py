@@ -140,6 +140,7 @@ def test_a_new_leader_waits_for_servers_without_a_heartbeat_yet() -> None:
     for server in world.service.servers:
         if server.name == "shard-1-1":
             server.heartbeat, server.last_heard_at = None, 0
+    del world.service.servers._unserved["shard-1-1"]
     world.servers[3].alive = False
     assert world.servers[3].name == "shard-1-1"
     world.service.servers.forgive_silence_before(world.now)

@@ -116,7 +116,10 @@ def test_shard_without_positions_decides_the_rest_and_refuses_waiting_units(plac
 def test_last_lease_is_used_to_its_end() -> None:
     """A coming lease does not affect inserts that arrive before it begins."""
     world = start()
-    announce(world, "leaving", WITHOUT, starts_in_us=100_000, run=90 * MS)
+    ends = replica(world, PRIMARY)._state.clock.ends_at
+    assert ends is not None
+    rest = ends - world.now
+    announce(world, "leaving", WITHOUT, starts_in_us=rest // 1000, run=rest - 10 * MS)
     send(world, insert(1))
     assert acks(world) == [(1, 0, acks(world)[0][2]), (1, 1, acks(world)[0][2])]
     send(world, insert(3, predecessor=2))

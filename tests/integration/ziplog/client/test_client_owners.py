@@ -154,8 +154,18 @@ def test_asyncio_iterators_leave_nothing_open(cluster: ServedCluster) -> None:
     wait_until(lambda: ended(cluster), "the servers got an Unsubscribe")
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def descriptors() -> set[tuple[str, str]]:
+    """Return the number and the target of each open socket, pipe and the like.
+
+    Directories are left out: the cluster's thread opens one while it counts its descriptors.
+    """
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # Closed meanwhile.
+            target = str(link.readlink())
+            if not target.startswith("/proc/"):
+                found.add((link.name, target))
+    return found
 
 
 def test_dropped_clients_leave_neither_threads_nor_descriptors(cluster: ServedCluster) -> None:
@@ -174,7 +184,7 @@ def test_dropped_clients_leave_neither_threads_nor_descriptors(cluster: ServedCl
         thread.join(10)
         assert not thread.is_alive()
     gc.collect()
-    wait_until(lambda: descriptors() == before, "the descriptors are closed")
+    wait_until(lambda: descriptors() <= before, "the descriptors are closed")
 
 
 def test_future_completes_after_its_client_was_dropped(cluster: ServedCluster) -> None:

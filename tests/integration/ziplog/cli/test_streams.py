@@ -20,6 +20,7 @@ class Finder:
         if name == {name!r}:
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Ignored in jobs of the background.
 sys.meta_path.insert(0, Finder())
 sys.argv = ["ziplog", "config", "show"]
 from ziplog.__main__ import main

@@ -291,7 +291,15 @@ class Fleet:
             frame = server.heartbeat(now)
             self.counts["heartbeats" if self._send(server, frame) else "lost"] += 1
             self.counts["late"] += now - at > 100 * NS_PER_MS
-            heapq.heappush(due, (max(at + self._period, now - NS_PER_S), index))
+            heapq.heappush(due, (max(at + self._pause(), now - NS_PER_S), index))
+
+    def _pause(self) -> int:
+        """Return the time to a server's next heartbeat, a tenth more or less than the period.
+
+        The service announces new weights once a second. A server that always read its connections
+        between a direct announcement and its publication would never hold a lease by publication.
+        """
+        return int(self._period * self._chance.uniform(0.9, 1.1))
 
     def _change(self, now: int) -> None:
         """Change the rates of some shards, in sequence."""

@@ -37,6 +37,7 @@ from ziplog.cli import (
     top,
     trim,
     upgrade,
+    version,
 )
 from ziplog.cli.options import say
 from ziplog.cli.plugins import PluginGroup
@@ -120,6 +121,7 @@ app.command("tail")(tail.tail)
 app.command("trim", context_settings={"ignore_unknown_options": True})(trim.trim)
 app.command("demo")(demo.demo)
 app.command("completion")(completion.completion)
+app.command("version")(version.version)
 app.add_typer(bench.app, name="bench")
 app.add_typer(nodes.app, name="node")
 app.add_typer(shards.app, name="shard")

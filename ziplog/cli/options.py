@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -38,10 +39,14 @@ DataDir = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
 
 
+def versions_text() -> str:
+    """Return the versions of the command, of its messages, and of Python."""
+    return f"ziplog {ziplog.__version__}, wire {VERSIONS}, Python {platform.python_version()}"
+
+
 def _print_version(requested: bool) -> None:
     if requested:
-        python = ".".join(map(str, sys.version_info[:3]))
-        sys.stdout.write(f"ziplog {ziplog.__version__}, wire {VERSIONS}, Python {python}\n")
+        sys.stdout.write(f"{versions_text()}\n")
         raise typer.Exit
 
 

@@ -105,11 +105,18 @@ def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
     assert run("read", "1@0").stdout_bytes == b"\x00\xffraw"
 
 
-@pytest.mark.parametrize("option", ["--version", "-V"])
-def test_the_version_is_printed(option: str) -> None:
-    result = run(option)
+@pytest.mark.parametrize("spelling", ["--version", "-V", "version"])
+def test_the_version_is_printed(spelling: str) -> None:
+    result = run(spelling)
     assert result.exit_code == 0
     assert result.stdout.startswith(f"ziplog {ziplog.__version__}, wire {VERSION}, Python 3.")
+
+
+def test_the_version_as_json_has_the_first_and_the_last_wire_version() -> None:
+    document = json.loads(run("version", "--json").stdout)
+    assert document["version"] == ziplog.__version__
+    assert document["wire_versions"] == [VERSION, VERSION]
+    assert document["python"].startswith("3.")
 
 
 def test_a_missing_record_is_reported_in_one_line(log: FakeLog) -> None:

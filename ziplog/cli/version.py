@@ -1,0 +1,28 @@
+"""`ziplog version`: what this command is."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import msgspec
+
+import ziplog
+from ziplog.cli.options import Json, versions_text
+from ziplog.wire.node_info import VERSIONS
+
+
+def version(*, json: Json = False) -> None:
+    """Print the version of this command, the first and last wire version it knows, and Python's.
+
+    `ziplog status` has the versions of a cluster's nodes.
+    """
+    if json:
+        document = {
+            "version": ziplog.__version__,
+            "wire_versions": list(VERSIONS),
+            "python": platform.python_version(),
+        }
+        sys.stdout.write(f"{msgspec.json.encode(document).decode()}\n")
+    else:
+        sys.stdout.write(f"{versions_text()}\n")

@@ -59,7 +59,8 @@ def trim(
     with connect(bootstrap, timeout) as log:
         rid = find(log)
         if rid.gsn <= 0:
-            raise ConfigError("POSITION", before, "'end', a gsn, or '<gsn>@<shard>'")
+            forms = "'end', a gsn, '<gsn>@<shard>', '-N', '@TIME' or 'epoch:N', after genesis"
+            raise ConfigError("POSITION", before, forms)
         if dry_run:
             _report(log, rid, json=json)
             return

@@ -39,8 +39,13 @@ class Loss(NamedTuple):
 
     @classmethod
     def of(cls, amount: int) -> Loss:
-        """Decode the amount of a fault."""
+        """Decode the amount of a fault; 16: nothing else is lost."""
         return cls(bool(amount & 1), bool(amount & 2), bool(amount & 4), bool(amount & 8))
+
+    @staticmethod
+    def without_records(amount: int) -> int:
+        """Return the part of an amount that costs no record at level `memory`: `servers`."""
+        return amount & 4 or 16
 
 
 def can_rebuild(state: ClusterState) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.sim import plan as plans
 from tests.sim.plan import Database, Fault, Plan
+from tests.sim.rebuild import Loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,13 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
 
 def _promised(plan: Plan) -> Sequence[Fault]:
     """Return the faults after which no loss is allowed: a database tolerates no loss."""
-    return [f for f in plan.faults if f.kind != "power-all" or plan.durability == "disk"]
+    if plan.durability == "disk":
+        return plan.faults
+    return [
+        f._replace(amount=Loss.without_records(f.amount)) if f.kind == "rebuild" else f
+        for f in plan.faults
+        if f.kind != "power-all"
+    ]
 
 
 def _draw_sleep(plan: Plan) -> Fault:

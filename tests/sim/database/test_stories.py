@@ -14,6 +14,7 @@ from tests.sim.database.draws import draw
 from tests.sim.fault_text import parse_fault, unknown_targets
 from tests.sim.hashing import printed_under_any_hashes
 from tests.sim.plan import Database, Fault, Plan
+from tests.sim.rebuild import Loss
 from tests.sim.run import run
 from tests.sim.seeds import attempt, command
 from tests.simulator.kernel import MS, US
@@ -139,3 +140,13 @@ def test_power_cuts_of_all_servers_happen_only_at_level_disk() -> None:
     plans = [draw(seed) for seed in range(400)]
     at_level = {p.durability for p in plans for fault in p.faults if fault.kind == "power-all"}
     assert at_level == {"disk"}
+
+
+def test_rebuilds_that_may_lose_records_happen_only_at_level_disk() -> None:
+    at_level: dict[str, set[Loss]] = {"memory": set(), "disk": set()}
+    for plan in map(draw, range(2000)):
+        losses = {Loss.of(fault.amount) for fault in plan.faults if fault.kind == "rebuild"}
+        at_level[plan.durability] |= losses
+    nothing = Loss(kills=False, handlers=False, servers=False, power=False)
+    assert at_level["memory"] == {nothing, nothing._replace(servers=True)}
+    assert any(loss.kills and loss.power for loss in at_level["disk"])

@@ -55,7 +55,7 @@ _SPREAD: Final = (
     "tests/sim/test_sim.py",
 )
 #: Modules that share a cluster and take long: they begin before the other modules of their tier.
-_LONG: Final = ("test_local.py", "test_restart.py")
+_LONG: Final = ("test_local.py", "test_cluster_identity.py", "test_restart.py")
 
 
 class Groups(LoadScopeScheduling):

@@ -65,11 +65,19 @@ def parse_stop(text: str, name: str = "--to") -> Find:
     "end" is the position after the last stable one, and "recent" is not allowed.
     """
     if text == "recent":
-        raise ConfigError(name, text, _ALLOWED.replace("'recent', ", ""))
+        raise ConfigError(name, text, allowed("recent"))
     find = parse(text, name)
     if text != "end":
         return find
     return lambda log: ziplog.RecordId(find(log).gsn + 1, 0)
+
+
+def allowed(*excluded: str) -> str:
+    """Return the allowed forms for an error, without some words."""
+    text = _ALLOWED
+    for word in excluded:
+        text = text.replace(f"'{word}', ", "")
+    return text
 
 
 def is_fixed(text: str) -> bool:

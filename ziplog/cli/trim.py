@@ -17,7 +17,7 @@ from ziplog.cli.options import (
     is_terminal,
     say,
 )
-from ziplog.cli.positions import parse
+from ziplog.cli.positions import allowed, parse
 from ziplog.cli.progress import bar, waiting
 from ziplog.cli.terminal import counted
 from ziplog.errors import ConfigError
@@ -59,8 +59,7 @@ def trim(
     with connect(bootstrap, timeout) as log:
         rid = find(log)
         if rid.gsn <= 0:
-            forms = "'end', a gsn, '<gsn>@<shard>', '-N', '@TIME' or 'epoch:N', after genesis"
-            raise ConfigError("POSITION", before, forms)
+            raise ConfigError("POSITION", before, allowed("genesis", "recent"))
         if dry_run:
             _report(log, rid, json=json)
             return

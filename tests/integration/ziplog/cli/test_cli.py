@@ -237,6 +237,7 @@ def test_a_trim_needs_a_position_after_the_first(log: FakeLog, text: str) -> Non
     result = run("trim", text)
     assert result.exit_code == 2
     assert f"POSITION is '{text}'; it must be 'end', a gsn" in result.stderr
+    assert "'epoch:N'" in result.stderr
     assert [call[0] for call in log.calls] == ["connect"]
 
 

@@ -294,7 +294,7 @@ class Fleet:
             heapq.heappush(due, (max(at + self._pause(), now - NS_PER_S), index))
 
     def _pause(self) -> int:
-        """Return the time to a server's next heartbeat, a tenth more or less than the period.
+        """Return the time to a server's next heartbeat, up to a tenth more or less than the period.
 
         The service announces new weights once a second. A server that always read its connections
         between a direct announcement and its publication would never hold a lease by publication.

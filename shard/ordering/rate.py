@@ -4,9 +4,10 @@ At the end of a batch, at most once a millisecond, the placed records are sample
 several lengths. If a window's count is too unlikely under the last reported rate, the window's own
 rate is reported, and counting restarts there (docs/protocol.md, section 13; T 4.2.3, 4.4.4).
 
-Arrivals are modelled as a Poisson process of bunches; their size is measured continuously. A change
-must show in several samples: one burst, however large, is not a rate. Invariant: a window begins
-with a sample as old as the window is long, or with the first sample since counting started.
+Arrivals are modelled as a Poisson process of bunches; their size is measured continuously, and so
+are the pauses between regular ones. A change must show in several samples: one burst, however
+large, is not a rate. Invariant: a window begins with a sample as old as the window is long, or with
+the first sample since counting started.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ WINDOWS: Final = (
 )
 #: Ratio of the variance to that of a Poisson process above which there was a burst.
 _BURST: Final = 4
+#: What is longer than this, between two samples with records, is a pause.
+_NO_PAUSE_NS: Final = 2 * SAMPLE_INTERVAL_NS
+#: A pause shows another rate only beyond this many usual ones.
+_USUAL_PAUSES: Final = 2
 
 
 class Count(NamedTuple):
@@ -46,14 +51,17 @@ class Count(NamedTuple):
 
     #: Time of the sample, in ns.
     at: int
+    #: Time of the last sample with records until then, in ns.
+    busy_at: int
     records: int
     #: Sum of half the squared differences between consecutive samples.
     jumps: float
     #: Over the samples with records: the sums of the squared count, of the count times the time
-    #: since the previous such sample (in s), and of that time squared.
+    #: since the previous such sample (in s), of that time squared, and of that time.
     squares: float
     products: float
     times: float
+    pauses: float
 
 
 class Meter:
@@ -65,13 +73,11 @@ class Meter:
         self._reported_at = now - REPORT_INTERVAL_NS
         #: Time over which that rate was counted, in ns.
         self._counted_ns = 1
-        #: Time of the last sample with records, in ns.
-        self._busy_at = now
         #: Earliest time of the next sample, in ns.
         self.due = now
         #: Idle time after which to sample without records, in ns; None: that shows nothing.
         self._silence_ns: int | None = None
-        self._last = Count(now, 0, 0.0, 0.0, 0.0, 0.0)
+        self._last = Count(now, now, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
         #: Time between the last two samples, and the records in it.
         self._before = (SAMPLE_INTERVAL_NS, 0)
         #: The samples of each window, a quarter of its length apart; the first begins it.
@@ -129,15 +135,16 @@ class Meter:
         (short, fewer), (long, more) = sorted((before, other))
         difference = fewer - more * short / long
         self._before = other
-        _, _, jumps, squares, products, times = last
+        _, busy_at, _, jumps, squares, products, times, pauses = last
         jumps += difference * difference / 2
         if came:
             # Without a reported rate, a pause before the sample does not count.
-            pause = now - self._busy_at if self.reported else min(interval, SAMPLE_INTERVAL_NS)
-            since, self._busy_at = pause / NS_PER_S, now
+            pause = now - busy_at if self.reported else min(interval, SAMPLE_INTERVAL_NS)
+            since, busy_at = pause / NS_PER_S, now
             squares += came * came
             products, times = products + came * since, times + since * since
-        self._last = last = Count(now, records, jumps, squares, products, times)
+            pauses += since
+        self._last = last = Count(now, busy_at, records, jumps, squares, products, times, pauses)
         for (length, _), window in zip(WINDOWS, self._windows, strict=True):
             if 4 * (now - window[-1].at) >= length:
                 window.append(last)
@@ -158,11 +165,27 @@ class Meter:
         )  # fmt: skip
         return max(1.0, squares / records)
 
+    def _explained_by(self, pause_ns: int) -> float:
+        """Return how many missing records a pause of this length explains: pauses are usual."""
+        start, last = self._windows[-1][0], self._last
+        pauses = last.pauses - start.pauses
+        # The mean length of a pause, weighted by the length.
+        usual = (last.times - start.times) / pauses * NS_PER_S if pauses else 0.0
+        longest = _USUAL_PAUSES * max(0.0, usual - _NO_PAUSE_NS)
+        return self.reported * min(pause_ns, longest) / NS_PER_S
+
     def _contradicts(self, start: Count, squared_sigmas: float) -> bool:
         """Whether the records since `start` are too unlikely under the reported rate."""
         last = self._last
         came, length = last.records - start.records, last.at - start.at
         expected = self.reported * length / NS_PER_S
+        # With bunches at regular intervals, a window that ends in a pause may have one too few, and
+        # a window that begins in a pause one too many.
+        if came < expected:
+            pause = last.at - max(last.busy_at, start.at)
+            expected = max(came, expected - self._explained_by(pause))
+        else:
+            expected = min(came, expected + self._explained_by(start.at - start.busy_at))
         deviation = abs(came - expected)
         chance = deviation * deviation / squared_sigmas
         variance = max(expected, came / 4)

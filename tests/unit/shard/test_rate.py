@@ -155,6 +155,49 @@ def test_a_low_rate_is_reported_by_heartbeats_only() -> None:
     assert 0 <= bench.meter.reported < 30
 
 
+def regular(period_ms: float, size: int, phase_ms: float = 0.0) -> Bench:
+    """Return a meter after seven seconds of batches at regular intervals."""
+    bench = Bench()
+    at = phase_ms + period_ms
+    while at < 7_000:
+        bench.batch(int(at * MS), size)
+        at += period_ms
+    bench._now = int((at - period_ms) * MS)
+    return bench
+
+
+@pytest.mark.parametrize("phase_ms", [0.0, 0.5, 3.3, 7.1])
+@pytest.mark.parametrize("size", [10, 100, 300])
+@pytest.mark.parametrize("period_ms", [3, 5, 10, 16, 20, 25, 40])
+def test_batches_at_regular_intervals_are_one_rate(
+    period_ms: int, size: int, phase_ms: float
+) -> None:
+    bench = regular(period_ms, size, phase_ms)
+    assert [rate for at, rate in bench.reports if at > 2 * S] == []
+    assert bench.meter.reported == pytest.approx(size * 1_000 / period_ms, rel=0.08)
+
+
+@pytest.mark.parametrize("period_ms", [5, 10, 20])
+def test_the_end_of_regular_batches_is_reported(period_ms: int) -> None:
+    bench = regular(period_ms, 100)
+    bench.wait(bench._now + 150 * MS)
+    changes = [rate for at, rate in bench.reports if at > bench._now]
+    assert changes
+    assert changes[0] < 25_000 / period_ms
+    bench.wait(bench._now + 3 * S)
+    assert bench.meter.reported == 0
+
+
+@pytest.mark.parametrize("period_ms", [5, 10, 20])
+def test_more_frequent_batches_are_reported(period_ms: int) -> None:
+    bench = regular(period_ms, 100)
+    began = bench._now
+    for ms in range(100):
+        bench.batch(began + (ms + 1) * MS, 100)
+    assert bench.reports[-1][1] > 50_000
+    assert bench.reports[-1][0] - began < 50 * MS
+
+
 def test_one_large_unit_is_not_a_rate() -> None:
     """A unit is one arrival, with any number of records."""
     bench, random = steady(2, 1_000)

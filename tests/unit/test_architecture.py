@@ -108,6 +108,7 @@ CLOCKS = {
     "spark_reader/stream.py": {"monotonic"},
     "ziplog/bench/client.py": {"monotonic_ns"},
     "ziplog/bench/processes.py": {"monotonic"},
+    "ziplog/cli/check.py": {"time_ns"},
     "ziplog/cli/positions.py": {"now"},
     "ziplog/cli/events.py": {"time_ns"},
     "ziplog/cli/servers.py": {"monotonic"},

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import enum
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
 
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, connect
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, connect
 from ziplog.cli.terminal import one_line
 from ziplog.cli.upgrade import unfinished
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import ZiplogError
+from ziplog.monitor.rates import total
+from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ziplog.monitor.rates import NodeReply
 
 
 class Level(enum.IntEnum):
@@ -47,6 +53,11 @@ _WELL: Final = frozenset({"live", "finalized"})
 #: Free space below this multiple of the reserve is a warning.
 _LOW_DISK: Final = 2
 _GIB: Final = 1 << 30
+#: How long to wait for the metrics of all nodes, in seconds.
+_REPLIES_S: Final = 1.0
+#: Lag of a server, and difference of a clock, above which it is a warning, in seconds.
+_MAX_LAG_S: Final = 5.0
+_MAX_CLOCK_S: Final = 2.0
 
 
 def check(
@@ -54,18 +65,25 @@ def check(
     output: Annotated[
         Format, typer.Option("--format", help="One line for each check, or Nagios' one line.")
     ] = Format.TEXT,
+    json: Json = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Time limit.")
     ] = 5.0,
 ) -> None:
-    """Check the cluster: nodes, shards, disks, readers, losses, versions.
+    """Check the cluster: nodes, shards, disks, readers, losses, versions, lags, clocks.
 
     Exit code 0: all is well; 1: it is not. With --format nagios, 1: warning, 2: critical.
     """
+    output = Format.JSON if json else output
+    from ziplog.monitor.nodes import replies_of  # noqa: PLC0415 - slow to import
+
     try:
         with connect(bootstrap, timeout) as log:
-            found = list(findings(log.cluster()))
+            document = log.cluster()
+        replies = replies_of(document, min(timeout, _REPLIES_S))
+        clock_ns = time.time_ns() - now_ns()
+        found = [*findings(document), *reply_findings(replies, clock_ns)]
     except ZiplogError as error:
         found = [Finding(Level.CRITICAL, "reachable", str(error))]
     worst = max(finding.level for finding in found)
@@ -84,6 +102,39 @@ def findings(document: dict[str, Any]) -> Iterator[Finding]:
     yield _readers(document)
     yield _losses(document)
     yield _versions(document, [*document["mms"], *document["failure_handlers"], *replicas])
+
+
+def reply_findings(replies: Mapping[str, NodeReply | None], clock_ns: int) -> Iterator[Finding]:
+    """Return the findings of what the nodes replied.
+
+    Args:
+        replies: of all nodes; None: it did not reply in time.
+        clock_ns: the difference of this machine's clock to the times of the replies.
+
+    """
+    known = {name: reply for name, reply in replies.items() if reply is not None}
+    name = "ziplog_replica_lag_seconds"
+    lags = [
+        (value.value, value.labels.get("peer", "a server"))
+        for reply in known.values()
+        for value in reply.metrics.values
+        if value.name == name
+    ]
+    if lags:
+        lag, server = max(lags)
+        level = Level.WARNING if lag > _MAX_LAG_S else Level.OK
+        yield Finding(level, "lags", f"backups are at most {lag:.1f} s behind ({server})")
+    clocks = [
+        (time_s - (reply.at + clock_ns) / NS_PER_S, node)
+        for node, reply in known.items()
+        if (time_s := total(reply.metrics, "ziplog_time_seconds")) is not None
+    ]
+    if clocks:
+        ahead, node = max(clocks, key=lambda clock: abs(clock[0]))
+        level = Level.WARNING if abs(ahead) > _MAX_CLOCK_S else Level.OK
+        where = "ahead of" if ahead > 0 else "behind"
+        text = f"at most {abs(ahead):.1f} s {where} this machine's ({node})"
+        yield Finding(level, "clocks", text)
 
 
 def _services(check: str, nodes: list[dict[str, Any]]) -> Finding:

@@ -25,6 +25,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     # Every process.
     "ziplog_build_info": Entry("gauge", "1; the versions that the node runs."),
     "ziplog_start_time_seconds": Entry("gauge", "When the process started, in Unix time."),
+    "ziplog_time_seconds": Entry("gauge", "The node's clock when it replied, in Unix time."),
     "process_cpu_seconds_total": Entry("counter", "User and system CPU time of the process."),
     "process_resident_memory_bytes": Entry("gauge", "Resident memory of the process."),
     "process_open_fds": Entry("gauge", "Open file descriptors of the process."),

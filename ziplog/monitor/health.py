@@ -7,7 +7,12 @@ why not.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from ziplog.monitor.rates import total
+
+if TYPE_CHECKING:
+    from ziplog.wire import Metrics
 
 #: Silence after which a node counts as dead, in seconds.
 _DEAD_S: Final = 5.0
@@ -35,11 +40,27 @@ def ready(document: dict[str, Any], name: str = "") -> str:
         shard = _shard_of(document, name)
         if node["state"] != "up":
             return f"{name} is {node['state']}"
+        handlers = document["failure_handlers"]
+        if node in handlers and not any(one["leader"] for one in handlers):
+            return "no failure handler leads"
         return _shard_problem(shard) if shard is not None else ""
     for shard in document["shards"]:
         if problem := _shard_problem(shard):
             return problem
     return ""
+
+
+def coordinator_ready(name: str, reply: Metrics | None) -> str:
+    """Return why a coordinator of LogDB is not ready.
+
+    Args:
+        name: its endpoint.
+        reply: its metrics; None: it does not reply.
+
+    """
+    if reply is None:
+        return f"{name} does not reply"
+    return "" if total(reply, "logdb_ready") else f"{name} is not ready: it replays the log"
 
 
 def _shard_problem(shard: dict[str, Any]) -> str:

@@ -87,7 +87,11 @@ def _add(
 def _of_document(document: dict[str, Any], reporting: set[str]) -> Iterator[Family]:
     shards = document["shards"]
     replicas = [(shard["id"], one) for shard in shards for one in shard["replicas"]]
-    nodes = [*document["mms"], *document["failure_handlers"], *(one for _, one in replicas)]
+    nodes = [
+        *(one | {"role": "mms"} for one in document["mms"]),
+        *(one | {"role": "handler"} for one in document["failure_handlers"]),
+        *(one for _, one in replicas),
+    ]
     yield Family(
         "ziplog_cluster_info", "gauge", "1; the cluster's name, id and durability level.",
         [({k: document[k] for k in ("cluster", "cluster_id", "durability")}, 1)],
@@ -100,7 +104,7 @@ def _of_document(document: dict[str, Any], reporting: set[str]) -> Iterator[Fami
 
 def _nodes(nodes: list[dict[str, Any]], reporting: set[str]) -> Iterator[Family]:
     states: list[Sample] = [
-        ({"node": one["name"], "state": state}, float(one["state"] == state))
+        ({"node": one["name"], "role": one["role"], "state": state}, float(one["state"] == state))
         for one in nodes
         for state in NODE_STATES
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.core.units import NS_PER_MS, NS_PER_S
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _INTERVAL_NS: Final = NS_PER_S
 #: Age of the last reply above which a node counts as silent: it missed two queries.
 MAX_AGE_NS: Final = 2500 * NS_PER_MS
+#: Interval between looks for the replies to one query.
+_LOOK_S: Final = 0.01
 
 _NONE: Final = Metrics(0, 0, [], [])
 
@@ -28,6 +31,21 @@ def endpoints_of(document: dict[str, Any]) -> dict[str, str]:
     replicas = (replica for shard in document["shards"] for replica in shard["replicas"])
     nodes = (*document["mms"], *document["failure_handlers"], *replicas)
     return {node["name"]: node["endpoint"] for node in nodes}
+
+
+def replies_of(document: dict[str, Any], limit_s: float) -> dict[str, NodeReply | None]:
+    """Ask all nodes of a status document once; None: a node did not reply within the limit."""
+    polls = NodePolls(lambda: endpoints_of(document))
+    deadline = now_ns() + int(limit_s * NS_PER_S)
+    polls.start()
+    try:
+        while not (found := polls.replies()) or None in found.values():
+            if now_ns() >= deadline:
+                break
+            time.sleep(_LOOK_S)
+    finally:
+        polls.stop()
+    return found
 
 
 class NodePolls:

@@ -82,6 +82,13 @@ class Snapshots:
         """The last status document; None: the cluster has not replied for 5 s."""
         return self._document if self.age_s < _MAX_AGE_S else None
 
+    def node_problem(self, name: str) -> str:
+        """Return why a node, or the cluster (""), is not ready; "": it is ready."""
+        if name in self._coordinators:
+            return health.coordinator_ready(name, self._replies().get(name))
+        document = self.document
+        return self.error if document is None else health.ready(document, name)
+
     def metrics(self, media_type: str) -> str:
         """Return all metrics in the format of a media type."""
         found = metrics.families(self.document, self._replies(), self._times, now_ns())
@@ -227,7 +234,6 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         node = parse_qs(url.query).get("node", [""])[0]
         snapshots = self.server.snapshots
-        document = snapshots.document
         match url.path:
             case "/metrics":
                 kind = exposition.media_type(self.headers.get("Accept", ""))
@@ -235,11 +241,11 @@ class _Handler(BaseHTTPRequestHandler):
             case "/status":
                 self._reply_status(snapshots.status())
             case "/healthz":
-                self._reply_health(health.alive(node, snapshots.silence_s(node)) if node else "")
+                problem = health.alive(node, snapshots.silence_s(node)) if node else ""
+                check = f"{node} replies" if node else "the monitor replies"
+                self._reply_health(problem, [check])
             case "/readyz":
-                silent = document is None
-                problem = health.ready(document, node) if document is not None else ""
-                self._reply_health(snapshots.error if silent else problem)
+                self._reply_health(snapshots.node_problem(node))
             case _:
                 paths = b"paths: /metrics /status /healthz /readyz\n"
                 self._reply(HTTPStatus.NOT_FOUND, "text/plain", paths)
@@ -258,9 +264,14 @@ class _Handler(BaseHTTPRequestHandler):
         body = document | {"age_ms": int(snapshots.age_s * 1000)}
         self._reply(HTTPStatus.OK, _JSON, msgspec.json.encode(body))
 
-    def _reply_health(self, problem: str) -> None:
+    def _reply_health(self, problem: str, checks: Sequence[str] = ()) -> None:
         code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
-        body = {"status": "failed", "reason": problem} if problem else {"status": "ok"}
+        status = "failed" if problem else "ok"
+        body: dict[str, Any] = {"status": status}
+        if problem:
+            body["reason"] = problem
+        if checks:
+            body["checks"] = [{"check": check, "status": status} for check in checks]
         self._reply(code, _JSON, msgspec.json.encode(body))
 
     def _reply(self, code: HTTPStatus, content_type: str, body: bytes) -> None:

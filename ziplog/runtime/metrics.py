@@ -72,8 +72,10 @@ class Reporter:
                 Durations.of("ziplog_loop_turn_seconds", driver.iterations, {}),
                 *durations,
             ]
-            self._last = values[:MAX_VALUES], durations[:MAX_DURATIONS]
-        return Metrics(self._cluster(), request, *self._last)
+            self._last = values[: MAX_VALUES - 1], durations[:MAX_DURATIONS]
+        values, durations = self._last
+        clock = Value("ziplog_time_seconds", time.time())
+        return Metrics(self._cluster(), request, [clock, *values], durations)
 
     def _process(self) -> list[Value]:
         used = os.times()

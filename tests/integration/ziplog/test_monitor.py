@@ -92,8 +92,15 @@ def test_the_paths_of_a_healthy_cluster(monitor: Monitor) -> None:
     assert status["cluster"] == "local"
     assert all(node["started"] > 1e9 for node in status["mms"])
     assert 0 <= status["age_ms"] < 5000
-    for path in ("/healthz", "/healthz?node=mms-0", "/readyz", "/readyz?node=shard-0-1"):
+    for path in ("/readyz", "/readyz?node=shard-0-1", "/readyz?node=fh-0"):
         assert get(monitor, path) == (200, "application/json", b'{"status":"ok"}')
+    for path, check in (
+        ("/healthz", "the monitor replies"),
+        ("/healthz?node=mms-0", "mms-0 replies"),
+    ):
+        code, _, body = get(monitor, path)
+        checks = [{"check": check, "status": "ok"}]
+        assert (code, json.loads(body)) == (200, {"status": "ok", "checks": checks})
     code, _, body = get(monitor, "/readyz?node=x")
     assert (code, json.loads(body)["reason"]) == (503, "there is no node x")
     assert get(monitor, "/")[0] == 404
@@ -190,6 +197,8 @@ def test_coordinators_are_asked_too(cluster: Cluster) -> None:
         assert sample(monitor, f"logdb_keys{node}") == 1
         assert sample(monitor, f"logdb_ready{node}") == 1
         assert sample(monitor, f"logdb_lag_seconds{node}") >= 0
+        for path in ("/readyz", "/healthz"):
+            assert get(monitor, f"{path}?node={coordinator.endpoint}")[0] == 200
 
         def is_timed() -> bool:
             with logdb.connect(coordinator.endpoint) as db:

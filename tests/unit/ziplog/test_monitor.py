@@ -28,11 +28,12 @@ DOCUMENT: dict[str, Any] = {
             "refusing": False, "holes": 2, "blocks": [], "is_watched": True, "epoch": 8,
             "replicas": [
                 {
-                    "name": "shard-3-0", "state": "up", "version": "0.1.0", "heartbeat_age_ms": 0,
+                    "name": "shard-3-0", "role": "primary", "state": "up", "version": "0.1.0",
+                    "heartbeat_age_ms": 0,
                     "disk": {"free_bytes": 10, "reserve_bytes": 3, "full": False},
                 },
                 {
-                    "name": "shard-3-1", "state": "down", "version": "0.1.0",
+                    "name": "shard-3-1", "role": "backup", "state": "down", "version": "0.1.0",
                     "heartbeat_age_ms": 9000,
                     "disk": {"free_bytes": 10, "reserve_bytes": 3, "full": False},
                 },
@@ -87,7 +88,8 @@ def test_the_metrics_of_a_cluster() -> None:
         + '7",durability="memory"} 1',
         'ziplog_up{node="shard-3-0"} 1',
         'ziplog_up{node="shard-3-1"} 0',
-        'ziplog_node_state{node="shard-3-1",state="down"} 1',
+        'ziplog_node_state{node="mms-0",role="mms",state="up"} 1',
+        'ziplog_node_state{node="shard-3-1",role="backup",state="down"} 1',
         'ziplog_build_info{node="shard-3-0",version="0.1.0"} 1',
         'ziplog_heartbeat_age_seconds{node="shard-3-0"} 0',
         "ziplog_trim_position 5",
@@ -214,6 +216,7 @@ def test_the_status_has_what_the_nodes_replied() -> None:
         ("shard-3-0", {"state": "recovering"}, "shard 3 is recovering"),
         ("shard-3-1", {}, "shard-3-1 is down"),
         ("mms-0", {"state": "recovering"}, ""),
+        ("fh-0", {}, "no failure handler leads"),
         ("x", {}, "there is no node x"),
     ],
 )
@@ -221,3 +224,18 @@ def test_what_is_ready(name: str, changes: dict[str, Any], problem: str) -> None
     found = document()
     found["shards"][0].update(changes)
     assert health.ready(found, name) == problem
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (None, "c:1 does not reply"),
+        (Metrics(7, 1, [], []), "c:1 is not ready: it replays the log"),
+        (Metrics(7, 1, [Value("logdb_ready", 0)], []), "c:1 is not ready: it replays the log"),
+        (Metrics(7, 1, [Value("logdb_ready", 1)], []), ""),
+    ],
+)
+def test_a_coordinator_is_ready_once_it_has_replayed_the_log(
+    reply: Metrics | None, problem: str
+) -> None:
+    assert health.coordinator_ready("c:1", reply) == problem

@@ -10,8 +10,12 @@ import pytest
 
 from tests.unit.ziplog.cli.fakes import STATUS, FakeLog, run
 from ziplog.cli import check
-from ziplog.cli.check import Level, findings
+from ziplog.cli.check import Level, findings, reply_findings
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import UnavailableError
+from ziplog.monitor import nodes
+from ziplog.monitor.rates import NodeReply
+from ziplog.wire import Metrics, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +109,7 @@ def test_the_exit_code_says_whether_all_is_well(
 ) -> None:
     document = healthy()
     monkeypatch.setattr(log, "cluster", lambda: document)
+    monkeypatch.setattr(nodes, "replies_of", lambda *_: {"mms-0": None})
     result = run("check")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0] == "ok        membership          1 of 1 up, leader mms-0"
@@ -119,6 +124,43 @@ def test_the_exit_code_says_whether_all_is_well(
         for line in run("check", "--format", "json").stdout_bytes.splitlines()
     ]
     assert [line["level"] for line in lines].count("critical") == 1
+    assert run("check", "--json").stdout == run("check", "--format", "json").stdout
+
+
+def reply(clock_s: float, *lags_s: float) -> NodeReply:
+    """Return a reply at 100 s of a node's clock and of its backups' lags."""
+    lags = [
+        Value("ziplog_replica_lag_seconds", lag, {"shard": "0", "peer": f"shard-0-{number}"})
+        for number, lag in enumerate(lags_s, 1)
+    ]
+    clock = Value("ziplog_time_seconds", clock_s)
+    return NodeReply(Metrics(7, 1, [clock, *lags], []), 100 * NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    ("replies", "found"),
+    [
+        ({"mms-0": None}, []),
+        (
+            {"mms-0": reply(1_101.0), "shard-0-0": reply(1_100.0, 0.5, 4.0), "fh-0": None},
+            [
+                (Level.OK, "lags", "backups are at most 4.0 s behind (shard-0-2)"),
+                (Level.OK, "clocks", "at most 1.0 s ahead of this machine's (mms-0)"),
+            ],
+        ),
+        (
+            {"mms-0": reply(1_101.0), "shard-0-0": reply(1_097.5, 5.5)},
+            [
+                (Level.WARNING, "lags", "backups are at most 5.5 s behind (shard-0-1)"),
+                (Level.WARNING, "clocks", "at most 2.5 s behind this machine's (shard-0-0)"),
+            ],
+        ),
+    ],
+)
+def test_late_backups_and_wrong_clocks_are_found(
+    replies: dict[str, NodeReply | None], found: list[tuple[Level, str, str]]
+) -> None:
+    assert [tuple(one) for one in reply_findings(replies, 1_000 * NS_PER_S)] == found
 
 
 def test_an_absent_cluster_is_critical(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Final
+
+#: The version of the files in a node's directory. Another one: releases with this one cannot read
+#: the directory.
+FILES: Final = 1
 
 
 @functools.cache

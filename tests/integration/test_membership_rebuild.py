@@ -6,6 +6,7 @@ command that refuses writes nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -279,5 +280,7 @@ def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
         "a server whose directory is not here"
         in command(directory, "--lost", "shard-0-1", "--yes").stderr
     )
-    rebuild(directory)
+    document = json.loads(command(directory, "--yes", "--json").stdout)
+    assert [shard["id"] for shard in document["shards"]] == [0]
+    assert document["known_end"] < document["first_free"]
     assert "the membership service is not lost" in refusal(directory)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from ziplog.cli import app
 from ziplog.deploy.rolling_restart import RollingRestart
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
@@ -63,6 +66,10 @@ def test_one_node_is_restarted_and_an_unknown_one_is_refused(tmp_path: Path) -> 
         restart.run(["shard-0-0"], lambda *_: None)
         changed = [name for name, pid in pids.items() if cluster.pid(name) != pid]
         assert changed == ["shard-0-0"]
+        arguments = ["node", "restart", "shard-0-1", "--data-dir", str(tmp_path), "--json"]
+        result = CliRunner().invoke(app, arguments)
+        assert json.loads(result.stdout)["node"] == "shard-0-1", result.stderr
+        assert cluster.pid("shard-0-1") != pids["shard-0-1"]
         with pytest.raises(ConfigError, match="--node is 'x, y'; it must be among shard-0-1"):
             restart.run(["x", "shard-0-0", "y"], lambda *_: None)
 

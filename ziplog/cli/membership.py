@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
-from ziplog.cli.options import DataDir, is_terminal, say
+from ziplog.cli.options import DataDir, Json, is_terminal, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.deploy.membership_rebuild import MembershipRebuild
 from ziplog.errors import ConfigError
@@ -39,6 +41,7 @@ def rebuild(
         typer.Option("--holdings", metavar="FILE", help="From another machine; see `holdings`."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: Json = False,
 ) -> None:
     """Rebuild the membership service from the storage servers' directories.
 
@@ -47,7 +50,10 @@ def rebuild(
     """
     with contextlib.closing(MembershipRebuild(data_dir)) as work:
         plan = work.plan(lost or (), holdings or ())
-        _show(plan)
+        if json:
+            _print(_document(plan))
+        else:
+            _show(plan)
         if not yes:
             if not is_terminal():
                 sentence = "nothing was written, because stdin is no terminal to ask on; give --yes"
@@ -64,6 +70,8 @@ def holdings(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")
     ],
+    *,
+    json: Json = False,
 ) -> None:
     """Write what this machine's stopped nodes hold to a small file, for a rebuild elsewhere.
 
@@ -72,7 +80,29 @@ def holdings(
     """
     with contextlib.closing(MembershipRebuild(data_dir)) as work:
         names = work.save_holdings(output)
+    if json:
+        _print({"file": str(output), "nodes": names})
     say(f"wrote what {', '.join(names)} hold to {output}")
+
+
+def _document(plan: RebuildPlan) -> dict[str, Any]:
+    """Return what a rebuild is about to write."""
+    return {
+        "cluster_id": plan.cluster,
+        "trimmed_before": plan.trim,
+        "known_end": plan.known_end,
+        "first_free": plan.first_free,
+        "shards": [
+            {"id": one.shard, "state": one.state, "view": one.view, "servers": one.servers}
+            for one in plan.shards
+        ],
+        "notes": plan.notes,
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    sys.stdout.write(f"{msgspec.json.encode(document).decode()}\n")
+    sys.stdout.flush()
 
 
 def _show(plan: RebuildPlan) -> None:

@@ -1,4 +1,4 @@
-"""`ziplog node`: lists a cluster's nodes, runs one, and changes the log level of a running one."""
+"""`ziplog node`: lists nodes, runs or restarts one, and changes the log level of a running one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ import msgspec
 import typer
 
 from ziplog.cli import moments
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    DataDir,
+    Json,
+    Timeout,
+    connect,
+    say,
+)
 from ziplog.cli.progress import waiting
+from ziplog.cli.restart import restart
 from ziplog.cli.status import nodes_table, with_roles
 from ziplog.cli.tables import stdout
 from ziplog.config import load
@@ -22,7 +31,7 @@ from ziplog.deploy.supervisor import environment, module_of, python
 from ziplog.errors import ConfigError
 
 app: Final = typer.Typer(
-    help="List the nodes of a cluster, run one, or change its log level.",
+    help="List the nodes of a cluster, run or restart one, or change its log level.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -66,6 +75,20 @@ def run(
     module = module_of(load(config), node)
     command = python(module, "--config", str(config), "--node", node)
     os.execve(command[0], command, environment())  # noqa: S606 - our own interpreter and module
+
+
+@app.command("restart")
+def restart_nodes(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The nodes' names.")],
+    data_dir: DataDir,
+    *,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Limit of each node.")
+    ] = 60.0,
+    json: Json = False,
+) -> None:
+    """Restart nodes of this machine one after the other, as `ziplog restart --rolling --node`."""
+    restart(data_dir, rolling=True, node=names, timeout=timeout, json=json)
 
 
 @app.command("log-level")

@@ -13,6 +13,7 @@ import ziplog
 from ziplog.cli.progress import waiting
 from ziplog.cli.terminal import one_line
 from ziplog.errors import ConfigError
+from ziplog.version import FILES
 from ziplog.wire.node_info import VERSIONS
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
@@ -40,8 +41,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
 
 
 def versions_text() -> str:
-    """Return the versions of the command, of its messages, and of Python."""
-    return f"ziplog {ziplog.__version__}, wire {VERSIONS}, Python {platform.python_version()}"
+    """Return the versions of the command, of its messages, of a node's files, and of Python."""
+    python = platform.python_version()
+    return f"ziplog {ziplog.__version__}, wire {VERSIONS}, files {FILES}, Python {python}"
 
 
 def _print_version(requested: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 import msgspec
 import typer
 
-import ziplog
 from ziplog.cli.options import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
@@ -23,22 +23,25 @@ from ziplog.cli.options import (
     say,
     stdin,
 )
-from ziplog.cli.positions import parse
+from ziplog.cli.positions import FORMS, parse
 from ziplog.cli.progress import bar
 from ziplog.cli.rendering import as_json
 from ziplog.cli.terminal import shown
-from ziplog.errors import ConfigError
+from ziplog.errors import ConfigError, NoSuchRecordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import ziplog
+
 _STDIN: Final = Path("-")
+_RID: Final = re.compile(r"\d+@\d+", re.ASCII)
 #: Maximum number of lines that `--lines` inserts in one call ...
 _LINES_AT_ONCE: Final = 1024
 #: ... and of their bytes.
 _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 
-Rid = Annotated[str, typer.Argument(metavar="RID", help="<gsn>@<shard>")]
+Position = Annotated[str, typer.Argument(metavar="POSITION", help=f"{FORMS}.")]
 
 
 def insert(
@@ -95,12 +98,22 @@ def insert(
 
 
 def read(
-    rid: Rid, *, json: Json = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 10
+    position: Position,
+    *,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10,
 ) -> None:
-    """Print a record's payload, byte for byte; on a terminal, control characters are escaped."""
-    wanted = ziplog.RecordId.parse(rid)
+    """Print a record's payload, byte for byte; on a terminal, control characters are escaped.
+
+    A rid names one record, as every other position does the first stable record from there on.
+    """
+    find = parse(position, "POSITION")
     with connect(bootstrap, timeout) as log:
-        record = log.read_record(wanted)
+        if _RID.fullmatch(position):
+            record = log.read_record(find(log))
+        else:
+            record = _first_from(log, find(log), position, timeout)
     if json:
         sys.stdout.buffer.write(as_json(record))
     elif sys.stdout.isatty():
@@ -108,6 +121,17 @@ def read(
         sys.stdout.buffer.write(text.encode() + b"\n")
     else:
         sys.stdout.buffer.write(record.payload)
+
+
+def _first_from(
+    log: ziplog.Log, start: ziplog.RecordId, position: str, timeout: float
+) -> ziplog.Record:
+    """Return the first stable record from a position on."""
+    with log.subscribe(start, follow=False, timeout=timeout) as records:
+        found = next(iter(records), None)
+    if found is None:
+        raise NoSuchRecordError(start, f"the log has no stable record from {position} on")
+    return found
 
 
 def _print_as_json(

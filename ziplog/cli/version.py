@@ -9,11 +9,12 @@ import msgspec
 
 import ziplog
 from ziplog.cli.options import Json, versions_text
+from ziplog.version import FILES
 from ziplog.wire.node_info import VERSIONS
 
 
 def version(*, json: Json = False) -> None:
-    """Print the version of this command, the first and last wire version it knows, and Python's.
+    """Print the versions of this command, of the wire (first and last), of files, and of Python.
 
     `ziplog status` has the versions of a cluster's nodes.
     """
@@ -21,6 +22,7 @@ def version(*, json: Json = False) -> None:
         document = {
             "version": ziplog.__version__,
             "wire_versions": list(VERSIONS),
+            "files": FILES,
             "python": platform.python_version(),
         }
         sys.stdout.write(f"{msgspec.json.encode(document).decode()}\n")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.core.units import NS_PER_S
 from ziplog.runtime.clock import now_ns
-from ziplog.version import version
+from ziplog.version import FILES, version
 from ziplog.wire import Durations, Metrics, Value
 from ziplog.wire.metrics import MAX_DURATIONS, MAX_VALUES
 from ziplog.wire.node_info import VERSIONS
@@ -83,8 +83,9 @@ class Reporter:
             resident = int(file.read().split()[1]) * _PAGE_BYTES
         python = ".".join(map(str, sys.version_info[:3]))
         wire = "-".join(map(str, sorted(set(VERSIONS))))
+        versions = {"version": version(), "wire": wire, "files": str(FILES), "python": python}
         return [
-            Value("ziplog_build_info", 1, {"version": version(), "wire": wire, "python": python}),
+            Value("ziplog_build_info", 1, versions),
             Value("ziplog_start_time_seconds", self._started_at),
             Value("process_cpu_seconds_total", used.user + used.system),
             Value("ziplog_loop_busy_seconds_total", time.thread_time()),

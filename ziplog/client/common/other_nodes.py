@@ -18,6 +18,10 @@ _NOUNS: Final = {
 }  # fmt: skip
 
 
+#: Ziplog's nodes send a greeting at once.
+_SILENT: Final = "something listens there, but does not reply: no Ziplog node, or one that hangs"
+
+
 def speaks_another_version(info: NodeInfo) -> bool:
     """Whether a node and this client have no version of the wire format in common."""
     first, last = VERSIONS
@@ -42,7 +46,7 @@ def outcome(problem: str | None) -> str:
 
     `problem`: why the last attempt failed; "" if it succeeded; None if none has ended.
     """
-    return "no reply" if problem is None else problem or "connected, but no reply"
+    return "no reply" if problem is None else problem or _SILENT
 
 
 def _range(first: int, last: int) -> str:

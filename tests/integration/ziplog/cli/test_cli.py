@@ -105,17 +105,32 @@ def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
     assert run("read", "1@0").stdout_bytes == b"\x00\xffraw"
 
 
+def test_read_takes_all_forms_of_a_position(log: FakeLog) -> None:
+    log.insert_many([b"first", b"next", b"last"], ziplog.RID_GENESIS)
+    for position, payload in (
+        ("genesis", "first"), ("2", "next"), ("-1", "last"), ("end", "last"), ("epoch:0", "first"),
+        ("@2020-01-01", "first"),
+    ):  # fmt: skip
+        assert run("read", position).stdout == payload
+    result = run("read", "1000")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no stable record from 1000 on" in result.stderr
+
+
 @pytest.mark.parametrize("spelling", ["--version", "-V", "version"])
 def test_the_version_is_printed(spelling: str) -> None:
     result = run(spelling)
     assert result.exit_code == 0
-    assert result.stdout.startswith(f"ziplog {ziplog.__version__}, wire {VERSION}, Python 3.")
+    assert result.stdout.startswith(
+        f"ziplog {ziplog.__version__}, wire {VERSION}, files 1, Python 3."
+    )
 
 
 def test_the_version_as_json_has_the_first_and_the_last_wire_version() -> None:
     document = json.loads(run("version", "--json").stdout)
     assert document["version"] == ziplog.__version__
     assert document["wire_versions"] == [VERSION, VERSION]
+    assert document["files"] == 1
     assert document["python"].startswith("3.")
 
 

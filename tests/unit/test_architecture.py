@@ -80,6 +80,7 @@ DOES_IO = {
     "ziplog.deploy",
     "ziplog.local",
     "ziplog.metrics",
+    "ziplog.otel",
     "ziplog.monitor.nodes",
     "ziplog.monitor.server",
     "ziplog.policy",

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 EPOCH_END_DELAY_NS: Final = 2 * NS_PER_MS
 #: Interval between closed epochs of an idle shard with readers and lag-fix; readers send wants.
 IDLE_EPOCH_INTERVAL_NS: Final = 50 * NS_PER_MS
-
+#: Most unstable decisions; above this, no more no-ops are decided, and no session expires.
+MAX_UNSTABLE_DECISIONS: Final = 12_288
 
 _NEVER: Final = 2**63
 
@@ -60,6 +61,15 @@ class EpochCloser:
             else clock.current_lease_base(then)
         )
 
+    def can_skip(self) -> bool:
+        """Whether no-ops may be decided: not while the backups are too far behind.
+
+        In a finalized shard, no position is left to decide, even if this server missed leases.
+        """
+        stream = self._state.stream
+        is_finalized = self._state.shard_state == "finalized"
+        return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS and not is_finalized
+
     def open_until(self, now: int) -> int:
         """Return the time until which a record may follow the last one without a closed epoch.
 
@@ -78,11 +88,22 @@ class EpochCloser:
 
     def close_due(self, now: int) -> int:
         """Return the gsn up to which epochs are to be closed now; 0: none is due."""
-        flows = now - self.last_activity_at < STREAM_ACTIVE_NS
-        if not flows and not (self._state.has_readers(now) and now >= self._quiet_until):
+        if not self._closes_now(now):
             return 0
         self._closed_at = now
         return self.min_gsn(now)
+
+    def _closes_now(self, now: int) -> bool:
+        """Whether epochs that have ended are to be closed now."""
+        flows = now - self.last_activity_at < STREAM_ACTIVE_NS
+        return flows or (self._state.has_readers(now) and now >= self._quiet_until)
+
+    def _is_overdue(self, now: int) -> bool:
+        """Whether an epoch has ended and is open: an event came between its end and the wake-up."""
+        end = self._state.stream.end
+        if not self._closes_now(now) or (base := self.min_gsn(now)) <= end:
+            return False
+        return self._state.clock.next_owned(end) < base and self.can_skip()
 
     @property
     def _quiet_until(self) -> int:
@@ -96,6 +117,8 @@ class EpochCloser:
         """
         clock, gap = self._state.clock, now - self.last_activity_at
         late = EPOCH_END_DELAY_NS if gap < EPOCH_END_DELAY_NS else 0
+        if self._is_overdue(now):
+            return max(now, self.last_activity_at + late)
         if is_awaited or self._state.has_readers(now):
             turn = clock.next_epoch_at(now - late)
             if turn is not None and gap >= STREAM_ACTIVE_NS and not is_awaited:

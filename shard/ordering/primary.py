@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from shard.ordering.admission import refuse_permanently
 from shard.ordering.awaiting_lease import UnitsAwaitingLease
-from shard.ordering.epoch_closer import EpochCloser
+from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
 from shard.ordering.waiters import Waiters
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from ziplog.core.entries import Expire, Place, Skip
@@ -35,8 +35,6 @@ _Key = tuple[bytes, int]
 #: Most records and bytes that are decided but unstable; above this, new units wait (D23).
 MAX_UNSTABLE_RECORDS: Final = 4096
 MAX_UNSTABLE_BYTES: Final = 16 * 1024 * 1024
-#: Most unstable decisions; above this, no more no-ops are decided, and no session expires.
-MAX_UNSTABLE_DECISIONS: Final = 12_288
 #: Most bytes not yet written to disk; above this, new units wait.
 MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
 #: Most bytes and units that wait; above this, new units are refused.
@@ -221,15 +219,6 @@ class Primary:
             and self._state.store.backlog_bytes < MAX_BACKLOG_BYTES
         )
 
-    def _can_skip(self) -> bool:
-        """Whether no-ops may be decided: not while the backups are too far behind.
-
-        In a finalized shard, no position is left to decide, even if this server missed leases.
-        """
-        stream = self._state.stream
-        is_finalized = self._state.shard_state == "finalized"
-        return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS and not is_finalized
-
     def _place(self, unit: HeldUnit, now: int) -> bool:
         """Decide the unit's positions; return False if it must wait in order for a lease."""
         state, stream = self._state, self._state.stream
@@ -372,8 +361,8 @@ class Primary:
 
     def _skip_to(self, stop: int) -> None:
         """Turn all undecided owned positions below `stop` into no-ops."""
-        end = self._state.stream.end
-        if stop > end and self._can_skip() and self._state.clock.next_owned(end) < stop:
+        end, clock = self._state.stream.end, self._state.clock
+        if stop > end and self._epoch_closer.can_skip() and clock.next_owned(end) < stop:
             self._decide(Skip(end, stop))
 
     def on_sync(self, route: bytes, sync: Sync) -> None:
@@ -557,7 +546,7 @@ class Primary:
         if state.shard_state not in {"live", "parked"}:
             return  # add no entries to the log of a leaving or finalized shard
         for session in [*state.sessions.idle(now), *state.sessions.evictable(now)]:
-            if not self._can_skip():
+            if not self._epoch_closer.can_skip():
                 return
             for unit in [u for u in session.units.values() if not u.is_placed]:
                 self._forget(unit)

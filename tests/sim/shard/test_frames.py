@@ -12,6 +12,7 @@ import pytest
 
 from shard.ordering import primary
 from shard.ordering.admission import MAX_UNIT_BYTES
+from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS
 from shard.ordering.primary import MAX_UNSTABLE_BYTES, MAX_UNSTABLE_RECORDS, Primary
 from shard.recovery.state_transfer import _ANSWER_BYTES, serve
 from shard.serving import readers
@@ -107,7 +108,7 @@ def test_unstable_decisions_are_forwarded_in_frames(
     while stream.window_records < MAX_UNSTABLE_RECORDS and stream.window_bytes < MAX_UNSTABLE_BYTES:
         number += 1
         state.record(shape.place(number))
-    for client in range(2 * primary.MAX_UNSTABLE_DECISIONS):
+    for client in range(2 * MAX_UNSTABLE_DECISIONS):
         state.record(Expire(client.to_bytes(16, "big")))
     state.effects.clear()
     part = Primary(state, None)  # type: ignore[arg-type]

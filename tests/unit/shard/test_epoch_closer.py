@@ -105,3 +105,26 @@ def test_the_end_of_an_epoch_waits_for_a_pause() -> None:
     assert made.next_close_at(SECOND + MS, is_awaited=False) == SECOND + MS + EPOCH_END_DELAY_NS
     made.last_activity_at = BEGAN + 5 * MS
     assert made.next_close_at(BEGAN + 5 * MS, is_awaited=False) == SECOND
+
+
+@pytest.mark.parametrize("has_readers", [True, False])
+def test_epoch_that_has_ended_is_closed_after_an_event_between_its_end_and_the_wake_up(
+    *, has_readers: bool
+) -> None:
+    made, state = closer(last_activity_at=SECOND - MS, has_readers=has_readers)
+    state.clock.announce([run_of(LEASE.following())], THIRD, BEGAN)
+    late = THIRD + 5 * MS
+    assert made.next_close_at(late, is_awaited=False) == late
+    state.stream.end = made.close_due(late)
+    following = state.clock.next_epoch_at(late) if has_readers else None
+    assert made.next_close_at(late, is_awaited=False) == following
+
+
+def test_epoch_that_cannot_be_closed_needs_no_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, state = closer()
+    assert made.next_close_at(SECOND, is_awaited=False) == SECOND
+    monkeypatch.setattr("shard.ordering.epoch_closer.MAX_UNSTABLE_DECISIONS", 0)
+    assert made.next_close_at(SECOND, is_awaited=False) == THIRD
+    state.shard_state = "finalized"
+    monkeypatch.undo()
+    assert made.next_close_at(SECOND, is_awaited=False) == THIRD

@@ -193,7 +193,7 @@ def test_slow_disk_makes_new_units_wait() -> None:
 def test_wants_cannot_fill_the_memory_while_the_backup_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_UNSTABLE_DECISIONS", 10)
+    monkeypatch.setattr("shard.ordering.epoch_closer.MAX_UNSTABLE_DECISIONS", 10)
     world = alone()
     for gsn in range(1, 60):
         send(world, wire.Want(CLUSTER, 0, 0, gsn), run=100 * US)

@@ -78,6 +78,8 @@ class Subscribe(Call, frozen=True, tag="subscribe"):
     follow: bool
     #: The earlier subscription that this one continues: `start` is its `position`.
     resumes: int = 0
+    #: The shards whose records were requested; none: all.
+    shards: list[int] = []
 
 
 class Sync(Call, frozen=True, tag="sync"):

@@ -93,6 +93,8 @@ class Subscription:
     source: int
     #: Time of the last call.
     called: int
+    #: The shards whose records were requested; empty: all.
+    only: frozenset[int] = frozenset()
     gsns: array[int] = field(default_factory=lambda: array("q"))
     shards: array[int] = field(default_factory=lambda: array("q"))
     payloads: array[int] = field(default_factory=lambda: array("q"))
@@ -410,7 +412,8 @@ class _Process:
             subscription = self._subscriptions[event.resumes]
             subscription.failed, subscription.at = None, END
         else:
-            subscription = Subscription(event.start, self._source, event.at)
+            only = frozenset(event.shards)
+            subscription = Subscription(event.start, self._source, event.at, only)
             self._observed.subscriptions.append(subscription)
         subscription.called = event.at
         subscription.parts.append((event.at, len(subscription.gsns)))

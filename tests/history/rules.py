@@ -122,6 +122,8 @@ def _delivered(judgement: Judgement) -> Iterator[Violation]:
         if gsns and gsns[0] < subscription.start:
             text = f"{gsns[0]} was delivered, and the subscription starts at {subscription.start}"
             yield Violation("order", text, subscription.source, gsns[0])
+        if subscription.only:
+            yield from _others(subscription)
         start = 0
         for stop, at, source in subscription.batches:
             yield from _sightings(
@@ -145,6 +147,15 @@ def _order(subscription: Subscription) -> Iterator[Violation]:
             source = _batch_of(subscription, index)[1]
             yield Violation("order", f"{gsn} was delivered after {before}", source, gsn)
         before = gsn
+
+
+def _others(subscription: Subscription) -> Iterator[Violation]:
+    """Return the records of shards that the subscription did not ask for."""
+    only = subscription.only
+    for index, (gsn, shard) in enumerate(zip(subscription.gsns, subscription.shards, strict=True)):
+        if shard not in only:
+            text = f"{gsn}@{shard} was delivered to a subscription of the shards {sorted(only)}"
+            yield Violation("shards", text, _batch_of(subscription, index)[1], gsn)
 
 
 def _batch_of(subscription: Subscription, index: int) -> tuple[int, int]:
@@ -220,11 +231,14 @@ def _calls_in_order(judgement: Judgement) -> Iterator[Violation]:
 
 
 class _Acks:
-    """Acknowledgements by time."""
+    """Acknowledgements by time, of all shards (`only` is empty) or of some."""
 
-    def __init__(self, judgement: Judgement) -> None:
+    def __init__(self, judgement: Judgement, only: frozenset[int] = frozenset()) -> None:
         records = judgement.observed.records
-        rows = sorted((at, gsn) for at, gsn in zip(records.acked, records.gsn, strict=True) if gsn)
+        columns = zip(records.acked, records.gsn, records.shard, strict=True)
+        rows = sorted(
+            (at, gsn) for at, gsn, shard in columns if gsn and (not only or shard in only)
+        )
         self._times = [at for at, _ in rows]
         self._highest = list(accumulate((gsn for _, gsn in rows), max))
 
@@ -236,9 +250,14 @@ class _Acks:
 
 def _complete(judgement: Judgement) -> Iterator[Violation]:
     """A subscription delivers every known record that it passes."""
-    known, acks = judgement.known, _Acks(judgement)
+    acks_of: dict[frozenset[int], _Acks] = {}
     for subscription in judgement.observed.subscriptions:
-        gsns = subscription.gsns
+        gsns, only = subscription.gsns, subscription.only
+        known = judgement.known
+        if only:
+            known = [gsn for gsn in known if judgement.places[gsn] & _SHARD_MASK in only]
+        if only not in acks_of:
+            acks_of[only] = _Acks(judgement, only)
         if subscription.start >= 0:
             low = bisect_left(known, subscription.start)
         elif gsns:
@@ -247,7 +266,7 @@ def _complete(judgement: Judgement) -> Iterator[Violation]:
             continue
         end = gsns[-1] if gsns else 0
         if subscription.ended:
-            end = max(end, acks.highest_before(subscription.called))
+            end = max(end, acks_of[only].highest_before(subscription.called))
         expected = known[low : bisect_right(known, end)]
         if expected != gsns.tolist():
             missing = sorted(set(expected).difference(gsns))

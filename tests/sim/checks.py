@@ -313,19 +313,27 @@ class Deliveries:
         #: By gsn: the received record, and the first reader that received it.
         self.rows: Final[dict[int, tuple[Row, str]]] = {}
         self._gsns: Final[list[int]] = []
-        #: Disjoint ranges [start, stop) that a reader passed completely, in order.
-        self._passed: Final[list[tuple[int, int]]] = []
+        #: Disjoint ranges [start, stop) that a reader passed completely, in order: of all shards
+        #: (None), and of each shard by the readers of some shards.
+        self._passed: Final[dict[int | None, list[tuple[int, int]]]] = {}
         self._positions: Final[dict[str, int]] = {}
         #: (shard, start, stop): positions that may be lost; they are not checked.
         self._lost: Final[list[tuple[int, int, int]]] = []
 
-    def add(self, reader: str, start: int | None, rows: Sequence[Row]) -> None:
+    def add(
+        self,
+        reader: str,
+        start: int | None,
+        rows: Sequence[Row],
+        shards: Collection[int] | None = None,
+    ) -> None:
         """Add the next records of a reader.
 
         Args:
             reader: the subscription's name. A new start position needs a new name.
             start: its start position; None: its first record (RID_RECENT).
             rows: the records, in the order of delivery.
+            shards: the shards that it reads; None: all.
 
         """
         if not rows:
@@ -334,8 +342,11 @@ class Deliveries:
         position = begin
         for row in rows:
             assert row.gsn >= position, f"{reader} is at {position}, and received {row}"
+            assert shards is None or row.shard in shards, f"{reader} reads {shards}, received {row}"
             position = row.gsn + 1
         known = self._gsns[bisect_left(self._gsns, begin) : bisect_left(self._gsns, position)]
+        if shards is not None:
+            known = [gsn for gsn in known if self.rows[gsn][0].shard in shards]
         missing = set(known).difference(row.gsn for row in rows)
         if missing:
             row, other = self.rows[min(missing)]
@@ -344,23 +355,25 @@ class Deliveries:
             if not self._is_lost(row):
                 self._add(reader, row)
         self._positions[reader] = position
-        self._pass(begin, position)
+        for shard in [None] if shards is None else shards:
+            self._pass(shard, begin, position)
 
     def _add(self, reader: str, row: Row) -> None:
         if row.gsn in self.rows:
             known, other = self.rows[row.gsn]
             assert known == row, f"{other} received {known}, and {reader} {row}"
             return
-        index = bisect_right(self._passed, row.gsn, key=lambda span: span[0]) - 1
-        assert index < 0 or row.gsn >= self._passed[index][1], (
-            f"{reader} received {row}, which another reader passed before without it"
-        )
+        for spans in (self._passed.get(None, []), self._passed.get(row.shard, [])):
+            index = bisect_right(spans, row.gsn, key=lambda span: span[0]) - 1
+            assert index < 0 or row.gsn >= spans[index][1], (
+                f"{reader} received {row}, which another reader passed before without it"
+            )
         self.rows[row.gsn] = (row, reader)
         insort(self._gsns, row.gsn)
 
-    def _pass(self, start: int, stop: int) -> None:
-        """Record that a reader passed [start, stop) completely."""
-        spans = self._passed
+    def _pass(self, shard: int | None, start: int, stop: int) -> None:
+        """Record that a reader passed [start, stop) of a shard (None: of all) completely."""
+        spans = self._passed.setdefault(shard, [])
         low = bisect_left(spans, start, key=lambda span: span[1])
         high = bisect_right(spans, stop, key=lambda span: span[0])
         touched = spans[low:high]
@@ -388,11 +401,13 @@ class Deliveries:
             held = records.get(row.gsn)
             assert held == row, f"{reader} received {row}, and the log holds {held}"
         gsns = sorted(records)
-        for start, stop in self._passed:
-            for gsn in gsns[bisect_left(gsns, start) : bisect_left(gsns, stop)]:
-                assert gsn in self.rows or self._is_lost(records[gsn]), (
-                    f"{records[gsn]} was passed, but no reader received it"
-                )
+        for shard, spans in self._passed.items():
+            for start, stop in spans:
+                for gsn in gsns[bisect_left(gsns, start) : bisect_left(gsns, stop)]:
+                    row = records[gsn]
+                    assert (
+                        gsn in self.rows or self._is_lost(row) or shard not in {None, row.shard}
+                    ), f"{row} was passed, but no reader received it"
 
 
 def check_insert_order(operations: Iterable[Operation], rows: Iterable[Row]) -> None:

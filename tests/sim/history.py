@@ -101,8 +101,9 @@ def _details(operation: Operation) -> str:
             return f"({', '.join(map(repr, payloads))}, after {after})"
         case ReadRequest(rid=rid) | TrimRequest(rid=rid):
             return f"({rid})"
-        case SubscribeRequest(start=start, follow=follow):
-            return f"({start}{'' if follow else ', to the end'})"
+        case SubscribeRequest(start=start, follow=follow, shards=shards):
+            only = "" if shards is None else f", shards {sorted(shards)}"
+            return f"({start}{'' if follow else ', to the end'}{only})"
         case FetchRequest() | ResolveRequest():
             return f"(of [{operation.of}])"
     return "()"
@@ -297,9 +298,9 @@ class History:
                 return events.Resolve(op, at, file.op_of[operation.of])
             case ReadRequest(rid=rid):
                 return events.Read(op, at, rid.gsn, rid.shard)
-            case SubscribeRequest(start=start, follow=follow):
+            case SubscribeRequest(start=start, follow=follow, shards=shards):
                 former = 0 if resumes is None else file.op_of[resumes]
-                return events.Subscribe(op, at, start.gsn, follow, former)
+                return events.Subscribe(op, at, start.gsn, follow, former, sorted(shards or ()))
             case SyncRequest():
                 return events.Sync(op, at)
             case TailRequest():

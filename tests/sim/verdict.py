@@ -218,6 +218,7 @@ def _deliveries(history: History, losses: Iterable[Loss]) -> checks.Deliveries:
             f"{operation.client}, subscription {operation.of},",
             start if start >= 0 else None,
             _not_lost(_rows(operation), losses),
+            subscription.request.shards,
         )
     return deliveries
 

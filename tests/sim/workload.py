@@ -226,11 +226,22 @@ class Writer(Client):
 
 
 class Reader(Client):
-    """A client that follows the log from its beginning, middle or end, with restarts."""
+    """A client that follows the log from its beginning, middle or end, with restarts.
 
-    def __init__(self, shared: Shared, name: str, *, follow: bool = True) -> None:
+    `shards`: it reads these only; None: all.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        name: str,
+        *,
+        follow: bool = True,
+        shards: frozenset[int] | None = None,
+    ) -> None:
         super().__init__(shared, name)
         self._follow = follow
+        self.shards: Final = shards
         self._subscription = 0
         #: The end of its passed positions.
         self.delivered = RID_GENESIS
@@ -247,7 +258,7 @@ class Reader(Client):
         return self.random.choice(starts) if self._follow else RID_GENESIS
 
     def _subscribe(self, start: RecordId) -> None:
-        request = SubscribeRequest(self.deadline(_CONNECT_NS), start, self._follow)
+        request = SubscribeRequest(self.deadline(_CONNECT_NS), start, self._follow, self.shards)
         self.call(request, self._subscribed)
 
     def _subscribed(self, result: Any) -> None:

@@ -57,6 +57,9 @@ def insert(
         Path,
         typer.Option("--file", metavar="F", help="Read the record from this file; '-': stdin."),
     ] = _STDIN,
+    shard: Annotated[
+        int | None, typer.Option("--shard", metavar="N", help="Insert at this shard.")
+    ] = None,
     *,
     lines: Annotated[
         bool, typer.Option("--lines", help="Insert each line as a record, in this order.")
@@ -89,7 +92,7 @@ def insert(
         # An argument is inserted as it is.
         record = source.read if text is not None else partial(_record, source, keeps=raw)
         for batch in _batches(source, file) if lines else [[record()]]:
-            rids = log.insert_many(batch, rid, key=key)
+            rids = log.insert_many(batch, rid, key=key, shard=shard)
             rid = rids[-1]
             if json:
                 before = _print_as_json(log, rids, before)

@@ -45,6 +45,10 @@ def tail(
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="RE", help="Only payloads that match.")
     ] = None,
+    shard: Annotated[
+        list[int] | None,
+        typer.Option("--shard", metavar="N", help="Only this shard's records; may be repeated."),
+    ] = None,
     pattern: Annotated[
         str | None, typer.Option("--format", metavar="F", help="For example '%r %T %k %v'.")
     ] = None,
@@ -67,7 +71,8 @@ def tail(
     --format: %r rid, %g gsn, %s shard, %e epoch, %T time, %k key, %v payload, \t tab, \n new line.
     The client filters; --last and the positions count records before the filters, --limit after.
 
-    Without --follow, all servers must report where the log ends, so it fails while one is down.
+    Without --follow, all servers must report where the log ends, so it fails while one is down;
+    with --shard, only those of these shards.
     """
     if last is not None:
         if start is not None:
@@ -81,21 +86,23 @@ def tail(
         end = None if find_stop is None else find_stop(log).gsn
         timeout_s = None if follow else timeout
         if find is None:
-            subscription = _subscribe_to_all(log, follow=follow, timeout=timeout_s)
+            subscription = _subscribe_to_all(log, follow=follow, shards=shard, timeout=timeout_s)
         else:
-            subscription = log.subscribe(find(log), follow=follow, timeout=timeout_s)
+            subscription = log.subscribe(find(log), follow=follow, shards=shard, timeout=timeout_s)
         with subscription:
             records = _until(subscription, end)
             chosen = (record for record in records if all(accept(record) for accept in accepts))
             _print(itertools.islice(chosen, limit), render, subscription if follow else None)
 
 
-def _subscribe_to_all(log: Log, *, follow: bool, timeout: float | None) -> ziplog.Subscription:
+def _subscribe_to_all(
+    log: Log, *, follow: bool, shards: list[int] | None, timeout: float | None
+) -> ziplog.Subscription:
     """Subscribe from the first record that was not trimmed."""
     first = ziplog.RID_GENESIS
     while True:
         try:
-            return log.subscribe(first, follow=follow, timeout=timeout)
+            return log.subscribe(first, follow=follow, shards=shards, timeout=timeout)
         except TrimmedError as error:
             first = error.first
 

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -158,13 +158,14 @@ def insert(
     key: BytesLike | str | None,
     limits: Limits,
     deadline_ns: int,
+    shard: int | None = None,
 ) -> InsertRequest:
-    """Return a request to insert one record.
+    """Return a request to insert one record; `shard`: at this one.
 
     Raises:
         TypeError: the payload or key is not bytes-like, or `after` is not a RecordId.
         RecordTooLargeError: the payload or key exceeds the cluster's limit.
-        ConfigError: `after` is RID_RECENT.
+        ConfigError: `after` is RID_RECENT, or `shard` is no shard number.
 
     """
     if type(payload) is not bytes or len(payload) > limits.max_payload_bytes:
@@ -173,7 +174,11 @@ def insert(
         key = _key(key, limits.max_key_bytes)
     if after is not RID_GENESIS:
         check_rid("after", after)
-    return InsertRequest(deadline_ns, [payload], after, key, time.time_ns() // 1000)
+    if shard is not None:
+        check_shard(shard)
+    return InsertRequest(
+        deadline_ns, [payload], after, key, time.time_ns() // 1000, False, None, shard
+    )
 
 
 def insert_many(
@@ -183,14 +188,15 @@ def insert_many(
     keys: Iterable[BytesLike | str | None] | None,
     limits: Limits,
     deadline_ns: int,
+    shard: int | None = None,
 ) -> InsertRequest:
     """Return a request to insert copies of `payloads`; `key`: of all, `keys`: one for each.
 
     Raises:
         TypeError: a payload or key is not bytes-like, or `after` is not a RecordId.
         RecordTooLargeError: a payload or key exceeds the cluster's limit.
-        ConfigError: `after` is RID_RECENT, `keys` has another length than `payloads`, or both `key`
-            and `keys` are given.
+        ConfigError: `after` is RID_RECENT, `keys` has another length than `payloads`, both `key`
+            and `keys` are given, or `shard` is no shard number.
 
     """
     copies = _payloads(payloads, limits.max_payload_bytes)
@@ -200,8 +206,12 @@ def insert_many(
             raise ConfigError("keys", keys, "None", message="give either `key` or `keys`, not both")
     check_rid("after", after)
     named = None if keys is None else _keys(keys, len(copies), limits.max_key_bytes)
+    if shard is not None:
+        check_shard(shard)
     now_us = time.time_ns() // 1000
-    return InsertRequest(deadline_ns, copies, after, key, now_us, many=True, keys=named)
+    return InsertRequest(
+        deadline_ns, copies, after, key, now_us, many=True, keys=named, shard=shard
+    )
 
 
 def rows(
@@ -417,11 +427,25 @@ def _replicas(replicas: object) -> tuple[Replica, ...]:
     return tuple(Replica(name, endpoint) for name, endpoint in replicas.items())
 
 
-def subscribe(start: RecordId, deadline_ns: int, *, follow: bool) -> SubscribeRequest:
-    """Return a request for a subscription; `start` may be RID_RECENT."""
+def subscribe(
+    start: RecordId, deadline_ns: int, *, follow: bool, shards: Collection[int] | None = None
+) -> SubscribeRequest:
+    """Return a request for a subscription; `start` may be RID_RECENT, `shards` None for all.
+
+    Raises:
+        TypeError: `start` is not a RecordId.
+        ConfigError: `start` is out of range, or `shards` is not a collection of shard numbers.
+
+    """
     if not (isinstance(start, RecordId) and start.gsn < 0):
         check_rid("start", start)
-    return SubscribeRequest(deadline_ns, start, follow)
+    if shards is None:
+        return SubscribeRequest(deadline_ns, start, follow)
+    if not isinstance(shards, Collection) or isinstance(shards, (str, bytes)) or not shards:
+        raise ConfigError("shards", shards, "a list or set of one or more shard ids, or None")
+    for shard in shards:
+        check_shard(shard)
+    return SubscribeRequest(deadline_ns, start, follow, frozenset(shards))
 
 
 def fetch(subscription: int, max_records: int, deadline_ns: int, after: int) -> FetchRequest:

@@ -24,7 +24,7 @@ from ziplog.client.common.requests import (
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from concurrent.futures import Future
     from typing import Self
 
@@ -80,6 +80,7 @@ class Log(Connection):
         after: RecordId = RID_GENESIS,
         *,
         key: BytesLike | str | None = None,
+        shard: int | None = None,
         timeout: float | None = None,
     ) -> RecordId:
         """Insert one record after another position; return when all replicas have it.
@@ -89,17 +90,21 @@ class Log(Connection):
             after: the record's gsn will be greater. Any shard's position, even an empty or trimmed
                 one.
             key: stored with the record, and passed to the policy; a str is encoded as UTF-8.
+            shard: the shard that gets the record; the call waits while it is not live. None: the
+                policy selects one.
             timeout: in seconds.
 
         Raises:
             NoSuchRecordError: no shard owns the position `after` yet.
             RecordTooLargeError: payload or key; nothing was sent.
-            UnavailableError: nothing was inserted; try again.
+            UnavailableError: nothing was inserted; try again, unless the shard was removed.
             OutcomeUnknownError: the record may have been inserted. Do not simply try again: the
                 error's `resolve` waits until the outcome is known.
 
         """
-        request = arguments.insert(payload, after, key, self._limits, self._deadline_ns(timeout))
+        request = arguments.insert(
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard
+        )
         rids: list[RecordId] = self._engine.call(request)
         return rids[0]
 
@@ -110,6 +115,7 @@ class Log(Connection):
         *,
         key: BytesLike | str | None = None,
         keys: Iterable[BytesLike | str | None] | None = None,
+        shard: int | None = None,
         timeout: float | None = None,
     ) -> list[RecordId]:
         """Insert records in order at one shard, pipelined; return their rids.
@@ -121,7 +127,8 @@ class Log(Connection):
         Other arguments and errors are those of `insert_after`.
         """
         deadline_ns = self._deadline_ns(timeout)
-        request = arguments.insert_many(payloads, after, key, keys, self._limits, deadline_ns)
+        limits = self._limits
+        request = arguments.insert_many(payloads, after, key, keys, limits, deadline_ns, shard)
         if not request.payloads:
             return []
         rids: list[RecordId] = self._engine.call(request)
@@ -177,6 +184,7 @@ class Log(Connection):
         after: RecordId = RID_GENESIS,
         *,
         key: BytesLike | str | None = None,
+        shard: int | None = None,
         timeout: float | None = None,
     ) -> Future[RecordId]:
         """Start to insert a record; return a future of its rid.
@@ -186,7 +194,9 @@ class Log(Connection):
         of this client. An asyncio client raises UnavailableError while 65,536 records or 64 MiB are
         pending, until `flush` returns.
         """
-        request = arguments.insert(payload, after, key, self._limits, self._deadline_ns(timeout))
+        request = arguments.insert(
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard
+        )
         return self._engine.submit_insert(request)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -233,6 +243,7 @@ class Log(Connection):
         start: RecordId = RID_GENESIS,
         *,
         follow: bool = True,
+        shards: Collection[int] | None = None,
         timeout: float | None = None,
     ) -> Subscription:
         """Return an iterator over all records from `start` on (inclusive), in gsn order.
@@ -240,6 +251,9 @@ class Log(Connection):
         Args:
             start: any position; RID_RECENT: the last stable record.
             follow: continue without end; otherwise end with the last record inserted before now.
+            shards: only the records of these shards, which may have been removed; the subscription
+                waits for no other shard, so its `position` is for subscriptions of these shards
+                only. None: all shards, also later ones.
             timeout: iteration raises DeadlineError after this time without a record. None: no limit
                 if `follow`, otherwise the client's default.
 
@@ -248,11 +262,13 @@ class Log(Connection):
 
         Raises:
             TrimmedError: records from `start` on were trimmed.
+            ConfigError: one of `shards` never was a shard of this log.
 
         """
         if timeout is not None:
             arguments.timeout_s(timeout, 0)
-        request = arguments.subscribe(start, self._deadline_ns(None), follow=follow)
+        deadline_ns = self._deadline_ns(None)
+        request = arguments.subscribe(start, deadline_ns, follow=follow, shards=shards)
         limit = timeout if timeout is not None or follow else self._timeout
         return Subscription(self._engine, request, start, limit)
 

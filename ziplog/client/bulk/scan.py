@@ -40,7 +40,7 @@ class OpenScan(StreamReader[ScanFetchRequest]):
         """Open the stream; the shards are known now."""
         shard, known = self._shard, self._routing.shards
         if self._routing.route(shard) is None:
-            self._fail(ConfigError("shard", shard, f"one of {known}"))
+            self.fail(ConfigError("shard", shard, f"one of {known}"))
             return
         self._complete_opening()
         if not self._has_ended:
@@ -80,10 +80,11 @@ class OpenScan(StreamReader[ScanFetchRequest]):
     def _awaited(self) -> str:
         return f"where shard {self._shard} is"
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Close the stream, and fail; see `StreamReader.fail`."""
         if self._shard in self._streams:
             self._close_stream(self._shard)
-        super()._fail(error)
+        super().fail(error)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -114,6 +114,8 @@ class SubscribeRequest(Request, frozen=True, gc=False):
 
     start: RecordId
     follow: bool
+    #: The shards whose records are wanted; None: all.
+    shards: frozenset[int] | None = None
 
 
 class FetchRequest(Request, frozen=True, gc=False):

@@ -94,6 +94,16 @@ def no_space_error(shards: Sequence[int], reason: str) -> UnavailableError:
     )
 
 
+def removed_error(shard: int, routing: Routing) -> UnavailableError:
+    """Return the error of a call whose shard was removed before it took a record."""
+    error = UnavailableError(
+        f"{routing.describe(shard)} takes no more records: nothing was inserted;"
+        f" insert at another shard (live now: {list(routing.live)})"
+    )
+    error.retriable = False
+    return error
+
+
 def partial_insert_error(call: InsertCall, routing: Routing) -> UnavailableError:
     """Return the error of a call of which a recovery lost records but kept later ones."""
     missing, total = call.results.count(None), len(call.results)

@@ -2,7 +2,7 @@
 
 Rules: the policy gets the live shards except the avoided ones, unless that leaves none. Its result
 counts, whether that shard is live or not. If all shards are avoided because no replica has disk
-space, the insert fails at once.
+space, or the shard was removed, the insert fails at once.
 
 Invariant: no shard is avoided after `_avoid_until`. See docs/protocol.md, sections 4 and 11.
 """
@@ -79,12 +79,14 @@ class ShardSelector:
     def select(self, request: InsertRequest, former: int = -1) -> int | Exception:
         """Return the pinned shard of a request, or the policy's; without a live shard, `former`.
 
-        Returns the error if the policy failed, or if no shard has disk space.
+        Returns the error if the policy failed, if no shard has disk space, or if the shard was
+        removed.
         """
         now, windows, pinned = self._context.now, self._windows, request.shard
         is_any_avoided = now < self._avoid_until
         if pinned is not None:
-            return (self._unless_full([pinned]) if is_any_avoided else None) or pinned
+            error = self._unless_full([pinned]) if is_any_avoided else None
+            return error or self._unless_removed(pinned)
         live: Sequence[int] = self._routing.live
         if not live:
             return former
@@ -99,7 +101,12 @@ class ShardSelector:
             return error
         if type(shard) is not int:
             return TypeError(f"the policy returned {shard!r}; a shard id is an int")
-        return shard
+        return shard if shard in live else self._unless_removed(shard)
+
+    def _unless_removed(self, shard: int) -> int | UnavailableError:
+        """Return a shard, or an error if it will never take records again."""
+        routing = self._routing
+        return insert_errors.removed_error(shard, routing) if routing.is_removed(shard) else shard
 
     def _unless_full(self, shards: Sequence[int]) -> UnavailableError | None:
         """Return an error if no replica of these shards had disk space a moment ago."""

@@ -95,7 +95,7 @@ class StreamReader(ABC, Generic[FetchT]):
         """
 
         def found(owner: int) -> None:
-            self._fail(TrimmedError(RecordId(trimmed.first, owner)))
+            self.fail(TrimmedError(RecordId(trimmed.first, owner)))
 
         if trimmed.first > self.position:
             self._routing.find_owner(trimmed.first, found)
@@ -159,7 +159,7 @@ class StreamReader(ABC, Generic[FetchT]):
         if not self.is_open:
             if context.now >= self.deadline:
                 what = f"timed out waiting for {self._routing} to report {self._awaited()}"
-                self._fail(DeadlineError(what))
+                self.fail(DeadlineError(what))
                 return
             context.set_timer(self.deadline)
         for fetch in list(self.fetches):
@@ -174,7 +174,7 @@ class StreamReader(ABC, Generic[FetchT]):
                 self._open(stream)
         self.is_dirty = True
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Fail: readers get the records before it first, then the first error."""
         if self._error is not None:
             return

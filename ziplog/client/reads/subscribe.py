@@ -3,7 +3,8 @@
     (tail queried) --> leases queried --> streams open --> ... --> ended, or failed
 
 Rules: a subscription returns the records below the members' lowest frontier, in gsn order, and
-never passes the end of the known leases. A stream continues where it was, or is reopened there
+never passes the end of the known leases. A subscription of some shards has streams of these shards
+only, and its members are those among them. A stream continues where it was, or is reopened there
 (D43, D44). The client asks a shard that blocks others to decide its positions (`Want`, D49). The
 reader may lose a result, so each fetch names the reader's last record; records are kept until then.
 
@@ -23,7 +24,7 @@ from ziplog.client.reads.shard_stream import ShardStream
 from ziplog.client.reads.stream_readers import StreamReader, StreamReaders
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.writer_table import WriterTable
-from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
+from ziplog.errors import ClosedError, ConfigError, DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RecordId
 from ziplog.wire import LeaseQuery
 
@@ -50,11 +51,13 @@ _GSN_OF: Final = attrgetter("rid.gsn")
 
 
 class Subscription(StreamReader[FetchRequest]):
-    """One reader of the whole log."""
+    """One reader of the whole log, or of some shards."""
 
     def __init__(self, subscriptions: Subscriptions, call: int, request: SubscribeRequest) -> None:
         super().__init__(subscriptions, call, request.deadline, max(request.start.gsn, 1))
         self._membership: Final = self._routing.membership
+        #: The shards to read; None: all.
+        self._shards: Final = request.shards
         #: The last gsn of the subscription; `NEVER` if it follows the log.
         self.last = NEVER
         #: A tail query is pending.
@@ -79,7 +82,7 @@ class Subscription(StreamReader[FetchRequest]):
         """Handle the result of the tail query."""
         self.awaits_tail = False
         if isinstance(tails, DeadlineError):
-            self._fail(tails)
+            self.fail(tails)
             return
         if not follow:
             self.last = tails.last.gsn
@@ -114,7 +117,7 @@ class Subscription(StreamReader[FetchRequest]):
         is_whole = self._add_leases(history.runs)
         if history.trim > self.position and not (self.is_open and is_whole):
             first = RecordId(history.trim, self._leases.owner(history.trim) or 0)
-            self._fail(TrimmedError(first))
+            self.fail(TrimmedError(first))
         elif self._leases.stop:
             self._open_if_ready()
             self._lease_due = self._context.now + _NEXT_LEASE_RETRY_NS
@@ -136,7 +139,7 @@ class Subscription(StreamReader[FetchRequest]):
         if self._is_closed:
             return
         self._leases.forget(self.position)
-        members = self._leases.shards
+        members = self._members()
         for shard in sorted(members - self._streams.keys()):
             if self._routing.route(shard) is None:
                 self._routing.refresh(self._open_streams)
@@ -145,6 +148,11 @@ class Subscription(StreamReader[FetchRequest]):
             self._open(ShardStream(self._context, self._routing, shard, self.position, writers))
         for shard in sorted(self._streams.keys() - members):
             self._close_stream(shard)
+
+    def _members(self) -> set[int]:
+        """Return the shards to read that own positions from here on, by the known leases."""
+        members = self._leases.shards
+        return members if self._shards is None else members & self._shards
 
     # --- streams ---
 
@@ -223,12 +231,14 @@ class Subscription(StreamReader[FetchRequest]):
 
     def _limit(self) -> int:
         """Return the members' lowest frontier: all positions below it are known."""
-        limit = self.position
+        limit, shards = self.position, self._shards
         for run in self._leases.runs:
             lowest = stop = run.last.stop
             if stop <= limit:
                 continue
             for member in run.first.members:
+                if shards is not None and member.shard not in shards:
+                    continue
                 stream = self._streams.get(member.shard)
                 frontier = stream.frontier if stream is not None else 0
                 lowest = min(lowest, frontier)
@@ -245,7 +255,10 @@ class Subscription(StreamReader[FetchRequest]):
         if self._leases.run_count < before:
             self._open_streams()
         if position >= self._leases.stop and position <= self.last:
-            self._lease_due = min(self._lease_due, self._context.now + _FIRST_LEASE_RETRY_NS)
+            # A removed shard may never get positions again, so its next leases are not urgent.
+            is_urgent = self._shards is None or self._streams
+            interval = _FIRST_LEASE_RETRY_NS if is_urgent else _NEXT_LEASE_RETRY_NS
+            self._lease_due = min(self._lease_due, self._context.now + interval)
             self._context.set_timer(self._lease_due)
 
     def progress(self, after: int) -> Progress:
@@ -255,7 +268,7 @@ class Subscription(StreamReader[FetchRequest]):
             self._merge()
         has_ready = self._handed_out < len(self._ready)
         gsn = self._ready[self._handed_out].rid.gsn if has_ready else self.position
-        streams = self._streams.values()
+        streams, members = self._streams.values(), self._members()
         highest = max((stream.highest for stream in streams), default=0)
         if self.last != NEVER:
             highest = self.last if self.position <= self.last else 0
@@ -269,7 +282,7 @@ class Subscription(StreamReader[FetchRequest]):
             not has_ready
             and (
                 self.position > self.last
-                or (bool(streams) and all(stream.caught_up for stream in streams))
+                or (self._streams.keys() >= members and all(stream.caught_up for stream in streams))
             ),
             blocked,
         )
@@ -351,14 +364,35 @@ class Subscriptions(StreamReaders[Subscription]):
         """Open a subscription; its number is the call's."""
         subscription = Subscription(self, call, request)
         self._add(subscription)
+        if self._unknown(request):
+            self.routing.refresh(lambda: self._on_refreshed(subscription, request))
+        else:
+            self._query(subscription, request)
+
+    def _unknown(self, request: SubscribeRequest) -> list[int]:
+        """Return the requested shards that this client does not know."""
+        return sorted((request.shards or frozenset()) - set(self.routing.shards))
+
+    def _on_refreshed(self, subscription: Subscription, request: SubscribeRequest) -> None:
+        if subscription.number not in self._open or subscription.is_failed:
+            return
+        unknown = self._unknown(request)
+        if unknown:
+            subscription.fail(ConfigError("shards", unknown, f"some of {self.routing.shards}"))
+        else:
+            self._query(subscription, request)
+
+    def _query(self, subscription: Subscription, request: SubscribeRequest) -> None:
+        """Query the tail, if it is needed, and the leases."""
         is_recent = request.start.gsn < 0
         if is_recent or not request.follow:
             subscription.awaits_tail = True
             self._tail_queries.query(
-                call,
+                subscription.number,
                 request.deadline,
                 lambda tails: subscription.on_tail(tails, follow=request.follow),
                 with_recent=is_recent,
+                shards=request.shards,
             )
         if not is_recent:
             subscription.request_leases()

@@ -12,7 +12,7 @@ See docs/protocol.md, sections 7, 11 and 13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
@@ -35,7 +35,7 @@ _MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
 
 
 class LogTail(msgspec.Struct, frozen=True, gc=False):
-    """The end of the log."""
+    """The end of the log, or of the shards that were asked."""
 
     #: The last record; RID_GENESIS if there is none.
     last: RecordId
@@ -44,7 +44,7 @@ class LogTail(msgspec.Struct, frozen=True, gc=False):
 
 
 class TailQuery(PendingRequest, kw_only=True):
-    """One query to all shards; each round of requests has its own number."""
+    """One query to all shards, or to some; each round of requests has its own number."""
 
     backoff: int = _MIN_BACKOFF_NS
     with_recent: bool
@@ -98,8 +98,9 @@ class TailQueries(PendingRequests[TailQuery]):
         then: Callable[[LogTail | DeadlineError], None],
         *,
         with_recent: bool,
+        shards: Collection[int] | None = None,
     ) -> None:
-        """Start a call's query; call `then` with its result."""
+        """Start a call's query about these shards (None: all); call `then` with its result."""
         query = TailQuery(call, deadline, with_recent=with_recent, then=then)
         self._add(query)
         self._add_number(query)
@@ -108,7 +109,11 @@ class TailQueries(PendingRequests[TailQuery]):
 
         def on_history(history: LeaseHistory) -> None:
             self._routing.update_placements(history.placements)
-            query.replies = {p.shard: {} for p in history.placements if _was_member(p)}
+            query.replies = {
+                p.shard: {}
+                for p in history.placements
+                if _was_member(p) and (shards is None or p.shard in shards)
+            }
             self._send(query)
             self._conclude(query)
 

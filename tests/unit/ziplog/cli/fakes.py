@@ -110,12 +110,17 @@ class FakeLog:
         return self.insert_many([payload], after, key=key)[0]
 
     def insert_many(
-        self, payloads: Sequence[bytes], after: ziplog.RecordId, *, key: str | None = None
+        self,
+        payloads: Sequence[bytes],
+        after: ziplog.RecordId,
+        *,
+        key: str | None = None,
+        shard: int | None = None,
     ) -> list[ziplog.RecordId]:
         self.calls.append(("insert", list(payloads), after))
         first = len(self.records)
         for payload in payloads:
-            rid = ziplog.RecordId(len(self.records) + 1, 0)
+            rid = ziplog.RecordId(len(self.records) + 1, shard or 0)
             encoded = None if key is None else key.encode()
             self.records.append(ziplog.Record(rid, payload, encoded, 1_700_000_000_000_000, 7))
         return [record.rid for record in self.records[first:]]
@@ -127,12 +132,21 @@ class FakeLog:
         raise NoSuchRecordError(rid, "nothing was inserted there")
 
     def subscribe(
-        self, start: ziplog.RecordId, *, follow: bool, timeout: float | None = None
+        self,
+        start: ziplog.RecordId,
+        *,
+        follow: bool,
+        shards: Sequence[int] | None = None,
+        timeout: float | None = None,
     ) -> FakeSubscription:
         self.calls.append(("subscribe", start, follow, timeout))
         if 0 <= start.gsn < self.trimmed_to:
             raise TrimmedError(ziplog.RecordId(self.trimmed_to, 0))
-        return FakeSubscription(record for record in self.records if record.rid.gsn >= start.gsn)
+        return FakeSubscription(
+            record
+            for record in self.records
+            if record.rid.gsn >= start.gsn and (shards is None or record.rid.shard in shards)
+        )
 
     def check_tail(self) -> ziplog.RecordId:
         return self.records[-1].rid if self.records else ziplog.RID_GENESIS

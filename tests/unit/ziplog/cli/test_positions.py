@@ -137,6 +137,14 @@ def test_tail_filters_and_counts_after_the_filters(log: FakeLog) -> None:
     assert run("tail", "--keys-only", "--key-prefix", "a").stdout == "a1\na2\na1\n"
 
 
+def test_insert_and_tail_take_shards(log: FakeLog) -> None:
+    for shard in "012":
+        run("insert", "x", "--shard", shard)
+    assert [rid.shard for rid in (record.rid for record in log.records)] == [0, 1, 2]
+    assert printed(log, "--shard", "1") == ["2"]
+    assert printed(log, "--shard", "2", "--shard", "0") == ["1", "3"]
+
+
 def test_a_format_has_fields_and_escapes(log: FakeLog) -> None:
     log.records = [ziplog.Record(ziplog.RecordId(7, 2), b"v\n%\\", b"k\x1b", NOON_US, 3)]
     shown = run("tail", "--format", r"%r %g %s %e %T\t%k=%v 100%%\\").stdout

@@ -27,13 +27,19 @@ class Reader(Glass):
     """A client node with one subscription over two shards that own odd and even gsns."""
 
     def __init__(
-        self, start: int = 1, *, shards: int = 2, leases: Any = None, replicas: int = 2
+        self,
+        start: int = 1,
+        *,
+        shards: int = 2,
+        leases: Any = None,
+        replicas: int = 2,
+        only: frozenset[int] | None = None,
     ) -> None:
         super().__init__()
         self.connect(*(placement(s, replicas) for s in range(shards)))
         self._known = [placement(s, replicas) for s in range(4)]
         rid = RecordId(start, 0)
-        self.subscription = self.call(SubscribeRequest(self.until(), rid, True))
+        self.subscription = self.call(SubscribeRequest(self.until(), rid, True, only))
         self.give_leases(*(leases or [run_of(lease(range(shards)))]))
         assert self.answers.pop(self.subscription) == self.subscription
         self.opened: dict[int, wire.Subscribe] = {}

@@ -146,7 +146,7 @@ def test_rows_wait_for_a_silent_shard() -> None:
     assert glass.core.counters.moved == 0
 
 
-@pytest.mark.parametrize("state", ["parked", "leaving", "recovering"])
+@pytest.mark.parametrize("state", ["parked", "recovering"])
 def test_rows_never_go_to_another_shard(state: str) -> None:
     glass = connected()
     learn(glass, state=state)
@@ -157,6 +157,18 @@ def test_rows_never_go_to_another_shard(state: str) -> None:
     assert isinstance(error, DeadlineError)
     assert f"pinned to shard 0 ({state})" in str(error)
     assert error.retriable
+
+
+@pytest.mark.parametrize("state", ["leaving", "finalized"])
+def test_rows_for_a_removed_shard_fail_at_once(state: str) -> None:
+    glass = connected()
+    learn(glass, state=state)
+    call = rows(glass, b"a")
+    error = glass.answers[call]
+    assert isinstance(error, UnavailableError)
+    assert f"shard 0 ({state})" in str(error)
+    assert not error.retriable
+    assert not sent(glass)
 
 
 def test_a_redirect_of_the_first_unit_has_it_wait_for_its_shard() -> None:

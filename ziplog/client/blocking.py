@@ -380,8 +380,8 @@ class Log(Connection):
         """Remove a shard permanently; return when it gets no more positions (T 4.2.3).
 
         Its records stay there and can be read, so its servers must continue to run. Inserts go to
-        other shards, including pending ones; only inserts that are pinned to this shard fail at
-        their deadline. Its number is never used again.
+        other shards, including pending ones; only inserts that are pinned to this shard fail. Its
+        number is never used again.
 
         Args:
             shard: a shard that is live, parked, joining or recovering.

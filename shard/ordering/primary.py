@@ -95,6 +95,8 @@ class Primary:
         self._awaiting_lease: Final = UnitsAwaitingLease(state)
         #: The highest gsn that a reader wants decided.
         self._wanted = 0
+        #: The highest wanted gsn beyond the leases held; 0: none.
+        self._wanted_later = 0
         self._waiters: Final = Waiters(state)
 
     @property
@@ -289,9 +291,12 @@ class Primary:
     # --- leases ---
 
     def on_lease(self, now: int) -> None:
-        """Place waiting units after another lease was announced."""
+        """Place waiting units, and decide wanted positions, after a lease was announced."""
         self._waiting.update(self._awaiting_lease.pop_all())
         self._place_waiting(now)
+        if 0 < self._wanted_later < self._state.clock.limit:
+            self._wanted, self._wanted_later = max(self._wanted, self._wanted_later), 0
+            self._decide_wanted(now)
 
     def on_no_positions(self, now: int) -> None:
         """Turn the remaining positions into no-ops, and refuse all waiting units."""
@@ -319,12 +324,16 @@ class Primary:
     def on_want(self, route: bytes, want: Want, now: int) -> None:
         """Decide all positions up to the wanted one, and reply when they are stable (D49).
 
-        A gsn beyond the leases held is ignored: the reader repeats its want. Without lag-fix, a
-        want without a request number closes no epoch early.
+        A gsn that the next lease may have waits for that lease; one further off is ignored: the
+        reader repeats its want. Without lag-fix, a want without a request number closes no epoch
+        early.
         """
         state = self._state
         state.last_want = now
         if want.gsn >= state.clock.limit:
+            last = state.clock.last
+            if last is not None and want.gsn - state.clock.limit < last.stop - last.base:
+                self._wanted_later = max(self._wanted_later, want.gsn)
             return
         if not want.request and not state.config.lag_fix:
             self._skip_to(self._epoch_closer.min_gsn(now))

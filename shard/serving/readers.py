@@ -63,6 +63,8 @@ class Subscription(msgspec.Struct, gc=False):
     #: The last lease that was sent to the reader, and its digest.
     lease: int = 0
     digest: bytes = NO_DIGEST
+    #: It gets frontiers only; `credit` is a position: frontiers are sent until one above it was.
+    is_bare: bool = False
 
 
 class Readers:
@@ -221,9 +223,13 @@ class Readers:
             )
             return
         else:
-            credit = min(message.credit, MAX_CREDIT_BYTES)
-            subscription = Subscription(route, message.subscription, message.start, credit, now)
-            self.subscriptions[key] = self._lagging[key] = subscription
+            is_bare = message.kind == "frontier"
+            credit = message.credit if is_bare else min(message.credit, MAX_CREDIT_BYTES)
+            subscription = self.subscriptions[key] = Subscription(
+                route, message.subscription, message.start, credit, now, is_bare=is_bare
+            )
+            if not is_bare:
+                self._lagging[key] = subscription
             self._note_subscriptions()
         self._answer(key, subscription)
 
@@ -243,8 +249,14 @@ class Readers:
             return
         subscription.route = route
         subscription.last_seen = now
-        credit = min(message.credit, subscription.used + MAX_CREDIT_BYTES)
-        subscription.credit = max(subscription.credit, credit)
+        if subscription.is_bare:
+            is_raised = message.credit > subscription.credit
+            subscription.credit = max(subscription.credit, message.credit)
+            if is_raised and subscription.sent >= self._state.frontier:
+                return  # `on_stable` sends the next frontier
+        else:
+            credit = min(message.credit, subscription.used + MAX_CREDIT_BYTES)
+            subscription.credit = max(subscription.credit, credit)
         self._answer(key, subscription)
 
     def unsubscribe(self, message: Unsubscribe) -> None:
@@ -263,8 +275,16 @@ class Readers:
     def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:
         if key in self._lagging:
             self._catch_up(key, subscription, always=True)
+        elif subscription.is_bare:
+            self._send_frontier(key, subscription)
         else:
             self._deliver(subscription, subscription.sent, [], self._state.frontier)
+
+    def _send_frontier(self, key: tuple[bytes, int], subscription: Subscription) -> None:
+        """Send the frontier to the reader of a bare stream."""
+        frontier = self._state.frontier
+        if not self._drop_if_trimmed(key, subscription):
+            self._deliver(subscription, max(frontier, subscription.sent), [], frontier)
 
     def on_stable(self, news: list[Entry]) -> None:
         """Deliver newly stable records, or the new frontier, to up-to-date subscriptions.
@@ -283,6 +303,10 @@ class Readers:
         units, size = _units(news) if self.subscriptions else ([], 0)
         records = sum(len(unit.gsns) for unit in units)
         for key, subscription in list(self.subscriptions.items()):
+            if subscription.is_bare:
+                if subscription.sent <= subscription.credit and subscription.sent < frontier:
+                    self._send_frontier(key, subscription)
+                continue
             if key in self._lagging:
                 continue
             fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
@@ -309,12 +333,7 @@ class Readers:
         self, key: tuple[bytes, int], subscription: Subscription, *, always: bool
     ) -> None:
         state, frontier = self._state, self._state.frontier
-        if subscription.sent < state.trim:
-            state.send(
-                subscription.route,
-                Trimmed(state.cluster, state.shard, state.view, subscription.id, state.trim),
-            )
-            self._drop(key)
+        if self._drop_if_trimmed(key, subscription):
             return
         units: list[Unit] = []
         reached, size = subscription.sent, 0
@@ -334,6 +353,18 @@ class Readers:
             del self._lagging[key]
         if always or reached > subscription.sent:
             self._deliver(subscription, max(reached, subscription.sent), units, frontier)
+
+    def _drop_if_trimmed(self, key: tuple[bytes, int], subscription: Subscription) -> bool:
+        """Drop a subscription whose position was trimmed; return whether it was."""
+        state = self._state
+        if subscription.sent >= state.trim:
+            return False
+        state.send(
+            subscription.route,
+            Trimmed(state.cluster, state.shard, state.view, subscription.id, state.trim),
+        )
+        self._drop(key)
+        return True
 
     def _count(self, records: int, size: int) -> None:
         counters = self._state.counters
@@ -389,9 +420,7 @@ class Readers:
     def on_trim(self) -> None:
         """Notify the subscriptions that are below the new trim point."""
         for key, subscription in list(self.subscriptions.items()):
-            if subscription.sent < self._state.trim:
-                self._lagging[key] = subscription
-                self._catch_up(key, subscription, always=False)
+            self._drop_if_trimmed(key, subscription)
 
     def close_all(self) -> None:
         """Close all subscriptions: another replica serves the following records."""
@@ -410,7 +439,8 @@ class Readers:
     def check(self) -> None:
         """Assert the invariant."""
         for key, subscription in self.subscriptions.items():
-            assert key in self._lagging or subscription.sent >= self._frontier
+            is_current = subscription.is_bare or subscription.sent >= self._frontier
+            assert key in self._lagging or is_current
         assert self._lagging.keys() <= self.subscriptions.keys()
 
 

@@ -46,8 +46,14 @@ class ReadReply(Message, tag=VERSION * 256 + 11, frozen=True, gc=False):
     payload: bytes = b""
 
 
+StreamKind = Literal["units", "frontier"]
+
+
 class Subscribe(Message, tag=VERSION * 256 + 12, frozen=True, gc=False):
-    """Subscribes to all stable units from `start` on, within the limit of `credit`."""
+    """Subscribes to all stable units from `start` on, within the limit of `credit`.
+
+    With `kind` "frontier", it subscribes to the frontier only: a bare stream (section 15).
+    """
 
     shard: ShardId
     view: View
@@ -55,12 +61,17 @@ class Subscribe(Message, tag=VERSION * 256 + 12, frozen=True, gc=False):
     #: Chosen by the client, which never uses a number twice.
     subscription: Request
     start: Gsn
-    #: Total number of bytes that may be sent (each unit counts its body and 64 bytes more).
+    #: Total number of bytes that may be sent (each unit counts its body and 64 bytes more). Of a
+    #: bare stream, a position: frontiers may be sent until one above it was.
     credit: Unsigned
+    kind: StreamKind = "units"
 
 
 class Credit(Message, tag=VERSION * 256 + 13, frozen=True, gc=False):
-    """The subscription's total credit so far, in bytes; also a keep-alive. `Deliver` answers it."""
+    """The subscription's credit, as in `Subscribe`; also a keep-alive. `Deliver` answers it.
+
+    A `Deliver` answers one that raises the credit of a bare stream once the frontier moved.
+    """
 
     shard: ShardId
     view: View

@@ -368,6 +368,30 @@ def test_want_beyond_the_leases_decides_nothing() -> None:
     assert primary_of(world)._state.stream.end < 2**40
 
 
+def test_want_in_the_next_lease_waits_for_that_lease() -> None:
+    first = first_lease(1, epoch_ms=10_000)
+    world = calm_world(lease=first)
+    wanted = first.stop + 5
+    send(world, wire.Want(CLUSTER, 0, 0, wanted))
+    assert decided(world, PRIMARY) == []
+    grant(world, first.following(), 1)
+    world.run(1 * MS)
+    assert [e.decision for e in decided(world, PRIMARY)] == [Skip(1, wanted + 1)]
+
+
+@pytest.mark.parametrize("beyond", [10, 2**61])
+def test_farther_want_does_not_outlive_the_next_leases(beyond: int) -> None:
+    first = first_lease(1, epochs=1, epoch_ms=10_000)
+    world = calm_world(lease=first)
+    length = first.stop - first.base
+    send(world, wire.Want(CLUSTER, 0, 0, first.stop + length + beyond))
+    second = first.following()
+    grant(world, second, 1)
+    grant(world, second.following(), 1)
+    world.run(1 * MS)
+    assert primary_of(world)._state.stream.end <= second.stop
+
+
 # --- the stream ---
 
 

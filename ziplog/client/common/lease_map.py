@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ziplog.core.view import LeaseRun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from ziplog.core.view import Lease
 
@@ -120,6 +120,39 @@ class LeaseMap:
                 if gsn < lease.stop:
                     return gsn
         return None
+
+    def settled_end(
+        self,
+        position: int,
+        frontiers: Mapping[int, int],
+        shards: Collection[int] | None = None,
+    ) -> int:
+        """Return the lowest position from `position` on that a member may not have settled.
+
+        Args:
+            position: where to begin.
+            frontiers: by shard; everything of the shard below it is settled. A member that is not
+                in it has settled nothing.
+            shards: count these members only; None: all.
+
+        """
+        end = position
+        for run in self._runs:
+            stop = run.last.stop
+            if stop <= end:
+                continue
+            lowest = min(
+                (
+                    frontiers.get(member.shard, 0)
+                    for member in run.first.members
+                    if shards is None or member.shard in shards
+                ),
+                default=stop,
+            )
+            if lowest < stop:
+                return max(end, lowest)
+            end = stop
+        return end
 
     def owner(self, gsn: int) -> int | None:
         """Return the shard that owns `gsn`, if it is known."""

@@ -1,14 +1,8 @@
 """The stream of one shard's records from a replica, as a part of a subscription or scan.
 
-    opened --Deliver at the frontier--> opened;  --gap, silence, refusal, new view--> reopened
-
-Rules: only a `Deliver` that starts at the frontier counts. An older one is a duplicate; a later one
-shows a loss, so the client reopens the stream at the frontier under a new number. Records from a
-server of an older view count, because they are stable; but that server gets no new ones, so the
-client changes to another replica.
+Rule: the server sends no more bytes than the credit window has (docs/protocol.md, section 7).
 
 Invariant: buffered records are below the frontier, in gsn order, within about one credit window.
-See docs/protocol.md, sections 7 and 11.
 """
 
 from __future__ import annotations
@@ -17,41 +11,35 @@ from bisect import bisect_left
 from collections import deque
 from itertools import repeat
 from operator import itemgetter, lt
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from ziplog.client.reads.frontier_stream import FrontierStream
 from ziplog.core.entries import decode_body
-from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.writer_table import WriterTable
 from ziplog.types import Record, RecordId
-from ziplog.wire import Credit, Subscribe, Unsubscribe, Want
 
 if TYPE_CHECKING:
-    from ziplog.client.common.routing import Route, Routing
+    from collections.abc import Sequence
+
+    from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.core.entries import Unit
-    from ziplog.wire import Deliver
+    from ziplog.wire import Deliver, StreamKind
 
 #: Bytes that a server may send before the next credit; a unit counts 64 bytes more than its body.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 _UNIT_OVERHEAD_BYTES: Final = 64
-#: Interval between `Credit` messages, and used bytes after which one is sent at once.
-_RENEW_INTERVAL_NS: Final = 500 * NS_PER_MS
+#: Used bytes after which the next credit is sent at once.
 _RENEW_BYTES: Final = WINDOW_BYTES // 4
-#: Time without a reply to a `Credit` after which the client changes to the next replica.
-_SILENCE_TIMEOUT_NS: Final = NS_PER_S
-#: Interval before a refused stream is reopened; it doubles up to `_SILENCE_TIMEOUT_NS`.
-_MIN_BACKOFF_NS: Final = 20 * NS_PER_MS
-#: Interval between `Want` messages to a shard, and to one that is not available.
-_WANT_INTERVAL_NS: Final = 50 * NS_PER_MS
-_WANT_UNAVAILABLE_NS: Final = 500 * NS_PER_MS
-_PAIR: Final = 2
 _BY_GSN: Final = itemgetter(0)
 
 Row = tuple[int, Record]
 
 
-class ShardStream:
+class ShardStream(FrontierStream):
     """The records of one shard from a position on."""
+
+    KIND: ClassVar[StreamKind] = "units"
 
     def __init__(
         self,
@@ -61,19 +49,7 @@ class ShardStream:
         start: int,
         writers: WriterTable | None = None,
     ) -> None:
-        self._context: Final = context
-        self._routing: Final = routing
-        self.shard: Final = shard
-        #: The number of the server's subscription; each opening has its own.
-        self.number = 0
-        self.view = 0
-        self._name = b""
-        #: Number of replicas of this view that failed, beginning with the preferred one.
-        self._failed = 0
-        #: All records of the shard below it were received.
-        self.frontier = start
-        #: The end of what the server could have sent; 0 before its first message.
-        self.stable = 0
+        super().__init__(context, routing, shard, start)
         self._units: deque[Unit] = deque()
         #: The rest of a unit that was popped in part.
         self._rows: list[Row] = []
@@ -82,81 +58,20 @@ class ShardStream:
         #: Bytes received and not popped, and bytes popped minus those buffered at the opening.
         self._buffered = 0
         self._consumed = 0
-        self._granted = 0
-        #: The send time of an unanswered message; 0: none.
-        self._unanswered_since = 0
-        self._renew_at = 0
-        #: When to reopen it after a refusal; 0: it is open.
-        self._reopen_at = 0
-        self._backoff = _MIN_BACKOFF_NS
-        #: The position that the shard was asked to decide up to, and when to ask again.
-        self._wanted = 0
-        self._want_due = 0
 
-    # --- opening ---
-
-    def open(self, position: int) -> None:
-        """Open or reopen the stream at its frontier, but at `position` at least."""
-        context, routing = self._context, self._routing
-        self.frontier = max(self.frontier, position)
-        route = routing.route(self.shard)
-        assert route is not None, "a member without a placement"
-        self.close()
-        if route.view != self.view:
-            self._failed = 0
-        self.number = context.request()
-        self.view = route.view
-        self._name = route.names[(_best(route) + self._failed) % len(route.names)]
+    def _first_credit(self) -> int:
         self._consumed = -self._buffered
-        self._granted = WINDOW_BYTES + self._consumed if self._buffered < WINDOW_BYTES else 0
-        self._unanswered_since = context.now
-        self._renew_at = context.now + _RENEW_INTERVAL_NS
-        self._reopen_at = self._want_due = 0
-        context.set_timer(self._renew_at)
-        context.send(
-            self._name,
-            Subscribe(
-                routing.cluster, self.shard, route.view, context.client, self.number,
-                self.frontier, self._granted,
-            ),
-        )  # fmt: skip
-
-    def reopen_later(self) -> None:
-        """Reopen the stream at the next replica after a backoff, because this server refused it."""
-        self._failed += 1
-        self._reopen_at = self._context.now + self._backoff
-        self._backoff = min(self._backoff * 2, _SILENCE_TIMEOUT_NS)
-        self._context.set_timer(self._reopen_at)
-
-    def close(self) -> None:
-        """Unsubscribe at the server."""
-        if self.number:
-            message = Unsubscribe(
-                self._routing.cluster, self.shard, self._context.client, self.number
-            )
-            self._context.send(self._name, message)
+        return WINDOW_BYTES + self._consumed if self._buffered < WINDOW_BYTES else 0
 
     # --- receiving ---
 
-    def on_deliver(self, deliver: Deliver) -> bool:
-        """Buffer a `Deliver`; return False if the stream must be reopened."""
-        self._unanswered_since = 0
-        if deliver.view >= self.view:
-            self._backoff = _MIN_BACKOFF_NS
-        elif not self._reopen_at:
-            self.reopen_later()
-        if deliver.start != self.frontier:
-            return deliver.start < self.frontier
-        if deliver.shard != self.shard or not _is_sound(deliver):
-            self._context.counters.protocol_errors += 1
-            self._failed += 1
-            return False
-        for unit in deliver.units:
+    def _is_sound(self, deliver: Deliver) -> bool:
+        return _is_sound(deliver)
+
+    def _take_units(self, units: Sequence[Unit]) -> None:
+        for unit in units:
             self._buffered += len(unit.body) + _UNIT_OVERHEAD_BYTES
-        self._units += deliver.units
-        self.frontier = deliver.frontier
-        self.stable = max(deliver.stable, deliver.frontier)
-        return True
+        self._units += units
 
     @property
     def highest(self) -> int:
@@ -226,66 +141,15 @@ class ShardStream:
             self._send_credit()
 
     def _send_credit(self) -> None:
-        context = self._context
         self._granted = max(self._granted, WINDOW_BYTES + self._consumed)
-        self._unanswered_since = self._unanswered_since or context.now
-        self._renew_at = context.now + _RENEW_INTERVAL_NS
-        context.set_timer(self._renew_at)
-        context.send(
-            self._name,
-            Credit(
-                self._routing.cluster, self.shard, self.view, context.client, self.number,
-                self._granted,
-            ),
-        )  # fmt: skip
-
-    def send_want(self, gsn: int) -> None:
-        """Ask the primary to decide its positions up to `gsn`, because readers wait (D49)."""
-        context = self._context
-        if self.stable > gsn:
-            return
-        if self._wanted >= self.frontier and context.now < self._want_due:
-            context.set_timer(self._want_due)
-            return
-        route = self._routing.route(self.shard)
-        assert route is not None, "a member without a placement"
-        self._wanted = gsn
-        self._want_due = context.now + (
-            _WANT_UNAVAILABLE_NS if route.is_unavailable else _WANT_INTERVAL_NS
-        )
-        context.set_timer(self._want_due)
-        context.send(route.names[0], Want(self._routing.cluster, self.shard, 0, gsn))
-
-    def tick(self) -> bool:
-        """Send the credit that is due; return False if the stream must be reopened."""
-        context = self._context
-        if self._reopen_at:
-            context.set_timer(self._reopen_at)
-            return context.now < self._reopen_at
-        if self._unanswered_since and context.now - self._unanswered_since >= _SILENCE_TIMEOUT_NS:
-            self._failed += 1
-            self._routing.refresh()
-            return False
-        if context.now >= self._renew_at:
-            self._send_credit()
-        context.set_timer(self._renew_at)
-        return True
+        super()._send_credit()
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert self._context.next_timer <= (self._reopen_at or self._renew_at)
+        super().check()
         assert self.highest < self.frontier
         sizes = [len(unit.body) + _UNIT_OVERHEAD_BYTES for unit in self._units]
         assert self._buffered == sum(sizes)
-
-
-def _best(route: Route) -> int:
-    """Return the replica that is the first to know what is stable.
-
-    With two replicas that is the backup: both have what it has applied. With more it is the
-    primary, because the others report to it (docs/protocol.md, section 13).
-    """
-    return 1 if len(route.names) == _PAIR else 0
 
 
 def _is_sound(deliver: Deliver) -> bool:

@@ -6,50 +6,41 @@ A reader has a stream of each shard that it reads. Rules: fetches are completed 
 calls; a fetch gets no records at its deadline; the first error fails the opening call, or the
 fetches after the last record.
 
-Invariant: each stream is found by its newest number; each pending fetch ends in time.
+Invariant: each pending fetch ends in time.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from ziplog.client.common.requests import Request
-from ziplog.errors import ClosedError, DeadlineError, TrimmedError
-from ziplog.types import RecordId
+from ziplog.client.reads.shard_stream import ShardStream
+from ziplog.client.reads.stream_set import StreamNumbers, StreamSet
+from ziplog.errors import ClosedError, DeadlineError
 
 if TYPE_CHECKING:
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
-    from ziplog.client.reads.shard_stream import ShardStream
-    from ziplog.wire import Deliver, Refused, Trimmed
 
 FetchT = TypeVar("FetchT", bound=Request)
 
 
-class StreamReader(ABC, Generic[FetchT]):
+class StreamReader(StreamSet[ShardStream], Generic[FetchT]):
     """One reader: an opening call, streams, and fetches."""
 
     def __init__(
         self, readers: StreamReaders[Any], call: int, deadline: int, position: int
     ) -> None:
-        self._context: Final = readers.context
-        self._routing: Final = readers.routing
-        self._numbers: Final = readers.numbers
+        super().__init__(readers.context, readers.routing, readers.numbers, position)
         self.number: Final = call
         #: When the opening call fails.
         self.deadline: Final = deadline
-        #: The end of what was returned, or merged.
-        self.position = position
-        #: By shard.
-        self._streams: Final[dict[int, ShardStream]] = {}
         self.fetches: Final[deque[tuple[int, FetchT]]] = deque()
         self._error: Exception | None = None
         #: Whether the opening call was completed.
         self.is_open = False
-        #: Something arrived since `end_batch`.
-        self.is_dirty = False
 
     @property
     def is_failed(self) -> bool:
@@ -60,66 +51,15 @@ class StreamReader(ABC, Generic[FetchT]):
         self.is_open = True
         self._context.complete(self.number, self.number)
 
-    # --- streams ---
-
-    def _open(self, stream: ShardStream) -> None:
-        """Open or reopen a stream where it was."""
-        self._numbers.pop(stream.number, None)
-        stream.open(self.position)
-        self._numbers[stream.number] = (self, stream)
-        self._streams[stream.shard] = stream
-
-    def _close_stream(self, shard: int) -> None:
-        stream = self._streams.pop(shard)
-        del self._numbers[stream.number]
-        stream.close()
-
-    def on_deliver(self, stream: ShardStream, deliver: Deliver) -> None:
-        """Handle a `Deliver` of a stream."""
-        if not stream.on_deliver(deliver):
-            self._open(stream)
-        self.is_dirty = True
-
-    def on_refused(self, stream: ShardStream, refused: Refused) -> None:
-        """Handle a server's refusal of a stream."""
-        if refused.code == "unknown-subscription":
-            self._open(stream)
-        else:
-            self._routing.refresh()
-            stream.reopen_later()
-
-    def on_trimmed(self, stream: ShardStream, trimmed: Trimmed) -> None:
-        """Handle the trim of a stream's position: fail if it affects the reader.
-
-        A new stream may start below the position; it then continues at the reader's position.
-        """
-
-        def found(owner: int) -> None:
-            self.fail(TrimmedError(RecordId(trimmed.first, owner)))
-
-        if trimmed.first > self.position:
-            self._routing.find_owner(trimmed.first, found)
-        else:
-            self._open(stream)
-
-    def on_routes_changed(self, shards: list[int]) -> None:
-        """Reopen the streams of shards with a new view."""
-        for shard in shards:
-            stream, route = self._streams.get(shard), self._routing.route(shard)
-            if stream is not None and route is not None and route.view != stream.view:
-                self._open(stream)
-
     # --- results ---
 
     def end_batch(self) -> None:
         """Complete fetches, grant credit, and send `Want`, after a batch of messages."""
         self.is_dirty = False
         self.serve()
-        wanted = self._wanted()
         for stream in self._streams.values():
             stream.renew_credit()
-            if stream.frontier <= wanted:
-                stream.send_want(wanted)
+        self._send_wants(self._wanted())
 
     @abstractmethod
     def _wanted(self) -> int:
@@ -169,9 +109,7 @@ class StreamReader(ABC, Generic[FetchT]):
                 context.complete(call, self._result_at_deadline())
             else:
                 context.set_timer(request.deadline)
-        for stream in list(self._streams.values()):
-            if not stream.tick():
-                self._open(stream)
+        self._tick_streams()
         self.is_dirty = True
 
     def fail(self, error: Exception) -> None:
@@ -190,18 +128,14 @@ class StreamReader(ABC, Generic[FetchT]):
         if not self.is_open and self._error is None:
             # It was closed before it was open: complete the opening call, too.
             self._context.complete(self.number, self.number)
-        for shard in list(self._streams):
-            self._close_stream(shard)
+        self._close_streams()
         for call, _ in self.fetches:
             self._context.complete(call, self._result_at_close())
         self.fetches.clear()
 
     def check(self) -> None:
         """Assert the invariants."""
-        for shard, stream in self._streams.items():
-            stream.check()
-            assert stream.shard == shard
-            assert self._numbers[stream.number] == (self, stream)
+        super().check()
         for _, request in self.fetches:
             assert self._context.next_timer <= request.deadline, "a deadline would be missed"
 
@@ -209,19 +143,18 @@ class StreamReader(ABC, Generic[FetchT]):
 ReaderT = TypeVar("ReaderT", bound=StreamReader[Any])
 
 
-class StreamReaders(Generic[ReaderT]):
+class StreamReaders(StreamNumbers, Generic[ReaderT]):
     """The readers of one kind of a client."""
 
     #: What a closed reader is, and what to do about it.
     CLOSED: ClassVar[tuple[str, str]]
 
     def __init__(self, context: StepContext, routing: Routing) -> None:
+        super().__init__()
         self.context: Final = context
         self.routing: Final = routing
         #: By the number of the opening call.
         self._open: Final[dict[int, ReaderT]] = {}
-        #: Each stream with its reader, by the stream's number at the server.
-        self.numbers: Final[dict[int, tuple[StreamReader[Any], ShardStream]]] = {}
         routing.on_change.append(self._on_routes_changed)
 
     @property
@@ -263,25 +196,7 @@ class StreamReaders(Generic[ReaderT]):
         if reader is not None:
             reader.close()
 
-    # --- messages; those of other streams are ignored ---
-
-    def on_deliver(self, deliver: Deliver) -> None:
-        """Handle a `Deliver`."""
-        found = self.numbers.get(deliver.subscription)
-        if found is not None:
-            found[0].on_deliver(found[1], deliver)
-
-    def on_trimmed(self, trimmed: Trimmed) -> None:
-        """Handle a `Trimmed`: a stream's position is below the trim point."""
-        found = self.numbers.get(trimmed.subscription)
-        if found is not None:
-            found[0].on_trimmed(found[1], trimmed)
-
-    def on_refused(self, refused: Refused) -> None:
-        """Handle a refusal."""
-        found = self.numbers.get(refused.request)
-        if found is not None:
-            found[0].on_refused(found[1], refused)
+    # --- messages ---
 
     def _on_routes_changed(self, shards: list[int]) -> None:
         for reader in self._open.values():
@@ -307,4 +222,4 @@ class StreamReaders(Generic[ReaderT]):
         """Assert the invariants."""
         for reader in self._open.values():
             reader.check()
-        assert all(reader.number in self._open for reader, _ in self.numbers.values())
+        assert all(reader in self._open.values() for reader, _ in self.numbers.values())

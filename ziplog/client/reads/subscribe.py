@@ -18,19 +18,15 @@ from bisect import bisect_right
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import NEVER, Blocked, Fetched, FetchRequest, Progress
+from ziplog.client.reads.lease_follower import LeaseFollower
 from ziplog.client.reads.shard_stream import ShardStream
 from ziplog.client.reads.stream_readers import StreamReader, StreamReaders
-from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RecordId
-from ziplog.wire import LeaseQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ziplog.client.common.requests import (
         ProgressRequest,
         SubscribeRequest,
@@ -39,13 +35,9 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.tail import LogTail, TailQueries
-    from ziplog.core.view import LeaseRun
     from ziplog.types import Record
-    from ziplog.wire import Deliver, LeaseHistory
+    from ziplog.wire import Deliver
 
-#: Interval before the first lease is requested again, and before later leases are.
-_FIRST_LEASE_RETRY_NS: Final = 50 * NS_PER_MS
-_NEXT_LEASE_RETRY_NS: Final = NS_PER_S
 _BY_GSN: Final = itemgetter(0)
 _GSN_OF: Final = attrgetter("rid.gsn")
 
@@ -55,23 +47,19 @@ class Subscription(StreamReader[FetchRequest]):
 
     def __init__(self, subscriptions: Subscriptions, call: int, request: SubscribeRequest) -> None:
         super().__init__(subscriptions, call, request.deadline, max(request.start.gsn, 1))
-        self._membership: Final = self._routing.membership
         #: The shards to read; None: all.
         self._shards: Final = request.shards
         #: The last gsn of the subscription; `NEVER` if it follows the log.
         self.last = NEVER
         #: A tail query is pending.
         self.awaits_tail = False
-        self._leases: Final = LeaseMap()
+        self._follower: Final = LeaseFollower(self._context, self._routing, self._on_history)
+        self._leases: Final = self._follower.known
         #: The rows that were returned, by shard; a shard that becomes a member again keeps them.
         self._writers: Final[dict[int, WriterTable]] = {}
         #: Merged records, kept until the reader has all of them; `_handed_out` were returned.
         self._ready: list[Record] = []
         self._handed_out = 0
-        #: The open lease request (0: none), when to send it again, and the number of requests.
-        self._lease_request = 0
-        self._lease_due = NEVER
-        self._attempts = 0
         #: Everything below the frontiers was merged, and nothing arrived since.
         self._is_merged = False
         self._is_closed = False
@@ -98,56 +86,28 @@ class Subscription(StreamReader[FetchRequest]):
             self._complete_opening()
 
     def request_leases(self) -> None:
-        """Request the leases after the known ones."""
-        gsn = self._leases.stop or self.position
-        lease = self._routing.lease
-        if not self._leases.stop and self._attempts % 2:
-            # No lease contains the position yet: start with the newest lease.
-            gsn = lease.base if lease is not None else 1
-        self._attempts += 1
-        self._lease_due = NEVER
-        self._membership.cancel(self._lease_request)
-        self._lease_request = self._membership.send_request(
-            lambda cluster, request: LeaseQuery(cluster, request, gsn), self._on_lease_history
-        )
+        """Request the leases from the position on."""
+        self._follower.request(self.position)
 
-    def _on_lease_history(self, history: LeaseHistory) -> None:
-        self._lease_request = 0
-        self._routing.update_placements(history.placements)
-        is_whole = self._add_leases(history.runs)
-        if history.trim > self.position and not (self.is_open and is_whole):
-            first = RecordId(history.trim, self._leases.owner(history.trim) or 0)
-            self.fail(TrimmedError(first))
-        elif self._leases.stop:
-            self._open_if_ready()
-            self._lease_due = self._context.now + _NEXT_LEASE_RETRY_NS
-        elif self._attempts == 1:
-            self.request_leases()
-        else:
-            self._lease_due = self._context.now + _FIRST_LEASE_RETRY_NS
-        self._context.set_timer(self._lease_due)
-
-    def _add_leases(self, runs: Iterable[LeaseRun]) -> bool:
-        """Add leases; return False if leases before them are missing."""
-        is_whole = self._leases.extend(runs)
+    def _on_history(self, trim: int, is_whole: bool) -> None:
         self._open_streams()
         self.is_dirty = True
-        return is_whole
+        if trim > self.position and not (self.is_open and is_whole):
+            self._follower.close()
+            self.fail(TrimmedError(RecordId(trim, self._leases.owner(trim) or 0)))
+        else:
+            self._open_if_ready()
 
     def _open_streams(self) -> None:
         """Open a stream of each shard that owns positions from here on, and close the others."""
         if self._is_closed:
             return
         self._leases.forget(self.position)
-        members = self._members()
-        for shard in sorted(members - self._streams.keys()):
-            if self._routing.route(shard) is None:
-                self._routing.refresh(self._open_streams)
-                continue
-            writers = self._writers.setdefault(shard, WriterTable())
-            self._open(ShardStream(self._context, self._routing, shard, self.position, writers))
-        for shard in sorted(self._streams.keys() - members):
-            self._close_stream(shard)
+        self._open_members(self._members(), self._new_stream, self._open_streams)
+
+    def _new_stream(self, shard: int) -> ShardStream:
+        writers = self._writers.setdefault(shard, WriterTable())
+        return ShardStream(self._context, self._routing, shard, self.position, writers)
 
     def _members(self) -> set[int]:
         """Return the shards to read that own positions from here on, by the known leases."""
@@ -159,9 +119,8 @@ class Subscription(StreamReader[FetchRequest]):
     def on_deliver(self, stream: ShardStream, deliver: Deliver) -> None:
         """Handle a `Deliver` of a stream."""
         super().on_deliver(stream, deliver)
-        has_news = deliver.leases and deliver.leases[-1].last.stop > self._leases.stop
-        if has_news and not self._add_leases(deliver.leases) and not self._lease_request:
-            self.request_leases()
+        if self._follower.extend(deliver.leases, self.position):
+            self._open_streams()
 
     # --- results ---
 
@@ -231,21 +190,8 @@ class Subscription(StreamReader[FetchRequest]):
 
     def _limit(self) -> int:
         """Return the members' lowest frontier: all positions below it are known."""
-        limit, shards = self.position, self._shards
-        for run in self._leases.runs:
-            lowest = stop = run.last.stop
-            if stop <= limit:
-                continue
-            for member in run.first.members:
-                if shards is not None and member.shard not in shards:
-                    continue
-                stream = self._streams.get(member.shard)
-                frontier = stream.frontier if stream is not None else 0
-                lowest = min(lowest, frontier)
-            if lowest < stop:
-                limit = max(limit, lowest)
-                break
-            limit = stop
+        frontiers = {shard: stream.frontier for shard, stream in self._streams.items()}
+        limit = self._leases.settled_end(self.position, frontiers, self._shards)
         return max(self.position, min(limit, self.last + 1))
 
     def _advance(self, position: int) -> None:
@@ -256,10 +202,7 @@ class Subscription(StreamReader[FetchRequest]):
             self._open_streams()
         if position >= self._leases.stop and position <= self.last:
             # A removed shard may never get positions again, so its next leases are not urgent.
-            is_urgent = self._shards is None or self._streams
-            interval = _FIRST_LEASE_RETRY_NS if is_urgent else _NEXT_LEASE_RETRY_NS
-            self._lease_due = min(self._lease_due, self._context.now + interval)
-            self._context.set_timer(self._lease_due)
+            self._follower.pass_end(is_urgent=self._shards is None or bool(self._streams))
 
     def progress(self, after: int) -> Progress:
         """Return the progress for a reader with its last record at `after`."""
@@ -317,12 +260,7 @@ class Subscription(StreamReader[FetchRequest]):
 
     def tick(self) -> None:
         """Do the work that is due."""
-        now = self._context.now
-        if now >= self._lease_due and (self.is_open or now < self.deadline):
-            self._lease_due = NEVER
-            if not self.is_open or self.position >= self._leases.stop:
-                self.request_leases()
-        self._context.set_timer(self._lease_due)
+        self._follower.tick(self.position)
         super().tick()
 
     def _awaited(self) -> str:
@@ -331,7 +269,7 @@ class Subscription(StreamReader[FetchRequest]):
     def close(self) -> None:
         """Close the subscription and its streams, and end the pending fetches."""
         self._is_closed = True
-        self._membership.cancel(self._lease_request)
+        self._follower.close()
         super().close()
 
     def check(self) -> None:

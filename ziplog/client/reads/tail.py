@@ -41,6 +41,8 @@ class LogTail(msgspec.Struct, frozen=True, gc=False):
     last: RecordId
     #: The last stable record below every shard's frontier; None if it was not requested.
     recent: RecordId | None
+    #: The first position that a shard may not have settled; the leases at the query had it.
+    settled: int
 
 
 class TailQuery(PendingRequest, kw_only=True):
@@ -51,6 +53,8 @@ class TailQuery(PendingRequest, kw_only=True):
     then: Callable[[LogTail | DeadlineError], None]
     #: The position below which the last stable record is requested; 0 in the first round.
     below: int = 0
+    #: The end of the leases that the service reported.
+    stop: int = 1
     last: RecordId = RID_GENESIS
     #: The replies by server, of each shard that is asked.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
@@ -72,6 +76,11 @@ class TailQueries(PendingRequests[TailQuery]):
             f"shard {shard} ({'silent' if state == 'live' else state})"
             for shard, state in states.items()
         ]
+
+    def unanswered(self, call: int) -> list[int]:
+        """Return the shards without a complete reply to a call's query."""
+        query = self._pending.get(call)
+        return self._unanswered(query) if query is not None else []
 
     def _unanswered(self, query: TailQuery) -> list[int]:
         """Return the shards without a complete reply."""
@@ -109,6 +118,10 @@ class TailQueries(PendingRequests[TailQuery]):
 
         def on_history(history: LeaseHistory) -> None:
             self._routing.update_placements(history.placements)
+            if history.runs:
+                query.stop = history.runs[-1].last.stop
+            elif lease is not None:
+                query.stop = lease.stop
             query.replies = {
                 p.shard: {}
                 for p in history.placements
@@ -171,7 +184,7 @@ class TailQueries(PendingRequests[TailQuery]):
         if self._silent_replicas(query):
             return
         if query.below:
-            self._finish(query, LogTail(query.last, self._recent(query)))
+            self._finish(query, LogTail(query.last, self._recent(query), query.below))
             return
         # The highest replica of a shard counts: another one may not be able to read its last
         # record.
@@ -181,12 +194,16 @@ class TailQueries(PendingRequests[TailQuery]):
         ]
         filled, shard = max(highest, default=(0, 0))
         query.last = RecordId(filled, shard) if filled else RID_GENESIS
+        frontiers = [
+            max(r.frontier for r in replies.values()) for replies in query.replies.values()
+        ]
+        # A shard that joins now is not in the query, and has positions after these leases.
+        settled = min([*frontiers, query.stop])
         if not query.with_recent or not query.replies:
-            self._finish(query, LogTail(query.last, RID_GENESIS if query.with_recent else None))
+            recent = RID_GENESIS if query.with_recent else None
+            self._finish(query, LogTail(query.last, recent, settled))
             return
-        query.below = min(
-            max(reply.frontier for reply in replies.values()) for replies in query.replies.values()
-        )
+        query.below = settled
         query.replies = {shard: {} for shard in query.replies}
         self._forget_numbers(query)
         self._add_number(query)

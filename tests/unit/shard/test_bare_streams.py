@@ -1,0 +1,96 @@
+"""Bare streams: a server sends its frontier to a reader that wants no records."""
+
+from __future__ import annotations
+
+from tests.unit.shard.test_readers import PRIMARY, calm_world, put, replica, sent, trim
+from tests.world import CLUSTER, MS, World, first_lease, grant, insert, probe
+from ziplog import wire
+
+CLIENT = b"c" * 16
+
+
+def open_stream(world: World, *, credit: int, start: int = 1) -> None:
+    message = wire.Subscribe(CLUSTER, 0, 1, CLIENT, 1, start, credit, "frontier")
+    world.send("c", PRIMARY, message)
+    world.run(2 * MS)
+
+
+def raise_credit(world: World, gsn: int) -> None:
+    world.send("c", PRIMARY, wire.Credit(CLUSTER, 0, 1, CLIENT, 1, gsn))
+    world.run(2 * MS)
+
+
+def test_stream_has_frontiers_and_no_records() -> None:
+    world = calm_world()
+    open_stream(world, credit=100)
+    put(world, insert(1), insert(2))
+    put(world, insert(3))
+    assert all(units == [] for _, _, units in sent(world))
+    assert sent(world)[0][:2] == (1, 1), "the opening is answered"
+    assert sent(world)[-1][1] == 4
+    starts, stops = [s for s, _, _ in sent(world)], [stop for _, stop, _ in sent(world)]
+    assert starts[1:] == stops[:-1], "each message continues the one before"
+    assert sum(len(d.leases) for d in probe(world).of(wire.Deliver)) >= 1
+
+
+def test_frontiers_end_behind_the_credit() -> None:
+    world = calm_world()
+    open_stream(world, credit=2)
+    for seq in range(1, 8):
+        put(world, insert(seq))
+    assert sent(world)[-1][1] == 3, "the first frontier above the credit is the last one"
+    raise_credit(world, 4)
+    assert sent(world)[-1][1] == 8, "the frontier moved meanwhile: the answer comes at once"
+
+
+def test_raised_credit_is_answered_when_the_frontier_moves() -> None:
+    world = calm_world()
+    open_stream(world, credit=0)
+    answers = len(sent(world))
+    raise_credit(world, 1)
+    assert len(sent(world)) == answers
+    raise_credit(world, 1)
+    assert len(sent(world)) == answers + 1, "a repetition is a sign of life"
+    put(world, insert(1))
+    assert sent(world)[-1][:2] == (1, 2)
+
+
+def test_frontier_is_stable_and_not_only_decided() -> None:
+    world = calm_world()
+    open_stream(world, credit=100)
+    world.kill("shard-0-1")
+    put(world, insert(1))
+    assert replica(world)._state.stream.end == 2, "the primary has decided it"
+    raise_credit(world, 200)
+    raise_credit(world, 200)
+    assert sent(world)[-1][1] == 1
+
+
+def test_reader_counts_as_a_subscriber() -> None:
+    world = calm_world()
+    assert not replica(world)._state.has_subscribers
+    open_stream(world, credit=0)
+    assert replica(world)._state.has_subscribers
+    world.run(11_000 * MS)
+    assert not replica(world)._state.has_subscribers, "it was silent"
+
+
+def test_frontier_moves_with_a_lease_alone() -> None:
+    first = first_lease(1, epochs=1, epoch_size=4)
+    world = calm_world(lease=first)
+    open_stream(world, credit=100)
+    put(world, *[insert(seq) for seq in range(1, 5)])
+    assert sent(world)[-1][1] == 5
+    grant(world, first.following(), 1)
+    put(world, insert(5))
+    assert sent(world)[-1][1] == 6
+
+
+def test_trim_ends_the_stream() -> None:
+    world = calm_world()
+    open_stream(world, credit=0)
+    for seq in range(1, 6):
+        put(world, insert(seq))
+    trim(world, 5)
+    assert [t.first for t in probe(world).of(wire.Trimmed)] == [5]
+    assert not replica(world)._state.has_subscribers

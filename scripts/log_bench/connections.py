@@ -11,13 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metrics.closed_loop import ClientProcesses, medians
-from metrics.picture import BLUE, GREY, RED, axes
+from metrics.picture import BLUE, GREY, OCHRE, RED, axes
 from metrics.rounds import alternate, ratio
 from metrics.setup import cluster as new_cluster
 from metrics.setup import progress
 
 from log_bench.clients import InsertSession
-from log_bench.other_systems import Nats, Redis
+from log_bench.other_systems import Nats, Redis, append_to_redis
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,8 @@ _SIZE: Final = 4096
 _PROCESSES: Final = 2
 _ROUNDS: Final = 3
 _HOST: Final = "127.0.0.1"
+#: Redis with a client that does as little as possible.
+_BARE: Final = f"{Redis.name}, bare connection"
 
 
 def measure(seconds: float) -> Figures:
@@ -39,7 +41,9 @@ def measure(seconds: float) -> Figures:
     with ExitStack() as stack:
         systems = {"Ziplog": Plan(InsertSession, stack.enter_context(new_cluster()).endpoint)}
         if Redis.is_installed():
-            systems[Redis.name] = Plan(RedisSession, str(stack.enter_context(Redis()).port))
+            port = str(stack.enter_context(Redis()).port)
+            systems[Redis.name] = Plan(RedisSession, port)
+            systems[_BARE] = Plan(BareRedisSession, port)
         if Nats.is_installed():
             systems[Nats.name] = Plan(NatsSession, str(stack.enter_context(Nats()).port))
         processes = {
@@ -86,6 +90,28 @@ class Plan(NamedTuple):
 
 
 class RedisSession(InsertSession):
+    """A client of Redis: a pipeline of the package `redis`, in one round trip."""
+
+    async def connect(self) -> None:
+        """Connect."""
+        from redis.asyncio import Redis as AsyncRedis  # noqa: PLC0415 - an optional peer
+
+        self._client = AsyncRedis(
+            host=_HOST, port=int(self._endpoint), single_connection_client=True
+        )
+        await self._client.ping()
+
+    async def act(self) -> Done:
+        """Append, and wait for the replica's acknowledgement."""
+        await append_to_redis(self._client, self._payload)
+        return "insert", True, 0
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()
+
+
+class BareRedisSession(InsertSession):
     """A client of Redis: the packed commands on a bare connection, in one round trip."""
 
     async def connect(self) -> None:
@@ -131,7 +157,7 @@ class NatsSession(InsertSession):
 
 def draw(figures: Figures, path: Path) -> None:
     """Draw the rates, and the median times, over the number of clients."""
-    colours = {"Ziplog": BLUE, Redis.name: RED, Nats.name: GREY}
+    colours = {"Ziplog": BLUE, Redis.name: RED, _BARE: OCHRE, Nats.name: GREY}
     with axes(path) as (left, right):
         for name, colour in colours.items():
             rows = [row for row in figures["systems"] if row["system"] == name]

@@ -97,6 +97,15 @@ class Redis(Peer):
             batch.execute()
 
 
+async def append_to_redis(client: Any, payload: bytes) -> None:
+    """Append with a `redis.asyncio.Redis`, and wait for the replica's acknowledgement."""
+    async with client.pipeline(transaction=False) as batch:
+        batch.xadd("log", {"p": payload}, maxlen=10_000, approximate=True)
+        batch.wait(1, 1000)
+        _, replicas = await batch.execute()
+    assert replicas >= 1, "no replica has it"
+
+
 class Nats(Peer):
     """Three JetStream servers, a stream on all of them."""
 

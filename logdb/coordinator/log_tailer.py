@@ -294,14 +294,14 @@ class LogTailer:
         request = BarrierRequest(self._calls.now + _REQUEST_TIMEOUT_NS, self._subscription)
         self._calls.call(request, self._on_barrier)
 
-    def _on_barrier(self, bound: int | ZiplogError) -> None:
+    def _on_barrier(self, bound: RecordId | ZiplogError) -> None:
         self._is_barrier_open = False
         waiters, self._requested = self._requested, []
         if isinstance(bound, ZiplogError):
             self._unsent[:0] = waiters
         else:
             for waiter in waiters:
-                self.wait_for_position(bound - 1, waiter)
+                self.wait_for_position(bound.gsn - 1, waiter)
         self._request_barrier_if_due()
 
     def _request_barrier_if_due(self) -> None:

@@ -184,7 +184,7 @@ def held_unit(route: bytes, message: Insert) -> HeldUnit:
     body = message.body
     return HeldUnit(
         message.client, message.seq, message.count, crc32c(body), body, message.after,
-        message.predecessor, route, copy=message.copy,
+        message.predecessor, route, copy=message.copy, sealed=message.sealed,
     )  # fmt: skip
 
 

@@ -254,6 +254,8 @@ class Primary:
         state.placed_records += unit.count
         state.placed_bytes += len(unit.body)
         session.confirm(unit, gsns)
+        if unit.sealed:
+            state.raise_awaited(unit.client, gsns[-1])
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
 

@@ -63,7 +63,7 @@ class Subscription(msgspec.Struct, gc=False):
     #: The last lease that was sent to the reader, and its digest.
     lease: int = 0
     digest: bytes = NO_DIGEST
-    #: It gets frontiers only; `credit` is a position: frontiers are sent until one above it was.
+    #: It gets frontiers only, as far as its client waits for positions (`ReplicaState.awaited`).
     is_bare: bool = False
 
 
@@ -228,7 +228,10 @@ class Readers:
             subscription = self.subscriptions[key] = Subscription(
                 route, message.subscription, message.start, credit, now, is_bare=is_bare
             )
-            if not is_bare:
+            if is_bare:
+                state.awaited.setdefault(message.client, 0)
+                state.raise_awaited(message.client, message.credit)
+            else:
                 self._lagging[key] = subscription
             self._note_subscriptions()
         self._answer(key, subscription)
@@ -252,6 +255,7 @@ class Readers:
         if subscription.is_bare:
             is_raised = message.credit > subscription.credit
             subscription.credit = max(subscription.credit, message.credit)
+            self._state.raise_awaited(message.client, message.credit)
             if is_raised and subscription.sent >= self._state.frontier:
                 return  # `on_stable` sends the next frontier
         else:
@@ -264,9 +268,16 @@ class Readers:
         self._drop((message.client, message.subscription))
 
     def _drop(self, key: tuple[bytes, int]) -> None:
-        self.subscriptions.pop(key, None)
+        dropped = self.subscriptions.pop(key, None)
+        if dropped is not None and dropped.is_bare:
+            self._forget_awaited(key[0])
         self._note_subscriptions()
         self._lagging.pop(key, None)
+
+    def _forget_awaited(self, client: bytes) -> None:
+        """Forget what a client waits for, unless it has another bare stream."""
+        if not any(key[0] == client and s.is_bare for key, s in self.subscriptions.items()):
+            del self._state.awaited[client]
 
     def _note_subscriptions(self) -> None:
         self._state.has_subscribers = bool(self.subscriptions)
@@ -304,7 +315,8 @@ class Readers:
         records = sum(len(unit.gsns) for unit in units)
         for key, subscription in list(self.subscriptions.items()):
             if subscription.is_bare:
-                if subscription.sent <= subscription.credit and subscription.sent < frontier:
+                sent = subscription.sent
+                if sent <= self._state.awaited[key[0]] and sent < frontier:
                     self._send_frontier(key, subscription)
                 continue
             if key in self._lagging:
@@ -442,6 +454,8 @@ class Readers:
             is_current = subscription.is_bare or subscription.sent >= self._frontier
             assert key in self._lagging or is_current
         assert self._lagging.keys() <= self.subscriptions.keys()
+        bare = {key[0] for key, subscription in self.subscriptions.items() if subscription.is_bare}
+        assert self._state.awaited.keys() == bare
 
 
 def _units(entries: Iterable[Entry]) -> tuple[list[Unit], int]:

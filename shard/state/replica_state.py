@@ -133,6 +133,8 @@ class ReplicaState:
         self.publisher = ""
         #: A reader subscribes to this server.
         self.has_subscribers = False
+        #: By client with a bare stream here: the highest position that it waits for.
+        self.awaited: Final[dict[bytes, int]] = {}
         #: Time until which peers are known to have subscribers, in ns.
         self.subscribers_until = -(2**62)
         #: Positions given up because readers waited for later ones.
@@ -178,6 +180,11 @@ class ReplicaState:
             or now < self.subscribers_until
             or now - self.last_want < READERS_AFTER_WANT_NS
         )
+
+    def raise_awaited(self, client: bytes, gsn: int) -> None:
+        """Have a client with a bare stream get the frontiers up to the first one above `gsn`."""
+        if self.awaited.get(client, gsn) < gsn:
+            self.awaited[client] = gsn
 
     def send(self, dst: bytes, message: Message) -> None:
         """Add the effect of sending a message."""

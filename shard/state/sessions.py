@@ -73,6 +73,8 @@ class HeldUnit(msgspec.Struct, gc=False):
     packed: bytes = b""
     #: Number of the newest copy from the client; 0: none arrived, or copies are not numbered.
     copy: int = 0
+    #: Its client waits until its last slot is sealed.
+    sealed: bool = False
 
     @property
     def is_placed(self) -> bool:

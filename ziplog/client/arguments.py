@@ -24,6 +24,7 @@ from ziplog.client.common.requests import (
     OutlineRequest,
     ReadRequest,
     ScanRequest,
+    SealRequest,
     SubscribeRequest,
     TrimRequest,
 )
@@ -159,8 +160,10 @@ def insert(
     limits: Limits,
     deadline_ns: int,
     shard: int | None = None,
+    *,
+    sealed: bool = False,
 ) -> InsertRequest:
-    """Return a request to insert one record; `shard`: at this one.
+    """Return a request to insert one record; `shard`: at this one; `sealed`: an append.
 
     Raises:
         TypeError: the payload or key is not bytes-like, or `after` is not a RecordId.
@@ -177,7 +180,7 @@ def insert(
     if shard is not None:
         check_shard(shard)
     return InsertRequest(
-        deadline_ns, [payload], after, key, time.time_ns() // 1000, False, None, shard
+        deadline_ns, [payload], after, key, time.time_ns() // 1000, False, None, shard, sealed
     )
 
 
@@ -189,6 +192,8 @@ def insert_many(
     limits: Limits,
     deadline_ns: int,
     shard: int | None = None,
+    *,
+    sealed: bool = False,
 ) -> InsertRequest:
     """Return a request to insert copies of `payloads`; `key`: of all, `keys`: one for each.
 
@@ -209,9 +214,7 @@ def insert_many(
     if shard is not None:
         check_shard(shard)
     now_us = time.time_ns() // 1000
-    return InsertRequest(
-        deadline_ns, copies, after, key, now_us, many=True, keys=named, shard=shard
-    )
+    return InsertRequest(deadline_ns, copies, after, key, now_us, True, named, shard, sealed)
 
 
 def rows(
@@ -381,6 +384,12 @@ def read(rid: RecordId, deadline_ns: int) -> ReadRequest:
     """Return a request to read a record."""
     check_rid("rid", rid)
     return ReadRequest(deadline_ns, rid)
+
+
+def seal(rid: RecordId, deadline_ns: int) -> SealRequest:
+    """Return a request to seal a position."""
+    check_rid("rid", rid)
+    return SealRequest(deadline_ns, rid)
 
 
 def trim(rid: RecordId, deadline_ns: int) -> TrimRequest:

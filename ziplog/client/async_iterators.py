@@ -10,6 +10,7 @@ from ziplog.client.async_base import AsyncStream
 from ziplog.client.bulk.scan_cursor import ScanCursor
 from ziplog.client.common.requests import (
     NEVER,
+    BarrierRequest,
     ProgressRequest,
     ScanCloseRequest,
     ScanFetchRequest,
@@ -113,6 +114,26 @@ class AsyncSubscription(AsyncStream):
         """The shard and the epoch that block further records, if any do."""
         self._update_progress()
         return self._buffer.blocked_on
+
+    async def barrier(self, *, timeout: float | None = None) -> RecordId:
+        """Return a position that no reader had passed when this was called.
+
+        Once `position` is at or after it, this subscription has returned every record (of its
+        shards) whose append completed before the call, and every record that any reader had
+        received. This fetches nothing: go on reading.
+
+        Args:
+            timeout: in seconds; None: no limit.
+
+        Raises:
+            DeadlineError: a server did not report its position.
+            ClosedError: the subscription is closed.
+
+        """
+        await self
+        deadline_ns = NEVER if timeout is None else arguments.deadline_ns(timeout, 0)
+        rid: RecordId = await self._engine.call(BarrierRequest(deadline_ns, self._number))
+        return rid
 
     def _update_progress(self) -> None:
         if self._buffer.needs_progress and self._is_open:

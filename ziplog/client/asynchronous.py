@@ -198,8 +198,99 @@ class AsyncLog(AsyncConnection):
         )
         return self._engine.submit_insert(request)
 
+    # --- appending ---
+
+    async def append(
+        self,
+        payload: BytesLike,
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        shard: int | None = None,
+        timeout: float | None = None,
+    ) -> RecordId:
+        """Insert one record; return when no later record can get a position before it.
+
+        A record whose insert or append begins after this call returned gets a higher position, at
+        any shard and from any client: appends are linearizable (T 3.1). An append takes four
+        message delays, an insert two; it waits while any shard recovers.
+
+        Arguments and errors are those of `insert_after`, and one more:
+
+        Raises:
+            OutcomeUnknownError: with `results`: the record has this position, but a later record
+                may still get before it; `resolve` waits until that is over.
+
+        """
+        request = arguments.insert(
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True
+        )
+        rids: list[RecordId] = await self._engine.call(request)
+        return rids[0]
+
+    async def append_many(
+        self,
+        payloads: Iterable[BytesLike],
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        keys: Iterable[BytesLike | str | None] | None = None,
+        shard: int | None = None,
+        timeout: float | None = None,
+    ) -> list[RecordId]:
+        """Insert records as `insert_many`; return when no later record can get before any of them.
+
+        Arguments are those of `insert_many`, errors those of `insert_many` and `append`. An error
+        without an OutcomeUnknownError promises nothing about the records that were inserted.
+        """
+        deadline_ns = self._deadline_ns(timeout)
+        limits = self._limits
+        request = arguments.insert_many(
+            payloads, after, key, keys, limits, deadline_ns, shard, sealed=True
+        )
+        if not request.payloads:
+            return []
+        rids: list[RecordId] = await self._engine.call(request)
+        return rids
+
+    def append_nowait(
+        self,
+        payload: BytesLike,
+        after: RecordId = RID_GENESIS,
+        *,
+        key: BytesLike | str | None = None,
+        shard: int | None = None,
+        timeout: float | None = None,
+    ) -> asyncio.Future[RecordId]:
+        """Start to append a record; return a future of its rid, as `insert_nowait` does.
+
+        Two appends that are pending at the same time have no order.
+        """
+        request = arguments.insert(
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True
+        )
+        return self._engine.submit_insert(request)
+
+    async def seal(self, rid: RecordId, *, timeout: float | None = None) -> RecordId:
+        """Return `rid` when no later record can get a position at or before it.
+
+        What an insert got at `rid` is then ordered like an append.
+
+        Raises:
+            DeadlineError: a shard had not passed the position at the time-out; try again.
+
+        """
+        sealed: RecordId = await self._engine.call(arguments.seal(rid, self._deadline_ns(timeout)))
+        return sealed
+
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every `insert_nowait` so far is done; raise the first failure, if any."""
+        """Wait until every `insert_nowait` and `append_nowait` so far is done.
+
+        Raises:
+            ZiplogError: the first failure of one of them since the last `flush`.
+            DeadlineError: some were pending at the time-out.
+
+        """
         await self._engine.flush(arguments.timeout_s(timeout, self._timeout))
 
     async def sync(self, timeout: float | None = None) -> RecordId:
@@ -271,14 +362,25 @@ class AsyncLog(AsyncConnection):
         limit = timeout if timeout is not None or follow else self._timeout
         return AsyncSubscription(self._engine, request, start, limit)
 
-    async def check_tail(self, *, timeout: float | None = None) -> RecordId:
+    async def check_tail(self, *, sealed: bool = False, timeout: float | None = None) -> RecordId:
         """Return a position at or after all inserts that completed before this call.
 
         A later insert may still get an earlier position, at a shard that has free positions there,
         unless it passes this one as `after`. Positions that a subscription has passed do not
         change.
+
+        Args:
+            sealed: return only when no later record can get a position at or before it; so the
+                tail is linearizable, together with appends.
+            timeout: in seconds.
+
+        Raises:
+            DeadlineError: a server did not report its end, or with `sealed`, a shard had not passed
+                the position, at the time-out.
+
         """
-        rid: RecordId = await self._engine.call(TailRequest(self._deadline_ns(timeout)))
+        request = TailRequest(self._deadline_ns(timeout), bool(sealed))
+        rid: RecordId = await self._engine.call(request)
         return rid
 
     # --- reading in bulk ---

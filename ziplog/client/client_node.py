@@ -32,6 +32,7 @@ from ziplog.client.common.requests import (
     ScanCloseRequest,
     ScanFetchRequest,
     ScanRequest,
+    SealRequest,
     StatusRequest,
     SubscribeRequest,
     SyncRequest,
@@ -48,6 +49,7 @@ from ziplog.client.reads.barrier import Barriers
 from ziplog.client.reads.read import Reads
 from ziplog.client.reads.subscribe import Subscriptions
 from ziplog.client.reads.tail import TailQueries
+from ziplog.client.seals.seals import Seals
 from ziplog.core.node import (
     BatchEnd,
     Call,
@@ -105,25 +107,25 @@ class ClientCore:
         context = self._context = StepContext(client)
         membership = self._membership = MembershipClient(context, endpoints, cluster)
         routing = self._routing = Routing(context, membership)
-        inserts = self._inserts = Inserts(context, routing, policy)
+        tail_queries = self._tail_queries = TailQueries(context, routing)
+        seals = self._seals = Seals(context, routing, tail_queries)
+        inserts = self._inserts = Inserts(context, routing, policy, seals)
         self._plain_inserts: Final = inserts.plain
-        self._on_plain_ack: Final = self._plain_inserts.on_ack
+        self._on_plain_ack: Final = inserts.plain.on_ack
         #: A `BatchEnd` is due: an event happened since the last one, besides inserts on the short
         #: path and their acks.
         self.is_batch_open = False
-        reads = Reads(context, routing)
-        tail_queries = self._tail_queries = TailQueries(context, routing)
+        reads, syncs = Reads(context, routing), Syncs(context, routing, inserts.windows)
         subscriptions = self._subscriptions = Subscriptions(context, routing, tail_queries)
         inserts.measurements.backlogs = subscriptions.backlogs
         barriers = Barriers(context, routing, subscriptions)
         cluster_calls = self._cluster_calls = ClusterCalls(context, routing)
         shard_changes = ShardChanges(context, routing)
-        syncs = Syncs(context, routing, inserts.windows)
         extent_queries = ExtentQueries(context, routing)
         outline_queries = OutlineQueries(context, routing)
         scans = self._scans = Scans(context, routing)
         self._machines: Final = (
-            inserts.outcomes, inserts, syncs, reads, tail_queries, subscriptions, barriers,
+            inserts.outcomes, inserts, syncs, reads, tail_queries, seals, subscriptions, barriers,
             cluster_calls, shard_changes, extent_queries, outline_queries, scans,
         )  # fmt: skip
         self._on_call: Final[dict[type, Callable[[int, Any], None]]] = {
@@ -138,7 +140,8 @@ class ClientCore:
             BarrierRequest: barriers.start,
             UnsubscribeRequest: subscriptions.unsubscribe,
             ConnectRequest: cluster_calls.connect,
-            TailRequest: tail_queries.start,
+            SealRequest: seals.start,
+            TailRequest: seals.start_tail,
             TrimRequest: cluster_calls.trim,
             StatusRequest: cluster_calls.status,
             FinishUpgradeRequest: cluster_calls.finish_upgrade,
@@ -154,10 +157,10 @@ class ClientCore:
             Located: inserts.on_located,
             Leaving: routing.on_leaving,
             Synced: syncs.on_synced,
-            Deliver: _each(scans.on_deliver, subscriptions.on_deliver),
+            Deliver: _each(seals.on_deliver, scans.on_deliver, subscriptions.on_deliver),
             ReadReply: reads.on_reply,
             Refused: _each(*(machine.on_refused for machine in self._machines)),
-            Trimmed: _each(scans.on_trimmed, subscriptions.on_trimmed),
+            Trimmed: _each(seals.on_trimmed, scans.on_trimmed, subscriptions.on_trimmed),
             Outlined: outline_queries.on_reply,
             TailReply: _each(tail_queries.on_reply, barriers.on_reply),
             ClusterInfo: membership.on_reply,
@@ -275,6 +278,7 @@ class ClientCore:
         elif type(event) is Closing:
             self._inserts.settled_reports.send_all()
             self._inserts.measurements.is_closed = True
+            self._seals.close()
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next `Wakeup`."""
@@ -303,6 +307,7 @@ class ClientCore:
         self._inserts.sender.on_batch_end()
         self._subscriptions.on_batch_end()
         self._scans.on_batch_end()
+        self._seals.on_batch_end()
 
     def _tick(self) -> None:
         self._context.next_timer = NEVER

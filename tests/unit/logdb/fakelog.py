@@ -277,9 +277,9 @@ class FakeCore:
             UnsubscribeRequest: self._unsubscribe,
         }
 
-    def _barrier(self, _call: int, request: BarrierRequest) -> int | ClosedError:
+    def _barrier(self, _call: int, request: BarrierRequest) -> RecordId | ClosedError:
         is_open = request.subscription in self.subscriptions
-        return self.log.tail.gsn + 1 if is_open else ClosedError("this subscription")
+        return RecordId(self.log.tail.gsn + 1, 0) if is_open else ClosedError("this subscription")
 
     @property
     def limits(self) -> Limits:

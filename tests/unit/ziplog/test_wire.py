@@ -108,7 +108,7 @@ def test_tags_and_fields_in_use_are_unchanged() -> None:
     assert KINDS[0].__struct_config__.tag == 257
     assert KINDS[0].__struct_fields__ == (
         "cluster", "shard", "view", "client", "seq", "first_incomplete", "predecessor", "after",
-        "count", "body", "copy", "since",
+        "count", "body", "copy", "since", "sealed",
     )  # fmt: skip
     assert wire.InsertAck.__struct_config__.tag == 258
     assert wire.InsertAck.__struct_fields__ == (

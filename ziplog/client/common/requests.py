@@ -48,6 +48,8 @@ class InsertRequest(Request, frozen=True, gc=False):
     keys: list[bytes | None] | None = None
     #: The shard that gets the records; None: the policy selects one.
     shard: int | None = None
+    #: Return only when no later record can get a position before these: an append.
+    sealed: bool = False
     #: Origin of the first payload. If set, a unit is sent only when the previous unit is placed.
     origin: Origin | None = None
 
@@ -73,6 +75,15 @@ class ReadRequest(Request, frozen=True, gc=False):
 
 class TailRequest(Request, frozen=True, gc=False):
     """Get the rid of the last record. Result: that rid, or RID_GENESIS if the log is empty."""
+
+    #: Return only when no later record can get a position before the rid.
+    sealed: bool = False
+
+
+class SealRequest(Request, frozen=True, gc=False):
+    """Wait until no later record can get a position before a rid. Result: the rid."""
+
+    rid: RecordId
 
 
 class TrimRequest(Request, frozen=True, gc=False):
@@ -140,9 +151,9 @@ class ProgressRequest(Request, frozen=True, gc=False):
 
 
 class BarrierRequest(Request, frozen=True, gc=False):
-    """Get an upper bound of all readers. Result: a gsn that no reader had passed at the call.
+    """Get an upper bound of all readers. Result: a position that no reader had passed at the call.
 
-    A subscription that reaches this gsn has received all records that any reader had received
+    A subscription that reaches this position has received all records that any reader had received
     before.
     """
 
@@ -241,6 +252,9 @@ class Counters(msgspec.Struct):
     #: `unknown`: they may be; a record that is found later also counts as an insert.
     failed: int = 0
     unknown: int = 0
+    #: Records of appends (they count as inserts, too), and calls that ended without a seal.
+    appends: int = 0
+    unsealed: int = 0
     #: Units and requests that were sent again.
     retries: int = 0
     #: Refusals with code `redirect`.

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 class UnknownOutcome:
     """The open units of one call, and the rids that are known. Only the client node writes it."""
 
-    __slots__ = ("calls", "is_session_expired", "many", "open", "results", "shard")
+    __slots__ = (
+        "calls", "is_append", "is_session_expired", "many", "open", "results", "shard",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class UnknownOutcome:
         units: Iterable[tuple[int, tuple[int, int]]],
         *,
         many: bool,
+        is_append: bool,
     ) -> None:
         """Create one from the seq of each open unit, and its payloads [start, stop)."""
         self.shard: Final = shard
@@ -42,6 +45,8 @@ class UnknownOutcome:
         self.open: Final = dict(units)
         #: The call was an `insert_many`.
         self.many: Final = many
+        #: The call was an append: it returns once its records are sealed.
+        self.is_append: Final = is_append
         #: Number of pending `resolve()` calls.
         self.calls = 0
         #: Servers may have expired this client's session, so the outcome stays unknown.
@@ -75,6 +80,19 @@ class UnknownOutcome:
             error.results = list(self.results)
         return error
 
+    def unsealed_error(self, awaited: str) -> OutcomeUnknownError:
+        """Return the error for an append whose records are placed, and wait for `awaited`."""
+        last = max(rid for rid in self.results if rid is not None)
+        what = f"the last of {len(self.results)} records" if self.many else "the record"
+        text = (
+            f"the deadline passed: {what} is at {last}, but {awaited} has not passed it, so a"
+            " record that is inserted later may still get before it; resolve() waits until that"
+            " is over"
+        )
+        error = OutcomeUnknownError(text, shard=self.shard, seq=0, doubt=self)
+        error.results = list(self.results)
+        return error
+
 
 class ResolveRequest(Request, frozen=True, gc=False):
     """Wait for a call's outcome. Result: the rid of each payload; None: it will never exist."""
@@ -96,7 +114,7 @@ class UnknownOutcomes(PendingRequests[PendingResolve]):
         context: StepContext,
         routing: Routing,
         unknown_error: Callable[[UnknownOutcome], OutcomeUnknownError],
-        on_returned: Callable[[Sequence[RecordId | None]], None],
+        complete: Callable[[int, int, UnknownOutcome], None],
     ) -> None:
         """Create it.
 
@@ -104,19 +122,18 @@ class UnknownOutcomes(PendingRequests[PendingResolve]):
             context: the client's.
             routing: the client's.
             unknown_error: returns the error of a call that ends without the outcome.
-            on_returned: called with the results of each call that ends with the outcome.
+            complete: completes a call, given its number, deadline and outcome.
 
         """
         super().__init__(context, routing)
         self._unknown_error: Final = unknown_error
-        self._on_returned: Final = on_returned
+        self._complete: Final = complete
 
     def start(self, call: int, request: ResolveRequest) -> None:
         """Start a call."""
         outcome = request.outcome
         if not outcome.open:
-            self._on_returned(outcome.results)
-            self._context.complete(call, list(outcome.results))
+            self._complete(call, request.deadline, outcome)
             return
         self._add(PendingResolve(call, request.deadline, outcome=outcome))
         outcome.calls += 1
@@ -135,9 +152,9 @@ class UnknownOutcomes(PendingRequests[PendingResolve]):
         outcome.resolve_unit(seq, gsns)
         if outcome.open or not outcome.calls:
             return
-        self._on_returned(outcome.results)
         for pending in [p for p in self._pending.values() if p.outcome is outcome]:
-            self._finish(pending, list(outcome.results))
+            self.cancel(pending.call)
+            self._complete(pending.call, pending.deadline, outcome)
 
     def _result_at_deadline(self, pending: PendingResolve) -> OutcomeUnknownError:
         return self._unknown_error(pending.outcome)

@@ -64,9 +64,9 @@ class InsertCall:
         """The calls of callers that wait for this call's units."""
         return [self]
 
-    def results_by_call(self) -> list[tuple[int, list[RecordId]]]:
-        """Return the number and the rids of each of `calls`, once all units are placed."""
-        return [(self.number, self.rids)]
+    def results_by_call(self) -> list[tuple[InsertCall, list[RecordId]]]:
+        """Return each of `calls` with its rids, once all units are placed."""
+        return [(self, self.rids)]
 
     @property
     def rids(self) -> list[RecordId]:
@@ -158,6 +158,7 @@ class InsertGroup(InsertCall):
             # The time of sending: no earlier than any of the calls.
             max(request.timestamp_us for request in requests),
             keys=[request.key_of(0) for request in requests],
+            sealed=any(request.sealed for request in requests),
         )
         super().__init__(0, merged)
         self.shard = calls[0].shard
@@ -171,10 +172,10 @@ class InsertGroup(InsertCall):
         """The calls that have not ended."""
         return [call for call in self.members if call is not None]
 
-    def results_by_call(self) -> list[tuple[int, list[RecordId]]]:
-        """Return the number and the rid of each call that has not ended."""
+    def results_by_call(self) -> list[tuple[InsertCall, list[RecordId]]]:
+        """Return each call that has not ended with its rid."""
         placed = zip(self.members, self.rids, strict=True)
-        return [(call.number, [rid]) for call, rid in placed if call is not None]
+        return [(call, [rid]) for call, rid in placed if call is not None]
 
     def remove(self, call: InsertCall) -> int:
         """Remove a call that ended; return the position of its record in the unit."""

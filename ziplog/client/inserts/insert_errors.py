@@ -48,7 +48,9 @@ def deadline_error(
     where = routing.describe(call.shard)
     if unknown_units:
         spans = [(unit.message.seq, call.unit_ranges[unit.index]) for unit in unknown_units]
-        outcome = UnknownOutcome(call.shard, call.results, spans, many=call.many)
+        outcome = UnknownOutcome(
+            call.shard, call.results, spans, many=call.many, is_append=call.request.sealed
+        )
         outcome.is_session_expired = is_session_expired
         return unknown_outcome_error(outcome, windows, routing), outcome
     if units or call.is_partly_placed:

@@ -25,6 +25,7 @@ from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.locate import LocateQueries
 from ziplog.client.inserts.measurements import Measurements
 from ziplog.client.inserts.plain_inserts import PlainInserts
+from ziplog.client.inserts.results import Results
 from ziplog.client.inserts.sending import Sender
 from ziplog.client.inserts.settling import SettledReports
 from ziplog.client.inserts.shard_selector import ShardSelector
@@ -32,13 +33,12 @@ from ziplog.errors import NoSuchRecordError, ProtocolError, RecordTooLargeError,
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ziplog.client.common.requests import InsertRequest, Policy
     from ziplog.client.common.routing import Route, Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
     from ziplog.client.inserts.inflight import InflightUnit
+    from ziplog.client.seals.seals import Seals
     from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import InsertAck, Located, Refused
 
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 class Inserts:
     """All inserts of a client."""
 
-    def __init__(self, context: StepContext, routing: Routing, policy: Policy) -> None:
+    def __init__(
+        self, context: StepContext, routing: Routing, policy: Policy, seals: Seals
+    ) -> None:
         self._context: Final = context
         self._routing: Final = routing
         self._calls: dict[int, InsertCall] = {}
@@ -59,8 +61,11 @@ class Inserts:
         self.sender: Final = Sender(context, routing)
         #: `_reassign` runs after the next reply about placements.
         self._is_reassign_due = False
-        errors, returned = self._unknown_error, self._note_returned
-        self.outcomes: Final = UnknownOutcomes(context, routing, errors, returned)
+        self._seals: Final = seals
+        results = self._results = Results(context, routing, self.windows, seals)
+        self.outcomes: Final = UnknownOutcomes(
+            context, routing, self._unknown_error, results.resolve
+        )
         self.settled_reports: Final = SettledReports(context, routing, self.windows)
         self._copies: Final = Copies(context, routing, self.shard_selector, self._reject)
         self.plain: Final = PlainInserts(context, routing, self.windows, self._copies)
@@ -76,6 +81,8 @@ class Inserts:
 
     def start(self, number: int, request: InsertRequest) -> None:
         """Start a call."""
+        if request.sealed:
+            self._seals.prepare()
         shard = self.shard_selector.select(request)
         if isinstance(shard, int) and self.plain.start(number, request, shard):
             return
@@ -226,10 +233,8 @@ class Inserts:
             call.gsns[unit.index] = gsns
             call.open -= 1
             if not call.open:
-                for number, rids in call.results_by_call():
+                for number in self._results.complete(call):
                     del self._calls[number]
-                    self._note_returned(rids)
-                    self._context.complete(number, rids)
             elif call.is_sequential:
                 window.queue.append(call)
             elif window.is_blocked_by_view_change:
@@ -238,12 +243,6 @@ class Inserts:
             self.sender.fill(window)
         if not window.inflight:
             self.settled_reports.on_window_empty(window)
-
-    def _note_returned(self, rids: Sequence[RecordId | None]) -> None:
-        """Note that a caller receives these records, which a `sync` may have reported as lost."""
-        if self._context.has_losses:
-            for rid in filter(None, rids):
-                self.windows[rid.shard].note_returned(rid.gsn)
 
     def _protocol_violation(self, window: ShardWindow, unit: InflightUnit, what: str) -> None:
         """Fail a unit because servers violated the protocol; an unknown outcome stays unknown."""
@@ -554,7 +553,7 @@ class Inserts:
     ) -> None:
         if isinstance(error, ZiplogError) and call.many:
             insert_errors.add_partial_results(error, call)
-            self._note_returned(error.results)
+            self._results.note_returned(error.results)
         self.measurements.note_failed(call, outcome)
         self._detach(call, outcome)
         self._context.complete(call.number, error)

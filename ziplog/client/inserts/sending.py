@@ -115,6 +115,7 @@ class Sender:
         message = Insert(
             self._routing.cluster, window.shard, route.view, context.client, seq,
             window.first_incomplete, call.previous, call.floor, stop - start, body, 1, call.since,
+            call.request.sealed and stop == len(call.request.payloads),
         )  # fmt: skip
         unit = _track(window, call, message, route, context.now)
         context.set_timer(unit.retransmit_at)

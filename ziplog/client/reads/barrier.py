@@ -19,6 +19,7 @@ from ziplog.client.common.pending_requests import PendingRequest, PendingRequest
 from ziplog.client.reads.tail import missing_servers
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ClosedError, DeadlineError
+from ziplog.types import RecordId
 from ziplog.wire import Tail, TailReply
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Barriers(PendingRequests[Barrier]):
         assert barrier.shard is not None, "a reply without a request"
         bound = subscription.next_owned(barrier.shard, end) if subscription is not None else None
         if bound is not None:
-            self._finish(barrier, bound)
+            self._finish(barrier, RecordId(bound, barrier.shard))
 
     def _result_at_deadline(self, barrier: Barrier) -> DeadlineError:
         where = "a shard" if barrier.shard is None else f"shard {barrier.shard}"

@@ -146,11 +146,14 @@ class FrontierStream:
 
     # --- messages to the server ---
 
-    def grant(self, gsn: int) -> None:
-        """Request the frontiers up to the first one above `gsn`."""
+    def grant(self, gsn: int, *, known: bool = False) -> None:
+        """Request the frontiers up to the first one above `gsn`; `known`: the server sends them.
+
+        What a server may have forgotten is requested with the next keep-alive.
+        """
         if gsn > self._granted:
             self._granted = gsn
-            if not self._reopen_at:
+            if not known and not self._reopen_at:
                 self._send_credit()
 
     def _send_credit(self) -> None:

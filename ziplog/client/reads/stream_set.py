@@ -103,9 +103,9 @@ class StreamSet(ABC, Generic[StreamT]):
 
     def on_routes_changed(self, shards: list[int]) -> None:
         """Reopen the streams of shards with a new view."""
-        for shard in shards:
-            stream, route = self._streams.get(shard), self._routing.route(shard)
-            if stream is not None and route is not None and route.view != stream.view:
+        for shard in self._streams.keys() & shards:
+            stream, route = self._streams[shard], self._routing.route(shard)
+            if route is not None and route.view != stream.view:
                 self._open(stream)
 
     # --- time and the end ---

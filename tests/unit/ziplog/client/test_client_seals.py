@@ -1,0 +1,367 @@
+"""Seals: appends, `seal` and sealed tails wait until every shard has passed their position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.ziplog.client.fakes import CLUSTER, MS, Glass, S, ack, lease, placement
+from ziplog import wire
+from ziplog.client.common.requests import InsertRequest, SealRequest, TailRequest
+from ziplog.client.common.unknown_outcome import ResolveRequest
+from ziplog.client.inserts import sending
+from ziplog.client.seals.settled_prefix import FORGET_AFTER_NS, REST_AFTER_NS
+from ziplog.core.node import BatchEnd
+from ziplog.core.view import run_of
+from ziplog.errors import DeadlineError, OutcomeUnknownError
+from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from ziplog.core.view import LeaseRun
+
+FIRST = lease([0, 1], size=20)  # shard 0 owns the odd positions up to 20, shard 1 the even ones
+
+
+class Sealer(Glass):
+    """A client of two shards, with two replicas each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connect(placement(0), placement(1), leases=[run_of(FIRST)])
+        self.streams: dict[int, wire.Subscribe] = {}
+
+    def seal(self, gsn: int, timeout: int = 10 * S) -> int:
+        call = self.call(SealRequest(self.until(timeout), RecordId(gsn, 0)))
+        self.step(BatchEnd())
+        return call
+
+    def append(self, *payloads: bytes, timeout: int = 10 * S) -> int:
+        request = InsertRequest(
+            self.until(timeout), list(payloads), RID_GENESIS, None, 0, len(payloads) > 1,
+            sealed=True,
+        )  # fmt: skip
+        call = self.call(request)
+        self.step(BatchEnd())
+        return call
+
+    def place(self, *gsns: int) -> None:
+        """Ack the pending insert at both replicas."""
+        message = self.take(wire.Insert)[0][1]
+        for server in (0, 1):
+            self.give(ack(message, server, gsns))
+
+    def history(self, *runs: LeaseRun, trim: int = 0) -> None:
+        question = self.take(wire.LeaseQuery)[-1][1]
+        known = [placement(shard) for shard in range(3)]
+        self.give(wire.LeaseHistory(CLUSTER, question.request, list(runs), known[:2], trim))
+
+    def survey(self, *frontiers: int, filled: int = 0) -> None:
+        """Reply to a tail query, the leases first."""
+        self.history(run_of(FIRST))
+        for shard, frontier in enumerate(frontiers):
+            for name, tail in self.take_tails(shard):
+                server = int(name[3])
+                self.give(wire.TailReply(CLUSTER, shard, 1, server, tail.request, filled, frontier))
+
+    def take_tails(self, shard: int) -> list[tuple[str, wire.Tail]]:
+        tails = self.take(wire.Tail)
+        self.sent += [item for item in tails if item[1].shard != shard]
+        return [item for item in tails if item[1].shard == shard]
+
+    def follow(self, *runs: LeaseRun, frontiers: tuple[int, int] = (1, 1)) -> None:
+        """Go through the beginning, up to the open streams."""
+        self.survey(*frontiers)
+        self.history(*(runs or (run_of(FIRST),)))
+        self.look()
+
+    def look(self) -> list[str]:
+        opened = self.take(wire.Subscribe)
+        self.streams |= {message.shard: message for _, message in opened}
+        return [name for name, _ in opened]
+
+    def deliver(self, shard: int, frontier: int, **fields: Any) -> None:
+        stream = self.core._seals._prefix._streams[shard]
+        self.give(
+            wire.Deliver(
+                CLUSTER, shard, 1, 1, stream.number, stream.frontier, frontier, [],
+                fields.pop("leases", []), frontier, **fields,
+            )
+        )  # fmt: skip
+
+
+def following() -> Sealer:
+    """Return a client whose streams are open."""
+    glass = Sealer()
+    call = glass.seal(1)
+    glass.follow()
+    glass.deliver(0, 3)
+    glass.deliver(1, 2)
+    assert glass.answers.pop(call) == RecordId(1, 0)
+    return glass
+
+
+def test_seal_waits_for_every_shard() -> None:
+    glass = Sealer()
+    call = glass.seal(5)
+    glass.follow()
+    assert {m.kind for m in glass.streams.values()} == {"frontier"}
+    assert [m.credit for m in glass.streams.values()] == [5, 5]
+    assert {m.gsn for _, m in glass.take(wire.Want)} == {5}
+    glass.deliver(0, 7)
+    glass.deliver(1, 4)
+    assert call not in glass.answers
+    glass.deliver(1, 6)
+    assert glass.answers.pop(call) == RecordId(5, 0)
+    assert not glass.core._is_waiting()
+
+
+def test_frontier_at_the_position_does_not_seal_it() -> None:
+    glass = following()
+    call = glass.seal(4)
+    glass.deliver(0, 5)
+    glass.deliver(1, 4)
+    assert call not in glass.answers
+    glass.deliver(1, 6)
+    assert call in glass.answers
+
+
+def test_genesis_is_sealed() -> None:
+    glass = Sealer()
+    assert glass.answers[glass.call(SealRequest(glass.until(), RID_GENESIS))] == RID_GENESIS
+    assert not glass.take(wire.LeaseQuery)
+
+
+def test_append_is_an_insert_and_a_seal() -> None:
+    glass = following()
+    call = glass.append(b"x")
+    glass.place(5)
+    assert call not in glass.answers, "it is placed, and not sealed"
+    assert {m.credit for _, m in glass.take(wire.Credit)} == {5}
+    glass.deliver(0, 7)
+    glass.deliver(1, 6)
+    assert glass.answers.pop(call) == [RecordId(5, 0)]
+    assert glass.core.counters.appends == 1
+
+
+def test_append_of_many_seals_its_last_record() -> None:
+    glass = following()
+    call = glass.append(b"x", b"y")
+    glass.place(5, 7)
+    glass.deliver(0, 9)
+    glass.deliver(1, 6)
+    assert call not in glass.answers
+    glass.deliver(1, 8)
+    assert glass.answers.pop(call) == [RecordId(5, 0), RecordId(7, 0)]
+
+
+def test_inserts_and_appends_share_units_and_not_their_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "IMMEDIATE_SINGLE_UNITS", 1)
+    monkeypatch.setattr(sending, "MAX_SINGLE_UNITS", 2)
+    glass = following()
+    first, plain, sealed = glass.insert(b"a"), glass.insert(b"b"), glass.append(b"c")
+    alone, group = (message for _, message in glass.take(wire.Insert)[::2])
+    assert (alone.count, group.count) == (1, 2)
+    for server in (0, 1):
+        glass.give(ack(alone, server, [5]), ack(group, server, [7, 9]))
+    assert glass.answers.pop(first) == [RecordId(5, 0)]
+    assert glass.answers.pop(plain) == [RecordId(7, 0)]
+    assert sealed not in glass.answers
+    glass.deliver(0, 11)
+    glass.deliver(1, 10)
+    assert glass.answers.pop(sealed) == [RecordId(9, 0)]
+
+
+def test_calls_share_one_question_to_each_shard() -> None:
+    glass = following()
+    calls = [glass.seal(gsn) for gsn in (4, 8, 6, 8)]
+    glass.take(wire.Credit)
+    glass.take(wire.Want)
+    glass.deliver(0, 9)
+    glass.deliver(1, 8)
+    assert [call in glass.answers for call in calls] == [True, False, True, False]
+    assert not glass.take(wire.Credit)
+    glass.deliver(1, 10)
+    assert all(call in glass.answers for call in calls)
+
+
+def test_lost_answer_is_asked_for_again() -> None:
+    glass = following()
+    call = glass.seal(6)
+    glass.take(wire.Credit)
+    glass.take(wire.Want)
+    glass.pass_time(600 * MS)
+    assert glass.take(wire.Credit)
+    assert glass.take(wire.Want)
+    assert call not in glass.answers
+
+
+def test_shard_that_leaves_is_waited_for_up_to_its_last_position() -> None:
+    second = lease([0], 2, 21, size=20)
+    glass = following()
+    call = glass.seal(25)
+    glass.deliver(0, 21, leases=[run_of(second)])
+    glass.deliver(0, 27)
+    assert call not in glass.answers, "shard 1 owns positions below 21"
+    glass.deliver(1, 20)
+    assert call not in glass.answers
+    glass.deliver(1, 21)
+    assert glass.answers.pop(call) == RecordId(25, 0)
+
+
+def test_shard_that_joins_is_waited_for() -> None:
+    second = lease([0, 1, 2], 2, 21, size=20)
+    glass = following()
+    call = glass.seal(30)
+    glass.core._routing.update_placements([placement(2)])
+    glass.deliver(0, 40, leases=[run_of(second)])
+    glass.deliver(1, 40)
+    assert glass.look() == ["s2r1:1"]
+    assert call not in glass.answers
+    glass.deliver(2, 32)
+    assert glass.answers.pop(call) == RecordId(30, 0)
+
+
+def test_nothing_is_sealed_beyond_the_known_leases() -> None:
+    glass = following()
+    call = glass.seal(21)
+    glass.deliver(0, 50)
+    glass.deliver(1, 50)
+    assert call not in glass.answers
+    glass.deliver(0, 60, leases=[run_of(lease([0, 1], 2, 21, size=20))])
+    assert glass.answers.pop(call) == RecordId(21, 0)
+
+
+def test_tail_query_settles_nothing_beyond_its_leases() -> None:
+    """A shard that joins after the query's leases may own positions there."""
+    glass = Sealer()
+    call = glass.seal(25)
+    glass.survey(60, 60)
+    second = lease([0, 1, 2], 2, 21, size=20)
+    assert call not in glass.answers
+    glass.core._routing.update_placements([placement(2)])
+    glass.history(run_of(FIRST), run_of(second))
+    assert call not in glass.answers
+
+
+def test_gap_in_the_leases_begins_with_a_tail_query() -> None:
+    glass = following()
+    call = glass.seal(45)
+    glass.deliver(0, 7, leases=[run_of(lease([0, 1], 3, 41, size=20))])
+    glass.history(run_of(lease([0, 1], 3, 41, size=20)))
+    assert call not in glass.answers
+    assert not glass.core._seals._prefix._streams
+    assert glass.take(wire.LeaseQuery), "the tail query"
+
+
+def test_trim_begins_with_a_tail_query() -> None:
+    glass = following()
+    call = glass.seal(9)
+    number = glass.core._seals._prefix._streams[0].number
+    glass.give(wire.Trimmed(CLUSTER, 0, 1, number, 8))
+    glass.follow(frontiers=(11, 8))
+    glass.deliver(0, 11)
+    glass.deliver(1, 10)
+    assert glass.answers.pop(call) == RecordId(9, 0)
+
+
+def test_new_view_opens_the_stream_again() -> None:
+    glass = following()
+    call = glass.seal(6)
+    before = glass.core._seals._prefix._streams[1].number
+    glass.core._routing.update_placements([placement(1, view=2)])
+    assert glass.core._seals._prefix._streams[1].number != before
+    glass.deliver(0, 7)
+    glass.deliver(1, 8)
+    assert glass.answers.pop(call) == RecordId(6, 0)
+
+
+def test_deadline_names_what_was_awaited() -> None:
+    glass = following()
+    call = glass.seal(6, timeout=S)
+    glass.deliver(0, 7)
+    glass.pass_time(S)
+    error = glass.answers.pop(call)
+    assert isinstance(error, DeadlineError)
+    assert "shard 1 (silent)" in str(error)
+    assert "shard 0" not in str(error)
+
+
+def test_append_that_is_not_sealed_says_where_the_record_is() -> None:
+    glass = following()
+    call = glass.append(b"x", timeout=S)
+    glass.place(5)
+    glass.deliver(0, 7)
+    glass.pass_time(S)
+    error = glass.answers.pop(call)
+    assert isinstance(error, OutcomeUnknownError)
+    assert error.results == [RecordId(5, 0)]
+    assert "the record is at 5@0, but shard 1 (silent) has not passed it" in str(error)
+    assert glass.core.counters.unsealed == 1
+    resolving = glass.call(ResolveRequest(glass.until(), error.doubt))  # type: ignore[arg-type]
+    assert resolving not in glass.answers
+    glass.deliver(1, 6)
+    assert glass.answers.pop(resolving) == [RecordId(5, 0)]
+
+
+def test_resolve_of_an_unknown_append_waits_for_the_place_and_the_seal() -> None:
+    glass = following()
+    call = glass.append(b"x", timeout=S)
+    message = glass.take(wire.Insert)[0][1]
+    glass.pass_time(S)
+    error = glass.answers.pop(call)
+    assert isinstance(error, OutcomeUnknownError)
+    assert not error.results
+    resolving = glass.call(ResolveRequest(glass.until(), error.doubt))  # type: ignore[arg-type]
+    for server in (0, 1):
+        glass.give(ack(message, server, [5]))
+    assert resolving not in glass.answers
+    glass.deliver(0, 7)
+    glass.deliver(1, 6)
+    assert glass.answers.pop(resolving) == [RecordId(5, 0)]
+
+
+def test_sealed_tail_waits_for_its_position() -> None:
+    glass = following()
+    call = glass.call(TailRequest(glass.until(), sealed=True))
+    glass.survey(7, 4, filled=5)
+    assert call not in glass.answers
+    glass.deliver(0, 7)
+    glass.deliver(1, 6)
+    assert glass.answers.pop(call) == RecordId(5, 1)
+
+
+def test_cancelled_call_is_forgotten() -> None:
+    glass = following()
+    calls = [glass.seal(gsn) for gsn in range(6, 200)]
+    for call in calls[1:]:
+        glass.cancel(call)
+    assert len(glass.core._seals._by_gsn) < 100, "ended calls use no memory for long"
+    glass.deliver(0, 7)
+    glass.deliver(1, 8)
+    assert calls[0] in glass.answers
+    assert not glass.core._is_waiting()
+
+
+@pytest.mark.parametrize(
+    ("pause", "is_surveyed"), [(S, False), (FORGET_AFTER_NS + 2 * REST_AFTER_NS, True)]
+)
+def test_streams_rest_without_calls(pause: int, is_surveyed: bool) -> None:
+    glass = following()
+    glass.pass_time(REST_AFTER_NS + MS)
+    assert {m.shard for _, m in glass.take(wire.Unsubscribe)} == {0, 1}
+    assert not glass.core._seals._prefix._streams
+    for kind in (wire.Credit, wire.LeaseQuery):
+        glass.take(kind)
+    glass.look()
+    glass.pass_time(pause)
+    assert not glass.take(wire.Credit)
+    call = glass.seal(6)
+    assert bool(glass.take(wire.LeaseQuery)) is is_surveyed
+    if not is_surveyed:
+        assert sorted(glass.look()) == ["s0r1:1", "s1r1:1"]
+        glass.deliver(0, 7)
+        glass.deliver(1, 8)
+        assert glass.answers.pop(call) == RecordId(6, 0)

@@ -1,0 +1,74 @@
+"""The results of inserts: what a call returns once all its records are placed.
+
+An append returns later, when its last position is sealed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ziplog.client.common.unknown_outcome import UnknownOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ziplog.client.common.routing import Routing
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.inserts.inflight import ShardWindow
+    from ziplog.client.inserts.insert_calls import InsertCall
+    from ziplog.client.seals.seals import Seals
+    from ziplog.errors import OutcomeUnknownError
+    from ziplog.types import RecordId
+
+
+class Results:
+    """Returns rids to the callers of a client's inserts."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        routing: Routing,
+        windows: Mapping[int, ShardWindow],
+        seals: Seals,
+    ) -> None:
+        self._context: Final = context
+        self._routing: Final = routing
+        self._windows: Final = windows
+        self._seals: Final = seals
+
+    def complete(self, call: InsertCall) -> list[int]:
+        """Complete a call with placed units, or those of a group; return their numbers."""
+        completed = call.results_by_call()
+        for each, rids in completed:
+            self.note_returned(rids)
+            if each.request.sealed:
+                outcome = UnknownOutcome(each.shard, [*rids], (), many=each.many, is_append=True)
+                self.seal(each.number, each.request.deadline, outcome)
+            else:
+                self._context.complete(each.number, rids)
+        return [each.number for each, _ in completed]
+
+    def seal(self, number: int, deadline: int, outcome: UnknownOutcome) -> None:
+        """Complete a call of an append once its last record is sealed."""
+        results = list(outcome.results)
+        last = max((rid.gsn for rid in results if rid is not None), default=0)
+
+        def error(awaited: str) -> OutcomeUnknownError:
+            return outcome.unsealed_error(awaited)
+
+        self._context.counters.appends += len(results) - results.count(None)
+        self._seals.wait(number, last, deadline, results, error, outcome.shard)
+
+    def resolve(self, number: int, deadline: int, outcome: UnknownOutcome) -> None:
+        """Complete a `resolve()` call whose outcome is known."""
+        self.note_returned(outcome.results)
+        if outcome.is_append:
+            self.seal(number, deadline, outcome)
+        else:
+            self._context.complete(number, list(outcome.results))
+
+    def note_returned(self, rids: Sequence[RecordId | None]) -> None:
+        """Note that a caller receives these records, which a `sync` may have reported as lost."""
+        if self._context.has_losses:
+            for rid in filter(None, rids):
+                self._windows[rid.shard].note_returned(rid.gsn)

@@ -1,0 +1,1 @@
+"""Seals: calls that wait until no later record can get a position before theirs."""

@@ -139,6 +139,7 @@ def test_append_waits_for_a_silent_shard_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_positions_rise_while_servers_are_killed_and_shards_come_and_go(tmp_path: Path) -> None:
     ended = threading.Event()
 

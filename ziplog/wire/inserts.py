@@ -34,7 +34,7 @@ class Insert(Message, tag=VERSION * 256 + 1, frozen=True, gc=False):
     #: When the client created the unit, all positions of the shard below this one were decided, so
     #: no replica ever placed the unit below it; 0: not given.
     since: Unsigned = 0
-    #: The client waits until the unit's last position is sealed (section 15).
+    #: The client waits until the unit's last position is sealed (section 17).
     sealed: bool = False
 
 

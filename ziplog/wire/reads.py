@@ -52,7 +52,7 @@ StreamKind = Literal["units", "frontier"]
 class Subscribe(Message, tag=VERSION * 256 + 12, frozen=True, gc=False):
     """Subscribes to all stable units from `start` on, within the limit of `credit`.
 
-    With `kind` "frontier", it subscribes to the frontier only: a bare stream (section 15).
+    With `kind` "frontier", it subscribes to the frontier only: a bare stream (section 17).
     """
 
     shard: ShardId

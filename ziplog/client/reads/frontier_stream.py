@@ -8,7 +8,7 @@ an older view delivers counts, because it is stable; but that server gets no new
 client changes to another replica. A *bare* stream carries no units, only frontiers, and its credit
 is a position: the server sends frontiers until it has sent one above it.
 
-Invariant: the frontier never decreases. See docs/protocol.md, sections 7, 11 and 15.
+Invariant: the frontier never decreases. See docs/protocol.md, sections 7, 11 and 17.
 """
 
 from __future__ import annotations

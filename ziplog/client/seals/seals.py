@@ -4,7 +4,7 @@
                                              '--deadline--> ended, not sealed
 
 A position is sealed once each shard that owns a position at or below it has reported a stable
-frontier above (docs/protocol.md, section 15). A record whose insert begins later then gets a higher
+frontier above (docs/protocol.md, section 17). A record whose insert begins later then gets a higher
 position, at any shard and from any client.
 
 Invariant: a call is completed as sealed only if its position is in the settled prefix.

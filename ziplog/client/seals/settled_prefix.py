@@ -6,7 +6,7 @@
 A shard's stable frontier is final: what it has not placed below, it never will. `position` is the
 minimum of the frontiers of all shards that own positions: those that a tail query names, and those
 of the leases since then, without a gap. Shards that recover, leave or are silent count, too. Any
-number of calls share one question to each shard (docs/protocol.md, section 15).
+number of calls share one question to each shard (docs/protocol.md, section 17).
 
 Invariant: `position` never decreases, and never passes the end of the known leases.
 """

@@ -132,7 +132,7 @@ class SettledPrefix(StreamSet[FrontierStream]):
     # --- leases and streams ---
 
     def _on_history(self, trim: int, is_whole: bool) -> None:
-        if trim > self.position or not is_whole:
+        if trim > self.position or not is_whole or self._leases.known.base > self.position:
             self._survey()
             return
         self._open_streams()
@@ -202,6 +202,7 @@ class SettledPrefix(StreamSet[FrontierStream]):
         """Assert the invariants."""
         super().check()
         assert self._state == "following" or not self._streams
+        assert self._leases.known.base <= self.position, "an owner may be unknown"
         assert (
             self._idle_since == NEVER
             or self._state == "resting"

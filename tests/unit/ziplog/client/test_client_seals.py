@@ -256,6 +256,17 @@ def test_gap_in_the_leases_begins_with_a_tail_query() -> None:
     assert glass.take(wire.LeaseQuery), "the tail query"
 
 
+def test_leases_that_begin_later_begin_with_a_tail_query() -> None:
+    """The members of the leases between would be unknown."""
+    glass = Sealer()
+    call = glass.seal(25)
+    glass.survey(21, 21)
+    glass.history(run_of(lease([0], 3, 41, size=20)))
+    assert glass.take(wire.LeaseQuery), "the tail query"
+    assert not glass.core._seals._prefix._streams
+    assert call not in glass.answers
+
+
 def test_trim_begins_with_a_tail_query() -> None:
     glass = following()
     call = glass.seal(9)

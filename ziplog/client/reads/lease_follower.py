@@ -60,8 +60,8 @@ class LeaseFollower:
         gsn = self.known.stop or position
         lease = self._routing.lease
         if not self.known.stop and self._attempts % 2:
-            # No lease contains the position yet: start with the newest lease.
-            gsn = lease.base if lease is not None else 1
+            # No lease contained the position: start with the newest one, unless it is beyond.
+            gsn = min(lease.base, position) if lease is not None else 1
         self._attempts += 1
         self._due = NEVER
         self._membership.cancel(self._request)

@@ -81,3 +81,13 @@ def test_start_without_an_owner_waits() -> None:
         glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, [placement(0)], 0))
     assert glass.answers[number] == number
     assert [m.start for _, m in glass.take(wire.Subscribe)] == [10**9]
+
+
+def test_lease_of_the_start_is_requested_although_a_later_one_is_known() -> None:
+    """The client stood still for two leases, so the newest one begins after the start."""
+    glass = Glass()
+    glass.connect(placement(0), leases=[run_of(lease([0], 3, 21, size=10))])
+    glass.call(SubscribeRequest(glass.until(), RecordId(11, 0), True))
+    first = glass.take(wire.LeaseQuery)[-1][1]
+    glass.give(wire.LeaseHistory(CLUSTER, first.request, [], [placement(0)], 0))
+    assert [m.gsn for _, m in glass.take(wire.LeaseQuery)] == [11]

@@ -140,12 +140,6 @@ class Backup:
     def _promise(self, unit: HeldUnit, now: int) -> None:
         if self.guesses.promise(unit, self._next_guess_from(now)):
             self._state.ack(unit)
-            self._note_sealed(unit)
-
-    def _note_sealed(self, unit: HeldUnit) -> None:
-        """Send the client of an append the frontier that passes its slots."""
-        if unit.sealed:
-            self._state.raise_awaited(unit.client, unit.slots[-1])
 
     def _next_guess_from(self, now: int) -> int:
         """Return the first gsn that the primary may decide next."""
@@ -171,7 +165,6 @@ class Backup:
             return False
         session.units[unit.seq] = unit
         self._undecided_bytes += len(unit.body)
-        self._note_sealed(unit)
         return True
 
     @property
@@ -315,7 +308,8 @@ class Backup:
             self.on_settled(session, place.first_incomplete, now)
         unit.checksum, unit.count = place.checksum, len(gsns)
         session.confirm(unit, gsns)
-        self._note_sealed(unit)
+        if unit.sealed:
+            state.raise_awaited(unit.client, gsns[-1])
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
         state.placed_records += unit.count

@@ -9,6 +9,7 @@ Invariant: the positions delivered to a subscription are contiguous, and below t
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -74,6 +75,8 @@ class Readers:
         self._state: Final = state
         self._guesses = guesses
         self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
+        #: Number of bare streams of each client.
+        self._bare_streams: Final[Counter[bytes]] = Counter()
         #: Subscriptions that are behind the frontier.
         self._lagging: Final[dict[tuple[bytes, int], Subscription]] = {}
         state.counters.lagging = self._lagging
@@ -229,6 +232,7 @@ class Readers:
                 route, message.subscription, message.start, credit, now, is_bare=is_bare
             )
             if is_bare:
+                self._bare_streams[message.client] += 1
                 state.awaited.setdefault(message.client, 0)
                 state.raise_awaited(message.client, message.credit)
             else:
@@ -276,8 +280,9 @@ class Readers:
 
     def _forget_awaited(self, client: bytes) -> None:
         """Forget what a client waits for, unless it has another bare stream."""
-        if not any(key[0] == client and s.is_bare for key, s in self.subscriptions.items()):
-            del self._state.awaited[client]
+        self._bare_streams[client] -= 1
+        if not self._bare_streams[client]:
+            del self._bare_streams[client], self._state.awaited[client]
 
     def _note_subscriptions(self) -> None:
         self._state.has_subscribers = bool(self.subscriptions)
@@ -454,8 +459,9 @@ class Readers:
             is_current = subscription.is_bare or subscription.sent >= self._frontier
             assert key in self._lagging or is_current
         assert self._lagging.keys() <= self.subscriptions.keys()
-        bare = {key[0] for key, subscription in self.subscriptions.items() if subscription.is_bare}
-        assert self._state.awaited.keys() == bare
+        bare = Counter(key[0] for key, s in self.subscriptions.items() if s.is_bare)
+        assert self._bare_streams == bare
+        assert self._state.awaited.keys() == bare.keys()
 
 
 def _units(entries: Iterable[Entry]) -> tuple[list[Unit], int]:

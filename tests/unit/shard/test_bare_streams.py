@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from tests.unit.shard.test_readers import PRIMARY, calm_world, put, replica, sent, trim
+import msgspec
+import pytest
+
+from tests.unit.shard.test_readers import BACKUP, PRIMARY, calm_world, put, replica, sent, trim
 from tests.world import CLUSTER, MS, World, first_lease, grant, insert, probe
 from ziplog import wire
 
 CLIENT = b"c" * 16
 
 
-def open_stream(world: World, *, credit: int, start: int = 1) -> None:
-    message = wire.Subscribe(CLUSTER, 0, 1, CLIENT, 1, start, credit, "frontier")
-    world.send("c", PRIMARY, message)
+def open_stream(world: World, *, credit: int, server: str = PRIMARY) -> None:
+    message = wire.Subscribe(CLUSTER, 0, 1, CLIENT, 1, 1, credit, "frontier")
+    world.send("c", server, message)
     world.run(2 * MS)
 
 
@@ -53,6 +56,19 @@ def test_raised_credit_is_answered_when_the_frontier_moves() -> None:
     assert len(sent(world)) == answers + 1, "a repetition is a sign of life"
     put(world, insert(1))
     assert sent(world)[-1][:2] == (1, 2)
+
+
+@pytest.mark.parametrize("server", [PRIMARY, BACKUP])
+def test_append_gets_its_frontier_without_credit(server: str) -> None:
+    world = calm_world()
+    open_stream(world, credit=0, server=server)
+    appended = [insert(1), msgspec.structs.replace(insert(2), sealed=True)]
+    put(world, *[msgspec.structs.replace(each, client=CLIENT) for each in appended])
+    world.run(20 * MS)  # the primary learns what is stable from a report
+    assert sent(world)[-1][1] == 3
+    put(world, msgspec.structs.replace(insert(3), client=CLIENT))
+    world.run(20 * MS)
+    assert sent(world)[-1][1] == 3, "a plain insert raises no credit"
 
 
 def test_frontier_is_stable_and_not_only_decided() -> None:

@@ -213,7 +213,8 @@ class AsyncLog(AsyncConnection):
 
         A record whose insert or append begins after this call returned gets a higher position, at
         any shard and from any client: appends are linearizable (T 3.1). An append takes four
-        message delays, an insert two; it waits while any shard recovers.
+        message delays (three in a log of one shard), an insert two; it waits while any shard
+        recovers.
 
         Arguments and errors are those of `insert_after`, and one more:
 
@@ -240,8 +241,8 @@ class AsyncLog(AsyncConnection):
     ) -> list[RecordId]:
         """Insert records as `insert_many`; return when no later record can get before any of them.
 
-        Arguments are those of `insert_many`, errors those of `insert_many` and `append`. An error
-        without an OutcomeUnknownError promises nothing about the records that were inserted.
+        Arguments are those of `insert_many`, errors those of `insert_many` and `append`. After an
+        UnavailableError, later records may still get before those in its `results`.
         """
         deadline_ns = self._deadline_ns(timeout)
         limits = self._limits

@@ -252,7 +252,8 @@ class Counters(msgspec.Struct):
     #: `unknown`: they may be; a record that is found later also counts as an insert.
     failed: int = 0
     unknown: int = 0
-    #: Records of appends (they count as inserts, too), and calls that ended without a seal.
+    #: Records of appends that were placed in time (they count as inserts, too), and calls that
+    #: ended without a seal.
     appends: int = 0
     unsealed: int = 0
     #: Units and requests that were sent again.

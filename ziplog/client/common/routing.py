@@ -108,6 +108,13 @@ class Routing:
         placement = self._placements.get(shard)
         return placement.state if placement is not None else "unknown"
 
+    def describe_silent(self, shards: Iterable[int]) -> list[str]:
+        """Return the name of each shard without a reply, with its state."""
+        states = ((shard, self.state(shard)) for shard in shards)
+        return [
+            f"shard {shard} ({'silent' if state == 'live' else state})" for shard, state in states
+        ]
+
     def is_removed(self, shard: int) -> bool:
         """Whether a shard will never accept new records again."""
         return shard in self._removed

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.inflight import ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
     from ziplog.client.seals.seals import Seals
-    from ziplog.errors import OutcomeUnknownError
     from ziplog.types import RecordId
 
 
@@ -42,6 +41,7 @@ class Results:
         for each, rids in completed:
             self.note_returned(rids)
             if each.request.sealed:
+                self._context.counters.appends += len(rids)
                 outcome = UnknownOutcome(each.shard, [*rids], (), many=each.many, is_append=True)
                 self.seal(each.number, each.request.deadline, outcome)
             else:
@@ -52,12 +52,7 @@ class Results:
         """Complete a call of an append once its last record is sealed."""
         results = list(outcome.results)
         last = max((rid.gsn for rid in results if rid is not None), default=0)
-
-        def error(awaited: str) -> OutcomeUnknownError:
-            return outcome.unsealed_error(awaited)
-
-        self._context.counters.appends += len(results) - results.count(None)
-        self._seals.wait(number, last, deadline, results, error, outcome.shard)
+        self._seals.wait(number, last, deadline, results, outcome.unsealed_error, outcome.shard)
 
     def resolve(self, number: int, deadline: int, outcome: UnknownOutcome) -> None:
         """Complete a `resolve()` call whose outcome is known."""

@@ -196,7 +196,7 @@ class StreamReaders(StreamNumbers, Generic[ReaderT]):
         if reader is not None:
             reader.close()
 
-    # --- messages ---
+    # --- routes ---
 
     def _on_routes_changed(self, shards: list[int]) -> None:
         for reader in self._open.values():

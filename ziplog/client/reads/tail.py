@@ -71,11 +71,7 @@ class TailQueries(PendingRequests[TailQuery]):
         for query in self._pending.values():
             if query.backoff > _MIN_BACKOFF_NS:
                 shards.update(self._unanswered(query))
-        states = {shard: self._routing.state(shard) for shard in sorted(shards)}
-        return [
-            f"shard {shard} ({'silent' if state == 'live' else state})"
-            for shard, state in states.items()
-        ]
+        return self._routing.describe_silent(sorted(shards))
 
     def unanswered(self, call: int) -> list[int]:
         """Return the shards without a complete reply to a call's query."""

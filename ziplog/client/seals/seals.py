@@ -68,7 +68,7 @@ class Seals(StreamNumbers):
 
     def start(self, call: int, request: SealRequest) -> None:
         """Start a call of `seal`."""
-        self.wait(call, request.rid.gsn, request.deadline, request.rid, self._seal_error)
+        self.wait(call, request.rid.gsn, request.deadline, request.rid)
 
     def start_tail(self, call: int, request: TailRequest) -> None:
         """Start a tail call, which a sealed one ends when its position is sealed."""
@@ -131,11 +131,7 @@ class Seals(StreamNumbers):
 
     def _awaited(self, gsn: int) -> str:
         """Return what the seal of a position waits for."""
-        shards = [
-            f"shard {shard} ({'silent' if state == 'live' else state})"
-            for shard in self._prefix.unsettled(gsn)
-            for state in [self._routing.state(shard)]
-        ]
+        shards = self._routing.describe_silent(self._prefix.unsettled(gsn))
         return " and ".join(shards) or f"the membership service of {self._routing}"
 
     # --- time ---

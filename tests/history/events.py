@@ -52,10 +52,14 @@ class Call(_Line, frozen=True):
 
 
 class Insert(Call, frozen=True, tag="insert"):
-    """`insert_after`, `insert_many`, `insert_nowait`: payloads, in order, after a gsn."""
+    """`insert_after`, `insert_many`, `insert_nowait`: payloads, in order, after a gsn.
+
+    `sealed`: `append`, `append_many`, `append_nowait`.
+    """
 
     after: int
     payloads: list[int]
+    sealed: bool = False
 
 
 class Resolve(Call, frozen=True, tag="resolve"):
@@ -88,6 +92,20 @@ class Sync(Call, frozen=True, tag="sync"):
 
 class Tail(Call, frozen=True, tag="tail"):
     """`check_tail`."""
+
+    sealed: bool = False
+
+
+class Seal(Call, frozen=True, tag="seal"):
+    """`seal` of a position."""
+
+    gsn: int
+
+
+class Barrier(Call, frozen=True, tag="barrier"):
+    """`barrier` of the subscription `of`."""
+
+    of: int
 
 
 class Trim(Call, frozen=True, tag="trim"):
@@ -147,6 +165,16 @@ class TailIs(Result, frozen=True, tag="tail_is"):
     gsn: int
 
 
+class Sealed(Result, frozen=True, tag="sealed"):
+    """`seal` returned."""
+
+
+class Barred(Result, frozen=True, tag="barred"):
+    """Result of `barrier`."""
+
+    gsn: int
+
+
 class Trimmed(Result, frozen=True, tag="trimmed"):
     """`trim` returned."""
 
@@ -157,7 +185,7 @@ class Failed(Result, frozen=True, tag="failed"):
     error: str
     retriable: bool
     text: str = ""
-    #: The `results` of a failed `insert_many`; gsn 0: None.
+    #: The `results` of a failed `insert_many` or append; gsn 0: None.
     gsns: list[int] = []
     shards: list[int] = []
     #: The `first` of a TrimmedError, or the `rid` of a NoSuchRecordError.
@@ -229,6 +257,8 @@ Event = (
     | Subscribe
     | Sync
     | Tail
+    | Seal
+    | Barrier
     | Trim
     | Inserted
     | Resolved
@@ -237,6 +267,8 @@ Event = (
     | Ended
     | Synced
     | TailIs
+    | Sealed
+    | Barred
     | Trimmed
     | Failed
     | Invoke

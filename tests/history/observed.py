@@ -68,6 +68,10 @@ class Records:
     shard: array[int] = field(default_factory=lambda: array("q"))
     state: array[int] = field(default_factory=lambda: array("b"))
     source: array[int] = field(default_factory=lambda: array("q"))
+    #: 1: of an append.
+    is_append: array[int] = field(default_factory=lambda: array("b"))
+    #: Time at which its append returned; `END`: never.
+    sealed: array[int] = field(default_factory=lambda: array("q"))
     #: 1: of the same call as the record before it.
     goes_on: array[int] = field(default_factory=lambda: array("b"))
     #: From a payload to its index in the columns.
@@ -130,6 +134,24 @@ class TailBound(NamedTuple):
     source: int
 
 
+class Sealing(NamedTuple):
+    """One `seal`, or one `check_tail(sealed=True)`, that returned."""
+
+    at: int
+    gsn: int
+    is_tail: bool
+
+
+class ReadBarrier(NamedTuple):
+    """One `barrier` that returned."""
+
+    called: int
+    gsn: int
+    #: The shards of its subscription; empty: all.
+    only: frozenset[int]
+    source: int
+
+
 class Refusal(NamedTuple):
     """An insert that failed because its `after` position was never assigned."""
 
@@ -159,6 +181,8 @@ class Observed:
         #: Calls of `sync` that said that a record is lost; `gsn` is that record's.
         self.reported_losses: Final[list[TailBound]] = []
         self.tails: Final[list[TailBound]] = []
+        self.seals: Final[list[Sealing]] = []
+        self.barriers: Final[list[ReadBarrier]] = []
         self.trims: Final[list[Trimming]] = []
         self.refusals: Final[list[Refusal]] = []
         #: (shard, start, stop)
@@ -224,6 +248,10 @@ class _Process:
             events.Synced: self._synced,
             events.Tail: self._call,
             events.TailIs: self._tail_is,
+            events.Seal: self._call,
+            events.Sealed: self._sealed,
+            events.Barrier: self._call,
+            events.Barred: self._barred,
             events.Trim: self._call,
             events.Trimmed: self._trimmed,
             events.Invoke: self._invoked,
@@ -285,6 +313,8 @@ class _Process:
             records.shard.append(0)
             records.state.append(UNKNOWN)
             records.source.append(self._source)
+            records.is_append.append(event.sealed)
+            records.sealed.append(END)
             records.goes_on.append(len(records) - 1 > first)
         self._open[event.op] = (first, len(event.payloads), events.Insert)
 
@@ -297,6 +327,13 @@ class _Process:
             return
         for index, gsn in enumerate(event.gsns, first):
             self._ack(index, gsn, event.shards[index - first], event.at)
+            self._seal(index, event.at)
+
+    def _seal(self, index: int, at: int) -> None:
+        """Note that the call of a record returned; if it is an append, its place is sealed."""
+        records = self._records
+        if records.is_append[index]:
+            records.sealed[index] = min(at, records.sealed[index])
 
     def _ack(self, index: int, gsn: int, shard: int, at: int) -> None:
         records = self._records
@@ -308,7 +345,7 @@ class _Process:
         elif known and (known, records.shard[index]) != (gsn, shard):
             position = f"{known}@{records.shard[index]}"
             self._report_violation(
-                "resolve",
+                self._resolve_rule(index),
                 f"payload {payload} is at {position}, and now at {gsn}@{shard}",
                 gsn,
                 payload,
@@ -320,6 +357,10 @@ class _Process:
         elif not known:
             records.gsn[index], records.shard[index] = gsn, shard
             records.acked[index], records.state[index] = at, ACKED
+
+    def _resolve_rule(self, index: int) -> str:
+        """Return the rule that a changed outcome of a record breaks."""
+        return "unsealed" if self._records.is_append[index] else "resolve"
 
     def _resolve(self, event: events.Resolve) -> None:
         self._observed.operations += 1
@@ -336,11 +377,11 @@ class _Process:
         for index, gsn in enumerate(event.gsns, first):
             if gsn:
                 self._ack(index, gsn, event.shards[index - first], event.at)
+                self._seal(index, event.at)
             elif self._records.state[index] == ACKED:
                 payload = self._records.payload[index]
-                self._report_violation(
-                    "resolve", f"payload {payload} was there, and never was", 0, payload
-                )
+                text = f"payload {payload} was there, and never was"
+                self._report_violation(self._resolve_rule(index), text, 0, payload)
             else:
                 self._records.state[index] = NEVER
 
@@ -441,7 +482,19 @@ class _Process:
         self._observed.syncs.append(self._tail_bound(event))
 
     def _tail_is(self, event: events.TailIs) -> None:
+        call, _ = self._open[event.op]
+        if call.sealed:
+            self._observed.seals.append(Sealing(event.at, event.gsn, is_tail=True))
         self._observed.tails.append(self._tail_bound(event))
+
+    def _sealed(self, event: events.Sealed) -> None:
+        call, _ = self._open.pop(event.op)
+        self._observed.seals.append(Sealing(event.at, call.gsn, is_tail=False))
+
+    def _barred(self, event: events.Barred) -> None:
+        call, source = self._open.pop(event.op)
+        only = self._subscriptions[call.of].only
+        self._observed.barriers.append(ReadBarrier(call.at, event.gsn, only, source))
 
     def _tail_bound(self, event: events.Synced | events.TailIs) -> TailBound:
         call, source = self._open.pop(event.op)

@@ -11,8 +11,9 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
-from tests.history import isolation
+from tests.history import isolation, seals
 from tests.history.events import Failed
+from tests.history.highest import Highest
 from tests.history.observed import ACKED, END, NEVER, Violation
 from tests.history.payloads import FOREIGN
 
@@ -48,6 +49,7 @@ def check(observed: Observed, *, allow_loss: bool = False) -> Judgement:
         _syncs,
         _trims,
         _left,
+        seals.check,
     ):
         judgement.violations.extend(rule(judgement))
     judgement.violations.extend(isolation.check(observed))
@@ -230,34 +232,23 @@ def _calls_in_order(judgement: Judgement) -> Iterator[Violation]:
 # --- nothing is missing --------------------------------------------------------------------------
 
 
-class _Acks:
-    """Acknowledgements by time, of all shards (`only` is empty) or of some."""
-
-    def __init__(self, judgement: Judgement, only: frozenset[int] = frozenset()) -> None:
-        records = judgement.observed.records
-        columns = zip(records.acked, records.gsn, records.shard, strict=True)
-        rows = sorted(
-            (at, gsn) for at, gsn, shard in columns if gsn and (not only or shard in only)
-        )
-        self._times = [at for at, _ in rows]
-        self._highest = list(accumulate((gsn for _, gsn in rows), max))
-
-    def highest_before(self, at: int) -> int:
-        """Return the greatest gsn acknowledged before a time; 0 if there is none."""
-        index = bisect_left(self._times, at)
-        return self._highest[index - 1] if index else 0
+def _acks(judgement: Judgement, only: frozenset[int] = frozenset()) -> Highest:
+    """Return the acknowledgements, of all shards (`only` is empty) or of some."""
+    records = judgement.observed.records
+    columns = zip(records.acked, records.gsn, records.shard, strict=True)
+    return Highest((at, gsn) for at, gsn, shard in columns if gsn and (not only or shard in only))
 
 
 def _complete(judgement: Judgement) -> Iterator[Violation]:
     """A subscription delivers every known record that it passes."""
-    acks_of: dict[frozenset[int], _Acks] = {}
+    acks_of: dict[frozenset[int], Highest] = {}
     for subscription in judgement.observed.subscriptions:
         gsns, only = subscription.gsns, subscription.only
         known = judgement.known
         if only:
             known = [gsn for gsn in known if judgement.places[gsn] & _SHARD_MASK in only]
         if only not in acks_of:
-            acks_of[only] = _Acks(judgement, only)
+            acks_of[only] = _acks(judgement, only)
         if subscription.start >= 0:
             low = bisect_left(known, subscription.start)
         elif gsns:
@@ -266,7 +257,7 @@ def _complete(judgement: Judgement) -> Iterator[Violation]:
             continue
         end = gsns[-1] if gsns else 0
         if subscription.ended:
-            end = max(end, acks_of[only].highest_before(subscription.called))
+            end = max(end, acks_of[only].before(subscription.called))
         expected = known[low : bisect_right(known, end)]
         if expected != gsns.tolist():
             missing = sorted(set(expected).difference(gsns))
@@ -362,9 +353,9 @@ def _called(subscription: Subscription, index: int) -> int:
 
 def _refusals(judgement: Judgement) -> Iterator[Violation]:
     """A position up to one that was acknowledged was given out: inserts may name it."""
-    acks = _Acks(judgement)
+    acks = _acks(judgement)
     for refusal in judgement.observed.refusals:
-        highest = acks.highest_before(refusal.called)
+        highest = acks.before(refusal.called)
         if refusal.after <= highest:
             text = f"no record was taken after {refusal.after}, and {highest} was acknowledged"
             yield Violation("refusal", text, refusal.source, refusal.after)
@@ -374,9 +365,9 @@ def _refusals(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _tails(judgement: Judgement) -> Iterator[Violation]:
-    acks = _Acks(judgement)
+    acks = _acks(judgement)
     for tail in judgement.observed.tails:
-        highest = acks.highest_before(tail.called)
+        highest = acks.before(tail.called)
         trims = judgement.observed.trims
         trimmed = max((t.gsn for t in trims if t.called <= tail.at), default=0)
         if tail.gsn < highest and highest >= trimmed and not judgement.may_be_lost(highest):

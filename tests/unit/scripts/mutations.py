@@ -81,6 +81,16 @@ def delivered(lines: Lines) -> set[int]:
     }
 
 
+def is_lost(lines: Lines, gsn: int) -> bool:
+    """Whether a position lies in a range that was reported as lost."""
+    return any(
+        start <= gsn < stop
+        for event in lines["workload"]
+        if isinstance(event, events.Losses)
+        for _, start, stop in event.ranges
+    )
+
+
 def call_of(lines: Lines, name: str, op: int) -> int:
     """Return the index of the call of an operation."""
     return next(i for i, e in enumerate(lines[name]) if isinstance(e, events.Call) and e.op == op)
@@ -139,7 +149,7 @@ def end_too_early(lines: Lines, random: Random) -> bool:
             while last in event.gsns or (event.gsns and event.gsns[-1] > last):
                 event = without(event, len(event.gsns) - 1)  # noqa: PLW2901
             said[index] = event
-    return last in delivered(lines) or last > 0
+    return last > 0 and not is_lost(lines, last)
 
 
 @breaks("order")
@@ -400,7 +410,7 @@ def resolved_as_somewhere_else(lines: Lines, random: Random) -> bool:
     return _in_doubt(lines, random, [10**9], [0])
 
 
-@breaks("resolve")
+@breaks("resolve", "unsealed")
 def resolved_in_two_ways(lines: Lines, random: Random) -> bool:
     chosen = pick(lines, random, lambda e: isinstance(e, events.Resolved) and e.gsns[0])
     if chosen is None:
@@ -452,7 +462,7 @@ def a_tail_before_the_end(lines: Lines, random: Random) -> bool:
     del random
     last = max(acks(lines), default=0)
     lines["final"] += [events.Tail(10**6, LATE), events.TailIs(10**6, LATE, last - 1)]
-    return last > 0
+    return last > 0 and not is_lost(lines, last)
 
 
 @breaks("sync")

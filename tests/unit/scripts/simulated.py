@@ -134,6 +134,7 @@ class World:
             lambda: self._read(name),
             lambda: self._scan(name, self.random.randint(0, max(self.log.tail(), 0))),
             lambda: self._tail(name),
+            lambda: self._seal(name, own),
             lambda: self._sync(name, own),
         ]
         if self.trims:
@@ -156,8 +157,8 @@ class World:
     def _insert(self, name: str, payloads: Iterator[int], own: list[int]) -> Iterator[None]:
         rows = [next(payloads) for _ in range(self.random.choice([1, 1, 1, 2, 4]))]
         after = self.random.choice([0, *own[-1:], *list(self.log.held)[-3:]])
-        op = self.op(name)
-        self.say(name, events.Insert(op, self.tick(), after, rows))
+        op, sealed = self.op(name), self.chance(0.3)
+        self.say(name, events.Insert(op, self.tick(), after, rows, sealed))
         yield
         if self.faults and self.chance(0.05):
             self.say(name, events.Failed(op, self.tick(), "UnavailableError", retriable=True))
@@ -167,6 +168,9 @@ class World:
             return
         gsns = self._place(after, rows)
         yield
+        if sealed:
+            self.log.seal(gsns[-1] + 1)
+            yield
         shards = [gsn % SHARDS for gsn in gsns]
         self.say(name, events.Inserted(op, self.tick(), gsns, shards))
         own += gsns
@@ -185,6 +189,7 @@ class World:
         yield
         answer = gsns or [0] * len(rows)
         shards = [gsn % SHARDS for gsn in answer]
+        self.log.seal(max(answer) + 1)
         self.say(name, events.Resolved(resolving, self.tick(), answer, shards))
         own += gsns
 
@@ -208,14 +213,25 @@ class World:
         self.say(name, line)
 
     def _tail(self, name: str) -> Iterator[None]:
-        op = self.op(name)
-        self.say(name, events.Tail(op, self.tick()))
+        op, sealed = self.op(name), self.chance(0.5)
+        self.say(name, events.Tail(op, self.tick(), sealed))
         yield
         tail = self.log.tail()
         for _, _, stop in self.log.losses:
             tail = max(tail, stop - 1)
+        if sealed:
+            yield
+            self.log.seal(tail + 1)
         yield
         self.say(name, events.TailIs(op, self.tick(), tail))
+
+    def _seal(self, name: str, own: list[int]) -> Iterator[None]:
+        op, gsn = self.op(name), self.random.choice(own[-5:] or [0])
+        self.say(name, events.Seal(op, self.tick(), gsn))
+        yield
+        self.log.seal(gsn + 1)
+        yield
+        self.say(name, events.Sealed(op, self.tick()))
 
     def _sync(self, name: str, own: list[int]) -> Iterator[None]:
         op = self.op(name)
@@ -271,6 +287,8 @@ class World:
             resumes = op
             for _ in range(self.random.randint(1, 8)):
                 yield
+                if self.chance(0.2):
+                    yield from self._barrier(name, op)
                 if start < self.log.trim:
                     self._trimmed(name, op, self.log.trim)
                     start, resumes = self.log.trim, 0
@@ -279,6 +297,14 @@ class World:
                 self.log.seal(stop)
                 self._deliver(name, op, start, stop)
                 start = max(start, stop)
+
+    def _barrier(self, name: str, of: int) -> Iterator[None]:
+        op = self.op(name)
+        self.say(name, events.Barrier(op, self.tick(), of))
+        yield
+        gsn = self.log.sealed
+        yield
+        self.say(name, events.Barred(op, self.tick(), gsn))
 
     # --- files ---
 

@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 from tests.history import events
 from tests.history.observed import gather
 from tests.history.rules import check
+from tests.unit.scripts import mutations_of_appends
 from tests.unit.scripts.mutations import LATE, MUTATIONS, Lines
 from tests.unit.scripts.simulated import World, write
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# The imported module registers its mutations.
+assert mutations_of_appends
 
 SEEDS = range(12)
 

@@ -23,9 +23,11 @@ from tests.history.observed import DID_NOT_HAPPEN, gather
 from tests.history.payloads import FOREIGN, PER_CLIENT
 from tests.history.rules import check
 from ziplog.client.common.requests import (
+    BarrierRequest,
     FetchRequest,
     InsertRequest,
     ReadRequest,
+    SealRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
@@ -45,8 +47,10 @@ if TYPE_CHECKING:
     Request = (
         InsertRequest
         | ReadRequest
+        | SealRequest
         | SubscribeRequest
         | FetchRequest
+        | BarrierRequest
         | TailRequest
         | TrimRequest
         | SyncRequest
@@ -81,7 +85,8 @@ class Operation:
     request: Request
     #: Virtual time, nanoseconds; unique in a history.
     called: int
-    #: The subscription's operation of a `FetchRequest`, the insert's of a `ResolveRequest`.
+    #: The subscription's operation of a `FetchRequest` or `BarrierRequest`, the insert's of a
+    #: `ResolveRequest`.
     of: int | None = None
     #: None while it is open.
     returned: int | None = None
@@ -90,7 +95,9 @@ class Operation:
 
     def __str__(self) -> str:
         end = "..." if self.returned is None else str(self.returned)
-        what = f"{type(self.request).__name__.removesuffix('Request').lower()}{_details(self)}"
+        sealed = "sealed " if getattr(self.request, "sealed", False) else ""
+        name = type(self.request).__name__.removesuffix("Request").lower()
+        what = f"{sealed}{name}{_details(self)}"
         return f"[{self.number}] {self.client} {self.called}-{end} {what} -> {_brief(self.result)}"
 
 
@@ -99,12 +106,12 @@ def _details(operation: Operation) -> str:
     match operation.request:
         case InsertRequest(payloads=payloads, after=after):
             return f"({', '.join(map(repr, payloads))}, after {after})"
-        case ReadRequest(rid=rid) | TrimRequest(rid=rid):
+        case ReadRequest(rid=rid) | TrimRequest(rid=rid) | SealRequest(rid=rid):
             return f"({rid})"
         case SubscribeRequest(start=start, follow=follow, shards=shards):
             only = "" if shards is None else f", shards {sorted(shards)}"
             return f"({start}{'' if follow else ', to the end'}{only})"
-        case FetchRequest() | ResolveRequest():
+        case FetchRequest() | BarrierRequest() | ResolveRequest():
             return f"(of [{operation.of}])"
     return "()"
 
@@ -186,8 +193,10 @@ class History:
         file, number = self._file(client), len(self.operations)
         operation = Operation(number, client, request, self._moment(at))
         self._digest.update(b"%b calls " % client.encode())
-        if isinstance(request, FetchRequest):
+        if isinstance(request, FetchRequest | BarrierRequest):
             operation.of = file.subscriptions[request.subscription]
+        if isinstance(request, FetchRequest):
+            assert operation.of is not None
             file.op_of[number] = file.op_of[operation.of]
         else:
             file.ops += 1
@@ -292,7 +301,8 @@ class History:
         op, at = file.op_of[operation.number], operation.called
         match operation.request:
             case InsertRequest() as request:
-                return events.Insert(op, at, request.after.gsn, self._new_payloads(file, request))
+                payloads = self._new_payloads(file, request)
+                return events.Insert(op, at, request.after.gsn, payloads, request.sealed)
             case ResolveRequest(outcome=doubt):
                 operation.of = self._doubts[id(doubt)]
                 return events.Resolve(op, at, file.op_of[operation.of])
@@ -303,8 +313,13 @@ class History:
                 return events.Subscribe(op, at, start.gsn, follow, former, sorted(shards or ()))
             case SyncRequest():
                 return events.Sync(op, at)
-            case TailRequest():
-                return events.Tail(op, at)
+            case TailRequest(sealed=sealed):
+                return events.Tail(op, at, sealed)
+            case SealRequest(rid=rid):
+                return events.Seal(op, at, rid.gsn)
+            case BarrierRequest():
+                assert operation.of is not None
+                return events.Barrier(op, at, file.op_of[operation.of])
             case TrimRequest(rid=rid):
                 return events.Trim(op, at, rid.gsn)
         raise AssertionError(f"no operation of a history: {operation.request!r}")
@@ -346,6 +361,10 @@ class History:
                 return [events.Synced(op, at, result.gsn)]
             case TailRequest():
                 return [events.TailIs(op, at, result.gsn)]
+            case SealRequest():
+                return [events.Sealed(op, at)]
+            case BarrierRequest():
+                return [events.Barred(op, at, result.gsn)]
             case TrimRequest():
                 return [events.Trimmed(op, at)]
         assert isinstance(request, FetchRequest)

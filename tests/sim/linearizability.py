@@ -10,6 +10,8 @@ The log as a sequential object for its clients (docs/protocol.md, sections 1 and
   `OutcomeUnknownError`, or without a result, a record may be placed at any time after the call, or
   never. After an error that excludes an effect, or if `resolve` returned None: never. A rid from
   `resolve` or from an error's `results` was placed by then.
+* An append, also one that `resolve` ends, and `seal` close everything up to their last position
+  before they return (section 17): the records of the append are held by then.
 * `read` with a record: it is held. `NoSuchRecordError`: no record of that shard is held there; if
   the reason is a no-op or another shard's position, none ever will be.
 * A fetch returns all held records from the subscription's position to its last returned record, and
@@ -23,6 +25,7 @@ The log as a sequential object for its clients (docs/protocol.md, sections 1 and
 * The *tail* has the guarantee of section 7 only: it is at or above every insert that was complete
   before the query. It is not linearizable: the client queries the shards one after the other, so
   the tail may be the second of two records while the first is missing; and a recovery may drop it.
+  A sealed tail closes everything up to its result, too.
 * `sync` concerns disks and is ignored. So are calls without an effect.
 
 The search is Wing and Gong's, with Lowe's memory of visited sets. An operation may come next if no
@@ -45,6 +48,7 @@ from tests.sim.steps import (
     Passed,
     Put,
     Refused,
+    Sealing,
     State,
     Step,
     Trimming,
@@ -179,7 +183,7 @@ def _parts(steps: Sequence[Step]) -> list[list[Step]]:
 def _reach(step: Step) -> int:
     """Return the position below which a step depends on all positions."""
     match step:
-        case Passed(stop=stop) | Trimming(stop=stop):
+        case Passed(stop=stop) | Trimming(stop=stop) | Sealing(stop=stop):
             return stop
         case Refused(first=first):
             return first
@@ -241,12 +245,12 @@ def _mark_harmful(steps: Sequence[Step]) -> None:
 
 def _is_harmless(step: Step, steps: Sequence[Step], mask: int, state: State) -> bool:
     """Whether this step conflicts with no unplaced step."""
-    if step.is_harmless or not isinstance(step, Passed | Trimming):
+    if step.is_harmless or not isinstance(step, Passed | Trimming | Sealing):
         return step.is_harmless
     others = [other for i, other in enumerate(steps) if not mask >> i & 1 and other is not step]
     if any(isinstance(o, Put) and state.closed <= o.gsn < step.stop for o in others):
         return False
-    return isinstance(step, Trimming) or not any(
+    return not isinstance(step, Passed) or not any(
         isinstance(o, Passed | Refused) and o.subscription == step.subscription for o in others
     )
 

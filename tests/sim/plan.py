@@ -67,6 +67,10 @@ _BESIDE_CHANGES: Final = (
 )  # fmt: skip
 
 
+#: Share of appends, in one plan of two.
+_APPENDS: Final = 0.3
+
+
 class Fault(NamedTuple):
     """A fault or a change. A fault that does not fit (a kill of a dead server) does nothing.
 
@@ -147,6 +151,9 @@ class Plan(NamedTuple):
     bulk: int = 0
     #: The membership service publishes leases, as it does to many members.
     publishes: bool = False
+    #: Share of the inserts and tail queries that are sealed; clients call `seal`, too, and readers
+    #: `barrier`.
+    appends: float = 0.0
 
     @property
     def forgets_soon(self) -> bool:
@@ -232,6 +239,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         drawn += draw_rebuild(plan)
         plan = _aged(plan)
         plan = plan._replace(publishes=Random(f"publications {seed}").random() < 1 / 3)
+        plan = plan._replace(appends=Random(f"appends {seed}").choice((0.0, _APPENDS)))
     return plan._replace(faults=tuple(sorted(drawn)))
 
 

@@ -18,7 +18,7 @@ from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
 from tests.sim.simulated import simulated
 from tests.sim.stages import Outcome, Run
-from tests.sim.workload import Reader, Writer
+from tests.sim.workload import BARRIER, Reader, Writer
 from tests.simulator.kernel import Kernel, S
 from ziplog import wire
 from ziplog.client.common.requests import ReadRequest
@@ -102,7 +102,12 @@ class LogRun(Run):
         super().__init__(kernel, plan)
         self.workers.extend(Writer(self.shared, f"writer-{i}", plan) for i in range(plan.writers))
         self.readers: Final = [
-            Reader(self.shared, f"reader-{i}", shards=_shards_to_read(plan, i))
+            Reader(
+                self.shared,
+                f"reader-{i}",
+                shards=_shards_to_read(plan, i),
+                barriers=BARRIER if plan.appends else 0.0,
+            )
             for i in range(plan.readers)
         ]
         self.onlookers.extend(self.readers)

@@ -301,6 +301,14 @@ class Client:
         rid = RecordId(after, 0) if after else RID_GENESIS
         return self.begin(InsertRequest(deadline, list(payloads), rid, None, 0, many=True))
 
+    def append(self, *payloads: bytes, after: int = 0, within_ns: int = LONG_NS) -> Call:
+        """Start an append of records as one unit."""
+        deadline = self.process.clock() + within_ns
+        rid = RecordId(after, 0) if after else RID_GENESIS
+        return self.begin(
+            InsertRequest(deadline, list(payloads), rid, None, 0, many=True, sealed=True)
+        )
+
     def read(self, gsn: int, shard: int = 0) -> bytes:
         """Return the record at a position."""
         deadline = self.process.clock() + LONG_NS

@@ -15,6 +15,7 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
+    SealRequest,
     SubscribeRequest,
     TailRequest,
     TrimRequest,
@@ -204,6 +205,26 @@ class Trimming(Step):
 
 
 @dataclass(eq=False)
+class Sealing(Step):
+    """A position is sealed: nothing appears up to it any more."""
+
+    stop: int = 0
+    #: The positions of the append's records, which have appeared before.
+    gsns: tuple[int, ...] = ()
+
+    is_harmless = False
+
+    def refusal(self, state: State) -> str:
+        if self.flaw:
+            return self.flaw
+        absent = [gsn for gsn in self.gsns if gsn not in state.held]
+        return f"{absent[0]} holds nothing" if absent else ""
+
+    def applied(self, state: State) -> State:
+        return state._replace(closed=max(state.closed, self.stop))
+
+
+@dataclass(eq=False)
 class Refused(Step):
     """A read or subscription received `TrimmedError`."""
 
@@ -324,6 +345,16 @@ class _Steps:
             if flaw or not self._is_lost(rid):
                 held = Held(rid.shard, contents)
                 self.steps.append(Put(operation, operation.called, at, flaw, rid.gsn, held))
+        if request.sealed and isinstance(operation.result, list):
+            self._seal(operation, operation.result)
+
+    def _seal(self, operation: Operation, rids: Iterable[RecordId | None]) -> None:
+        """Add the step of a call that returned sealed records."""
+        gsns = [rid.gsn for rid in rids if rid is not None]
+        kept = tuple(rid.gsn for rid in rids if rid is not None and not self._is_lost(rid))
+        called, returned, stop = operation.called, operation.returned, max(gsns, default=0) + 1
+        assert returned is not None
+        self.steps.append(Sealing(operation, called, returned, "", stop, kept))
 
     def _answers(
         self, operation: Operation
@@ -365,6 +396,14 @@ class _Steps:
             is_kept = floor >= self._highest(self._trims, at)
             flaw = f"{floor} was acknowledged before" if result.gsn < floor and is_kept else ""
             self.steps.append(Step(operation, operation.called, at, flaw))
+            if operation.request.sealed:
+                self.steps.append(Sealing(operation, operation.called, at, "", result.gsn + 1))
+        elif isinstance(operation.request, SealRequest):
+            self.steps.append(Sealing(operation, operation.called, at, "", result.gsn + 1))
+        elif isinstance(operation.request, ResolveRequest):
+            request = self._operations[operation.of or 0].request
+            if isinstance(request, InsertRequest) and request.sealed:
+                self._seal(operation, result)
 
     def _read(self, operation: Operation, at: int, rid: RecordId) -> None:
         result, called = operation.result, operation.called

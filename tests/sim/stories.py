@@ -15,6 +15,7 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
+    SealRequest,
     SubscribeRequest,
     TailRequest,
     TrimRequest,
@@ -65,11 +66,20 @@ class Story:
         return number
 
     def insert(
-        self, called: int, returned: int | None, payloads: bytes, result: Any, after: int = 0
+        self,
+        called: int,
+        returned: int | None,
+        payloads: bytes,
+        result: Any,
+        after: int = 0,
+        *,
+        sealed: bool = False,
     ) -> int:
         """Add an insert: `payloads`, one for each byte; `result`: gsns, or an exception."""
         rows = [payloads[i : i + 1] for i in range(len(payloads))]
-        request = InsertRequest(NEVER, rows, RecordId(after, 0), None, 0, many=len(rows) > 1)
+        request = InsertRequest(
+            NEVER, rows, RecordId(after, 0), None, 0, many=len(rows) > 1, sealed=sealed
+        )
         if isinstance(result, list):
             result = [rid(gsn) for gsn in result]
         return self.add(called, returned, request, result)
@@ -92,8 +102,14 @@ class Story:
     def trim(self, called: int, returned: int | None, gsn: int, result: Any = None) -> int:
         return self.add(called, returned, TrimRequest(NEVER, rid(gsn)), result)
 
-    def tail(self, called: int, returned: int, gsn: int) -> int:
-        return self.add(called, returned, TailRequest(NEVER), rid(gsn))
+    def append(self, called: int, returned: int | None, payloads: bytes, result: Any) -> int:
+        return self.insert(called, returned, payloads, result, sealed=True)
+
+    def seal(self, called: int, returned: int, gsn: int) -> int:
+        return self.add(called, returned, SealRequest(NEVER, rid(gsn)), rid(gsn))
+
+    def tail(self, called: int, returned: int, gsn: int, *, sealed: bool = False) -> int:
+        return self.add(called, returned, TailRequest(NEVER, sealed), rid(gsn))
 
     def resolve(self, called: int, returned: int, of: int, *gsns: int | None) -> int:
         doubt: Any = None

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import check_history
+import msgspec
 import pytest
 
 from tests.sim.history import History, certainly_did_not_happen, events, gather
 from ziplog.client.common.requests import (
     NEVER,
+    BarrierRequest,
     Fetched,
     FetchRequest,
     InsertRequest,
     ProgressRequest,
     ReadRequest,
+    SealRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
@@ -110,13 +113,18 @@ def everything() -> Script:
     script.read(1, record(1, b"one"), client="b")
     script.read(3, no_record(3))
     script.do("a", TailRequest(NEVER), RecordId(8, 0))
-    script.do("a", SyncRequest(NEVER), RecordId(8, 0))
+    script.do("a", TailRequest(NEVER, sealed=True), RecordId(8, 0))
+    script.do("a", SealRequest(NEVER, RecordId(8, 0)), RecordId(8, 0))
+    script.do("a", msgspec.structs.replace(inserting(b"six"), sealed=True), [RecordId(9, 1)])
+    script.do("a", SyncRequest(NEVER), RecordId(9, 1))
     first, name = script.subscribe()
     script.fetch(name, record(1, b"one"), record(2, b"five"))
     _, name = script.subscribe(RecordId(3, 0), follow=False, resumes=first)
     script.fetch(name, record(5, b"two", shard=1), record(6, b"three"))
     script.fetch(name)
     script.fetch(name, record(8, b"four"))
+    script.fetch(name, record(9, b"six", shard=1))
+    script.do("a", BarrierRequest(NEVER, name), RecordId(10, 0))
     script.fetch(name, ended=True)
     _, name = script.subscribe(RID_RECENT, client="b")
     script.fetch(name, record(8, b"four"), client="b")
@@ -131,11 +139,13 @@ def everything() -> Script:
 def test_a_correct_history_of_every_kind_of_operation_is_clean() -> None:
     judgement = everything().history.check()
     observed = judgement.observed
-    assert len(observed.records) == 7
-    assert sorted(judgement.places) == [1, 2, 5, 6, 8]
-    assert [len(s.gsns) for s in observed.subscriptions] == [5, 1], "the resumed one is one"
+    assert len(observed.records) == 8
+    assert sorted(judgement.places) == [1, 2, 5, 6, 8, 9]
+    assert [len(s.gsns) for s in observed.subscriptions] == [6, 1], "the resumed one is one"
     assert len(observed.readings) == 3
-    assert len(observed.syncs) == len(observed.tails) == len(observed.trims) == 1
+    assert len(observed.syncs) == len(observed.trims) == 1
+    assert [seal.is_tail for seal in observed.seals] == [True, False]
+    assert len(observed.tails) == len(observed.barriers) + 1 == 2
     assert observed.losses == {(1, 900, 1000)}
 
 

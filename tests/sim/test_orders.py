@@ -17,6 +17,7 @@ from ziplog.client.common.requests import (
     FetchRequest,
     InsertRequest,
     ReadRequest,
+    SealRequest,
     SubscribeRequest,
     TailRequest,
     TrimRequest,
@@ -62,6 +63,14 @@ class Log:
                 self.empty.add(gsn)
             return gsn not in self.records
         return self.records.get(gsn) == result.payload
+
+    def seal(self, gsns: list[int]) -> bool:
+        self.sealed = max([self.sealed, *gsns])
+        return all(gsn in self.records for gsn in gsns)
+
+    def close(self, gsn: int) -> bool:
+        self.sealed = max(self.sealed, gsn)
+        return True
 
     def fetch(self, number: int, start: int, result: Fetched, highest: int) -> bool:
         given = [(r.rid.gsn, r.payload) for r in result.records]
@@ -109,6 +118,10 @@ def tries_all_orders(operations: list[Operation]) -> bool:
                     (o.called, end, lambda log, g=g, p=p: log.put(g, p))
                     for g, p in zip(gsns, request.payloads, strict=True)
                 ]
+                if request.sealed:
+                    moments.append((o.called, end, lambda log, g=gsns: log.seal(g)))
+            case SealRequest(rid=at) if end != FOREVER:
+                moments.append((o.called, end, lambda log, g=at.gsn: log.close(g)))
             case InsertRequest() if not isinstance(result, UnavailableError):
                 low = request.after.gsn + 1
                 (payload,) = request.payloads
@@ -132,10 +145,13 @@ def tries_all_orders(operations: list[Operation]) -> bool:
                     o.called, end,
                     lambda log, n=o.of, s=start, r=result, f=floor: log.fetch(n, s, r, f),
                 ))  # fmt: skip
-            case TailRequest() if end != FOREVER and result.gsn < highest(acked, o.called):
+            case TailRequest(sealed=sealed) if end != FOREVER:
                 asked = [(t.called, t.request.rid.gsn) for t in operations if _is_trim(t)]
-                if highest(acked, o.called) >= highest(asked, end):
+                floor = highest(acked, o.called)
+                if result.gsn < floor >= highest(asked, end):
                     return False
+                if sealed:
+                    moments.append((o.called, end, lambda log, g=result.gsn: log.close(g)))
             case TrimRequest(rid=at):
 
                 def trim(log: Log, gsn: int = at.gsn) -> bool:
@@ -185,7 +201,7 @@ def tiny(seed: int) -> list[Operation]:
         called = point - random.randint(1, 250)
         returned = point + random.randint(1, 250)
         match random.choice(
-            ("insert", "insert", "insert", "read", "read", "fetch", "trim", "tail")
+            ("insert", "insert", "insert", "read", "read", "fetch", "trim", "tail", "seal")
         ):
             case "insert":
                 _tiny_insert(random, story, log, called, returned, next(payloads))
@@ -213,7 +229,13 @@ def tiny(seed: int) -> list[Operation]:
                 late = DeadlineError("late") if random.random() < 0.3 else None
                 story.trim(called, returned if random.random() < 0.8 else None, gsn, late)
             case "tail":
-                story.tail(called, returned, max(log.records, default=0))
+                gsn, sealed = max(log.records, default=0), random.random() < 0.5
+                log.sealed = max(log.sealed, gsn * sealed)
+                story.tail(called, returned, gsn, sealed=sealed)
+            case "seal":
+                gsn = random.randint(1, 4)
+                log.sealed = max(log.sealed, gsn)
+                story.seal(called, returned, gsn)
     operations = story.operations
     for _ in range(random.choice((0, 1, 2, 3))):
         _change(random, operations)
@@ -236,7 +258,9 @@ def _tiny_insert(
     if fate < 0.85:
         log.records[gsn] = contents
     if fate < 0.65:
-        story.insert(called, returned, contents, [gsn], after)
+        sealed = random.random() < 0.4
+        log.sealed = max(log.sealed, gsn * sealed)
+        story.insert(called, returned, contents, [gsn], after, sealed=sealed)
     else:
         story.insert(called, returned if fate < 0.9 else None, contents, unknown(), after)
 

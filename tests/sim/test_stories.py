@@ -480,6 +480,63 @@ def filled_below_a_trim_seen_by_a_reader(s: Story) -> int:
     return s.insert(4, 5, b"a", [4])
 
 
+# --- appends -------------------------------------------------------------------------------------
+
+
+@good
+def an_insert_under_way_is_before_an_append(s: Story) -> None:
+    s.insert(1, 20, b"a", [2])
+    s.append(2, 10, b"b", [4])
+
+
+@good
+def appends_under_way_have_no_order(s: Story) -> None:
+    s.append(1, 10, b"a", [4])
+    s.append(2, 12, b"b", [2])
+
+
+@good
+def a_sealed_tail_is_before_what_follows(s: Story) -> None:
+    s.append(1, 2, b"a", [2])
+    s.tail(3, 4, 3, sealed=True)
+    s.insert(5, 6, b"b", [4])
+    s.seal(7, 8, 9)
+
+
+@bad
+def a_later_insert_is_before_an_append(s: Story) -> int:
+    s.append(1, 2, b"ab", [4, 6])
+    return s.insert(3, 4, b"c", [5])
+
+
+@bad
+def a_later_insert_is_before_a_sealed_position(s: Story) -> int:
+    s.insert(1, 2, b"a", [4])
+    s.seal(3, 4, 4)
+    return s.insert(5, 6, b"b", [3])
+
+
+@bad
+def a_later_insert_is_before_a_sealed_tail(s: Story) -> int:
+    s.tail(1, 2, 4, sealed=True)
+    return s.insert(3, 4, b"b", [3])
+
+
+@bad
+def a_later_insert_is_before_a_resolved_append(s: Story) -> int:
+    number = s.append(1, 2, b"a", unknown())
+    s.resolve(3, 4, number, 4)
+    return s.insert(5, 6, b"b", [3])
+
+
+@bad
+def an_insert_appears_before_an_append_after_a_read(s: Story) -> int:
+    number = s.insert(1, 20, b"a", [2])
+    s.append(2, 10, b"b", [4])
+    s.read(11, 12, 2, empty(2))
+    return number
+
+
 @pytest.mark.parametrize("story_of", BAD.values(), ids=BAD)
 def test_what_the_log_may_not_do(story_of: Bad) -> None:
     story = Story()

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.sim.programs import ClientProgram
 from tests.simulator.kernel import MS, US, S
 from ziplog.client.common.requests import (
+    BarrierRequest,
     ConnectRequest,
     FetchRequest,
     InsertRequest,
     ReadRequest,
+    SealRequest,
     SubscribeRequest,
     SyncRequest,
     TailRequest,
@@ -46,6 +48,8 @@ _NAP: Final = 0.1
 #: Probability and maximum of a reader's pause before a fetch.
 _DAWDLE: Final = 0.1
 _DAWDLE_NS: Final = 700 * MS
+#: Probability of a reader's barrier before a fetch, in a plan with appends.
+BARRIER: Final = 0.05
 #: Number of records in a call, with one common key or a key each.
 _OF_ONE_KEY: Final = 2
 _OF_MANY_KEYS: Final = 3
@@ -148,6 +152,9 @@ class Writer(Client):
         self.left = plan.calls
         self._lanes = plan.lanes
         self._think_us, self._naps = plan.think_us, plan.naps
+        self._appends = plan.appends
+        #: `seal` is called in plans with appends only.
+        self._weights = (*self._WEIGHTS, 4 if plan.appends else 0)
         self._counts = (_OF_ONE_KEY, _OF_MANY_KEYS, 8) + (plan.bulk,) * bool(plan.bulk)
 
     def begin(self) -> None:
@@ -164,7 +171,7 @@ class Writer(Client):
 
     def _act(self) -> None:
         if not self.shared.is_over:
-            chosen = self.random.choices(self._ACTS, self._WEIGHTS)[0]
+            chosen = self.random.choices(self._ACTS, self._weights)[0]
             chosen(self)
 
     def _insert(self) -> None:
@@ -181,8 +188,15 @@ class Writer(Client):
         # Some calls have one common key; in others each record has its own, except the second.
         key = b"key" if count == _OF_ONE_KEY else None
         keys = [payloads[0], None, payloads[2]] if count == _OF_MANY_KEYS else None
-        request = InsertRequest(self.deadline(timeout), payloads, after, key, 0, count > 1, keys)
+        request = InsertRequest(
+            self.deadline(timeout), payloads, after, key, 0, count > 1, keys,
+            sealed=self._is_sealed(),
+        )  # fmt: skip
         self.call(request, self._inserted)
+
+    def _is_sealed(self) -> bool:
+        """Return whether the next call is an append, or a sealed tail query."""
+        return bool(self._appends) and self.random.random() < self._appends
 
     def _inserted(self, result: Any) -> None:
         if isinstance(result, OutcomeUnknownError) and self.random.random() < 0.7:
@@ -209,7 +223,12 @@ class Writer(Client):
         self.call(ReadRequest(self.deadline(10 * S), rid), lambda _: self.next_call())
 
     def _tail(self) -> None:
-        self.call(TailRequest(self.deadline(10 * S)), lambda _: self.next_call())
+        request = TailRequest(self.deadline(10 * S), self._is_sealed())
+        self.call(request, lambda _: self.next_call())
+
+    def _seal(self) -> None:
+        rid = self.random.choice(self.shared.known[-_RECENT:])
+        self.call(SealRequest(self.deadline(10 * S), rid), lambda _: self.next_call())
 
     def _sync(self) -> None:
         self.call(SyncRequest(self.deadline(10 * S)), lambda _: self.next_call())
@@ -221,14 +240,15 @@ class Writer(Client):
             return
         self.call(TrimRequest(self.deadline(10 * S), rid), lambda _: self.next_call())
 
-    _ACTS: Final = (_insert, _insert_many, _read, _tail, _sync, _trim)
+    _ACTS: Final = (_insert, _insert_many, _read, _tail, _sync, _trim, _seal)
     _WEIGHTS: Final = (60, 10, 14, 6, 6, 1)
 
 
 class Reader(Client):
     """A client that follows the log from its beginning, middle or end, with restarts.
 
-    `shards`: it reads these only; None: all.
+    `shards`: it reads these only; None: all. `barriers`: the probability of a barrier before a
+    fetch.
     """
 
     def __init__(
@@ -238,9 +258,10 @@ class Reader(Client):
         *,
         follow: bool = True,
         shards: frozenset[int] | None = None,
+        barriers: float = 0.0,
     ) -> None:
         super().__init__(shared, name)
-        self._follow = follow
+        self._follow, self._barriers = follow, barriers
         self.shards: Final = shards
         self._subscription = 0
         #: The end of its passed positions.
@@ -271,6 +292,9 @@ class Reader(Client):
             self._fetch()
 
     def _fetch(self) -> None:
+        if self._barriers and self.random.random() < self._barriers:
+            request = BarrierRequest(self.deadline(10 * S), self._subscription)
+            self.call(request, lambda _: None)
         deadline = self.deadline(_FETCH_NS)
         self.call(FetchRequest(deadline, self._subscription, _FETCH_RECORDS), self._fetched)
 

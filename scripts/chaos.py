@@ -110,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
         "--rate", type=float, help="operations a second of a client (60; of a LogDB thread: 20)"
     )
     parser.add_argument(
+        "--appends", type=float, default=LogShape.appends, metavar="SHARE",
+        help=f"of the log's inserts: 0.0 to 1.0 ({LogShape.appends})",
+    )  # fmt: skip
+    parser.add_argument(
         "--kinds", type=kinds_of, default=KINDS, help=f"of faults, with commas: {', '.join(KINDS)}"
     )
     parser.add_argument("--beyond", action="store_true", help="let whole groups fail too")
@@ -135,7 +139,7 @@ def _trial(options: argparse.Namespace, folder: Path) -> Trial:
     if options.rate is not None:
         common["rate_per_s"] = options.rate
     if options.workload == "log":
-        return LogTrial(folder, LogShape(**common))
+        return LogTrial(folder, LogShape(**common, appends=options.appends))
     if options.command:
         common["command"] = shlex.split(options.command)
     shape = DatabaseShape(

@@ -52,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mix", type=mix, default=mix(_MIX), help=f"weights, as {_MIX}")
+    parser.add_argument(
+        "--appends", type=float, default=0.0, metavar="SHARE", help="of the inserts: 0.0 to 1.0"
+    )
     parser.add_argument("--payload", type=int, default=100, help=f"bytes, from {MIN_BYTES}")
     parser.add_argument("--rate", type=float, default=0.0, help="operations a second, each client")
     parser.add_argument("--timeout", type=float, default=5.0, help="deadline of a call, in seconds")
@@ -67,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mix=options.mix,
         payload_bytes=options.payload,
         chains=options.chains,
+        appends=options.appends,
         rate_per_s=options.rate,
         timeout_s=options.timeout,
         operations=options.operations or 0,

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import contextlib
 
 #: Weights of a client's operations.
-MIX: Final = {"insert": 50, "nowait": 10, "batch": 10, "read": 15, "scan": 1, "tail": 3, "sync": 3}
+MIX: Final = {
+    "insert": 50, "nowait": 10, "batch": 10, "read": 15, "scan": 1, "tail": 3, "seal": 1, "sync": 3,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class LogShape(Shape):
     subscribers: int = 2
     #: Whether clients call `sync` too.
     syncs: bool = True
+    #: Share of the inserts that are appends.
+    appends: float = 0.3
 
 
 class LogTrial(Trial):
@@ -41,6 +45,7 @@ class LogTrial(Trial):
             seed=shape.seed,
             rate_per_s=shape.rate_per_s,
             timeout_s=3.0,
+            appends=shape.appends,
         )
         self._workload = stack.enter_context(Workload(self._plan, shape.clients, shape.subscribers))
         self.clients = self._workload.clients

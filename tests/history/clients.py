@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.history.events import Recorder
 
-OPERATIONS: Final = ("insert", "nowait", "batch", "read", "scan", "sync", "tail", "trim")
+OPERATIONS: Final = ("insert", "nowait", "batch", "read", "scan", "sync", "tail", "seal", "trim")
 #: Rids that a client remembers, of its own and of others.
 _MEMORY: Final = 2000
 #: Errors of unknown outcome that wait to be resolved.
@@ -53,6 +53,9 @@ class LogPlan(Plan, frozen=True, kw_only=True):
     payload_bytes: int = 100
     #: Inserts name the record that they come after.
     chains: bool = True
+    #: Share of the inserts that are appends, and of the tail queries that are sealed. Subscribers
+    #: ask for barriers if it is above 0.
+    appends: float = 0.0
     #: Of one client; 0: until it is stopped.
     operations: int = 0
 
@@ -140,6 +143,7 @@ class Client:
             "scan": self._scan,
             "sync": self._sync,
             "tail": self._tail,
+            "seal": self._seal,
             "trim": self._trim,
         }
 
@@ -175,9 +179,13 @@ class Client:
             return self._random.choice(self._learned)
         return RID_GENESIS
 
-    def _call_insert(self, after: RecordId, payloads: list[int]) -> int:
+    def _is_sealed(self) -> bool:
+        """Return whether the next call is an append, or a sealed tail query."""
+        return bool(self._plan.appends) and self._random.random() < self._plan.appends
+
+    def _call_insert(self, after: RecordId, payloads: list[int], *, sealed: bool) -> int:
         op = self._recorder.next_op()
-        self._recorder.call(events.Insert(op, now(), after.gsn, payloads))
+        self._recorder.call(events.Insert(op, now(), after.gsn, payloads, sealed))
         return op
 
     def _inserted(self, op: int, rids: Sequence[RecordId]) -> None:
@@ -192,29 +200,32 @@ class Client:
 
     def _insert(self) -> None:
         number, contents = self._payload()
-        after = self._after()
-        op = self._call_insert(after, [number])
+        after, sealed = self._after(), self._is_sealed()
+        op = self._call_insert(after, [number], sealed=sealed)
+        insert = self._log.append if sealed else self._log.insert_after
         try:
-            self._inserted(op, [self._log.insert_after(contents, after)])
+            self._inserted(op, [insert(contents, after)])
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what the client saw
             self._insert_failed(op, error)
 
     def _batch(self) -> None:
         rows = [self._payload() for _ in range(self._random.randint(2, 20))]
-        after = self._after()
-        op = self._call_insert(after, [number for number, _ in rows])
+        after, sealed = self._after(), self._is_sealed()
+        op = self._call_insert(after, [number for number, _ in rows], sealed=sealed)
+        insert = self._log.append_many if sealed else self._log.insert_many
         try:
-            self._inserted(op, self._log.insert_many([contents for _, contents in rows], after))
+            self._inserted(op, insert([contents for _, contents in rows], after))
         except Exception as error:  # noqa: BLE001
             self._insert_failed(op, error)
 
     def _nowait(self) -> None:
         for _ in range(self._random.randint(1, 8)):
             number, contents = self._payload()
-            after = self._after()
-            op = self._call_insert(after, [number])
+            after, sealed = self._after(), self._is_sealed()
+            op = self._call_insert(after, [number], sealed=sealed)
+            insert = self._log.append_nowait if sealed else self._log.insert_nowait
             try:
-                future = self._log.insert_nowait(contents, after)
+                future = insert(contents, after)
             except Exception as error:  # noqa: BLE001
                 self._insert_failed(op, error)
             else:
@@ -307,10 +318,23 @@ class Client:
             self._recorder.result(failed(op, error))
 
     def _tail(self) -> None:
-        op = self._recorder.next_op()
-        self._recorder.call(events.Tail(op, now()))
+        op, sealed = self._recorder.next_op(), self._is_sealed()
+        self._recorder.call(events.Tail(op, now(), sealed))
         try:
-            self._recorder.result(events.TailIs(op, now(), self._log.check_tail().gsn))
+            gsn = self._log.check_tail(sealed=sealed).gsn
+            self._recorder.result(events.TailIs(op, now(), gsn))
+        except Exception as error:  # noqa: BLE001
+            self._recorder.result(failed(op, error))
+
+    def _seal(self) -> None:
+        """Seal one of the last known positions."""
+        if not self._own:
+            return
+        op, rid = self._recorder.next_op(), self._own[-1]
+        self._recorder.call(events.Seal(op, now(), rid.gsn))
+        try:
+            self._log.seal(rid)
+            self._recorder.result(events.Sealed(op, now()))
         except Exception as error:  # noqa: BLE001
             self._recorder.result(failed(op, error))
 

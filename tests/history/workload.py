@@ -29,6 +29,8 @@ _BATCH: Final = 5000
 #: Mean number of batches between two restarts of a subscription.
 _REOPEN: Final = 200
 _RETRY_S: Final = 0.1
+#: Probability of a barrier before a batch, in a workload with appends.
+_BARRIER: Final = 0.05
 #: The history of a client that has done something.
 _WORKING_BYTES: Final = 2000
 #: Records that are read one by one at the end.
@@ -139,6 +141,7 @@ class _Subscriber:
         self, plan: LogPlan, number: int, log: ziplog.Log, recorder: events.Recorder
     ) -> None:
         self._number, self._log, self._recorder = number, log, recorder
+        self._barriers = _BARRIER if plan.appends else 0.0
         self._random = random.Random(f"{plan.seed} subscriber {number}")
 
     def run(self, stopped: Stopped) -> None:
@@ -182,11 +185,22 @@ class _Subscriber:
             for _ in range(self._random.randrange(2 * _REOPEN)):
                 if stopped:
                     break
+                if self._barriers and self._random.random() < self._barriers:
+                    self._barrier(op, subscription)
                 records = subscription.fetch(_BATCH, timeout=_FETCH_S)
                 if records:
                     self._recorder.result(delivered(op, records))
                 self._position = subscription.position
         return self._position
+
+    def _barrier(self, of: int, subscription: ziplog.Subscription) -> None:
+        op = self._recorder.next_op()
+        self._recorder.call(events.Barrier(op, now(), of))
+        try:
+            gsn = subscription.barrier().gsn
+            self._recorder.result(events.Barred(op, now(), gsn))
+        except ZiplogError as error:
+            self._recorder.result(failed(op, error))
 
 
 # --- at the end ----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tests.history.observed import UNKNOWN, gather
 from tests.history.payloads import FOREIGN, MIN_BYTES, number_of, payload
 from tests.history.rules import check
 from tests.history.workload import Workload, losses_of, read_all
+from tests.unit.scripts import mutations_of_appends
 from tests.unit.scripts.mutations import MUTATIONS, Lines
 from tests.unit.scripts.simulated import write
 from tests.waiting import wait_until
@@ -26,6 +27,9 @@ from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# The imported module registers its mutations.
+assert mutations_of_appends
 
 #: Needs what no calm history has.
 NOT_IN_A_CALM_HISTORY = {"resolved_in_two_ways", "read_what_was_trimmed"}
@@ -67,6 +71,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
             mix=dict.fromkeys(OPERATIONS, 1),
             timeout_s=60.0,
             operations=300,
+            appends=0.3,
         )
         with Workload(plan, 2, 3) as workload:
             killed = workload.clients.start()

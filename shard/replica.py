@@ -534,6 +534,7 @@ class Replica:
     def _join(self) -> None:
         """Join the view, if its log is complete here."""
         if self._recovery.try_join(self._now):
+            self._readers.close_all()
             self._readers = Readers(self._state, self._guesses)
             self._health.expedite(self._now)
             self._heartbeat.due = self._now

@@ -440,10 +440,10 @@ class Readers:
             self._drop_if_trimmed(key, subscription)
 
     def close_all(self) -> None:
-        """Close all subscriptions: another replica serves the following records."""
+        """Close all subscriptions: this server has left its view, or joins another one."""
         for key, subscription in list(self.subscriptions.items()):
             self._state.refuse(
-                subscription.route, subscription.id, "not-ready", "the server has left its view"
+                subscription.route, subscription.id, "not-ready", "the server begins another view"
             )
             self._drop(key)
 

@@ -15,7 +15,7 @@ from shard.serving.readers import Readers
 from tests.sim.mutation import replaced
 from tests.sim.script import DELAY_NS, Call, Client, Stage, stage
 from tests.sim.stories import Story
-from tests.simulator.kernel import MS
+from tests.simulator.kernel import MS, S
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import NEVER, InsertRequest, ReadRequest, TailRequest
 from ziplog.client.common.unknown_outcome import ResolveRequest
@@ -24,7 +24,7 @@ from ziplog.client.reads import frontier_stream, tail
 from ziplog.client.seals.seals import Seals
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.wire import Ahead, Forward, Insert, LeaseAnnounced, Want
+from ziplog.wire import Ahead, Forward, Insert, LeaseAnnounced, Refused, Unsubscribe, Want
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -275,6 +275,26 @@ def test_every_condition_of_a_seal_is_needed(name: str) -> None:
     assert not is_violated()
     with broken():
         assert is_violated()
+
+
+# --- recoveries ----------------------------------------------------------------------------------
+
+
+def test_stream_that_began_before_a_server_joined_is_ended() -> None:
+    with stage(shards=2) as s:
+        appender, other = clients(s)
+        s.run(6 * S)  # the streams are closed
+        inserted = other.wait(other.insert(b"other")).gsns[0]
+        s.run(2 * S)
+        s.cluster.nodes[BACKUP].kill()
+        s.until(lambda: s.cluster.nodes[BACKUP].is_up)
+        s.until(lambda: s.state(BACKUP).frontier > inserted)
+        assert s.state(BACKUP).state == "limbo"
+        s.lose("appender", BACKUP, Unsubscribe)
+        appender.wait(appender.append(b"append"))
+        s.until(s.cluster.is_whole)
+        refusals = s.messages(BACKUP, "appender", Refused)
+        assert "the server begins another view" in [refused.detail for refused in refusals]
 
 
 # --- the own shard -------------------------------------------------------------------------------

@@ -64,7 +64,6 @@ class Recovery:
         members: Members,
         service: tuple[bytes, ...],
         *,
-        reports_loss: bool,
         now: int,
     ) -> None:
         """Start to watch a shard.
@@ -74,7 +73,6 @@ class Recovery:
             state: the committed state.
             members: the servers' reports.
             service: the names of the membership service's nodes.
-            reports_loss: records may be lost if all servers fail at once (level `memory`).
             now: monotonic nanoseconds; silence counts from here on at the earliest.
 
         """
@@ -82,7 +80,6 @@ class Recovery:
         self._state: Final = state
         self._members: Final = members
         self._service: Final = service
-        self._reports_loss: Final = reports_loss
         self._listening_since = self._now = now
         self._effects: list[Effect] = []
         #: When each step was last taken, by its name.
@@ -364,7 +361,8 @@ class Recovery:
 
     def _make_decision(self, known: Recovered, frozen: Frozen, removed: Removed) -> Decision:
         attempt = known.attempt
-        may_lose = self._reports_loss and attempt.from_limbo and frozen.decided_end < removed.limit
+        is_lossy = attempt.from_limbo and not frozen.has_all
+        may_lose = is_lossy and frozen.decided_end < removed.limit
         lost = [max(frozen.decided_end, 1)] if may_lose else []
         if known.decision is not None and not known.is_finished and known.decision.lost_from:
             lost.append(known.decision.lost_from)  # the service has no record of that loss yet

@@ -244,7 +244,6 @@ class FailureHandler(ServiceNode):
                 self.state,
                 self.members,
                 self._service_nodes,
-                reports_loss=self.config.durability == "memory",
                 now=self._now,
             )
         return recovery

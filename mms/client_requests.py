@@ -10,7 +10,7 @@ Invariant: at most `MAX_PENDING` requests wait. See docs/protocol.md, sections 3
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mms import epochs, membership_rules, status
 from mms.read_barriers import MAX_PENDING, ReadBarriers
@@ -28,6 +28,8 @@ from ziplog.wire import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mms.commands import Barrier
     from mms.leases import LeasePlan
     from mms.read_barriers import PendingRead
@@ -87,7 +89,7 @@ class ClientRequests:
         return Send(
             src,
             ClusterInfo(
-                state.cluster, message.request, state.name, config.durability,
+                state.cluster, message.request, state.name, state.durability,
                 self._leadership.endpoints(), list(state.placements.values()),
                 [run_of(lease) for lease in self._plan.current(now)], state.trim,
                 Limits(
@@ -98,8 +100,13 @@ class ClientRequests:
             ),
         )  # fmt: skip
 
-    def status(self, src: bytes, message: StatusQuery, now: int) -> Effect:
-        """Return the status document, as the leader sees the cluster, or a part of the history."""
+    def status(
+        self, src: bytes, message: StatusQuery, durability: Mapping[str, Any], now: int
+    ) -> Effect:
+        """Return the status document, as the leader sees the cluster, or a part of the history.
+
+        `durability`: from `DurabilityLevel.status`.
+        """
         if message.part == "events":
             found = self._state.history.document(message.start)
             return Send(src, StatusReply(self._state.cluster, message.request, found))
@@ -111,7 +118,8 @@ class ClientRequests:
             name=self._name, pid=self._pid, release=self._release,
             connected=self._leadership.connected,
             lease=next(iter(self._plan.current(now)), None), epoch=self._plan.epoch(now),
-            finalized=membership_rules.finalized(self._state, self._servers), now=now,
+            finalized=membership_rules.finalized(self._state, self._servers),
+            durability=durability, now=now,
         )  # fmt: skip
         return Send(src, StatusReply(self._state.cluster, message.request, found))
 

@@ -35,7 +35,7 @@ class CreateCluster(Command, tag=1, frozen=True, gc=False):
     cluster: _ClusterId
     name: Name
     placements: list[Placement]
-    #: The durability level of the log; it never changes.
+    #: The durability level that the cluster file requested.
     durability: Durability = "memory"
 
 
@@ -114,6 +114,16 @@ class RaiseWire(Command, tag=11, frozen=True, gc=False):
     wire: Wire
 
 
+class SetDurability(Command, tag=13, frozen=True, gc=False):
+    """All servers keep to `disk` from this epoch on, or one of them does not any more.
+
+    Nodes of earlier releases ignore it as malformed.
+    """
+
+    level: Durability
+    epoch: Epoch
+
+
 class ClusterEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What happened in the cluster, for operators."""
 
@@ -139,7 +149,7 @@ class RecordEvents(Command, tag=12, frozen=True):
 
 AnyCommand = (
     CreateCluster | GrantLease | SetTrim | SetFinalized | Barrier | RemoveShard | RecordLoss
-    | PlaceShard | RetireShard | FinalizeShard | RaiseWire | RecordEvents
+    | PlaceShard | RetireShard | FinalizeShard | RaiseWire | RecordEvents | SetDurability
 )  # fmt: skip
 
 #: Why a command was refused; "" if it was applied.

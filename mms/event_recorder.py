@@ -23,6 +23,7 @@ from mms.commands import (
     RecordLoss,
     RemoveShard,
     RetireShard,
+    SetDurability,
     SetTrim,
 )
 from mms.proposals import RETRY_NS
@@ -115,6 +116,9 @@ class EventRecorder:
                 self.note("shard", "finalized", now, shard=command.shard)
             case SetTrim() if command.gsn == self._state.trim:
                 self.note("trim", f"trimmed before {command.gsn}", now)
+            case SetDurability():
+                text = f"durability {command.level} from epoch {command.epoch} on"
+                self.note("cluster", text, now)
             case RecordEvents():
                 self._on_recorded(command)
 

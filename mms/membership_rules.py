@@ -47,12 +47,6 @@ def contradiction(state: ClusterState, config: ClusterConfig) -> str:
             f"this is the log of cluster {cluster_id(state.cluster)}, but the cluster file says"
             f" {config.id}. Restore the id or the data directories that belong together"
         )
-    if state.durability != config.durability:
-        return (
-            f"the log was created with durability = {state.durability!r}, but the cluster file says"
-            f" {config.durability!r}. A log keeps its level: restore {state.durability!r} in the"
-            " file, or create another log"
-        )
     if state.name != config.name:
         return (
             f"this is the log of cluster {state.name!r}, but the cluster file says"

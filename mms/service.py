@@ -30,9 +30,11 @@ from mms.commands import (
     RecordLoss,
     RemoveShard,
     RetireShard,
+    SetDurability,
     decode_command,
     decode_refusal,
 )
+from mms.durability import DurabilityLevel
 from mms.event_recorder import EventRecorder
 from mms.lease_proposals import LeaseProposals
 from mms.leases import LeasePlan
@@ -124,6 +126,7 @@ class MembershipService(ServiceNode):
         self._upgrades: Final = Upgrades(
             config, name, state, servers, self._failure_handlers, self.wire_use.release
         )
+        self._durability: Final = DurabilityLevel(state, servers)
         self._events: Final = EventRecorder(state, wall_ns)
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
@@ -180,6 +183,7 @@ class MembershipService(ServiceNode):
             self._effects += self._requests.reject_lost(now)
             self._effects += self._leases.check_members(now)
             self._effects += self._upgrades.peers.query(self.cluster, now)
+            self._effects += self._durability.check(self.plan.epoch(now), now)
             self._effects += self._events.check(self.servers, self._failure_handlers, now)
         self._effects += self._leases.propose(now)
         self._effects += self._requests.propose_barrier(now)
@@ -249,6 +253,8 @@ class MembershipService(ServiceNode):
             case RaiseWire():
                 self._effects += self.wire_use.on_report(self.state.wire)
                 self._effects += self._upgrades.on_raised()
+            case SetDurability():
+                self._durability.on_decided()
 
     def _on_refused(self, command: AnyCommand, refusal: Refusal) -> None:
         match command:
@@ -412,7 +418,8 @@ class MembershipService(ServiceNode):
         self._effects += self._requests.submit(src, message, self._now)
 
     def _on_status_query(self, src: bytes, message: StatusQuery) -> None:
-        self._effects.append(self._requests.status(src, message, self._now))
+        durability = self._durability.status(self.level)
+        self._effects.append(self._requests.status(src, message, durability, self._now))
 
     def check(self) -> None:
         """Assert the invariants of this node and of its parts."""

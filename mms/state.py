@@ -29,6 +29,7 @@ from mms.commands import (
     RecordLoss,
     RemoveShard,
     RetireShard,
+    SetDurability,
     SetFinalized,
     SetTrim,
     decode_command,
@@ -92,6 +93,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     wire: int = 1
     events: list[ClusterEvent] = []
     last_event: int = 0
+    durability_epoch: int = 0
 
 
 class ClusterState:
@@ -101,7 +103,9 @@ class ClusterState:
         #: 0 until the cluster is created.
         self.cluster = 0
         self.name = ""
+        #: The durability level in force, and the epoch since which it is (0: it never changed).
         self.durability: Durability = "memory"
+        self.durability_epoch = 0
         #: Every shard that ever existed, by number, in order.
         self.placements: dict[int, Placement] = {}
         #: The lease history from the trim point on, oldest first.
@@ -166,6 +170,9 @@ class ClusterState:
                 return ""
             case RecordEvents():
                 return self.history.record(decoded)
+            case SetDurability():
+                self.durability, self.durability_epoch = decoded.level, decoded.epoch
+                return ""
 
     def _create(self, command: CreateCluster) -> Refusal:
         if self.cluster:
@@ -405,7 +412,7 @@ class ClusterState:
                 self.finalized, [self.recovering[shard] for shard in sorted(self.recovering)],
                 self.losses, self.durability,
                 [self.retired[shard] for shard in sorted(self.retired)], self.retirements,
-                self.wire, self.history.events, self.history.last,
+                self.wire, self.history.events, self.history.last, self.durability_epoch,
             )
         )  # fmt: skip
 
@@ -424,8 +431,8 @@ class ClusterState:
         self.recovering = {one.shard: one for one in found.recovering}
         self.losses, self.durability = found.losses, found.durability
         self.retired = {one.shard: one for one in found.retired}
+        self.durability_epoch = found.durability_epoch
         self.retirements, self.wire = found.retirements, found.wire
-        self.retirements = found.retirements
         self.history = EventHistory(found.events, found.last_event)
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
         newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)

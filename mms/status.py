@@ -15,6 +15,8 @@ from mms.servers import UP_NS, wire_versions
 from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mms.commands import RecordLoss
     from mms.servers import FailureHandlers, Server, Servers
     from mms.state import ClusterState
@@ -43,6 +45,7 @@ def document(
     lease: Lease | None,
     epoch: int,
     finalized: int,
+    durability: Mapping[str, Any],
     now: int,
 ) -> bytes:
     """Return the document as JSON.
@@ -60,6 +63,7 @@ def document(
         lease: the running lease; None before the first.
         epoch: the epoch in which the servers are.
         finalized: the last finalized epoch; -1 for none.
+        durability: from `DurabilityLevel.status`.
         now: monotonic nanoseconds.
 
     """
@@ -70,7 +74,7 @@ def document(
     found = {
         "cluster": state.name,
         "cluster_id": cluster_id(state.cluster),
-        "durability": config.durability,
+        **durability,
         "lease": lease.number if lease is not None else 0,
         "epoch": epoch,
         "finalized_epoch": finalized,

@@ -29,10 +29,10 @@ from shard.storage.segment_store import SegmentStore
 from shard.storage.store import FullError
 from ziplog.config import load
 from ziplog.core import view
-from ziplog.core.node import ArchiveOpened, SuspicionChanged
+from ziplog.core.node import ArchiveOpened, LevelRequested, SuspicionChanged
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
-from ziplog.runtime import wire_file
+from ziplog.runtime import level_file, wire_file
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver, run_process
@@ -95,11 +95,16 @@ def run(path: Path, config: ClusterConfig, name: str) -> None:
     identity = replica_config(config, name)
     wire = wire_file.read(config.data_dir / name, identity.release)
     directory = DataDirectory(config.data_dir / name, config.name, name)
-    identity = msgspec.structs.replace(identity, identity=directory.identity.server, wire=wire)
+    identity = msgspec.structs.replace(
+        identity,
+        identity=directory.identity.server,
+        wire=wire,
+        recorded_level=level_file.read(directory.path),
+    )
     try:
         transport = Transport(bind=identity.endpoint)
         try:
-            store = _open_store(config, directory)
+            store = _open_store(config, directory, identity)
             _serve(identity, directory, transport, store, config, settings)
         finally:
             transport.close()
@@ -141,14 +146,19 @@ def _addresses(nodes: tuple[NodeConfig, ...]) -> tuple[view.Replica, ...]:
     return tuple(view.Replica(node.name, node.endpoint) for node in nodes)
 
 
-def _open_store(config: ClusterConfig, directory: DataDirectory) -> SegmentStore:
+def _acks_from_memory(identity: ReplicaConfig) -> bool:
+    """Whether the server begins at level `memory`; else the driver flushes, before every ack."""
+    return identity.durability == identity.recorded_level == "memory"
+
+
+def _open_store(
+    config: ClusterConfig, directory: DataDirectory, identity: ReplicaConfig
+) -> SegmentStore:
     try:
         return SegmentStore.open(
             directory.segments,
-            # At level `disk` the driver flushes, before every ack.
-            flush_interval_ms=(
-                config.flush_interval_ms * _FLUSHER_PART if config.durability == "memory" else 0
-            ),
+            flush_interval_ms=config.flush_interval_ms * _FLUSHER_PART,
+            in_background=_acks_from_memory(identity),
             segment_bytes=config.segment_bytes,
             cache_bytes=config.cache_bytes,
             reserve_bytes=config.disk_reserve_bytes,
@@ -191,12 +201,13 @@ def _serve(
         store=store,
         insert_path=replica.plain_inserts,
         store_delay_ns=int(config.flush_interval_ms * NS_PER_MS * (1 - _FLUSHER_PART)),
-        flush_before_send=identity.durability == "disk",
+        flush_before_send=not _acks_from_memory(identity),
         receive_publications=publications.receive_from,
         describe=lambda request: node_info(
             config, "storage", identity.name, replica.cluster, request, replica.wire_use
         ),
         record_wire=lambda wire: wire_file.record(directory.path, wire),
+        record_level=lambda level: level_file.record(directory.path, level),
         report=Reporter(
             transport,
             lambda driver, now: metrics.collect(driver.short_acks, now),
@@ -232,6 +243,7 @@ def _apply(new: ClusterConfig, store: SegmentStore, driver: Driver) -> None:
     """Apply the settings that can change while the server runs."""
     store.resize(new.cache_bytes, new.disk_reserve_bytes)
     driver.post(SuspicionChanged(new.suspicion_ms))
+    driver.post(LevelRequested(new.durability))
 
 
 def _log_ready(identity: ReplicaConfig, transport: Transport, *, limbo: bool) -> None:

@@ -38,6 +38,8 @@ from ziplog.core.node import (
     Connect,
     Effect,
     Event,
+    LevelRecorded,
+    LevelRequested,
     Persist,
     Persisted,
     Pressed,
@@ -85,6 +87,9 @@ if TYPE_CHECKING:
     from ziplog.segments.entry import Entry
 
 __all__ = ["Replica", "ReplicaConfig"]
+
+#: Requests that the readers' part handles.
+_FOR_READERS: Final = (Read, Subscribe, Credit, Unsubscribe, Tail, Outline, Locate)
 
 
 class Replica:
@@ -137,19 +142,13 @@ class Replica:
             Forward: self._forward,
             Report: self._report,
             Resend: self._resend,
-            Read: self._read,
-            Subscribe: self._subscribe,
-            Credit: self._credit,
-            Unsubscribe: self._unsubscribe,
+            **dict.fromkeys(_FOR_READERS, self._serve),
             Want: self._want,
             Ahead: self._ahead,
-            Tail: self._tail,
-            Outline: self._outline,
             LeaseAnnounced: self._lease_announced,
             LeaseHistory: self._lease_history,
             NodeInfo: self._membership.on_node_info,
             Refused: self._membership.on_refused,
-            Locate: self._locate,
             Sync: self._sync,
             Beat: self._beat,
             Freeze: self._freeze,
@@ -201,6 +200,8 @@ class Replica:
             self._health.set_suspicion(event.suspicion_ms, now)
         elif isinstance(event, WireRecorded):
             self._state.wire_use.on_recorded(event.wire)
+        elif isinstance(event, LevelRequested | LevelRecorded):
+            self._state.effects += self._state.level.on_event(event)
         return self._state.pop_effects()
 
     @property
@@ -305,29 +306,26 @@ class Replica:
             and not self._health.is_stale
         )
 
-    def _read(self, route: bytes, message: Read) -> None:
-        if self._is_readable(message, message.shard):
-            self._readers.read(route, message)
-
-    def _subscribe(self, route: bytes, message: Subscribe) -> None:
-        if self._is_readable(message, message.shard):
-            self._readers.subscribe(route, message, self._now)
-
-    def _credit(self, route: bytes, message: Credit) -> None:
-        if self._is_readable(message, message.shard):
-            self._readers.renew(route, message, self._now)
-
-    def _unsubscribe(self, _route: bytes, message: Unsubscribe) -> None:
-        if self._is_readable(message, message.shard):
-            self._readers.unsubscribe(message)
-
-    def _tail(self, route: bytes, message: Tail) -> None:
-        if self._is_readable(message, message.shard) and self._state.state in {"up", "joined"}:
-            self._readers.tail(route, message)
-
-    def _outline(self, route: bytes, message: Outline) -> None:
-        if self._is_readable(message, message.shard):
-            self._readers.outline(route, message)
+    def _serve(self, route: bytes, message: Any) -> None:
+        """Have the readers' part handle a request, if it is for this shard."""
+        readers, is_in_view = self._readers, self._state.state in {"up", "joined"}
+        if not self._is_readable(message, message.shard):
+            return
+        match message:
+            case Read():
+                readers.read(route, message)
+            case Subscribe():
+                readers.subscribe(route, message, self._now)
+            case Credit():
+                readers.renew(route, message, self._now)
+            case Unsubscribe():
+                readers.unsubscribe(message)
+            case Tail() if is_in_view:
+                readers.tail(route, message)
+            case Outline():
+                readers.outline(route, message)
+            case Locate() if is_in_view:
+                readers.locate(route, message, self._now)
 
     def _want(self, route: bytes, message: Want) -> None:
         if self._is_readable(message, message.shard) and self._state.state == "up":
@@ -410,6 +408,10 @@ class Replica:
             self._repair.request(gsn, why, self._now)
         if state.has_no_positions or state.is_sealed:
             self._draining.on_batch_end(self._now)
+        if state.level.is_changing and state.state == "up":
+            promised = self._guesses.promised if self._guesses is not None else ()
+            is_complete = not promised and state.persisted >= state.stream.last
+            state.effects += state.level.advance(self._now, is_complete=is_complete)
         self._rates.on_batch_end(self._now)
         state.counters.on_batch_end(state.stream, state.persisted, self._now)
         self._heartbeat.on_batch_end(self._now)
@@ -556,10 +558,6 @@ class Replica:
         self._health.on_view_start(self._now)
         self._heartbeat.due = self._now
 
-    def _locate(self, route: bytes, message: Locate) -> None:
-        if self._is_readable(message, message.shard) and self._state.state in {"up", "joined"}:
-            self._readers.locate(route, message, self._now)
-
     def _sync(self, route: bytes, message: Sync) -> None:
         if self._is_readable(message, message.shard) and self._state.state == "up":
             if message.view != self._state.view:
@@ -594,6 +592,7 @@ class Replica:
         state.sessions.check()
         self._readers.check()
         self._recovery.check()
+        state.level.check()
         self._health.check()
         if state.state == "up":
             self._role.check()

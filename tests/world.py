@@ -23,12 +23,15 @@ from ziplog.core.node import (
     Disconnect,
     Effect,
     Event,
+    FlushBeforeSend,
     Halt,
+    LevelRecorded,
     Node,
     Persist,
     Persisted,
     Propose,
     Received,
+    RecordLevel,
     Send,
     Wakeup,
 )
@@ -263,6 +266,10 @@ class World:
                 self.completed[name, id] = result
             case Propose(command):
                 self.proposed.append((name, command))
+            case RecordLevel(level):
+                self.inject(name, LevelRecorded(level))
+            case FlushBeforeSend():
+                pass
             case Connect(called, endpoint):
                 for other in self.nodes:
                     if address(other).endpoint == endpoint:

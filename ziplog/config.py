@@ -161,10 +161,11 @@ class ClusterConfig:
         Durability,
         Key(
             "When an insert counts as done. memory: all f+1 servers of the shard have it in memory"
-            " (on disk within flush_interval_ms). disk: all f+1 have it on disk.",
+            " (on disk within flush_interval_ms). disk: all f+1 have it on disk. `ziplog config"
+            " reload` changes it while the cluster runs.",
             str,
             choices=("memory", "disk"),
-            change="never",
+            change="reload",
         ),
     ] = "memory"
     f: Annotated[

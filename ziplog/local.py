@@ -34,6 +34,7 @@ from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
 from ziplog.policy import random as random_policy
+from ziplog.runtime import level_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -149,6 +150,7 @@ class Cluster:
                 cluster_file.remove_id(self._supervisor.path)
                 self._supervisor.reload()
             self._refuse_lost_files()
+            self._refuse_lower_level()
             self._await_ports()
             self._start(self.nodes)
             self._write_id(self._wait_live(timeout, accept_limbo=accept_limbo))
@@ -159,6 +161,22 @@ class Cluster:
             if is_new:
                 _remove_files(directory, self.nodes)
             raise
+
+    def _refuse_lower_level(self) -> None:
+        """Refuse to weaken a log that keeps to `disk`: that needs consent."""
+        config = self.config
+        servers = [node.name for shard in config.shards for node in shard.replicas]
+        levels = {level_file.read(config.data_dir / name) for name in servers}
+        if config.durability == "memory" and levels == {"disk"}:
+            raise ConfigError(
+                "durability",
+                "memory",
+                "disk",
+                message=f"{self._supervisor.path} says durability = 'memory', but the log keeps to"
+                " 'disk': a power cut could lose records from now on. Restore 'disk' and start"
+                " the cluster; to weaken it, set 'memory' then, and run"
+                f" `ziplog config reload {self._supervisor.path} --yes`",
+            )
 
     def __enter__(self) -> Self:
         """Return the cluster."""

@@ -34,20 +34,18 @@ class HeartbeatSender:
         #: Time of the next heartbeat, in ns.
         self.due = now
         self._was_active = False
-        #: The shard's state, `is_sealed` and `full` in the last heartbeat.
-        self._last_sent = (state.shard_state, state.is_sealed, state.full)
+        self._last_sent = self._urgent()
 
     def on_batch_end(self, now: int) -> None:
         """Send a heartbeat at once when inserts resume, or a state changes.
 
-        The states are the shard's, and whether the disk is full.
+        The states are those of `_urgent`.
         """
         active = self._is_active(now)
         if active and not self._was_active and self._state.state == "up":
             self.due = min(self.due, now)
         self._was_active = active
-        state = self._state
-        if self._last_sent != (state.shard_state, state.is_sealed, state.full):
+        if self._last_sent != self._urgent():
             self.due = now
         elif (
             self.due - now > READERS_HEARTBEAT_NS
@@ -55,6 +53,11 @@ class HeartbeatSender:
             and self._state.has_readers(now)
         ):  # fmt: skip
             self.due = min(self.due, now + self._readers_interval_ns)
+
+    def _urgent(self) -> tuple[object, ...]:
+        """Return the facts whose changes the membership service must know at once."""
+        state = self._state
+        return state.shard_state, state.is_sealed, state.full, state.level.reported
 
     def on_persisted(self, now: int) -> None:
         """Send a heartbeat at once when a trim point is on the disk: a client waits for it."""
@@ -66,7 +69,7 @@ class HeartbeatSender:
         state, stream, config = self._state, self._state.stream, self._state.config
         last = state.clock.last
         self.due = now + HEARTBEAT_NS
-        self._last_sent = (state.shard_state, state.is_sealed, state.full)
+        self._last_sent = self._urgent()
         state.broadcast(
             state.service,
             Heartbeat(
@@ -78,7 +81,7 @@ class HeartbeatSender:
                 state.shard_state, state.has_readers(now), state.holes, state.is_sealed,
                 state.has_gap, stream.stable_end, state.publisher, state.full,
                 config.release.version, state.store.free_bytes, state.store.reserve_bytes,
-                *config.release.wires, state.wire_use.wire,
+                *config.release.wires, state.wire_use.wire, state.level.reported or "",
             ),
         )  # fmt: skip
 

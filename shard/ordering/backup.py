@@ -61,7 +61,7 @@ class Backup:
         self._state: Final = state
         self.guesses: Final = Guesses(state.clock)
         self._primary: Final = state.config.replicas[0].name.encode()
-        self._acks_guesses: Final = state.config.durability == "memory"
+        self._level: Final = state.level
         #: Whether the shard has no other backup.
         self._is_only: Final = len(state.config.replicas) == 2
         #: Decisions from `stream.last + 1` on that were received but not applied.
@@ -135,7 +135,7 @@ class Backup:
 
     def _can_promise(self) -> bool:
         """Whether a unit may get a guess; at level `disk`, only decided units are acked."""
-        return self._acks_guesses and len(self.guesses.promised) < MAX_PROMISED_UNITS
+        return self._level.is_memory and len(self.guesses.promised) < MAX_PROMISED_UNITS
 
     def _promise(self, unit: HeldUnit, now: int) -> None:
         if self.guesses.promise(unit, self._next_guess_from(now)):
@@ -154,7 +154,7 @@ class Backup:
 
         Until then every unit whose predecessor is placed gets a guess. 0: not now.
         """
-        can_guess = self._acks_guesses and self.guesses.is_aligned
+        can_guess = self._level.is_memory and self.guesses.is_aligned
         return _NEVER if can_guess and self._request_due is None else 0
 
     def accept_plain(self, session: Session, unit: HeldUnit, now: int) -> bool:
@@ -373,7 +373,7 @@ class Backup:
         The primary holds all entries that it forwards; at level `disk`, on its disk. A server that
         lost entries leaves its view, and a recovery keeps all entries that either replica holds.
         """
-        return self._state.stream.last if self._acks_guesses else self._durable
+        return self._state.stream.last if self._level.is_memory else self._durable
 
     def _report(self, now: int) -> None:
         state = self._state

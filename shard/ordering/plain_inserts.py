@@ -96,7 +96,6 @@ class PlainInserts:
         self._rest_until = 0
         #: Plain inserts are accepted until this time, in ns. Level `disk` acks after a flush.
         self._until = 0
-        self._is_allowed: Final = state.config.durability == "memory"
 
     def stop(self) -> None:
         """Accept no plain inserts until `start`: another event happens."""
@@ -109,7 +108,7 @@ class PlainInserts:
         self._has_forward = False
         self._rest_until = now + MAX_REST_NS
         if (
-            self._is_allowed
+            state.level.is_memory
             and state.state == "up"
             and state.shard_state == "live"
             and not state.full

@@ -484,7 +484,7 @@ class Primary:
         """Advance the watermarks as far as all reports allow; return what became stable."""
         stream = self._state.stream
         # Without backups, at level `disk`, only entries on its disk are stable.
-        alone = self._own_durable if self._state.config.durability == "disk" else stream.last
+        alone = stream.last if self._state.level.is_memory else self._own_durable
         news = stream.stabilise(min(self._replicated.values(), default=alone))
         stream.make_durable(min([self._own_durable, *self._durable.values()]))
         self._waiters.on_durable()

@@ -256,7 +256,7 @@ class RecoveryParticipant:
             Frozen(
                 state.cluster, state.shard, state.view, self.number, state.server,
                 state.incarnation, stream.stable, self._decided_end, stream.last,
-                self._rolled_forward, digest_of(state.store),
+                self._rolled_forward, digest_of(state.store), state.level.recorded == "disk",
             ),
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Protocol
 
+    from shard.state.ack_level import AckLevel
     from shard.state.decision_log import DecisionLog
     from shard.state.sessions import HeldUnit
 
@@ -34,8 +35,8 @@ _GIVEN_UP_NS: Final = 17_000_000_000
 class Counters:
     """The counters of one replica."""
 
-    def __init__(self, *, acks_are_durable: bool) -> None:
-        """Start at 0; `acks_are_durable`: at level `disk`, an ack waits for this server's disk."""
+    def __init__(self, level: AckLevel) -> None:
+        """Start at 0; `level` says whether an ack waits for this server's disk."""
         #: By code: requests refused. By result: single reads, and repairs.
         self.refused: Final[dict[str, int]] = dict.fromkeys(get_args(RefusalCode), 0)
         self.reads: Final[dict[str, int]] = dict.fromkeys(get_args(Answer), 0)
@@ -53,7 +54,7 @@ class Counters:
         #: From arrival to ack, without the short path; from the decision to stable.
         self.acks: Final = Histogram()
         self.order_waits: Final = Histogram()
-        self._acks_are_durable: Final = acks_are_durable
+        self._level: Final = level
         self._admitted = 0
         #: The insert that is timed, and when it came. Once it is placed: the last entry then.
         self._insert: HeldUnit | None = None
@@ -89,7 +90,7 @@ class Counters:
         took = now - self._insert_at
         if unit.is_placed and not self._insert_fseq:
             self._insert_fseq = last
-        if self._insert_fseq and (not self._acks_are_durable or persisted >= self._insert_fseq):
+        if self._insert_fseq and (self._level.is_memory or persisted >= self._insert_fseq):
             self.acks.add(took)
         elif took < _GIVEN_UP_NS:
             return

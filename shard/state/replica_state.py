@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from shard.state.ack_level import AckLevel
 from shard.state.counters import Counters
 from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
@@ -44,7 +45,7 @@ READERS_AFTER_WANT_NS: Final = NS_PER_S
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True):
-    """The configuration of a replica, fixed when its process starts."""
+    """The configuration of a replica when its process starts."""
 
     name: str
     endpoint: str
@@ -69,6 +70,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     #: The release that the process runs, and the wire version in use, from its data directory.
     release: Release = Release()
     wire: int = 1
+    #: The durability level that its data directory has recorded.
+    recorded_level: Durability = "memory"
 
 
 class ReplicaState:
@@ -102,6 +105,7 @@ class ReplicaState:
         self.is_sealed = False
         self.trim = 0
         self.wire_use: Final = WireUse(config.release, config.wire)
+        self.level: Final = AckLevel(config.durability, config.recorded_level)
         self.clock: Final = EpochClock(config.shard)
         #: The leases in this server's own log.
         self.recorded_leases: Final = RecordedLeases(store)
@@ -141,7 +145,7 @@ class ReplicaState:
         self.holes = 0
         #: Records placed so far, and their bytes.
         self.placed_records = self.placed_bytes = 0
-        self.counters: Final = Counters(acks_are_durable=config.durability == "disk")
+        self.counters: Final = Counters(self.level)
 
     @property
     def is_leaving(self) -> bool:

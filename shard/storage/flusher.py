@@ -1,8 +1,8 @@
 """Writes entries to stable storage: one thread per store, group commit, segment rotation.
 
-At level `memory` the thread writes and flushes entries at most one interval later. At level `disk`
-the caller of `flush` does it at once. The thread sleeps while no entry arrives. A write that fails
-for lack of space is repeated at the same offset until it succeeds. So is the open of the next
+At level `memory` the thread writes and flushes entries at most one interval later; it sleeps while
+no entry arrives. At level `disk` the caller of `flush` does it at once. A write that fails for lack
+of space is repeated at the same offset until it succeeds. So is the open of the next
 segment file, which fails while the process has no free descriptor; the store is full meanwhile. A
 failed fdatasync ends the process, because the content of the disk is unknown then
 (docs/protocol.md, section 10).
@@ -73,6 +73,7 @@ class Flusher:
         segment: Segment,
         *,
         interval_s: float,
+        in_background: bool = True,
         reserve_bytes: int,
         on_halt: Callable[[str], object] = halt,
     ) -> None:
@@ -81,7 +82,8 @@ class Flusher:
         Args:
             directory: an existing directory.
             segment: the newest segment; its content is on stable storage.
-            interval_s: maximum delay of a flush; 0: only `flush` writes.
+            interval_s: maximum delay of a flush by the thread; 0: only `flush` writes.
+            in_background: entries wake the thread; otherwise only `flush` writes.
             reserve_bytes: free space below which the store is full.
             on_halt: ends the process; receives the reason.
 
@@ -90,6 +92,7 @@ class Flusher:
         self.flush_durations = Histogram()
         self._directory = directory
         self._interval_s, self._on_halt = interval_s, on_halt
+        self._in_background = in_background
         #: Free space below which the store is full.
         self.reserve_bytes = reserve_bytes
         self._log = structlog.get_logger()
@@ -148,6 +151,12 @@ class Flusher:
             self.reserve_bytes = reserve_bytes
             self.flush()
 
+    def flush_in_background(self, is_on: bool) -> None:
+        """Have entries wake the thread, or not."""
+        self._in_background = is_on
+        if is_on and self._interval_s:
+            self._wake()
+
     def start(self) -> None:
         """Start the thread, which flushes queued entries."""
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
@@ -160,7 +169,7 @@ class Flusher:
         """
         self._put_bytes += len(header) + len(body)
         self._queue.append(_Write(segment, header, body, fseq))
-        if not self._is_awake and self._interval_s:
+        if not self._is_awake and self._in_background and self._interval_s:
             self._wake()
 
     def remove(self, names: list[str], *, at_once: bool = False) -> None:

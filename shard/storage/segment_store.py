@@ -100,6 +100,7 @@ class SegmentStore(SegmentReader):
         directory: Path,
         *,
         flush_interval_ms: float = 10,
+        in_background: bool = True,
         segment_bytes: int = 64 * MIB,
         cache_bytes: int = 64 * MIB,
         reserve_bytes: int = 64 * MIB,
@@ -112,7 +113,8 @@ class SegmentStore(SegmentReader):
 
         Args:
             directory: used by this store only.
-            flush_interval_ms: maximum delay of a flush; 0: only `flush` writes.
+            flush_interval_ms: maximum delay of a flush by the thread; 0: only `flush` writes.
+            in_background: entries wake the thread; otherwise only `flush` writes.
             segment_bytes: size at which a segment is followed by a new one.
             cache_bytes: memory for recent entries.
             reserve_bytes: free space below which the store is full.
@@ -126,6 +128,7 @@ class SegmentStore(SegmentReader):
             directory,
             segments[-1],
             interval_s=flush_interval_ms / 1000,
+            in_background=in_background,
             reserve_bytes=reserve_bytes,
             on_halt=on_halt,
         )
@@ -169,6 +172,10 @@ class SegmentStore(SegmentReader):
     def reserve_bytes(self) -> int:
         """Free space below which the store is full."""
         return self._flusher.reserve_bytes
+
+    def flush_in_background(self, is_on: bool) -> None:
+        """Have the flusher's thread write what is appended, or only `flush`."""
+        self._flusher.flush_in_background(is_on)
 
     def resize(self, cache_bytes: int, reserve_bytes: int) -> None:
         """Change these two limits (see `open`). From any thread; it may wait for the disk."""

@@ -23,7 +23,7 @@ from ziplog.client.engines.engine import Engine
 from ziplog.core.wire_use import Release, WireUse
 from ziplog.deploy.restart_policy import Death, RestartPolicy
 from ziplog.deploy.restart_policy import Process as Seen
-from ziplog.runtime import wire_file
+from ziplog.runtime import level_file, wire_file
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.node_info import node_info
 from ziplog.wire import Orders, OrdersQuery, decode, encode
@@ -76,12 +76,13 @@ class StorageServer:
         directory = DataDirectory(disk.path(process.name), config.name, process.name)
         identity = msgspec.structs.replace(
             identity, identity=directory.identity.server, pid=process.starts,
-            release=release, wire=wire,
+            release=release, wire=wire, recorded_level=level_file.read(directory.path),
         )  # fmt: skip
-        is_at_memory = config.durability == "memory"
+        is_at_memory = identity.durability == identity.recorded_level == "memory"
         self.store: Final = SegmentStore.open(
             directory.segments,
-            flush_interval_ms=config.flush_interval_ms if is_at_memory else 0,
+            flush_interval_ms=config.flush_interval_ms,
+            in_background=is_at_memory,
             segment_bytes=SEGMENT_BYTES,
             cache_bytes=CACHE_BYTES,
             reserve_bytes=RESERVE_BYTES,
@@ -101,6 +102,7 @@ class StorageServer:
             flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,
             receive_publications=process.transport.receive_publications,
             record_wire=partial(wire_file.record, directory.path),
+            record_level=partial(level_file.record, directory.path),
         )  # fmt: skip
         self.store.flusher.set_listener(self.driver.post)
         self._directory: Final = directory

@@ -10,12 +10,13 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from ziplog.cli.options import Json, Timeout, say
+from ziplog.cli.options import Json, Timeout, connect, say
 from ziplog.cli.progress import waiting
 from ziplog.cli.terminal import counted
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, load
 from ziplog.config_changes import names_of, refuse
 from ziplog.deploy import config_reload
+from ziplog.errors import ConfigError
 
 app: Final = typer.Typer(
     help="Show or check a cluster file, or apply its changes.",
@@ -82,20 +83,36 @@ def check(
 def reload(
     file: Annotated[Path, typer.Argument(help="The cluster file.")],
     *,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Allow a change of durability from disk to memory.")
+    ] = False,
     json: Json = False,
     timeout: Timeout = 10.0,
 ) -> None:
     """Apply a changed cluster file to the running nodes of this machine.
 
-    Nodes take changes of [log], disk_reserve_bytes, cache_bytes and suspicion_ms while they run. If
-    another key has changed, it is named, and nothing is applied (exit code 2).
+    Nodes take changes of [log], durability, disk_reserve_bytes, cache_bytes and suspicion_ms while
+    they run. If another key has changed, it is named, and nothing is applied (exit code 2). A
+    change of durability is in force when the command returns.
     """
     plan = config_reload.plan(file)
+    if "durability" in plan.changes and plan.config.durability == "memory" and not yes:
+        sentence = (
+            "no change was applied: durability = 'memory' weakens the log, because an insert is"
+            " then done before any disk has it, and a power cut may lose it. Repeat the command"
+            " with --yes"
+        )
+        raise ConfigError("durability", "memory", "--yes", message=sentence)
     others = [key for key, change in plan.changes.items() if change != "reload"]
     applied = [] if others else names_of(plan.changes, "reload")
     if not others:
         with waiting("the nodes apply the changes"):
             config_reload.apply(plan, timeout)
+    if "durability" in applied:
+        bootstrap = ",".join(node.endpoint for node in plan.config.mms)
+        with connect(bootstrap, timeout) as log, waiting("all servers change their durability"):
+            since = config_reload.await_level(log, plan.config.durability, timeout)
+        say(f"durability is {plan.config.durability} from epoch {since} on")
     if json:
         document = {"applied": applied, "nodes": sorted(plan.nodes) if applied else []}
         document |= {kind: names_of(plan.changes, kind) for kind in ("restart", "stop", "never")}

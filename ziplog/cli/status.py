@@ -82,10 +82,19 @@ def _print(document: dict[str, Any], *, json: bool) -> None:
         stdout().print(_view(document))
 
 
+def _durability(document: dict[str, Any]) -> str:
+    """Return the level in force, and a change under way."""
+    change = document.get("durability_change")  # an earlier release has none
+    if change is None:
+        return str(document["durability"])
+    servers = ", ".join(map(one_line, change["waits_for"])) or "the membership service"
+    return f"{document['durability']} (changes to {change['to']}: waits for {servers})"
+
+
 def _view(document: dict[str, Any]) -> Group:
     """Return the document as tables and lines: shards, problems, nodes."""
     return Group(
-        f"{one_line(document['cluster'])}: durability {document['durability']},"
+        f"{one_line(document['cluster'])}: durability {_durability(document)},"
         f" epoch {document['epoch']},"
         f" finalized {document['finalized_epoch']}, trimmed before {document['trimmed_before']}",
         "",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ziplog.core.message import Message
+from ziplog.types import Durability
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +73,18 @@ class SuspicionChanged(Event, frozen=True, gc=False):
     """The operator changed this server's suspicion time, in ms."""
 
     suspicion_ms: int
+
+
+class LevelRequested(Event, frozen=True, gc=False):
+    """The operator changed the durability level in the cluster file."""
+
+    level: Durability
+
+
+class LevelRecorded(Event, frozen=True, gc=False):
+    """A `RecordLevel` is done: the level is on stable storage."""
+
+    level: Durability
 
 
 class WireRecorded(Event, frozen=True, gc=False):
@@ -186,6 +199,21 @@ class Persist(Effect, frozen=True, gc=False):
     """Append an entry to the store. At level `disk` it is flushed before any later `Send`."""
 
     entry: Any
+
+
+class RecordLevel(Effect, frozen=True, gc=False):
+    """Store the durability level in the node's directory; `LevelRecorded` reports that it is."""
+
+    level: Durability
+
+
+class FlushBeforeSend(Effect, frozen=True, gc=False):
+    """From now on, flush the store before later messages are sent, or (not `is_on`) do not.
+
+    When that begins, the whole store is flushed before the next message that needs the disk.
+    """
+
+    is_on: bool
 
 
 class RecordWire(Effect, frozen=True, gc=False):

@@ -19,9 +19,11 @@ from ziplog.runtime import log_level
 from ziplog.runtime.settings_reload import read_used
 
 if TYPE_CHECKING:
+    from ziplog.client.blocking import Log
     from ziplog.config import ClusterConfig
     from ziplog.config_keys import Change
     from ziplog.runtime.settings_reload import Used
+    from ziplog.types import Durability
 
 _POLL_S: Final = 0.02
 
@@ -82,6 +84,27 @@ def apply(plan: Plan, timeout_s: float) -> None:
                 " end of their logs, and run the command again"
             )
         time.sleep(_POLL_S)
+
+
+def await_level(log: Log, level: Durability, timeout_s: float) -> int:
+    """Wait until a durability level is in force; return the epoch since which it is.
+
+    Raises:
+        DeadlineError: a server does not keep to it in time.
+
+    """
+    deadline = time.monotonic() + timeout_s
+    while (status := log.cluster())["durability"] != level:
+        if time.monotonic() > deadline:
+            change = status["durability_change"] or {"waits_for": ()}
+            late = ", ".join(change["waits_for"]) or "the membership service"
+            raise DeadlineError(
+                f"durability is not {level} yet: waiting for {late}. Run the command on their"
+                " machines with the same file; `ziplog status` shows when it is in force"
+            )
+        time.sleep(_POLL_S)
+    since: int = status["durability_since_epoch"]
+    return since
 
 
 def set_log_level(

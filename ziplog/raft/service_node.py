@@ -16,6 +16,7 @@ from ziplog.core.node import (
     Committed,
     Halt,
     LeaderChanged,
+    LevelRequested,
     PeersChanged,
     Propose,
     Received,
@@ -95,6 +96,8 @@ class ServiceNode(ABC):
         """
         self.wire_use: Final = wire_use or WireUse(Release(), 1)
         self.config: Final = config
+        #: The durability level in the cluster file now.
+        self.level = config.durability
         self.name: Final = name
         self._leadership: Final = Leadership(nodes)
         self._effects: list[Effect] = []
@@ -121,6 +124,8 @@ class ServiceNode(ABC):
                 self._leadership.connected = event.connected
             case WireRecorded():
                 self.wire_use.on_recorded(event.wire)
+            case LevelRequested():
+                self.level = event.level
             case Restored():
                 self.state.restore(event.snapshot)
                 self._on_restored()

@@ -31,7 +31,9 @@ from ziplog.core.node import (
     Effect,
     Event,
     FailCalls,
+    FlushBeforeSend,
     Halt,
+    LevelRecorded,
     LogWarning,
     Node,
     Persist,
@@ -41,6 +43,7 @@ from ziplog.core.node import (
     Publish,
     Received,
     ReceivePublications,
+    RecordLevel,
     RecordWire,
     ReportBadMessage,
     Send,
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.runtime.driver_interfaces import EntryStore, InsertPath
     from ziplog.runtime.transport import Transport
+    from ziplog.types import Durability
 
 #: Maximum number of messages in one iteration, and the time after which it stops stepping them.
 _MAX_BATCH: Final = 256
@@ -116,6 +120,7 @@ class Driver:
         propose: Callable[[bytes], None] | None = None,
         publish: Callable[[bytes], None] | None = None,
         record_wire: Callable[[int], None] | None = None,
+        record_level: Callable[[Durability], None] | None = None,
         receive_publications: Callable[[bytes, str], None] | None = None,
         decode: Callable[[bytes], Message] = decode,
         describe: Callable[[int], NodeInfo] | None = None,
@@ -136,6 +141,7 @@ class Driver:
             propose: receives the commands of `Propose` effects; it must not block.
             publish: sends the frames of `Publish` effects to all that receive them.
             record_wire: stores the version of a `RecordWire` effect durably.
+            record_level: stores the level of a `RecordLevel` effect durably.
             receive_publications: called with the name and endpoint of each `ReceivePublications`.
             decode: decodes incoming frames.
             describe: returns the description of this node, for a request's number. With it, the
@@ -163,6 +169,7 @@ class Driver:
         self._store_delay_ns: Final = store_delay_ns
         self._flush_before_send = flush_before_send
         self._propose, self._record_wire, self._on_halt = propose, record_wire, on_halt
+        self._record_level = record_level
         self._publish, self._receive_publications = publish, receive_publications
         self._decode, self._clock = decode, clock
         self._inbox: Final = Inbox(transport.receive)
@@ -185,6 +192,8 @@ class Driver:
             Propose: self._propose_command,
             Publish: self._publish_message,
             RecordWire: self._record,
+            RecordLevel: self._record_new_level,
+            FlushBeforeSend: self._set_flush,
             ReceivePublications: self._start_receiving,
             ReportBadMessage: self._report_bad_message,
             LogWarning: self._warn,
@@ -476,7 +485,7 @@ class Driver:
     def _persist(self, effect: Persist) -> None:
         assert self._store is not None, "a node that persists needs a store"
         self._store.append(effect.entry)
-        self._is_dirty = self._flush_before_send
+        self._is_dirty = self._is_dirty or self._flush_before_send
 
     def _propose_command(self, effect: Propose) -> None:
         assert self._propose is not None, "a node that proposes needs a Raft group"
@@ -497,6 +506,22 @@ class Driver:
             self._warn_rarely("cannot store the wire version", error=str(error), wire=effect.wire)
         else:
             self.post(WireRecorded(effect.wire))
+
+    def _record_new_level(self, effect: RecordLevel) -> None:
+        """Store the durability level. If the disk refuses it, the node requests it again."""
+        assert self._record_level is not None, "a node that records its level needs a directory"
+        try:
+            self._record_level(effect.level)
+        except OSError as error:
+            self._warn_rarely("cannot store the durability level", error=str(error))
+        else:
+            self.post(LevelRecorded(effect.level))
+
+    def _set_flush(self, effect: FlushBeforeSend) -> None:
+        assert self._store is not None, "a node that flushes needs a store"
+        self._flush_before_send = effect.is_on
+        self._is_dirty = self._is_dirty or effect.is_on
+        self._store.flush_in_background(not effect.is_on)
 
     def _start_receiving(self, effect: ReceivePublications) -> None:
         assert self._receive_publications is not None, "this process receives no publications"

@@ -23,6 +23,10 @@ class EntryStore(Protocol):
         """Write everything to stable storage; False if there is no space for it now."""
         ...
 
+    def flush_in_background(self, is_on: bool) -> None:
+        """Flush soon what is appended, or (not `is_on`) only when `flush` is called."""
+        ...
+
 
 class InsertPath(Protocol):
     """A short path for inserts, beside the node's `step` (docs/protocol.md, section 4.2)."""

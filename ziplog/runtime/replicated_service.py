@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import structlog
 
 from ziplog.config import load
-from ziplog.core.node import Node
+from ziplog.core.node import LevelRequested, Node
 from ziplog.core.wire_use import WireUse
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.raft.connections import Introduction
@@ -192,7 +192,7 @@ def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) 
             publish=publisher.publish if publisher is not None else None,
         )
         raft.start()
-        settings.start()
+        settings.start(lambda new: driver.post(LevelRequested(new.durability)))
         opened.callback(settings.stop)
         structlog.get_logger().info(
             "started", endpoint=node.endpoint, pid=os.getpid(), version=release.version

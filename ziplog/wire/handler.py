@@ -77,6 +77,8 @@ class Frozen(Message, tag=VERSION * 256 + 62, frozen=True, gc=False):
     #: Number of records that it rolled forward without the primary's decision.
     rolled_forward: Unsigned
     digest: LogDigest
+    #: Its disk has all that it ever acked, so nothing is lost if all servers lost their memory.
+    has_all: bool = False
 
 
 class ViewDecided(Message, tag=VERSION * 256 + 63, frozen=True, gc=False):

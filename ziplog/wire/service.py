@@ -74,6 +74,8 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     first_wire: Wire = 1
     last_wire: Wire = 1
     wire: Wire = 1
+    #: The durability level that it keeps to; "": it changes to another one, or does not report it.
+    level: Durability | Literal[""] = ""
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):

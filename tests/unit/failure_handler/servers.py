@@ -195,6 +195,7 @@ class FakeServer:
         return Frozen(
             CLUSTER, self.shard, self.view, self.number, self.index, self.incarnation, 0,
             self.decided_end, len(self.log), 0, digest_of(self.log),
+            self.world.config.durability == "disk",
         )  # fmt: skip
 
     def decided(self, message: ViewDecided) -> None:

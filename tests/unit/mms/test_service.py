@@ -183,7 +183,6 @@ def with_servers(shard: int, *names: str) -> ClusterConfig:
     [
         (replace(config(), name="C"), "this is the log of cluster 'c', but the cluster file says"),
         (config(id="9" * 32), f"this is the log of cluster {CLUSTER:032x}, but the cluster file"),
-        (config(durability="disk"), "the log was created with durability = 'memory'"),
         (with_servers(0, "shard-0-0", "shard-0-9"), "shard 0 has the servers shard-0-0, shard-0-1"),
         (with_servers(1, "shard-0-0", "shard-0-1"), "shard 0 has the servers shard-0-0, shard-0-1"),
         (with_servers(9, "shard-1-0", "shard-1-1"), "puts shard-1-0, shard-1-1 at shard 9"),

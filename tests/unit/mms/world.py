@@ -58,6 +58,8 @@ class FakeServer:
         #: Its release, the one that it uses, and what the service reported.
         self.release = Release("0.1")
         self.wire = 1
+        #: The durability level that it keeps to.
+        self.level = ""
         self.reports: list[NodeInfo] = []
 
     def heartbeat(self) -> Heartbeat:
@@ -73,6 +75,7 @@ class FakeServer:
             has_gap=self.has_gap, needs_from=self.needs_from, publisher=self.publisher,
             full=self.full, version=self.release.version, first_wire=self.release.wires.first,
             last_wire=self.release.wires.last, wire=self.wire,
+            level=self.level,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:

@@ -19,7 +19,7 @@ CONFIG = ClusterConfig(name="local", data_dir=Path("/data"), mms=MMS, shards=(SH
 KINDS = {
     "cache_bytes": (2**20, "reload"),
     "disk_reserve_bytes": (0, "reload"),
-    "durability": ("disk", "never"),
+    "durability": ("disk", "reload"),
     "epoch_ms": (20, "restart"),
     "flush_interval_ms": (20, "restart"),
     "insecure": (True, "restart"),
@@ -85,12 +85,10 @@ def test_a_password_is_not_in_the_table() -> None:
 
 def test_one_change_that_needs_more_than_a_reload_refuses_all() -> None:
     refuse(changes(flatten(CONFIG), dataclasses.replace(CONFIG, cache_bytes=2**20)))
-    new = dataclasses.replace(
-        CONFIG, cache_bytes=2**20, epoch_ms=20, lag_fix=False, durability="disk"
-    )
+    new = dataclasses.replace(CONFIG, cache_bytes=2**20, epoch_ms=20, lag_fix=False, name="other")
     with pytest.raises(ConfigError) as caught:
         refuse(changes(flatten(CONFIG), new))
     assert str(caught.value) == (
         "no change was applied: epoch_ms, lag_fix needs `ziplog restart --rolling`;"
-        " durability cannot change in a cluster that exists"
+        " name cannot change in a cluster that exists"
     )

@@ -1,0 +1,81 @@
+"""The durability level of the log: the level that all its storage servers keep to.
+
+    memory --all servers report `disk`--> disk;  disk --a server reports `memory`--> memory
+
+The cluster files request a level; each server changes to it alone, and reports the level that it
+keeps to (shard/state/ack_level.py). Rule: the level in force is `disk` only while every server of
+the shards that accept records keeps to `disk`. So what is acked from then on is on f+1 disks. See
+docs/protocol.md, section 10.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mms.commands import SetDurability
+from mms.proposals import Proposals
+
+if TYPE_CHECKING:
+    from mms.servers import Servers
+    from mms.state import ClusterState
+    from ziplog.core.node import Effect
+    from ziplog.types import Durability, Epoch
+
+#: The key of proposals that are about no shard.
+_NO_SHARD: Final = -1
+
+
+class DurabilityLevel:
+    """The level as one node of the membership service sees it."""
+
+    def __init__(self, state: ClusterState, servers: Servers) -> None:
+        self._state: Final = state
+        self._servers: Final = servers
+        self._proposals: Final = Proposals()
+
+    def _levels(self) -> dict[str, str]:
+        """Return the level that each server keeps to, by name; "": it reported none."""
+        return {
+            server.name: server.heartbeat.level if server.heartbeat is not None else ""
+            for shard, placement in self._state.placements.items()
+            if placement.state not in {"joining", "finalized"}
+            for server in self._servers.replicas(shard)
+        }
+
+    def check(self, epoch: Epoch, now: int) -> list[Effect]:
+        """Propose the level in force, if it has changed. For the leader.
+
+        Args:
+            epoch: the epoch in which the servers are.
+            now: monotonic nanoseconds.
+
+        """
+        levels = set(self._levels().values())
+        if self._state.durability == "disk" and "memory" in levels:
+            command = SetDurability("memory", epoch)
+        elif self._state.durability == "memory" and levels == {"disk"}:
+            command = SetDurability("disk", epoch + 1)
+        else:
+            return []
+        return self._proposals.propose(_NO_SHARD, command, now)
+
+    def on_decided(self) -> None:
+        """Forget a proposal that consensus decided."""
+        self._proposals.on_decided(_NO_SHARD, SetDurability)
+
+    def status(self, requested: Durability) -> dict[str, Any]:
+        """Return the part of the status document: the level in force, and a change under way.
+
+        `requested`: the level in the cluster file.
+        """
+        state = self._state
+        waits_for = [name for name, level in self._levels().items() if level != requested]
+        return {
+            "durability": state.durability,
+            "durability_since_epoch": state.durability_epoch,
+            "durability_change": (
+                {"to": requested, "waits_for": sorted(waits_for)}
+                if state.durability != requested
+                else None
+            ),
+        }

@@ -1,0 +1,74 @@
+"""The durability level in force: `disk` while every storage server keeps to it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mms.commands import SetDurability, decode_command
+from mms.state import ClusterState
+from tests.services import S
+from tests.unit.mms.world import World, config
+from ziplog.core.node import LevelRequested
+
+
+def change(world: World, *levels: str) -> None:
+    """Have the first servers report these levels, each of them one."""
+    for server, level in zip(world.servers, levels, strict=False):
+        server.level = level
+    world.run(5 * S)
+
+
+def committed(world: World) -> list[tuple[str, int]]:
+    commands = [decode_command(command) for command in world.log]
+    return [(one.level, one.epoch) for one in commands if isinstance(one, SetDurability)]
+
+
+def test_level_rises_once_all_servers_report_it() -> None:
+    world = World(config(2)).lead().run(5 * S)
+    names = [server.name for server in world.servers]
+    world.service.step(LevelRequested("disk"), world.now)
+    change(world, "memory", "memory", "memory", "memory")
+    assert world.status()["durability"] == "memory"
+    assert world.status()["durability_change"] == {"to": "disk", "waits_for": sorted(names)}
+    change(world, "disk", "disk", "", "disk")
+    assert committed(world) == []
+    assert world.status()["durability_change"]["waits_for"] == [names[2]]
+    before = world.status()["epoch"]
+    change(world, "disk", "disk", "disk", "disk")
+    ((level, epoch),) = committed(world)
+    assert level == "disk"
+    assert epoch > before
+    document = world.status()
+    assert (document["durability"], document["durability_since_epoch"]) == ("disk", epoch)
+    assert document["durability_change"] is None
+
+
+def test_level_falls_with_the_first_server() -> None:
+    world = World(config(2, durability="disk")).lead().run(5 * S)
+    change(world, "disk", "disk", "disk", "disk")
+    assert committed(world) == []
+    change(world, "disk", "", "disk", "disk")
+    assert committed(world) == [], "a server that changes still acks from its disk"
+    change(world, "disk", "memory", "disk", "disk")
+    assert [level for level, _ in committed(world)] == ["memory"]
+    assert world.status()["durability"] == "memory"
+
+
+@pytest.mark.parametrize("level", ["memory", "disk"])
+def test_snapshot_keeps_the_level_and_its_epoch(level: str) -> None:
+    world = World(config(2)).lead().run(S)
+    state = world.service.state
+    state.apply(SetDurability(level, 7).encode())  # type: ignore[arg-type]
+    other = ClusterState()
+    other.restore(state.snapshot())
+    assert (other.durability, other.durability_epoch) == (level, 7)
+    assert other.snapshot() == state.snapshot()
+
+
+def test_snapshot_of_an_earlier_release_is_read() -> None:
+    world = World(config(2)).lead().run(S)
+    fields = msgspec.msgpack.decode(world.service.state.snapshot())
+    other = ClusterState()
+    other.restore(msgspec.msgpack.encode(fields[:-1]))
+    assert other.durability_epoch == 0

@@ -21,6 +21,7 @@ from tests.simulator.network import Network
 from tests.simulator.process import Process
 from tests.simulator.raft import RaftGroup
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from ziplog.core.node import LevelRequested
 from ziplog.core.wire_use import Release
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tests.sim.plan import Plan
     from tests.simulator.kernel import Kernel
     from ziplog.raft.state_machine import Machine
+    from ziplog.types import Durability
 
 _MIB: Final = 1024 * 1024
 #: Session expiry in runs with clients that are silent for long.
@@ -57,6 +59,10 @@ class SimCluster:
         self.release_of: Callable[[str], Release] = lambda _name: Release()
         #: The cluster file. A process knows its content of the time when it was started.
         self.config = config or config_of(plan)
+        #: The durability levels in the cluster files of storage servers that differ from `config`.
+        self.levels: Final[dict[str, Durability]] = {}
+        #: A server was requested to change to `memory`.
+        self.has_weakened = False
         self.disks: Final = {name: Disk(kernel.random) for name in plan.servers}
         #: The disks of the services' nodes; empty with simulated consensus.
         self.service_disks: Final = {
@@ -103,8 +109,9 @@ class SimCluster:
         self.nodes[node.name] = Process(self.network, node.name, node.endpoint, start)
 
     def _start_server(self, process: Process) -> programs.StorageServer:
-        release = self._release_of(process.name)
-        return programs.StorageServer(process, self.config, self.disks[process.name], release)
+        name, config = process.name, self.config
+        config = replace(config, durability=self.levels.get(name, config.durability))
+        return programs.StorageServer(process, config, self.disks[name], self._release_of(name))
 
     def _release_of(self, name: str) -> Release:
         return self.release_of(name)
@@ -142,6 +149,14 @@ class SimCluster:
             self._add(node, self._start_server)
             self.nodes[node.name].start()
         return servers
+
+    def set_level(self, name: str, level: Durability) -> None:
+        """Change the durability level in the cluster file of a storage server."""
+        self.levels[name] = level
+        self.has_weakened |= level == "memory"
+        server = self.server(name)
+        if server is not None:
+            server.driver.post(LevelRequested(level))
 
     def lose_disk(self, name: str) -> None:
         """Kill a storage server with its machine; the supervisor starts it on an empty disk."""

@@ -82,6 +82,7 @@ KINDS: Final = {
     "lead-fh": _NO_TARGET_LASTS,
     "age": _Kind("no target", "", amount="how many runs of leases were granted (as *3000)"),
     "rebuild": _Kind("no target", "", amount="what else is lost, 1 to 15 (as *3), or 16: nothing"),
+    "set-level": _ONE_SERVER._replace(amount="to which level: 1 (as *1): disk, 2: memory"),
     "kill-client": _Kind("one client (as writer-0)", _CLIENT),
     "power-all": _Kind("no target", ""),
     "add-shard": _ONE_SHARD,

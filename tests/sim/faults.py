@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mms.commands import GrantLease
 from tests.sim.disks import sync
-from tests.sim.plan import CHANGES
+from tests.sim.plan import CHANGES, RAISE
 from tests.sim.raft_world import flip_in
 from tests.sim.rebuild import Loss, can_rebuild, rebuild
 from tests.simulator.consensus import OrderedLog
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tests.sim.workload import Client
     from tests.simulator.process import Process
     from ziplog.core.view import Lease
+    from ziplog.types import Durability
 
 #: Positions in an epoch of the leases that were granted unseen.
 _AGED_EPOCH: Final = 2**10
@@ -120,7 +121,8 @@ class Faults:
     def _may_fail(self, name: str) -> bool:
         """Whether another, undisturbed server of the shard has all acknowledged records."""
         keeps_nothing = name not in self._cluster.disks
-        if keeps_nothing or self._cluster.plan.durability == "disk":
+        is_at_disk = self._cluster.plan.durability == "disk" and not self._cluster.levels
+        if keeps_nothing or is_at_disk:
             return True
         return self._has_good_peer(name)
 
@@ -248,6 +250,12 @@ class Faults:
         for node in self._cluster.config.mms:
             self._cluster.nodes[node.name].kill()
         group.commit_unseen(_leases_after(last, fault.amount))
+        return True
+
+    def _set_level(self, fault: Fault) -> bool:
+        """Change the durability level in a server's cluster file."""
+        level: Durability = "disk" if fault.amount == RAISE else "memory"
+        self._cluster.set_level(fault.targets[0], level)
         return True
 
     def _rebuild(self, fault: Fault) -> bool:
@@ -460,6 +468,7 @@ KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "kill-client": Faults._kill_client,
     "age": Faults._age,
     "rebuild": Faults._rebuild,
+    "set-level": Faults._set_level,
     "cut": Faults._cut,
     "clog": Faults._clog,
     "isolate": Faults._isolate,

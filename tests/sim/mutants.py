@@ -1,8 +1,8 @@
 """Mutants of one view, of readers and of disks; importing this module registers all mutants.
 
 Recoveries and leases: tests/sim/mutants_of_views; changes of shards: tests/sim/mutants_of_shards;
-long lease histories: tests/sim/mutants_of_leases; appends: tests/sim/mutants_of_appends. See
-tests/sim/mutation.
+long lease histories: tests/sim/mutants_of_leases; appends: tests/sim/mutants_of_appends; durability
+levels: tests/sim/mutants_of_levels. See tests/sim/mutation.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from shard.state.replica_state import ReplicaState
 from tests.sim import (
     mutants_of_appends,
     mutants_of_leases,
+    mutants_of_levels,
     mutants_of_logdb,
     mutants_of_rebuilds,
     mutants_of_sessions,
@@ -62,9 +63,9 @@ if TYPE_CHECKING:
 
 # Imported modules register their mutants.
 __all__ = [
-    "MUTANTS", "mutants_of_appends", "mutants_of_leases", "mutants_of_logdb",
-    "mutants_of_rebuilds", "mutants_of_sessions", "mutants_of_shards", "mutants_of_time",
-    "mutants_of_views",
+    "MUTANTS", "mutants_of_appends", "mutants_of_leases", "mutants_of_levels",
+    "mutants_of_logdb", "mutants_of_rebuilds", "mutants_of_sessions", "mutants_of_shards",
+    "mutants_of_time", "mutants_of_views",
 ]  # fmt: skip
 
 _replace: Final = msgspec.structs.replace

@@ -5,16 +5,15 @@ Rules that seeds do not break are broken in the scripts of tests/sim/test_append
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.mutation import LAN, busy, mutant, replaced
-from ziplog.client.inserts.results import Results
+from ziplog.client.seals.seals import Seals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.sim.plan import Plan
-    from ziplog.client.common.unknown_outcome import UnknownOutcome
 
 
 def _appending(seed: int) -> Plan:
@@ -29,10 +28,10 @@ _APPENDING: Final = "two shards; half of the inserts are appends"
 def append_returns_when_it_is_placed() -> Iterator[None]:
     """An append waits until its position is sealed (17.1)."""
 
-    def seal(self: Results, number: int, _deadline: int, outcome: UnknownOutcome) -> None:
-        self._context.complete(number, list(outcome.results))
+    def wait(self: Seals, call: int, _gsn: int, _deadline: int, result: Any, *_: Any) -> None:
+        self._context.complete(call, result)
 
-    with replaced(Results, "seal", seal):
+    with replaced(Seals, "wait", wait):
         yield
 
 
@@ -40,10 +39,13 @@ def append_returns_when_it_is_placed() -> Iterator[None]:
 def first_record_of_a_call_is_sealed() -> Iterator[None]:
     """An append of many records waits for the seal of its last one (17.1)."""
 
-    def seal(self: Results, number: int, deadline: int, outcome: UnknownOutcome) -> None:
-        results = list(outcome.results)
-        first = min((rid.gsn for rid in results if rid is not None), default=0)
-        self._seals.wait(number, first, deadline, results, outcome.unsealed_error, outcome.shard)
+    wait = Seals.wait
 
-    with replaced(Results, "seal", seal):
+    def wait_for_first(self: Seals, call: int, gsn: int, deadline: int, *rest: Any) -> None:
+        result = rest[0]
+        if isinstance(result, list):
+            gsn = min(rid.gsn for rid in result if rid is not None)
+        wait(self, call, gsn, deadline, *rest)
+
+    with replaced(Seals, "wait", wait_for_first):
         yield

@@ -58,6 +58,9 @@ _REBUILT_ONE_IN: Final = 12
 
 #: An operator's changes, with weights.
 CHANGES: Final = {"add-shard": 5, "remove-shard": 4, "finalize-shard": 2}
+#: The amount of a `set-level` fault: the level is raised to `disk`; another one: lowered.
+RAISE: Final = 1
+LOWER: Final = 2
 #: Bit flips in the files of a service's node, in runs with real consensus; they have a random
 #: stream of their own.
 ROT: Final = ("rot-mms", "rot-fh")
@@ -237,6 +240,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         drawn += draw_rot(plan)
         drawn += draw_age(plan)
         drawn += draw_rebuild(plan)
+        drawn += draw_levels(plan)
         plan = _aged(plan)
         plan = plan._replace(publishes=Random(f"publications {seed}").random() < 1 / 3)
         plan = plan._replace(appends=Random(f"appends {seed}").choice((0.0, _APPENDS)))
@@ -337,6 +341,27 @@ def draw_rebuild(plan: Plan) -> list[Fault]:
     if plan.is_raft_real or random.randrange(_REBUILT_ONE_IN):
         return []
     return [Fault(_when(random, plan), "rebuild", amount=random.randrange(16) or 16)]
+
+
+def draw_levels(plan: Plan) -> list[Fault]:
+    """Return changes of the servers' durability levels, in one plan of six.
+
+    In half of them, the power of all machines is cut about then.
+    """
+    random = Random(f"levels {plan.seed}")
+    if random.random() > 1 / 6:
+        return []
+    amounts = random.choice(((RAISE,), (LOWER,), (RAISE, LOWER), (LOWER, RAISE)))
+    drawn: list[Fault] = []
+    for amount in amounts:
+        at_ms = _when(random, plan)
+        for name in random.sample(plan.servers, len(plan.servers)):
+            drawn.append(Fault(at_ms, "set-level", (name,), amount=amount))
+            at_ms += random.choice((0, 0, 5, 100))
+    if random.random() < 0.5:
+        at_ms = random.choice(drawn).at_ms + random.choice((0, 1, 5, 20, 200))
+        drawn.append(Fault(at_ms, "power-all"))
+    return drawn
 
 
 def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:

@@ -36,6 +36,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         *plan.ROT,
         "age",
         "rebuild",
+        "set-level",
     }
     assert drawn == set(KINDS) == set(faults.KINDS)
 

@@ -1,7 +1,8 @@
 """Appends beside inserts and deliveries: what the order of real time costs.
 
 1, 2 and 6 shards, f=1. `one_client`: a blocking client, random shards; inserts, appends, and
-inserts from the call to the delivery at a follower. `tasks`: 64 tasks of one asyncio client.
+inserts from the call to the delivery at a follower. `tasks`: 64 tasks of one asyncio client;
+`followed` are inserts while the client has the streams of appends, as if the log had a reader.
 `beside`: a client's inserts alone, and beside another client that inserts, or appends, at a fixed
 rate. The kinds of each part take turns; each turn has a client of its own, so no stream of an
 append is open while others insert.
@@ -15,6 +16,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from metrics.closed_loop import medians
+from metrics.cpu import cpu_s, servers_of
 from metrics.picture import BLUE, GREY, OCHRE, axes
 from metrics.rounds import alternate, ratio
 from metrics.setup import cluster as new_cluster
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
+    from ziplog.local import Cluster
+
 Figures = dict[str, Any]
 
 _SHARDS: Final = (1, 2, 6)
@@ -41,6 +46,7 @@ _WARM_UP: Final = 30
 _TASKS: Final = 64
 _TASK_SIZES: Final = (4096, 100)
 _TASK_ROUNDS: Final = 5
+_KINDS: Final = ("inserts", "followed", "appends")
 #: Calls a second of the client beside which others insert.
 _BESIDE_PER_S: Final = 200
 _INSERT: Final = "insert_after"
@@ -49,15 +55,13 @@ _APPEND: Final = "append"
 
 def measure(scale: float) -> Figures:
     """Run all parts; `scale` 1 takes about four minutes."""
-    count, seconds = max(50, int(300 * scale)), max(0.5, 1.5 * scale)
+    count, seconds = max(50, int(300 * scale)), min(max(0.5, 1.5 * scale), 4.0)
     figures = {}
     for shards in progress(_SHARDS, "append"):
         with new_cluster(shards=shards) as cluster:
             figures[f"{shards} shards"] = {
                 "one_client": one_client(cluster.endpoint, count),
-                "tasks": {
-                    f"{size} B": tasks(cluster.endpoint, size, seconds) for size in _TASK_SIZES
-                },
+                "tasks": {f"{size} B": tasks(cluster, size, seconds) for size in _TASK_SIZES},
                 "beside": beside(cluster.endpoint, count),
             }
     return figures
@@ -141,38 +145,42 @@ def _follow(endpoint: str, pipe: Connection) -> None:
 # --- many tasks ----------------------------------------------------------------------------------
 
 
-def tasks(endpoint: str, size: int, seconds: float) -> Figures:
-    """Return the inserts and appends a second of many tasks of one client, and their ratio."""
-    rates = alternate(
-        {
-            name: lambda call=call: asyncio.run(_run_tasks(endpoint, call, size, seconds))
-            for name, call in (("inserts", _INSERT), ("appends", _APPEND))
-        },
-        _TASK_ROUNDS,
-        warm=0,
-    )
-    return {
-        "inserts_per_s": percentile(rates["inserts"], 50),
-        "appends_per_s": percentile(rates["appends"], 50),
-        "append_insert_ratio": ratio(rates["appends"], rates["inserts"]),
-    }
+def tasks(cluster: Cluster, size: int, seconds: float) -> Figures:
+    """Return the calls a second and their CPU, of many tasks of one client, and the ratios."""
+    servers, rows = servers_of(cluster).values(), {kind: [] for kind in _KINDS}
+
+    def run(kind: str) -> float:
+        before, own = cpu_s(servers), time.process_time()
+        calls = asyncio.run(_run_tasks(cluster.endpoint, kind, size, seconds))
+        spent = {"client": time.process_time() - own, "server": cpu_s(servers) - before}
+        us = {f"{name}_cpu_us": cpu / calls * 1e6 for name, cpu in spent.items()}
+        rows[kind].append({"per_s": calls / seconds, **us})
+        return calls / seconds
+
+    rates = alternate({kind: partial(run, kind) for kind in _KINDS}, _TASK_ROUNDS, warm=1)
+    result: Figures = {kind: medians(of[1:], list(of[0])) for kind, of in rows.items()}
+    result["append_insert_ratio"] = ratio(rates["appends"], rates["inserts"])
+    result["append_followed_ratio"] = ratio(rates["appends"], rates["followed"])
+    return result
 
 
-async def _run_tasks(endpoint: str, name: str, size: int, seconds: float) -> float:
-    """Return the calls a second, after a fifth of the time more to warm up."""
+async def _run_tasks(endpoint: str, kind: str, size: int, seconds: float) -> int:
+    """Make calls in many tasks; return how many."""
     payload, done = bytes(size), 0
     async with await ziplog.aio.connect(endpoint) as log:
-        call = getattr(log, name)
-        counted = time.monotonic() + seconds / 5
+        if kind != "inserts":
+            await log.append(payload)  # From then on, the client follows the shards for 5 s.
+        call = log.append if kind == "appends" else log.insert_after
+        end = time.monotonic() + seconds
 
         async def run() -> None:
             nonlocal done
-            while (now := time.monotonic()) < counted + seconds:
+            while time.monotonic() < end:
                 await call(payload)
-                done += now >= counted
+                done += 1
 
         await asyncio.gather(*(run() for _ in range(_TASKS)))
-    return done / seconds
+    return done
 
 
 # --- beside others -------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ def draw(figures: Figures, path: Path) -> None:
             )
         latency.set(ylabel="p50 in ms", title="one client, 4 KB")
         for offset, kind, colour in ((-0.5, "inserts", GREY), (0.5, "appends", BLUE)):
-            per_s = [figures[name]["tasks"][f"{_SIZE} B"][f"{kind}_per_s"] for name in names]
+            per_s = [figures[name]["tasks"][f"{_SIZE} B"][kind]["per_s"] for name in names]
             rates.bar(
                 [at + offset / 3 for at in range(len(names))], per_s, 0.3, color=colour, label=kind
             )

@@ -174,6 +174,17 @@ def test_inserts_and_appends_share_units_and_not_their_ends(
     assert glass.answers.pop(sealed) == [RecordId(9, 0)]
 
 
+def test_appends_of_one_batch_share_a_unit() -> None:
+    glass = following()
+    for payload in (b"a", b"b", b"c"):
+        glass.call(
+            InsertRequest(glass.until(), [payload], RID_GENESIS, None, 0, shard=0, sealed=True)
+        )
+    assert not glass.take(wire.Insert)
+    glass.step(BatchEnd())
+    assert [message.count for _, message in glass.take(wire.Insert)] == [3, 3]
+
+
 def test_calls_share_one_question_to_each_shard() -> None:
     glass = following()
     calls = [glass.seal(gsn) for gsn in (4, 8, 6, 8)]

@@ -10,6 +10,7 @@
     connections      1 to 64 clients with connections of their own, beside Redis and NATS
     throughput       pipelined insert_many into one shard
     sequential       from insert to delivery: pauses, rates, bursts, no-ops
+    append           appends beside inserts and deliveries
     failure          throughput around the kill of a storage server
     reconfigure      throughput while a shard is added and one removed
     idle             CPU of an idle cluster
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from log_bench import (
+    append,
     clients,
     concurrency,
     connections,
@@ -100,6 +102,7 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     ),
     "throughput": Measurement(_scaled(latency.throughput, 2.0, 6)),
     "sequential": Measurement(_scaled(sequential.measure), _own("sequential", sequential.draw)),
+    "append": Measurement(_scaled(append.measure), _own("append", append.draw)),
     "failure": Measurement(_scaled(failure.kills, 4.0, 6), _own("failure", failure.draw)),
     "reconfigure": Measurement(
         _scaled(reconfigure.measure, 4.0, 11), _own("reconfigure", reconfigure.draw)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import random
+import re
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -136,6 +139,36 @@ def test_append_waits_for_a_silent_shard_and_says_so(tmp_path: Path) -> None:
             cluster.resume(name)
         assert raised.value.resolve(60.0) == placed
         assert log.insert_after(b"later") > placed
+
+
+def append_with_command(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "ziplog", "append", f"--bootstrap={cluster.endpoint}")
+    return subprocess.run(
+        [*command, *options], check=False, capture_output=True, text=True, input="one\ntwo\n"
+    )
+
+
+def test_the_command_prints_rids_and_its_error_names_them(tmp_path: Path) -> None:
+    servers = ("shard-1-0", "shard-1-1")
+    with Cluster(tmp_path, failure_handlers=0) as cluster, cluster.connect(timeout=30.0) as log:
+        done = append_with_command(cluster, "--lines", "--shard=1", "--key=k")
+        assert done.returncode == 0, done.stderr
+        rids = [ziplog.RecordId.parse(line) for line in done.stdout.split()]
+        assert [rid.shard for rid in rids] == [1, 1]
+        assert [log.read_record(rid).payload for rid in rids] == [b"one", b"two"]
+        assert log.insert_after(b"later", shard=0) > rids[1]
+        for name in servers:
+            cluster.pause(name)
+        failed = append_with_command(cluster, "--lines", "--shard=0", "--timeout=3")
+        for name in servers:
+            cluster.resume(name)
+        assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (1, "", 1)
+        named = re.search(r"what the log has at (\S+) (\S+): once", failed.stderr)
+        assert named is not None, failed.stderr
+        found = [log.read_record(ziplog.RecordId.parse(text)).payload for text in named.groups()]
+        assert found == [b"one", b"two"]
+        assert "resolve()" not in failed.stderr
+        assert append_with_command(cluster, "--after", named[2]).returncode == 0
 
 
 @pytest.mark.nightly

@@ -1,15 +1,18 @@
-"""Message delays of inserts and deliveries: `python -m tests.sim.latency`.
+"""Message delays of inserts, deliveries and appends: `python -m tests.sim.latency [--append]`.
 
-One client inserts record after record at random shards, and another one follows the log. Every hop
-takes 40 to 60 µs, and nothing else takes time, so only the protocol's delays remain. On real
-machines each hop also costs processor time (scripts/bench.py sequential).
+One client inserts record after record at random shards, and another one follows the log. With
+`--append`, one client inserts, or appends, or does both in turns, or inserts beside another one
+that appends. Every hop takes 40 to 60 µs, and nothing else takes time, so only the protocol's
+delays remain. On real machines each hop also costs processor time (scripts/bench.py sequential,
+append).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tests.sim.cluster import SimCluster
 from tests.sim.plan import draw
@@ -28,7 +31,7 @@ from ziplog.client.common.requests import (
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
 _HOP: Final = Conditions(delay_ns=(40 * US, 60 * US))
 _LIMIT_NS: Final = 3600 * S
@@ -91,8 +94,46 @@ class Pair:
         return share
 
 
-def measure(shards: int, think_us: int, count: int = 1500, *, seed: int = 7) -> dict[str, float]:
-    """Return the share of the fast path, and p50 and p99 of inserts and deliveries in µs."""
+class Loop:
+    """A client that inserts or appends, one record after the other; `kinds` take turns."""
+
+    def __init__(
+        self, cluster: SimCluster, name: str, kinds: Sequence[str], count: int, think_us: int
+    ) -> None:
+        self.kernel, self.client = cluster.kernel, cluster.client(name)
+        self.left, self.think_us = count, think_us
+        #: The durations of each kind, in ns.
+        self.took: dict[str, list[int]] = {kind: [] for kind in kinds}
+        self.turns = itertools.cycle(kinds)
+        self.client.start()
+        self._call(ConnectRequest(NEVER), lambda _limits: self._next())
+
+    def _call(self, request: Request, then: Callable[[Any], object]) -> None:
+        self.client.program.call(request, then)  # type: ignore[union-attr]
+
+    def _next(self) -> None:
+        kind, called = next(self.turns), self.kernel.now
+
+        def returned(_rids: list[RecordId]) -> None:
+            self.took[kind].append(self.kernel.now - called)
+            self.left -= 1
+            if self.left:
+                self.kernel.after(self.think_us * US, self._next)
+
+        sealed = kind == "append"
+        request = InsertRequest(NEVER, [b"x" * 100], RID_GENESIS, None, 0, sealed=sealed)
+        self._call(request, returned)
+
+    @property
+    def is_done(self) -> bool:
+        return not self.left
+
+
+LoadT = TypeVar("LoadT", Pair, Loop)
+
+
+def _run(shards: int, begin: Callable[[SimCluster], LoadT], seed: int) -> LoadT:
+    """Run a load on a cluster until it is done."""
     plan = draw(1)._replace(
         shards=shards, f=1, durability="memory", mms=1, handlers=1, faults=(),
         naps=False, is_raft_real=False, conditions=_HOP,
@@ -101,12 +142,51 @@ def measure(shards: int, think_us: int, count: int = 1500, *, seed: int = 7) -> 
     with simulated(kernel):
         cluster = SimCluster(kernel, plan)
         cluster.begin()
-        pair = Pair(cluster, count, think_us)
-        assert kernel.run_until(lambda: pair.is_done, _LIMIT_NS), cluster.states()
+        load = begin(cluster)
+        assert kernel.run_until(lambda: load.is_done, _LIMIT_NS), cluster.states()
+    return load
+
+
+def _quantiles_us(name: str, values: Iterable[int]) -> dict[str, float]:
+    """Return the p50 and the p99 of durations in ns."""
+    ordered = sorted(values)
+    return {f"{name}_p{p}_us": ordered[len(ordered) * p // 100] / US for p in (50, 99)}
+
+
+def measure(shards: int, think_us: int, count: int = 1500, *, seed: int = 7) -> dict[str, float]:
+    """Return the share of the fast path, and p50 and p99 of inserts and deliveries in µs."""
+    pair = _run(shards, lambda cluster: Pair(cluster, count, think_us), seed)
     delays = [pair.delivered[gsn] - called for gsn, called in pair.called.items()]
-    found = {"fast": pair.fast_share}
-    for name, values in (("insert", sorted(pair.inserted.values())), ("delivery", sorted(delays))):
-        found |= {f"{name}_p{p}_us": values[len(values) * p // 100] / US for p in (50, 99)}
+    return {
+        "fast": pair.fast_share,
+        **_quantiles_us("insert", pair.inserted.values()),
+        **_quantiles_us("delivery", delays),
+    }
+
+
+def measure_appends(
+    shards: int, think_us: int, count: int = 1500, *, seed: int = 7
+) -> dict[str, float]:
+    """Return p50 and p99 of inserts and appends in µs, and the p50s as multiples of an insert's."""
+
+    def took(*kinds: str, beside: Sequence[str] = ()) -> dict[str, list[int]]:
+        def begin(cluster: SimCluster) -> Loop:
+            if beside:
+                Loop(cluster, "writer-1", beside, 2 * count, think_us)
+            return Loop(cluster, "writer-0", kinds, count * len(kinds), think_us)
+
+        return _run(shards, begin, seed).took
+
+    durations = {
+        "insert": took("insert")["insert"],
+        "append": took("append")["append"],
+        "append_in_turns": took("insert", "append")["append"],
+        "insert_beside": took("insert", beside=["append"])["insert"],
+    }
+    found: dict[str, float] = {}
+    for name, values in durations.items():
+        found |= _quantiles_us(name, values)
+        found[f"{name}_ratio"] = found[f"{name}_p50_us"] / found["insert_p50_us"]
     return found
 
 
@@ -115,10 +195,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.latency", description=__doc__)
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 6])
     parser.add_argument("--think-us", type=int, default=3000, help="between two inserts")
+    parser.add_argument("--append", action="store_true", help="appends beside inserts")
     arguments = parser.parse_args()
     for shards in arguments.shards:
-        found = measure(shards, arguments.think_us)
-        figures = ", ".join(f"{name} {value:,.3g}" for name, value in found.items())
+        found = (measure_appends if arguments.append else measure)(shards, arguments.think_us)
+        figures = ", ".join(f"{name} {value:,.4g}" for name, value in found.items())
         sys.stdout.write(f"{shards} shards: {figures}\n")
 
 

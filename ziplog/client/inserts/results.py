@@ -5,6 +5,7 @@ An append returns later, when its last position is sealed.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.unknown_outcome import UnknownOutcome
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.inflight import ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
     from ziplog.client.seals.seals import Seals
+    from ziplog.errors import OutcomeUnknownError
     from ziplog.types import RecordId
 
 
@@ -40,30 +42,40 @@ class Results:
         completed = call.results_by_call()
         for each, rids in completed:
             self.note_returned(rids)
-            if each.request.sealed:
+            request = each.request
+            if request.sealed:
                 self._context.counters.appends += len(rids)
-                outcome = UnknownOutcome(each.shard, [*rids], (), many=each.many, is_append=True)
-                self.seal(each.number, each.request.deadline, outcome)
+                error = partial(_unsealed_error, each.shard, rids, each.many)
+                self._seals.wait(
+                    each.number, rids[-1].gsn, request.deadline, rids, error, each.shard
+                )
             else:
                 self._context.complete(each.number, rids)
         return [each.number for each, _ in completed]
 
-    def seal(self, number: int, deadline: int, outcome: UnknownOutcome) -> None:
-        """Complete a call of an append once its last record is sealed."""
-        results = list(outcome.results)
-        last = max((rid.gsn for rid in results if rid is not None), default=0)
-        self._seals.wait(number, last, deadline, results, outcome.unsealed_error, outcome.shard)
-
     def resolve(self, number: int, deadline: int, outcome: UnknownOutcome) -> None:
         """Complete a `resolve()` call whose outcome is known."""
-        self.note_returned(outcome.results)
+        results = list(outcome.results)
+        self.note_returned(results)
         if outcome.is_append:
-            self.seal(number, deadline, outcome)
+            last = max((rid.gsn for rid in results if rid is not None), default=0)
+            self._seals.wait(number, last, deadline, results, outcome.unsealed_error, outcome.shard)
         else:
-            self._context.complete(number, list(outcome.results))
+            self._context.complete(number, results)
 
     def note_returned(self, rids: Sequence[RecordId | None]) -> None:
         """Note that a caller receives these records, which a `sync` may have reported as lost."""
         if self._context.has_losses:
             for rid in filter(None, rids):
                 self._windows[rid.shard].note_returned(rid.gsn)
+
+
+def _unsealed_error(
+    shard: int,
+    rids: Sequence[RecordId],
+    many: bool,
+    awaited: str,
+) -> OutcomeUnknownError:
+    """Return the error of an append whose records are placed, and wait for `awaited`."""
+    outcome = UnknownOutcome(shard, [*rids], (), many=many, is_append=True)
+    return outcome.unsealed_error(awaited)

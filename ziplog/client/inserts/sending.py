@@ -1,8 +1,8 @@
 """Sending: the units of queued calls, as far as the in-flight window has room.
 
 Calls with many records take turns, a unit each. Single inserts share units: the first is sent at
-once; those that come while it is in flight wait for the end of the batch; with two such units in
-flight, they wait until one has its acks.
+once; those that come while it is in flight, and appends, wait for the end of the batch; with two
+such units in flight, they wait until one has its acks.
 
 See docs/protocol.md, section 4.
 """
@@ -42,7 +42,9 @@ class Sender:
         if self._may_group(call):
             window.singles.append(call)
             self._grouping[window.shard] = window
-            if window.single_units < IMMEDIATE_SINGLE_UNITS:
+            # Appends end together, when a frontier passes them, so their callers' next ones come
+            # together.
+            if window.single_units < IMMEDIATE_SINGLE_UNITS and not call.request.sealed:
                 self._send_singles(window)
             return
         window.queue.append(call)

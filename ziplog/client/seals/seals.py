@@ -106,12 +106,13 @@ class Seals(StreamNumbers):
             owner: the shard that has an append at the position.
 
         """
-        if gsn < max(self._prefix.position, 1):
+        if gsn < self._prefix.position or not gsn:
             self._context.complete(call, result)
             return
         self._waiting[call] = _Waiting(gsn, deadline, result, error or self._seal_error)
         heappush(self._by_gsn, (gsn, call))
-        self._context.set_timer(deadline)
+        if deadline < self._context.next_timer:
+            self._context.set_timer(deadline)
         self._prefix.want(gsn, owner)
 
     def _seal_error(self, awaited: str) -> DeadlineError:
@@ -142,13 +143,15 @@ class Seals(StreamNumbers):
         if not prefix.is_dirty:
             return
         prefix.end_batch()
-        by_gsn = self._by_gsn
-        while by_gsn and by_gsn[0][0] < prefix.position:
+        by_gsn, position, pop = self._by_gsn, prefix.position, self._waiting.pop
+        if not by_gsn or by_gsn[0][0] >= position:
+            return
+        while by_gsn and by_gsn[0][0] < position:
             _, call = heappop(by_gsn)
-            waiting = self._waiting.pop(call, None)
+            waiting = pop(call, None)
             if waiting is not None:
                 self._context.complete(call, waiting.result)
-                self._note_ended()
+        self._note_ended()
 
     def tick(self) -> None:
         """Do the work that is due; end the calls at their deadlines."""

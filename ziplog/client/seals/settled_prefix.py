@@ -19,7 +19,7 @@ from ziplog.client.common.requests import NEVER
 from ziplog.client.reads.frontier_stream import FrontierStream
 from ziplog.client.reads.lease_follower import LeaseFollower
 from ziplog.client.reads.stream_set import StreamSet
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import DeadlineError
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 REST_AFTER_NS: Final = 5 * NS_PER_S
 #: Time without streams after which a new tail query is cheaper than the leases since then.
 FORGET_AFTER_NS: Final = 60 * NS_PER_S
+#: Up to this many shards, primaries send each other hints, so questions cost little.
+_FEW_SHARDS: Final = 16
+#: Time from a question to the next one, for each of more shards.
+_PAUSE_NS: Final = NS_PER_MS // 20
 #: The number of the tail query; no call has it.
 _SURVEY: Final = -1
 
@@ -51,6 +55,9 @@ class SettledPrefix(StreamSet[FrontierStream]):
         self._wanted = 0
         #: The shard that owns the position; None: unknown.
         self._owner: int | None = None
+        #: The highest position that the shards were asked for, and when to ask for a higher one.
+        self._asked = 0
+        self._ask_at = 0
         self._idle_since = 0
         self._closed_at = 0
         routing.on_change.append(self.on_routes_changed)
@@ -172,7 +179,14 @@ class SettledPrefix(StreamSet[FrontierStream]):
 
     def _ask(self) -> None:
         """Ask the shards that have not passed the wanted position; share one question each."""
-        wanted = self._wanted
+        wanted, context = self._wanted, self._context
+        if self._streams and wanted > self._asked:
+            if context.now < self._ask_at:
+                context.set_timer(self._ask_at)
+                return
+            self._asked = wanted
+            if len(self._streams) > _FEW_SHARDS:
+                self._ask_at = context.now + _PAUSE_NS * len(self._streams)
         for shard, stream in self._streams.items():
             if stream.frontier <= wanted:
                 stream.grant(wanted, known=shard == self._owner)

@@ -16,7 +16,7 @@ from tests.unit.ziplog.cli.fakes import STATUS, FakeLog, cluster_file, run
 from ziplog.cli import servers, trim
 from ziplog.config import parse
 from ziplog.demo.run import Summary
-from ziplog.errors import ConfigError, UnavailableError
+from ziplog.errors import ConfigError, OutcomeUnknownError, UnavailableError
 from ziplog.wire import VERSION
 
 if TYPE_CHECKING:
@@ -98,6 +98,44 @@ def test_insert_follows_any_position(log: FakeLog) -> None:
         assert run("insert", "y", "--after", after).exit_code == 0
         assert log.calls[-1][2].gsn == gsn
         assert run("insert", "z", "--after", "nowhere").exit_code == 2
+
+
+def test_append_takes_the_options_of_insert(log: FakeLog, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"one\ntwo\n")
+    options = ("--after", "5@1", "--key", "k", "--shard", "3", "--file", str(tmp_path / "f"))
+    for verb in ("insert", "append"):
+        assert run(verb, *options).stdout.endswith("@3\n")
+        assert log.calls[-1] == (verb, [b"one\ntwo"], ziplog.RecordId(5, 1))
+        done = run(verb, *options, "--lines", "--raw", "--json")
+        assert [json.loads(line)["shard"] for line in done.stdout.splitlines()] == [3, 3]
+        assert log.calls[-1] == (verb, [b"one", b"two"], ziplog.RecordId(5, 1))
+        assert run(verb, "héllo").stdout == f"{len(log.records)}@0\n"
+        assert run(verb, "word", "--lines").exit_code == 2
+    inserted, appended = log.records[:4], log.records[4:]
+    assert [(r.payload, r.key) for r in inserted] == [(r.payload, r.key) for r in appended]
+
+
+def not_sealed(rids: list[ziplog.RecordId | None]) -> OutcomeUnknownError:
+    text = f"the record is at {rids[-1]}, but shard 2 (recovering) has not passed it"
+    error = OutcomeUnknownError(f"{text}; resolve() waits until that is over", shard=0, seq=0)
+    error.results = rids
+    return error
+
+
+def test_an_append_that_is_not_sealed_names_the_rids_and_what_to_do(log: FakeLog) -> None:
+    log.append_error = not_sealed
+    result = run("append", "--lines", stdin=b"a\nb\n")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert "at 2@0, but shard 2 (recovering) has not passed it; do not append" in result.stderr
+    assert "the log has at 1@0 2@0: once a later `ziplog append --after 2@0`" in result.stderr
+    assert "resolve()" not in result.stderr
+
+
+def test_an_append_that_may_be_nowhere_fails_as_an_insert_does(log: FakeLog) -> None:
+    log.append_error = lambda rids: not_sealed([*rids[1:], None])
+    result = run("append", "--lines", stdin=b"a\nb\n")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "do not append" not in result.stderr
 
 
 def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:
@@ -520,5 +558,8 @@ def test_the_demo_fails_unless_everything_came_back(
 
 def test_help_names_every_verb() -> None:
     result = run("--help")
-    verbs = ("up", "down", "status", "insert", "read", "tail", "trim", "demo", "shard", "config")
+    verbs = (
+        "up", "down", "status", "insert", "append", "read", "tail", "trim", "demo", "shard",
+        "config",
+    )  # fmt: skip
     assert all(f"  {verb} " in result.stdout for verb in verbs)

@@ -16,7 +16,7 @@ from ziplog.core.entries import Unit
 from ziplog.errors import ConfigError, NoSuchRecordError, TrimmedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -95,6 +95,8 @@ class FakeLog:
     def __init__(self) -> None:
         self.trimmed_to = 0
         self.slow = 0
+        #: Returns the error of an append at these rids.
+        self.append_error: Callable[[list[ziplog.RecordId]], Exception] | None = None
         self.records: list[ziplog.Record] = []
         self.calls: list[tuple[Any, ...]] = []
 
@@ -124,6 +126,15 @@ class FakeLog:
             encoded = None if key is None else key.encode()
             self.records.append(ziplog.Record(rid, payload, encoded, 1_700_000_000_000_000, 7))
         return [record.rid for record in self.records[first:]]
+
+    def append_many(
+        self, payloads: Sequence[bytes], after: ziplog.RecordId, **options: Any
+    ) -> list[ziplog.RecordId]:
+        rids = self.insert_many(payloads, after, **options)
+        self.calls[-1] = ("append", *self.calls[-1][1:])
+        if self.append_error is not None:
+            raise self.append_error(rids)
+        return rids
 
     def read_record(self, rid: ziplog.RecordId) -> ziplog.Record:
         for record in self.records:
@@ -170,7 +181,7 @@ class FakeLog:
         return contextlib.nullcontext([([Unit(0, [gsn], b"") for gsn in gsns], stop)])
 
     def stats(self) -> dict[str, int]:
-        inserts = sum(call[0] == "insert" for call in self.calls)
+        inserts = sum(call[0] in {"insert", "append"} for call in self.calls)
         return {"fast_path": inserts, "slow_path": self.slow}
 
     def trim(self, rid: ziplog.RecordId) -> None:

@@ -174,6 +174,17 @@ def test_inserts_and_appends_share_units_and_not_their_ends(
     assert glass.answers.pop(sealed) == [RecordId(9, 0)]
 
 
+def test_appends_of_one_batch_share_a_unit() -> None:
+    glass = following()
+    for payload in (b"a", b"b", b"c"):
+        glass.call(
+            InsertRequest(glass.until(), [payload], RID_GENESIS, None, 0, shard=0, sealed=True)
+        )
+    assert not glass.take(wire.Insert)
+    glass.step(BatchEnd())
+    assert [message.count for _, message in glass.take(wire.Insert)] == [3, 3]
+
+
 def test_calls_share_one_question_to_each_shard() -> None:
     glass = following()
     calls = [glass.seal(gsn) for gsn in (4, 8, 6, 8)]
@@ -184,6 +195,34 @@ def test_calls_share_one_question_to_each_shard() -> None:
     assert [call in glass.answers for call in calls] == [True, False, True, False]
     assert not glass.take(wire.Credit)
     glass.deliver(1, 10)
+    assert all(call in glass.answers for call in calls)
+
+
+@pytest.mark.parametrize(("shards", "pauses"), [(16, False), (17, True)])
+def test_questions_to_many_shards_are_apart(shards: int, pauses: bool) -> None:
+    glass = Sealer()
+    everybody = lease(list(range(shards)), size=20 * shards)
+    glass.core._routing.update_placements([placement(shard) for shard in range(shards)])
+    first = glass.seal(1)
+    glass.history(run_of(everybody))
+    for shard in range(shards):
+        for name, tail in glass.take_tails(shard):
+            glass.give(wire.TailReply(CLUSTER, shard, 1, int(name[3]), tail.request, 0, 1))
+    glass.history(run_of(everybody))
+    assert {m.gsn for _, m in glass.take(wire.Want)} == {1}
+    for shard in range(shards):
+        glass.deliver(shard, shards + 1)
+    assert first in glass.answers
+    calls = [glass.seal(gsn) for gsn in (shards + 1, shards + 2)]
+    if pauses:
+        assert not glass.take(wire.Credit)
+        glass.pass_time(shards * 50 * MS // 1000)
+        assert {m.gsn for _, m in glass.take(wire.Want)} == {shards + 2}
+        assert {m.credit for _, m in glass.take(wire.Credit)} == {shards + 2}
+    else:
+        assert {m.credit for _, m in glass.take(wire.Credit)} == {shards + 1, shards + 2}
+    for shard in range(shards):
+        glass.deliver(shard, 3 * shards + 1)
     assert all(call in glass.answers for call in calls)
 
 

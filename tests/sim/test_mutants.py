@@ -25,6 +25,7 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "copies_are_decided": 13,
     "displaced_unit_is_guessed_again": 4,
     "finalized_before_all_are_sealed": 4,
+    "first_record_of_a_call_is_sealed": 5,
     "known_states_beside_other_reads": 9,
     "level_is_recorded_before_all_is_on_the_disk": 16,
     "lack_of_room_without_a_tombstone": 4,

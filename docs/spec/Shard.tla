@@ -20,15 +20,18 @@ CONSTANTS Servers, Primary, Records,
           MaxView,    \* views are 1..MaxView: at most MaxView - 1 attempts to recover
           MaxCrash,   \* number of server crashes
           Merge,      \* TRUE: a subscriber merges this shard with another one
+          After,      \* an append of another shard lies right after this position; 0: no append
+          Late,       \* the record that is inserted once that append returned
           Off         \* the disabled rules
 
 Rules == {"no-reslot", "restart-is-failure", "roll-forward-guesses", "freeze", "views",
           "stable-reads", "decided-only", "two-copies", "one-decision", "remove-copies", "recognise",
           "gapless-stream", "token", "closed-epoch", "primary-noops", "announced-epochs",
           "noop-after-freeze", "durable-decision", "no-way-back", "separate-recoveries", "confirm",
-          "least-frontier"}
+          "least-frontier", "told-decided", "told-members", "told-frozen", "told-guess"}
 
 ASSUME Off \subseteq Rules /\ Primary \in Servers /\ 1 <= E /\ E <= N
+ASSUME After \in 0..N /\ Late \in Records
 
 On(rule) == rule \notin Off
 
@@ -54,11 +57,12 @@ VARIABLES
   grant,
   \* readers: values delivered from this shard, the other shard's frontier, number of merged values
   told, other, given,
+  answered,       \* 1: the append of another shard returned
   crashes
 
 servers == <<slot, decided, alive, frozen, sview, seen, stable>>
 handler == <<view, attempt, candidate, confirmed, finished, decision, base, answer>>
-readers == <<told, other, given>>
+readers == <<told, other, given, answered>>
 vars == <<servers, fwd, acks, handler, grant, readers, crashes>>
 
 Backups == Servers \ {Primary}
@@ -75,7 +79,7 @@ Init == /\ slot = [s \in Servers |-> Empty] /\ decided = [s \in Servers |-> {}]
         /\ fwd = [b \in Backups |-> <<>>] /\ acks = {}
         /\ view = 1 /\ attempt = 1 /\ candidate = Nobody /\ confirmed = 1 /\ finished = 1
         /\ decision = <<>> /\ base = 0 /\ answer = <<>>
-        /\ grant = 0 /\ told = <<>> /\ other = 0 /\ given = 0 /\ crashes = 0
+        /\ grant = 0 /\ told = <<>> /\ other = 0 /\ given = 0 /\ answered = 0 /\ crashes = 0
 
 ----------------------------------------------------------------------------
 (* Positions. View 1 has epoch 1. Epoch 2 belongs to the view to which it was granted. *)
@@ -116,7 +120,7 @@ Tell(row, frontier) ==
           ELSE told
 
 Insert(r, s) ==
-  /\ Works(s) /\ r \notin seen[s]
+  /\ Works(s) /\ r \notin seen[s] /\ ((After > 0 /\ r = Late) => answered = 1)
   /\ seen' = [seen EXCEPT ![s] = @ \cup {r}]
   /\ IF On("recognise") /\ \E g \in Slots : slot[s][g] = r
      THEN /\ acks' = acks \cup {Ack(r, s, Min({g \in Slots : slot[s][g] = r}))}
@@ -170,18 +174,21 @@ Report ==
   /\ LET m == Min({Held(s) : s \in Servers}) IN
      /\ m > stable[Primary]
      /\ stable' = [stable EXCEPT ![Primary] = m] /\ Tell(slot[Primary], m)
-  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
+  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given,
+                 answered, crashes>>
 \* ... and sends the stable point to the backups.
 Learn(b) ==
   /\ Works(b) /\ alive[Primary] /\ sview[b] = sview[Primary] /\ stable[Primary] > stable[b]
   /\ stable' = [stable EXCEPT ![b] = stable[Primary]] /\ Tell(slot[b], stable[Primary])
-  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
+  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given,
+                 answered, crashes>>
 
 \* Decisions that the only backup has applied are on both servers.
 Hold(b) ==
   /\ Works(b) /\ (Cardinality(Servers) = 2 \/ ~On("two-copies")) /\ Held(b) > stable[b]
   /\ stable' = [stable EXCEPT ![b] = Held(b)] /\ Tell(slot[b], Held(b))
-  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
+  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given,
+                 answered, crashes>>
 
 ----------------------------------------------------------------------------
 (* Crashes. Positions that the server knew to be stable are on its disk; the rest is lost. *)
@@ -278,7 +285,7 @@ Enter(t) ==
   /\ decision' = IF \A s \in Servers \ {t} : sview[s] = view THEN <<>> ELSE decision
   /\ IF On("views") THEN Disconnect(t) ELSE UNCHANGED fwd
   /\ UNCHANGED <<acks, view, attempt, candidate, confirmed, finished, base, answer, grant, other, given,
-                 crashes>>
+                 answered, crashes>>
 
 Joined == {s \in Servers : sview[s] = view}
 
@@ -293,7 +300,8 @@ Confirm ==
 Settle(t) ==
   /\ F > 1 /\ confirmed = view /\ view > 1 /\ alive[t] /\ sview[t] = view /\ stable[t] < BeginsWith
   /\ stable' = [stable EXCEPT ![t] = BeginsWith] /\ Tell(slot[t], BeginsWith)
-  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given, crashes>>
+  /\ UNCHANGED <<slot, decided, alive, frozen, sview, seen, fwd, acks, handler, grant, other, given,
+                 answered, crashes>>
 
 \* All f+1 servers hold the view: the membership service takes the shard back.
 Finish ==
@@ -314,23 +322,37 @@ Grant ==
 Subscribe(s) ==
   /\ ~On("stable-reads") /\ alive[s] /\ Len(told) < N /\ slot[s][Len(told) + 1] # None
   /\ told' = Append(told, slot[s][Len(told) + 1])
-  /\ UNCHANGED <<servers, fwd, acks, handler, grant, other, given, crashes>>
+  /\ UNCHANGED <<servers, fwd, acks, handler, grant, other, given,
+                 answered, crashes>>
 
 \* "noop-after-freeze" off: positions of a silent shard are delivered as no-ops.
 DeclareNoop ==
   /\ ~On("noop-after-freeze") /\ UnderWay /\ Len(told) < Settled
   /\ told' = Append(told, Noop)
-  /\ UNCHANGED <<servers, fwd, acks, handler, grant, other, given, crashes>>
+  /\ UNCHANGED <<servers, fwd, acks, handler, grant, other, given,
+                 answered, crashes>>
 
 OtherMoves ==
   /\ Merge /\ other = 0 /\ other' = 1
-  /\ UNCHANGED <<servers, fwd, acks, handler, grant, told, given, crashes>>
+  /\ UNCHANGED <<servers, fwd, acks, handler, grant, told, given, answered, crashes>>
 
 HandOut ==
   /\ Merge /\ given < Len(told)
   /\ given + 1 < 2 \/ other = 1 \/ ~On("least-frontier")
   /\ given' = given + 1
-  /\ UNCHANGED <<servers, fwd, acks, handler, grant, told, other, crashes>>
+  /\ UNCHANGED <<servers, fwd, acks, handler, grant, told, other, answered, crashes>>
+
+(* An append of another shard returns once a server has reported this shard's positions before it as
+   stable. Each rule excludes something less. *)
+Answer ==
+  /\ After > 0 /\ answered = 0
+  /\ \/ Len(told) >= After
+     \/ ~On("told-decided") /\ alive[Primary] /\ 1..After \subseteq decided[Primary]
+     \/ ~On("told-members") /\ UnderWay
+     \/ ~On("told-frozen") /\ \E s \in Servers : frozen[s] # 0
+     \/ ~On("told-guess") /\ \E b \in Backups : alive[b] /\ \A g \in 1..After : slot[b][g] # None
+  /\ answered' = 1
+  /\ UNCHANGED <<servers, fwd, acks, handler, grant, told, other, given, crashes>>
 
 Next == \/ \E r \in Records, s \in Servers : Insert(r, s)
         \/ \E s \in Servers, g \in Slots : Skip(s, g)
@@ -338,10 +360,10 @@ Next == \/ \E r \in Records, s \in Servers : Insert(r, s)
         \/ Report \/ HandlerCrash \/ Decide \/ Confirm \/ Finish \/ Grant
         \/ \E s \in Servers : \/ Crash(s) \/ Restart(s) \/ Begin(s) \/ Acquire(s) \/ DecideAgain(s)
                               \/ Enter(s) \/ Settle(s) \/ Subscribe(s)
-        \/ DeclareNoop \/ OtherMoves \/ HandOut
+        \/ DeclareNoop \/ OtherMoves \/ HandOut \/ Answer
 
 Spec == Init /\ [][Next]_vars
-Symmetry == Permutations(Records)
+Symmetry == Permutations(IF After > 0 THEN Records \ {Late} ELSE Records)
 
 ----------------------------------------------------------------------------
 (* Invariants. *)
@@ -380,4 +402,9 @@ DecidedStays == \A b \in Backups : (alive[b] /\ alive[Primary] /\ sview[b] = svi
 
 \* A subscriber delivers no position before all earlier positions are decided.
 NoGap == given >= 2 => other = 1
+
+\* A record that is inserted after an append of another shard returned is above it.
+LaterAbove == After > 0 => \A g \in 1..After :
+                /\ ~Done(Late, g)
+                /\ \A s \in Servers : (Current(s) /\ g \in decided[s]) => slot[s][g] # Late
 =============================================================================

@@ -28,10 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     bounds = Bounds(
         options.records, options.positions, options.epoch, options.servers, options.views,
-        options.crashes, options.merge,
+        options.crashes, options.merge, options.append,
     )  # fmt: skip
     if not 1 <= bounds.epoch <= bounds.positions:
         parser.error("--epoch is from 1 to --positions")
+    if bounds.append > bounds.positions:
+        parser.error("--append is from 0 to --positions")
     model = ShardModel(
         bounds,
         options.off,
@@ -74,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--crashes", type=at_least(0), default=default.crashes, help="of servers")
     parser.add_argument("--merge", action="store_true", help="with another shard")
+    parser.add_argument(
+        "--append", type=at_least(0), default=default.append, metavar="POSITION",
+        help="another shard's append lies after this position; the last record follows it; 0: none",
+    )  # fmt: skip
     parser.add_argument(
         "--off", action="append", default=[], choices=list(RULES), metavar="RULE",
         help=f"a rule to switch off, repeatable: {', '.join(RULES)}",

@@ -106,6 +106,18 @@ def _no_gap(frame: Frame, state: State) -> bool:
     return given < 2 or other == 1
 
 
+def _later_above(frame: Frame, state: State) -> bool:
+    """A record that is inserted after an append of another shard is above it."""
+    last, late = frame.bounds.append, frame.bounds.records + 1
+    if not last:
+        return True
+    completed = frame.completed(state[frame.acks])
+    return not any(value == late and gsn <= last for value, gsn in completed) and not any(
+        late in server.slots[:last] and server.decided >> (server.slots.index(late) + 1) & 1
+        for server in _current(frame, state)
+    )
+
+
 INVARIANTS: Final[dict[str, Callable[[Frame, State], bool]]] = {
     "AckedStays": _acked_stays,
     "DelivAgree": _deliv_agree,
@@ -115,4 +127,5 @@ INVARIANTS: Final[dict[str, Callable[[Frame, State], bool]]] = {
     "NoHole": _no_hole,
     "DecidedStays": _decided_stays,
     "NoGap": _no_gap,
+    "LaterAbove": _later_above,
 }

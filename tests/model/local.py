@@ -72,11 +72,14 @@ class Local:
 
     # --- replication ---
 
-    def _arrivals(self, index: int, number: int, grant: int) -> list[Arrival]:
-        """Insert each record that has not arrived yet, or skip."""
+    def _arrivals(self, index: int, number: int, grant: int, is_answered: bool) -> list[Arrival]:
+        """Insert each record that has not arrived yet, or skip.
+
+        The last record comes only once the append of another shard returned.
+        """
         server = self._frame.servers.values[number]
         found = []
-        for record in range(self._bounds.records):
+        for record in range(self._bounds.records - (not is_answered)):
             if not server.seen >> record & 1:
                 found += self._insert(index, server, record, grant)
         if index == PRIMARY or not self._on["primary-noops"]:

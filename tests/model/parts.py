@@ -1,8 +1,9 @@
 """Parts of a state of the shard model, and their layout.
 
 A state is a flat tuple of small integers: the servers, the queues of forwards to each backup, the
-acks (a bit for each), the control state, the deliveries to subscribers, and the merge. Each part
-except the acks and the merge is stored once in a table and referenced by its number.
+acks (a bit for each), the control state, the deliveries to subscribers, the merge, and whether an
+append of another shard returned. Each part except the acks and the last two is stored once in a
+table and referenced by its number.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class Bounds(NamedTuple):
     crashes: int = 1
     #: Whether a subscriber merges another shard, which owns one position before our second.
     merge: bool = False
+    #: An append of another shard lies right after this position of ours, and the last record is
+    #: inserted once it returned; 0: there is no append.
+    append: int = 0
 
 
 class Server(NamedTuple):
@@ -109,6 +113,7 @@ class Frame:
     def __init__(self, bounds: Bounds, off: frozenset[str]) -> None:
         assert off <= set(RULES), f"no such rule: {off - set(RULES)}"
         assert 1 <= bounds.epoch <= bounds.positions
+        assert 0 <= bounds.append <= bounds.positions
         self.bounds: Final = bounds
         self.on: Final = {rule: rule not in off for rule in RULES}
         self.servers: Final[Table[Server]] = Table()
@@ -117,7 +122,8 @@ class Frame:
         self.deliveries: Final[Table[Slots]] = Table()
         self.n: Final = bounds.servers
         #: The indices of the parts after servers and queues.
-        self.acks, self.control, self.delivered, self.merge = range(2 * self.n - 1, 2 * self.n + 3)
+        first = 2 * self.n - 1
+        self.acks, self.control, self.delivered, self.merge, self.answered = range(first, first + 5)
         self.completed = cache(self._completed)
 
     def initial(self) -> State:
@@ -125,7 +131,7 @@ class Frame:
         server = self.servers.number(Server((NONE,) * self.bounds.positions))
         queue, control = self.queues.number(()), self.controls.number(Control())
         delivered = self.deliveries.number(())
-        return (server,) * self.n + (queue,) * (self.n - 1) + (0, control, delivered, 0)
+        return (server,) * self.n + (queue,) * (self.n - 1) + (0, control, delivered, 0, 0)
 
     def servers_of(self, state: State) -> list[Server]:
         """Return all servers."""

@@ -33,6 +33,7 @@ class Renaming:
             self._control(state[frame.control]),
             self._delivered(state[frame.delivered]),
             state[frame.merge],
+            state[frame.answered],
         )
 
     def _slots(self, slots: Slots) -> Slots:

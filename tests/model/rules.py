@@ -105,4 +105,20 @@ RULES: Final[dict[str, Rule]] = {
         "a subscriber delivers only records below every shard's frontier",
         "NoGap", "D44", "ziplog/client/reads/subscribe.py",
     ),
+    "told-decided": Rule(
+        "an append waits for positions that are stable, not only decided",
+        "LaterAbove", "17.2", "shard/serving/readers.py",
+    ),
+    "told-members": Rule(
+        "an append waits for shards that are in no new lease, too",
+        "LaterAbove", "17.2", "ziplog/client/seals/settled_prefix.py",
+    ),
+    "told-frozen": Rule(
+        "an append waits until a view is decided, not only for a frozen survivor",
+        "LaterAbove", "17.2", "shard/serving/readers.py",
+    ),
+    "told-guess": Rule(
+        "an append does not count what a backup guessed",
+        "LaterAbove", "17.2", "shard/serving/readers.py",
+    ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tests.model.handler import Handler
 from tests.model.invariants import INVARIANTS
 from tests.model.local import Local
-from tests.model.parts import NONE, NOOP, PRIMARY, Frame
+from tests.model.parts import NONE, NOOP, PRIMARY, Frame, bits
 from tests.model.renaming import Renaming
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class ShardModel:
         self._local: Final = Local(self.frame)
         self._handler: Final = Handler(self.frame, self._local)
         self._checks: Final = [(name, INVARIANTS[name]) for name in invariants]
-        _, *others = permutations(range(bounds.records))
+        # The record that is inserted after an append differs from the others.
+        free = bounds.records - bool(bounds.append)
+        _, *others = ((*names, *range(free, bounds.records)) for names in permutations(range(free)))
         self._renamings: Final = [Renaming(self.frame, names) for names in others if symmetry]
 
     def initial(self) -> State:
@@ -83,6 +85,7 @@ class ShardModel:
             *self._fail(state, servers, control),
             *self._handler.steps(state, servers, control),
             *self._read(state, servers, control),
+            *self._answer(state, servers, control),
         ]
 
     # --- replication ---
@@ -92,10 +95,13 @@ class ShardModel:
     ) -> Iterator[tuple[Step, State]]:
         """Deliver records, timeouts and forwards."""
         frame, local = self.frame, self._local
+        is_answered = not frame.bounds.append or state[frame.answered] == 1
         for index, works in enumerate(working):
             if not works:
                 continue
-            for step, server, ack, message in local.arrivals(index, state[index], grant):
+            for step, server, ack, message in local.arrivals(
+                index, state[index], grant, is_answered
+            ):
                 new = list(state)
                 new[index] = server
                 new[frame.acks] |= ack
@@ -210,6 +216,39 @@ class ShardModel:
         """Move the other shard's frontier, or deliver our next position."""
         given, other = divmod(state[self.frame.merge], 2)
         if not other:
-            yield ("OtherMoves",), (*state[:-1], state[-1] + 1)
+            yield ("OtherMoves",), self._raised(state, self.frame.merge, 1)
         if given < delivered and (given + 1 < 2 or other or not self._on["least-frontier"]):
-            yield ("HandOut", given + 1), (*state[:-1], state[-1] + 2)
+            yield ("HandOut", given + 1), self._raised(state, self.frame.merge, 2)
+
+    def _raised(self, state: State, index: int, by: int) -> State:
+        return (*state[:index], state[index] + by, *state[index + 1 :])
+
+    # --- appends ---
+
+    def _answer(
+        self, state: State, servers: list[Server], control: Control
+    ) -> Iterator[tuple[Step, State]]:
+        """Return an append of another shard: a server reported our positions before it as stable.
+
+        Without a rule, something less is enough.
+        """
+        frame, on = self.frame, self._on
+        last = frame.bounds.append
+        if not last or state[frame.answered]:
+            return
+        primary, backups = servers[PRIMARY], servers[1:]
+        is_enough = (
+            len(frame.delivered_in(state)) >= last
+            or (not on["told-decided"] and primary.is_alive and self._has_decided(primary, last))
+            or (not on["told-members"] and control.is_under_way)
+            or (not on["told-frozen"] and any(server.frozen for server in servers))
+            or (
+                not on["told-guess"]
+                and any(backup.is_alive and NONE not in backup.slots[:last] for backup in backups)
+            )
+        )
+        if is_enough:
+            yield ("Answer", last), self._raised(state, frame.answered, 1)
+
+    def _has_decided(self, server: Server, last: int) -> bool:
+        return server.decided & bits(1, last) == bits(1, last)

@@ -31,6 +31,7 @@ USUAL = Bounds()
 TWO_RECOVERIES = Bounds(records=1, positions=2, epoch=2, views=3)
 THREE_SMALL = Bounds(records=1, positions=1, epoch=1, servers=3, views=3)
 THREE_SERVERS = Bounds(records=1, positions=2, epoch=2, servers=3, views=3)
+APPEND = Bounds(positions=2, append=1)
 MERGE = Bounds(records=1, positions=2, epoch=2, merge=True)
 
 
@@ -48,12 +49,14 @@ QUICK = [
     Search(Bounds(records=2, positions=2, epoch=1), 16_592, 19),
     Search(Bounds(records=1, positions=2, epoch=2, views=3, crashes=2), 13_760, 24),
     Search(MERGE, 13_672, 18),
+    Search(APPEND, 11_522, 18),
 ]
 LONGER = [
     Search(USUAL, 112_811, 23),
     Search(Bounds(records=1, positions=3, views=3, crashes=2), 91_837, 29),
     Search(Bounds(records=1, positions=2, epoch=2, servers=3), 111_412, 24),
     Search(THREE_SMALL, 185_881, 28),
+    Search(Bounds(append=2), 60_418, 23),
 ]
 #: By switched-off rule: the bounds, and the number of states of the shortest trace.
 TRACES = {
@@ -79,6 +82,10 @@ TRACES = {
     "separate-recoveries": (THREE_SMALL, 13),
     "confirm": (THREE_SERVERS, 10),
     "least-frontier": (MERGE, 6),
+    "told-decided": (APPEND, 8),
+    "told-members": (APPEND, 4),
+    "told-frozen": (APPEND, 5),
+    "told-guess": (APPEND, 4),
 }
 
 
@@ -146,7 +153,7 @@ def states_of(model: ShardModel) -> tuple[set[State], set[str]]:
 def test_every_step_is_taken() -> None:
     three = Bounds(records=1, positions=1, epoch=1, servers=3, crashes=0)
     taken: set[str] = set()
-    for bounds in (SMALL, MERGE, three):
+    for bounds in (SMALL, MERGE, APPEND, three):
         taken |= states_of(ShardModel(bounds))[1]
     assert taken == STEPS - STEPS_WITHOUT_A_RULE
 
@@ -257,6 +264,7 @@ def test_every_trace_can_be_read(rule: str, capsys: pytest.CaptureFixture[str]) 
         (["--views", "0"], "--views: '0' is no number from 1 on"),
         (["--crashes", "-1"], "--crashes: '-1' is no number from 0 on"),
         (["--positions", "2", "--epoch", "3"], "--epoch is from 1 to --positions"),
+        (["--append", "4"], "--append is from 0 to --positions"),
         (["--off", "gravity"], "--off: invalid choice: 'gravity'"),
     ],
 )

@@ -36,6 +36,7 @@ _TEXTS: Final = {
     "DeclareNoop": "membership service: declares slot {0} of the silent shard a no-op",
     "OtherMoves": "other shard: its frontier passes its position",
     "HandOut": "subscriber: delivers slot {0}",
+    "Answer": "other shard: its append right after our slot {0} returns",
 }
 STEPS: Final = frozenset(_TEXTS)
 #: Steps that happen only with a rule switched off.

@@ -105,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--f", type=int, default=1)
     parser.add_argument("--durability", choices=("memory", "disk"), default="memory")
+    parser.add_argument(
+        "--levels", action="store_true", help="change the durability level every few seconds"
+    )
     parser.add_argument("--clients", "--processes", type=int, help="client processes (3; LogDB: 4)")
     parser.add_argument(
         "--rate", type=float, help="operations a second of a client (60; of a LogDB thread: 20)"
@@ -133,6 +136,7 @@ def _trial(options: argparse.Namespace, folder: Path) -> Trial:
         "f": options.f,
         "durability": options.durability,
         "seed": options.seed,
+        "changes_level": options.levels,
     }
     if options.clients is not None:
         common["clients"] = options.clients

@@ -22,6 +22,9 @@ from fault_injection.nodes import LAUNCHER, Nodes
 from tests.history import events, report
 from tests.history.observed import gather
 from tests.history.rules import check
+from ziplog.config import load
+from ziplog.deploy import config_reload
+from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import ZiplogError
 from ziplog.local import Cluster
 
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 #: Interval between status requests, in seconds.
 _LOOK_S: Final = 0.1
 _HEALTHY_S: Final = 60.0
+#: Interval between changes of the durability level, and time for the nodes to follow, in seconds.
+_CHANGE_LEVEL_S: Final = (2.0, 10.0)
+_APPLY_S: Final = 1.0
 #: Interval between kills of a client, in seconds; each is replaced by a new one.
 _KILL_CLIENT_S: Final = (7.5, 22.5)
 
@@ -51,6 +57,8 @@ class Shape:
     mms: int = 3
     failure_handlers: int = 3
     durability: Literal["memory", "disk"] = "memory"
+    #: Whether the durability level changes meanwhile.
+    changes_level: bool = False
     #: Client processes.
     clients: int = 3
     #: Operations a second of one client; 0: no limit.
@@ -153,6 +161,19 @@ class Trial(ABC):
                 say(f"kill client {number}")
 
         yield Occasion(chance, _KILL_CLIENT_S, replace_client)
+        if self.shape.changes_level:
+            yield Occasion(chance, _CHANGE_LEVEL_S, lambda: self._change_level(say))
+
+    def _change_level(self, say: Callable[[str], None]) -> None:
+        """Change the durability level in the cluster file, and signal the nodes that run."""
+        path = self.folder / "data" / CLUSTER_FILE
+        before = load(path).durability
+        level = "disk" if before == "memory" else "memory"
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(f'durability = "{before}"', f'durability = "{level}"'))
+        with contextlib.suppress(ZiplogError):  # dead and paused nodes follow later
+            config_reload.apply(config_reload.plan(path), _APPLY_S)
+        say(f"durability {level}")
 
     # --- of all workloads ---
 
@@ -187,7 +208,8 @@ class Trial(ABC):
     def judge(self) -> Verdict:
         """Stop the workload, read everything, and check the history.
 
-        At level `disk` no record may be lost; at level `memory`, only reported records.
+        At level `disk` no record may be lost; at level `memory`, or if the level changes, only
+        reported records.
         """
         try:
             ended = self._finish()
@@ -195,7 +217,8 @@ class Trial(ABC):
             ended = [f"it cannot be read at the end: {error}"]
         self._recorder.close()
         observed = gather(events.files_of([self.history]))
-        judgement = check(observed, allow_loss=self.shape.durability == "memory")
+        may_lose = self.shape.durability == "memory" or self.shape.changes_level
+        judgement = check(observed, allow_loss=may_lose)
         return Verdict(report.summary(judgement), [*ended, *report.violation_lines(judgement)])
 
 

@@ -9,7 +9,6 @@ Invariant: the positions delivered to a subscription are contiguous, and below t
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -75,8 +74,9 @@ class Readers:
         self._state: Final = state
         self._guesses = guesses
         self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
-        #: Number of bare streams of each client.
-        self._bare_streams: Final[Counter[bytes]] = Counter()
+        #: Those with records, and the bare streams of each client.
+        self._with_records: Final[dict[tuple[bytes, int], Subscription]] = {}
+        self._bare: Final[dict[bytes, dict[int, Subscription]]] = {}
         #: Subscriptions that are behind the frontier.
         self._lagging: Final[dict[tuple[bytes, int], Subscription]] = {}
         state.counters.lagging = self._lagging
@@ -232,11 +232,12 @@ class Readers:
                 route, message.subscription, message.start, credit, now, is_bare=is_bare
             )
             if is_bare:
-                self._bare_streams[message.client] += 1
+                self._bare.setdefault(message.client, {})[message.subscription] = subscription
                 state.awaited.setdefault(message.client, 0)
+                state.awaiting.add(message.client)
                 state.raise_awaited(message.client, message.credit)
             else:
-                self._lagging[key] = subscription
+                self._with_records[key] = self._lagging[key] = subscription
             self._note_subscriptions()
         self._answer(key, subscription)
 
@@ -274,15 +275,18 @@ class Readers:
     def _drop(self, key: tuple[bytes, int]) -> None:
         dropped = self.subscriptions.pop(key, None)
         if dropped is not None and dropped.is_bare:
-            self._forget_awaited(key[0])
+            self._drop_bare(*key)
         self._note_subscriptions()
+        self._with_records.pop(key, None)
         self._lagging.pop(key, None)
 
-    def _forget_awaited(self, client: bytes) -> None:
-        """Forget what a client waits for, unless it has another bare stream."""
-        self._bare_streams[client] -= 1
-        if not self._bare_streams[client]:
-            del self._bare_streams[client], self._state.awaited[client]
+    def _drop_bare(self, client: bytes, number: int) -> None:
+        """Drop a bare stream; forget what its client waits for, unless it has another one."""
+        streams, state = self._bare[client], self._state
+        del streams[number]
+        if not streams:
+            del self._bare[client], state.awaited[client]
+            state.awaiting.discard(client)
 
     def _note_subscriptions(self) -> None:
         self._state.has_subscribers = bool(self.subscriptions)
@@ -316,14 +320,10 @@ class Readers:
         if frontier == self._frontier:
             return
         is_all_news = not (was_held_back or self._is_held_back)
-        units, size = _units(news) if self.subscriptions else ([], 0)
+        units, size = _units(news) if self._with_records else ([], 0)
         records = sum(len(unit.gsns) for unit in units)
-        for key, subscription in list(self.subscriptions.items()):
-            if subscription.is_bare:
-                sent = subscription.sent
-                if sent <= self._state.awaited[key[0]] and sent < frontier:
-                    self._send_frontier(key, subscription)
-                continue
+        self._send_awaited(frontier)
+        for key, subscription in self._with_records.items():
             if key in self._lagging:
                 continue
             fits = subscription.used + size <= subscription.credit and size <= MAX_DELIVER_BYTES
@@ -334,6 +334,17 @@ class Readers:
             else:
                 self._lagging[key] = subscription
         self._frontier = frontier
+
+    def _send_awaited(self, frontier: int) -> None:
+        """Send the frontier to the clients that wait for a position which may be below it."""
+        state = self._state
+        for client in list(state.awaiting):
+            awaited = state.awaited[client]
+            for number, stream in list(self._bare[client].items()):
+                if stream.sent <= awaited and stream.sent < frontier:
+                    self._send_frontier((client, number), stream)
+            if frontier > awaited:
+                state.awaiting.discard(client)
 
     def catch_up(self) -> None:
         """Send the next part to each subscription that is behind and has credit."""
@@ -459,9 +470,14 @@ class Readers:
             is_current = subscription.is_bare or subscription.sent >= self._frontier
             assert key in self._lagging or is_current
         assert self._lagging.keys() <= self.subscriptions.keys()
-        bare = Counter(key[0] for key, s in self.subscriptions.items() if s.is_bare)
-        assert self._bare_streams == bare
-        assert self._state.awaited.keys() == bare.keys()
+        state = self._state
+        bare = {(client, n): s for client, those in self._bare.items() for n, s in those.items()}
+        assert self.subscriptions == self._with_records | bare
+        assert state.awaited.keys() == self._bare.keys() >= state.awaiting
+        for (client, _), stream in bare.items():
+            awaited = state.awaited[client]
+            is_sent = stream.sent > awaited or stream.sent >= state.frontier
+            assert client in state.awaiting or is_sent, "an append would not get its frontier"
 
 
 def _units(entries: Iterable[Entry]) -> tuple[list[Unit], int]:

@@ -137,8 +137,10 @@ class ReplicaState:
         self.publisher = ""
         #: A reader subscribes to this server.
         self.has_subscribers = False
-        #: By client with a bare stream here: the highest position that it waits for.
+        #: By client with a bare stream here: the highest position that it waits for. Those in
+        #: `awaiting` may not have the frontier above it yet.
         self.awaited: Final[dict[bytes, int]] = {}
+        self.awaiting: Final[set[bytes]] = set()
         #: Time until which peers are known to have subscribers, in ns.
         self.subscribers_until = -(2**62)
         #: Positions given up because readers waited for later ones.
@@ -189,6 +191,7 @@ class ReplicaState:
         """Have a client with a bare stream get the frontiers up to the first one above `gsn`."""
         if self.awaited.get(client, gsn) < gsn:
             self.awaited[client] = gsn
+            self.awaiting.add(client)
 
     def send(self, dst: bytes, message: Message) -> None:
         """Add the effect of sending a message."""

@@ -137,8 +137,7 @@ class ReplicaState:
         self.publisher = ""
         #: A reader subscribes to this server.
         self.has_subscribers = False
-        #: By client with a bare stream here: the highest position that it waits for. Those in
-        #: `awaiting` may not have the frontier above it yet.
+        #: The highest position that each client with a bare stream waits for; `awaiting`: still.
         self.awaited: Final[dict[bytes, int]] = {}
         self.awaiting: Final[set[bytes]] = set()
         #: Time until which peers are known to have subscribers, in ns.

@@ -82,6 +82,9 @@ class FakeStore:
         self.story.append(("flush", self.has_room))
         return self.has_room
 
+    def flush_in_background(self, is_on: bool) -> None:
+        self.story.append(("background", is_on))
+
 
 class FakeNode:
     """Returns the effects that the test gives."""

@@ -29,7 +29,9 @@ from ziplog.core.node import (
     Disconnect,
     Effect,
     Event,
+    FlushBeforeSend,
     Halt,
+    LevelRecorded,
     LogWarning,
     Persist,
     Persisted,
@@ -38,6 +40,7 @@ from ziplog.core.node import (
     Publish,
     Received,
     ReceivePublications,
+    RecordLevel,
     RecordWire,
     ReportBadMessage,
     Send,
@@ -344,6 +347,49 @@ def test_a_membership_node_replies_to_hello_itself() -> None:
     world.transport.incoming.append((b"\0client", wire.encode(wire.Hello(0, 9))))
     world.run()
     assert Received(b"\0client", wire.Hello(0, 9)) in world.node.events
+
+
+def test_a_server_that_begins_to_flush_flushes_what_it_had_not() -> None:
+    """The next message that needs the disk comes after a flush, also of earlier entries."""
+    effects = {
+        1: [Persist(1), Send(b"client", question(1))],
+        2: [FlushBeforeSend(True), Send(b"client", question(2))],
+        3: [FlushBeforeSend(False), Persist(3), Send(b"client", question(3))],
+    }
+    world = World(
+        lambda event: effects[event.message.request] if isinstance(event, Received) else []  # type: ignore[attr-defined]
+    )
+    for number in (1, 2, 3):
+        world.put(number)
+        world.driver.run_once()
+    assert world.story == [
+        ("append", 1), (b"client", question(1)),
+        ("background", False), ("flush", True), (b"client", question(2)),
+        ("background", True), ("append", 3), (b"client", question(3)),
+    ]  # fmt: skip
+
+
+def test_the_durability_level_is_recorded_before_the_node_hears_of_it() -> None:
+    refusals = [OSError("no space"), None]
+
+    def record(level: str) -> None:
+        if (error := refusals.pop(0)) is not None:
+            raise error
+        world.story.append(("record", level))
+
+    world = World(
+        lambda event: [RecordLevel("disk")] if isinstance(event, Received) else [],
+        record_level=record,
+    )
+    world.put(1)
+    with structlog.testing.capture_logs() as logs:
+        world.driver.run_once()
+    assert [log["error"] for log in logs] == ["no space"]
+    world.put(2)
+    world.driver.run_once()
+    world.driver.run_once()
+    assert world.story == [("record", "disk"), "wake"]
+    assert world.node.events.count(LevelRecorded("disk")) == 1
 
 
 def test_the_wire_version_is_recorded_before_the_node_uses_it() -> None:

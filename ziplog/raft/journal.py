@@ -199,7 +199,7 @@ class Journal:
             flushed = max(flushed, noted[1])
         elif noted is None and note:
             structlog.get_logger().warning(
-                "the `flushed` note of the consensus journal is damaged; writing a new one",
+                "the note of the consensus journal is damaged and written again",
                 file=str(self.directory / "flushed"),
             )
         end = self._replay(data, HEADER_BYTES, flushed)

@@ -184,7 +184,8 @@ class SettingsReload:
             fresh.replace(self._directory / SETTINGS_FILE)
         except OSError as error:
             structlog.get_logger().warning(
-                "cannot write the settings in use; `ziplog config reload` will not find this node",
+                "cannot write the settings in use",
+                result="`ziplog config reload` does not find this node",
                 file=str(fresh),
                 error=error.strerror,
             )

@@ -8,9 +8,10 @@ import threading
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated
 
+import msgspec
 import typer
 
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, connect, say
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.client import arguments
 from ziplog.config import is_loopback
 from ziplog.errors import ConfigError, UnavailableError
@@ -40,6 +41,8 @@ def monitor(
     ] = "",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
+    *,
+    json: Json = False,
 ) -> None:
     """Serve /metrics (Prometheus), /status, /healthz and /readyz until Ctrl-C; print the endpoint.
 
@@ -63,7 +66,9 @@ def monitor(
             serving = threading.Thread(target=server.serve_forever, name="monitor", daemon=True)
             serving.start()
             say(f"monitor of {bootstrap} at http://{server.endpoint}/metrics; Ctrl-C stops it")
-            sys.stdout.write(f"{server.endpoint}\n")
+            document = {"endpoint": server.endpoint, "bootstrap": bootstrap}
+            shown = msgspec.json.encode(document).decode() if json else server.endpoint
+            sys.stdout.write(f"{shown}\n")
             sys.stdout.flush()
             try:
                 serving.join()

@@ -213,16 +213,25 @@ def _log_ready(cluster: Cluster) -> None:
     )
 
 
-def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
+def down(data_dir: DataDir, timeout: Timeout = 30.0, *, json: Json = False) -> None:
     """Stop the cluster that runs in a directory, cleanly; do nothing if none runs."""
+    pid = _stop(data_dir, timeout)
+    if json:
+        document = {"data_dir": str(data_dir), "stopped_pid": pid}
+        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    if pid is None:
+        say(f"no cluster is running in {data_dir}")
+
+
+def _stop(data_dir: Path, timeout: float) -> int | None:
+    """Stop a cluster; return the process id of its supervisor, or None if none runs."""
     deadline = time.monotonic() + timeout
     while (pid := running_pid(data_dir)) == 0:
         if time.monotonic() > deadline:
             raise UnavailableError(f"a cluster is starting in {data_dir}; try again")
         time.sleep(0.05)
     if pid is None:
-        say(f"no cluster is running in {data_dir}")
-        return
+        return None
     os.kill(pid, signal.SIGTERM)
     with waiting(f"waiting until process {pid} has stopped all nodes"):
         while running_pid(data_dir) is not None:
@@ -230,6 +239,7 @@ def down(data_dir: DataDir, timeout: Timeout = 30.0) -> None:
                 late = f"process {pid} is still running after {timeout:g} s"
                 raise UnavailableError(f"{late}; wait, or: kill -KILL {pid}")
             time.sleep(0.05)
+    return pid
 
 
 def _refuse_other_files(data_dir: Path) -> None:

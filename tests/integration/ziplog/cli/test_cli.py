@@ -502,7 +502,10 @@ def test_up_prints_the_bootstrap_variable_for_another_endpoint(
 
 
 def test_down_where_nothing_runs_is_done(tmp_path: Path) -> None:
-    assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
+    done = run("down", "--data-dir", str(tmp_path), "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {"data_dir": str(tmp_path), "stopped_pid": None}
+    assert "no cluster is running" in done.stderr
 
 
 def test_down_signals_no_process_while_the_process_id_is_unknown(
@@ -512,7 +515,8 @@ def test_down_signals_no_process_while_the_process_id_is_unknown(
     monkeypatch.setattr(servers.os, "kill", lambda pid, _: ended.append(pid))
     numbers = iter([0, 0, 77, 77, None])
     monkeypatch.setattr(servers, "running_pid", lambda _: next(numbers))
-    assert run("down", "--data-dir", str(tmp_path)).exit_code == 0
+    done = run("down", "--data-dir", str(tmp_path), "--json")
+    assert json.loads(done.stdout)["stopped_pid"] == 77
     assert ended == [77], "0 would be the whole process group"
     monkeypatch.setattr(servers, "running_pid", lambda _: 0)
     result = run("down", "--data-dir", str(tmp_path), "--timeout", "0.1")

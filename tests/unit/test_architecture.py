@@ -15,7 +15,7 @@ PACKAGES = (
 )  # fmt: skip
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 EVERYTHING = SOURCES + sorted(
-    path for folder in ("tests", "scripts") for path in (ROOT / folder).rglob("*.py")
+    path for folder in ("tests", "scripts", "examples") for path in (ROOT / folder).rglob("*.py")
 )
 MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 600

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[2]
 AREAS: Final = (
     "ziplog/client", "ziplog", "shard", "mms", "failure_handler", "logdb", "spark_reader",
-    "scripts", "tests",
+    "examples", "scripts", "tests",
 )  # fmt: skip
 #: Words for people, of which no part of a distributed log is one.
 PEOPLE: Final = re.compile(

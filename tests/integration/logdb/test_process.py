@@ -20,18 +20,20 @@ from logdb.embedded import Coordinator
 from logdb.errors import NoCheckpointError
 from logdb.records import KeyRead
 from tests.unit.logdb.glass import SESSION, commit
+from tests.waiting import wait_until
 from ziplog.cli.options import DEFAULT_BOOTSTRAP
 from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.local import Cluster
 from ziplog.runtime.transport import Transport
+from ziplog.types import RecordId
 from ziplog.wire import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import ziplog
-    from ziplog.types import RecordId
 
 DEADLINE_S = 30.0
 AGAIN_NS = 200_000_000
@@ -330,3 +332,28 @@ def test_a_log_that_cannot_be_replayed_is_refused(tmp_path_factory: pytest.TempP
             code, stderr = process.end()
         assert code == 1
         assert "checkpoint" in stderr.splitlines()[-1]
+
+
+def test_foreign_record_is_kept_and_does_not_stop_the_cleaner(tmp_path: Path) -> None:
+    with (
+        Cluster(tmp_path, shards=1) as cluster,
+        cluster.connect() as log,
+        Coordinator(log, checkpoint_every=50) as coordinator,
+        Client(coordinator.endpoint) as client,
+    ):
+        put(log, b"before", b"v")
+        foreign = log.insert_after(b"by mistake", key=b"of another program")
+
+        def has_cleaned() -> bool:
+            put(log, b"key", b"v" * 1_000_000)  # a round is due after 64 MiB
+            return bool(client.status()["cleaner"]["trimmed"] > foreign.gsn)
+
+        wait_until(has_cleaned, "the log is trimmed behind the foreign record")
+        document = client.status()
+        assert document["first_foreign"] == foreign.gsn
+        assert document["cleaner"]["failed"] == 0
+        assert document["cleaner"]["copied"] >= 1
+        start = RecordId(document["cleaner"]["trimmed"], 0)
+        kept = [record for record in log.subscribe(start, follow=False) if record.key is not None]
+        assert (b"by mistake", b"of another program") in [(r.payload, r.key) for r in kept]
+        assert client.get(b"before").value == b"v"

@@ -409,8 +409,8 @@ class Replica:
         if state.has_no_positions or state.is_sealed:
             self._draining.on_batch_end(self._now)
         if state.level.is_changing and state.state == "up":
-            promised = self._guesses.promised if self._guesses is not None else ()
-            is_complete = not promised and state.persisted >= state.stream.last
+            is_settled = self._backup is None or self._backup.settle_promises(self._now)
+            is_complete = is_settled and state.persisted >= state.stream.last
             state.effects += state.level.advance(self._now, is_complete=is_complete)
         self._rates.on_batch_end(self._now)
         state.counters.on_batch_end(state.stream, state.persisted, self._now)

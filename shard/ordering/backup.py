@@ -19,7 +19,7 @@ from shard.state.guesses import Guesses
 from shard.state.sessions import HeldUnit
 from ziplog.core.entries import Expire, Place
 from ziplog.core.units import NS_PER_MS
-from ziplog.wire import Report, Resend
+from ziplog.wire import Report, Resend, Want
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BODY_GRACE_NS: Final = 2 * NS_PER_MS
 #: Interval between requests for a lost part of the stream.
 REQUEST_INTERVAL_NS: Final = 5 * NS_PER_MS
+#: Interval between requests to decide the promised slots.
+SETTLE_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: Longest time that a report waits if nothing at the primary waits for it.
 REPORT_LINGER_NS: Final = 10 * NS_PER_MS
 #: Time without a forward, while entries are unstable, before requesting the last one again.
@@ -85,6 +87,8 @@ class Backup:
         #: Time when the stream last advanced within an epoch: it determines the current epoch.
         self._last_activity_at = -(2**62)
         self._requested_at = -(2**62)
+        #: Time of the next request to decide the promised slots.
+        self._settle_at = -(2**62)
         #: The latest guesses, a bit for each; 1: it was wrong.
         self._wrong_guesses = _ALL_WRONG
         #: The unit that is being accepted.
@@ -350,6 +354,18 @@ class Backup:
         if fseq > self._durable:
             self._durable = fseq
             self._report_at = 0
+
+    def settle_promises(self, now: int) -> bool:
+        """Ask the primary to decide the promised slots; return whether no promise is left.
+
+        A unit may have reached this backup only, and its client may have died.
+        """
+        promised = self.guesses.promised
+        if promised and now >= self._settle_at:
+            self._settle_at = now + SETTLE_INTERVAL_NS
+            state, last = self._state, next(reversed(promised))
+            state.send(self._primary, Want(state.cluster, state.shard, 0, last))
+        return not promised
 
     # --- the end of a batch, and time ---
 

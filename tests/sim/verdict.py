@@ -51,6 +51,8 @@ class Monitor:
         #: The losses reported by the membership service: (shard, start, stop).
         self.losses: Final[list[Loss]] = []
         self._starts: Final[dict[str, int]] = {}
+        # A trim may drop a lease before the next look.
+        cluster.mms.on_applied = self._learn_leases
 
     def check(self) -> None:
         """Check every running server."""
@@ -82,10 +84,14 @@ class Monitor:
                 " entries on its disk"
             )
 
+    def _learn_leases(self) -> None:
+        known, runs = self._ownership.stop, self._cluster.state.runs
+        if runs and runs[-1].last.stop > known:
+            self._ownership.learn(lease_of(run) for run in runs if run.last.stop > known)
+
     def _learn(self) -> None:
         state = self._cluster.state
-        known = self._ownership.stop
-        self._ownership.learn(lease_of(run) for run in state.runs if run.last.stop > known)
+        self._learn_leases()
         for loss in state.losses:
             found = (loss.shard, loss.start, loss.stop)
             if found not in self.losses:

@@ -78,6 +78,8 @@ class OrderedLog:
         self.timing: Final = timing or Timing()
         #: The state machine after all committed commands; read-only.
         self.machine: Final = build()
+        #: Called after each command that a leader proposed.
+        self.on_applied: Callable[[], object] = lambda: None
         #: The leader; "" if there is none.
         self.leader = ""
         self._build: Final = build
@@ -212,6 +214,7 @@ class OrderedLog:
         self.kernel.record(b"commit " + command)
         self._commands.append(command)
         self._results.append(self.machine.apply(command))
+        self.on_applied()
         if self.kernel.random.random() < 1 / 16:
             self._snapshot = (self.machine.snapshot(), len(self._commands))
         for name in self._reachable():

@@ -90,6 +90,7 @@ class Member:
         elif isinstance(event, LeaderChanged) and event.is_self:
             self._record(b"leads")
         self._on_event(event)
+        self._group.on_applied()
 
     def _record(self, what: bytes) -> None:
         self._kernel.record(self.name.encode() + b" " + what)
@@ -183,6 +184,8 @@ class RaftGroup:
         #: May change at any time.
         self.on_fatal = on_fatal or _refuse
         self.compact_entries: Final = compact_entries
+        #: Called after each event of a node: it has applied a command, for example.
+        self.on_applied: Callable[[], object] = lambda: None
         #: The live nodes.
         self.members: Final[dict[str, Member]] = {}
         self._build: Final = build

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shard.state.ack_level import AckLevel
-from tests.unit.shard.test_readers import BACKUP, PRIMARY, calm_world, put, replica
+from tests.unit.shard.test_readers import BACKUP, calm_world, put, replica
 from tests.world import MS, insert
 from ziplog.core.node import FlushBeforeSend, LevelRecorded, LevelRequested, RecordLevel
 from ziplog.core.units import NS_PER_S
@@ -66,15 +66,18 @@ def test_memory_acks_only_while_memory_is_recorded(steps: tuple[str, ...]) -> No
 
 
 def test_backup_records_disk_once_its_promises_are_decided() -> None:
+    """A unit reached this backup only: the primary decides the promised slot at its request."""
     world = calm_world()
     put(world, insert(1))
     world.send("c", BACKUP, insert(2))
     world.run(2 * MS)
-    state = replica(world, BACKUP).state
+    backup = replica(world, BACKUP)
+    assert backup._guesses is not None
+    assert len(backup._guesses.promised) == 1
     world.inject(BACKUP, LevelRequested("disk"))
-    world.run(20 * MS)
-    assert not state.level.is_memory
-    assert state.level.recorded == "memory", "the promise to the second insert is not on the disk"
-    world.send("c", PRIMARY, insert(2))
+    level = backup.state.level
+    assert not level.is_memory
+    assert level.recorded == "memory", "the promise is on no disk"
     world.run(200 * MS)
-    assert state.level.recorded == "disk"
+    assert not backup._guesses.promised
+    assert level.recorded == "disk"

@@ -441,11 +441,11 @@ def test_up_quotes_the_warnings_of_its_nodes(tmp_path: Path) -> None:
         pass
     file = tmp_path / "cluster.toml"
     text = file.read_text()
-    file.write_text(text.replace('durability = "memory"', 'durability = "disk"'))
+    file.write_text(re.sub('(?m)^id = ".*"', f'id = "{"9" * 32}"', text))
     up = ziplog_cli("up", "--data-dir", str(tmp_path), "--detach")
     assert up.returncode == 1
-    assert "mms-0 ended during its start: halted: the log was created with" in up.stderr
-    assert up.stderr.endswith("restore 'memory' in the file, or create another log\n")
+    assert "mms-0 ended during its start: halted: this is the log of cluster" in up.stderr
+    assert up.stderr.endswith("or the data directories that belong together\n")
 
     # Without the id, as files of earlier releases.
     file.write_text(re.sub('(?m)^id = ".*"\n', "", text))

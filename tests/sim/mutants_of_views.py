@@ -250,12 +250,12 @@ def undecided_log_is_kept() -> Iterator[None]:
 @mutant(kill_any_server, "two shards; a server is killed under load; slow network")
 def limbo_answers_absent() -> Iterator[None]:
     """A server that forgot its state reports a record as absent (D13, D2)."""
-    locate = Replica._locate
+    serve = Replica._serve
 
-    def located(self: Replica, route: bytes, message: wire.Locate) -> None:
+    def served(self: Replica, route: bytes, message: Any) -> None:
         state = self._state
-        if state.state != "limbo":
-            locate(self, route, message)
+        if state.state != "limbo" or not isinstance(message, wire.Locate):
+            serve(self, route, message)
             return
         state.send(
             route,
@@ -265,7 +265,7 @@ def limbo_answers_absent() -> Iterator[None]:
             ),
         )  # fmt: skip
 
-    with replaced(Replica, "_locate", located):
+    with replaced(Replica, "_serve", served):
         yield
 
 

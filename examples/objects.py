@@ -24,6 +24,7 @@ from ziplog import RID_GENESIS, Record, RecordId, policy
 from ziplog.local import Cluster
 
 _FETCH: Final = 1000
+_SHORT_S: Final = 0.005
 
 
 class Update(msgspec.Struct):
@@ -52,7 +53,7 @@ class Replica:
         """Apply every update that completed before this call."""
         barrier = self._subscription.barrier()
         while self._subscription.position.gsn < barrier.gsn:
-            self.follow(timeout=1.0)
+            self.follow(_SHORT_S)  # the position also moves without a record
 
     def decide(self, rid: RecordId) -> bool:
         """Apply all updates up to `rid`, which is new; return whether it took effect."""
@@ -81,33 +82,36 @@ class ObjectStore:
     def __init__(self, bootstrap: str, *, timeout: float = 30.0) -> None:
         """Connect. `bootstrap`: "host:port" of the membership service; `timeout`: in seconds."""
         self._choose: Final = policy.by_key_hash()
-        self._log: Final = ziplog.connect(bootstrap, policy=self._choose, timeout=timeout)
+        self._log: Final = ziplog.connect(bootstrap, timeout=timeout)
         shards = [shard["id"] for shard in self._log.cluster()["shards"]]
         self.replicas: Final = {shard: Replica(self._log, shard) for shard in shards}
 
-    def _replica(self, key: bytes) -> Replica:
-        return self.replicas[self._choose(b"", key, sorted(self.replicas))]
+    def _shard(self, key: bytes) -> int:
+        """Return an object's shard, also while it recovers: as a client's policy, it would move."""
+        return self._choose(b"", key, sorted(self.replicas))
+
+    def _append(self, key: bytes, update: Update) -> RecordId:
+        return self._log.append(msgspec.json.encode(update), key=key, shard=self._shard(key))
 
     def put(self, key: bytes, value: Any) -> None:
         """Set an object's value; JSON."""
-        self._log.append(msgspec.json.encode(Update(value)), key=key)
+        self._append(key, Update(value))
 
     def test_and_put(self, key: bytes, expected: Any, value: Any) -> bool:
         """Set an object's value if it is `expected` (None: there is none); return whether it was.
 
         An update without effect stays in the log, where all replicas pass it.
         """
-        update = Update(value, expected, is_conditional=True)
-        rid = self._log.append(msgspec.json.encode(update), key=key)
-        return self._replica(key).decide(rid)
+        rid = self._append(key, Update(value, expected, is_conditional=True))
+        return self.replicas[rid.shard].decide(rid)
 
     def get(self, key: bytes) -> Any:
         """Return the value in memory at once; it may be old. None: there is no such object."""
-        return self._replica(key).objects.get(key)
+        return self.replicas[self._shard(key)].objects.get(key)
 
     def read(self, key: bytes) -> Any:
         """Return the newest value: every update that completed before this call counts."""
-        replica = self._replica(key)
+        replica = self.replicas[self._shard(key)]
         replica.catch_up()
         return replica.objects.get(key)
 

@@ -117,6 +117,18 @@ def test_stores_are_linearizable_and_agree_while_a_server_dies(cluster: Cluster)
         store.close()
 
 
+def test_object_stays_at_its_shard_while_the_shard_recovers(cluster: Cluster) -> None:
+    store, other = ObjectStore(cluster.endpoint), ObjectStore(cluster.endpoint)
+    keys = [b"%d" % number for number in range(20)]
+    for turn in range(3):
+        cluster.kill(f"shard-{turn % 2}-0")
+        for key in keys:
+            store.put(key, turn)
+        assert [other.read(key) for key in keys] == [turn] * len(keys)
+    store.close()
+    other.close()
+
+
 def test_old_value_is_read_at_once_and_the_newest_after_a_barrier(cluster: Cluster) -> None:
     one, other = ObjectStore(cluster.endpoint), ObjectStore(cluster.endpoint)
     one.put(b"key", {"is": "new"})

@@ -50,7 +50,7 @@ def _later_is_higher(judgement: Judgement, rule: str, sealed: Highest) -> Iterat
 
 
 def _barriers(judgement: Judgement) -> Iterator[Violation]:
-    """A barrier is above all that was appended, or received by a reader, before it."""
+    """A barrier is above all that was appended, or that readers of its shards received, before."""
     barriers = judgement.observed.barriers
     before = {only: _known_to_readers(judgement, only) for only in {b.only for b in barriers}}
     for barrier in barriers:
@@ -61,11 +61,16 @@ def _barriers(judgement: Judgement) -> Iterator[Violation]:
 
 
 def _known_to_readers(judgement: Judgement, only: frozenset[int]) -> Highest:
-    """Return the positions of appends and deliveries, of all shards (`only` is empty) or some."""
+    """Return the positions of appends and deliveries, of all shards (`only` is empty) or some.
+
+    A subscription of fewer shards may be ahead: it does not wait for the others.
+    """
     rows = [
         (at, gsn) for at, gsn, shard in _appends(judgement.observed) if not only or shard in only
     ]
     for subscription in judgement.observed.subscriptions:
+        if subscription.only and not (only and only <= subscription.only):
+            continue
         start = 0
         for stop, at, _ in subscription.batches:
             gsns = subscription.gsns[start:stop]

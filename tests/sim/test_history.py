@@ -65,11 +65,12 @@ class Script:
         *,
         client: str = "a",
         follow: bool = True,
+        shards: frozenset[int] | None = None,
         resumes: int | None = None,
     ) -> tuple[int, int]:
         """Return the operation, and the client's number of it."""
         self.subscriptions += 1
-        request = SubscribeRequest(NEVER, start, follow)
+        request = SubscribeRequest(NEVER, start, follow, shards)
         return self.do(client, request, self.subscriptions, resumes=resumes), self.subscriptions
 
     def fetch(
@@ -467,6 +468,28 @@ def test_a_fetch_and_a_resolve_know_what_they_are_of() -> None:
     assert operations[resolve].of == inserts[1]
     assert operations[fetch].of == subscribing
     assert script.rules() == set()
+
+
+@pytest.mark.parametrize(
+    ("bound", "reader", "is_bounded"),
+    [
+        (None, None, True),
+        (None, frozenset({0}), False),
+        (frozenset({0}), None, True),
+        (frozenset({0}), frozenset({0, 2}), True),
+        (frozenset({0, 2}), frozenset({0}), False),
+    ],
+)
+def test_a_barrier_bounds_readers_of_at_least_its_shards(
+    bound: frozenset[int] | None, reader: frozenset[int] | None, *, is_bounded: bool
+) -> None:
+    script = Script()
+    script.insert(b"x", 5)
+    _, name = script.subscribe(client="b", shards=reader)
+    script.fetch(name, record(5, b"x"), client="b")
+    _, name = script.subscribe(shards=bound)
+    script.do("a", BarrierRequest(NEVER, name), RecordId(4, 0))
+    assert script.rules() == ({"barrier"} if is_bounded else set())
 
 
 def test_a_misuse_is_refused() -> None:

@@ -116,11 +116,12 @@ class AsyncSubscription(AsyncStream):
         return self._buffer.blocked_on
 
     async def barrier(self, *, timeout: float | None = None) -> RecordId:
-        """Return a position that no reader had passed when this was called.
+        """Return a position that no such subscription had passed when this was called.
 
         Once `position` is at or after it, this subscription has returned every record (of its
-        shards) whose append completed before the call, and every record that any reader had
-        received. This fetches nothing: go on reading.
+        shards) whose append completed before the call, and every record that a subscription of
+        all shards had received. For a subscription of chosen shards: also what a subscription of
+        these and other shards had received. Subscriptions of fewer shards may be ahead. This fetches nothing: go on reading.
 
         Args:
             timeout: in seconds; None: no limit.

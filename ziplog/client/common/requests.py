@@ -151,10 +151,10 @@ class ProgressRequest(Request, frozen=True, gc=False):
 
 
 class BarrierRequest(Request, frozen=True, gc=False):
-    """Get an upper bound of all readers. Result: a position that no reader had passed at the call.
+    """Get an upper bound of all readers. Result: a position that none of them had passed.
 
-    A subscription that reaches this position has received all records that any reader had received
-    before.
+    A subscription that reaches this position has received all records that any reader of at least
+    its shards had received before.
     """
 
     subscription: int

@@ -142,6 +142,10 @@ class MemoryStore:
                     return below[-1]
         return 0
 
+    def segments_below(self, gsn: int) -> int:
+        del gsn
+        return 0
+
     def trim(self, gsn: int) -> None:
         keep = bisect_left(self._ends, gsn + 1)
         del self.entries[:keep], self._ends[:keep]

@@ -175,7 +175,7 @@ class Readers:
             route,
             Outlined(
                 state.cluster, state.shard, state.view, state.server, outline.request,
-                state.trim, steps, state.archive_port,
+                state.trim, steps, state.archive_port, state.store.segments_below(outline.stop),
             ),
         )  # fmt: skip
 

@@ -300,6 +300,11 @@ class SegmentStore(SegmentReader):
         """Flush, and stop the thread; False if a write failed."""
         return self._flusher.close()
 
+    def segments_below(self, gsn: int) -> int:
+        """Return the number of segments that a trim to `gsn` deletes."""
+        before = max(bisect_right(self._bases, gsn) - 1, 0)
+        return min(before, self._needed_from(len(self._segments) - 1))
+
     def trim(self, gsn: int) -> None:
         """Delete segments that end below `gsn`, except the active one.
 
@@ -308,8 +313,7 @@ class SegmentStore(SegmentReader):
         """
         self._trim = max(self._trim, gsn)
         self.on_trim(self._trim)
-        last = len(self._segments) - 1
-        count = min(max(bisect_right(self._bases, gsn) - 1, 0), self._needed_from(last))
+        count = self.segments_below(gsn)
         self._cache.shrink(self._cache_bytes, self._flusher.flushed_bytes, gsn)
         if count:
             # The files on the disk are a log without these, whether or not more is written.

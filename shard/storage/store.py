@@ -150,6 +150,10 @@ class Store(Protocol):
         """
         ...
 
+    def segments_below(self, gsn: int) -> int:
+        """Return the number of segment files that a trim to `gsn` deletes."""
+        ...
+
     def trim(self, gsn: int) -> None:
         """Release the space of entries that end below `gsn`."""
         ...

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from ziplog.cli import moments
+from ziplog.cli import known_names, moments
 from ziplog.cli.options import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
@@ -66,7 +66,15 @@ def list_nodes(
 @app.command()
 def run(
     config: ConfigFile,
-    node: Annotated[str, typer.Option("--node", metavar="NAME", help="The node's name in it.")],
+    node: Annotated[
+        str,
+        typer.Option(
+            "--node",
+            metavar="NAME",
+            help="The node's name in it.",
+            autocompletion=known_names.nodes,
+        ),
+    ],
 ) -> None:
     """Run one node until SIGTERM or Ctrl-C, in place of this process; log to stderr.
 
@@ -79,7 +87,12 @@ def run(
 
 @app.command("restart")
 def restart_nodes(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The nodes' names.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="The nodes' names.", autocompletion=known_names.nodes
+        ),
+    ],
     data_dir: DataDir,
     *,
     timeout: Annotated[
@@ -93,7 +106,10 @@ def restart_nodes(
 
 @app.command("log-level")
 def log_level(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
+    node: Annotated[
+        str,
+        typer.Argument(metavar="NODE", help="The node's name.", autocompletion=known_names.nodes),
+    ],
     level: Annotated[LogLevel, typer.Argument(help="default: that of the cluster file.")],
     config: ConfigFile,
     *,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 import msgspec
 import typer
 
+from ziplog.cli import known_names
 from ziplog.cli.options import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
@@ -56,7 +57,15 @@ Key = Annotated[str | None, typer.Option("--key", help="The record's key, as UTF
 File = Annotated[
     Path, typer.Option("--file", metavar="F", help="Read the record from this file; '-': stdin.")
 ]
-Shard = Annotated[int | None, typer.Option("--shard", metavar="N", help="Insert at this shard.")]
+Shard = Annotated[
+    int | None,
+    typer.Option(
+        "--shard",
+        metavar="N",
+        help="Insert at this shard.",
+        autocompletion=known_names.shards,
+    ),
+]
 Lines = Annotated[
     bool, typer.Option("--lines", help="Insert each line as a record, in this order.")
 ]

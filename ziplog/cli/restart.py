@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from ziplog.cli import known_names
 from ziplog.cli.options import DataDir, Json, connect, say
 from ziplog.cli.progress import waiting
 from ziplog.config import load
@@ -27,7 +28,12 @@ def restart(
     ] = False,
     node: Annotated[
         list[str] | None,
-        typer.Option("--node", metavar="NAME", help="Only this node; may be repeated."),
+        typer.Option(
+            "--node",
+            metavar="NAME",
+            help="Only this node; may be repeated.",
+            autocompletion=known_names.nodes,
+        ),
     ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Limit of each node.")

@@ -14,6 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from ziplog.cli import known_names
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.config import ShardConfig, load
@@ -37,7 +38,12 @@ _POLL_S: Final = 0.3
 _PROC: Final = Path("/proc")
 _NUMBERS: Final = frozenset({"id", "view", "rate/s", "weight", "holes"})
 
-Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The shard's number.")]
+Number = Annotated[
+    int,
+    typer.Argument(
+        metavar="N", min=0, help="The shard's number.", autocompletion=known_names.shards
+    ),
+]
 
 
 @app.command("list")
@@ -84,7 +90,13 @@ def add(
     ] = None,
     shard: Annotated[
         int | None,
-        typer.Option("--shard", min=0, metavar="N", help="The shard's number in that file."),
+        typer.Option(
+            "--shard",
+            min=0,
+            metavar="N",
+            help="The shard's number in that file.",
+            autocompletion=known_names.shards,
+        ),
     ] = None,
     port: Annotated[
         int | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import ziplog
-from ziplog.cli import rendering
+from ziplog.cli import known_names, rendering
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 from ziplog.cli.positions import FORMS, parse, parse_stop
 from ziplog.errors import ConfigError, TrimmedError
@@ -47,7 +47,12 @@ def tail(
     ] = None,
     shard: Annotated[
         list[int] | None,
-        typer.Option("--shard", metavar="N", help="Only this shard's records; may be repeated."),
+        typer.Option(
+            "--shard",
+            metavar="N",
+            help="Only this shard's records; may be repeated.",
+            autocompletion=known_names.shards,
+        ),
     ] = None,
     pattern: Annotated[
         str | None, typer.Option("--format", metavar="F", help="For example '%r %T %k %v'.")

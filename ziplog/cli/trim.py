@@ -24,8 +24,12 @@ from ziplog.errors import ConfigError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ziplog.cli.positions import Find
     from ziplog.client.blocking import Log
+    from ziplog.client.bulk.extents import Extents
+    from ziplog.client.bulk.outline import ShardOutline
 
 
 def trim(
@@ -93,8 +97,9 @@ def _before_last_bytes(log: Log, count: int) -> RecordId:
     """Return the last position from which on each replica of all shards keeps `count` bytes."""
     stop = log.check_tail().gsn + 1
     known = log.extents(1, stop)
+    steps = [step for outline in _outlines(log, known) for step in _steps(*outline)]
     kept, position = 0, stop
-    for start, size in sorted(_steps(log, stop), reverse=True):
+    for start, size in sorted(steps, reverse=True):
         if kept >= count:
             break
         kept, position = kept + size, start
@@ -102,9 +107,9 @@ def _before_last_bytes(log: Log, count: int) -> RecordId:
 
 
 def _report(log: Log, rid: RecordId, *, json: bool) -> None:
-    """Print how many records and bytes a trim would delete."""
-    steps = [(start, size) for start, size in _steps(log, rid.gsn) if start < rid.gsn]
+    """Print how many records, bytes and segments a trim would delete."""
     known = log.extents(1, rid.gsn)
+    outlines = _outlines(log, known)
     records = 0
     with bar("counting records", len(known.shards)) as advance:
         for done, extent in enumerate(known.shards, 1):
@@ -115,25 +120,32 @@ def _report(log: Log, rid: RecordId, *, json: bool) -> None:
                         for unit in units
                     )
             advance(done)
-    size = sum(size for _, size in steps)
+    size = sum(size for outline in outlines for _, size in _steps(*outline))
+    of_shards: dict[int, int] = {}
+    for _, outline in outlines:
+        of_shards[outline.shard] = max(of_shards.get(outline.shard, 0), outline.segments)
+    segments = sum(of_shards.values())
     if json:
-        _print({"before": str(rid), "trimmed": False, "records": records, "bytes": size})
+        found = {"records": records, "bytes": size, "segments": segments}
+        _print({"before": str(rid), "trimmed": False} | found)
     else:
         say(
             f"would delete {counted(records, 'record')} before {rid}, about"
-            f" {counted(size, 'byte')} on each replica; nothing was deleted"
+            f" {counted(size, 'byte')} on each replica, and free"
+            f" {counted(segments, 'segment file')} on all servers; nothing was deleted"
         )
 
 
-def _steps(log: Log, stop: int) -> list[tuple[int, int]]:
-    """Return the start and the stored bytes of each step of all shards' entries before `stop`."""
-    found: list[tuple[int, int]] = []
-    for extent in log.extents(1, stop).shards:
-        start = extent.start
-        for end, size in log.outline(extent.shard, extent.start, extent.stop).steps:
-            found.append((start, size))
-            start = end
-    return found
+def _outlines(log: Log, known: Extents) -> list[tuple[int, ShardOutline]]:
+    """Return the start and the outline of each extent."""
+    return [(one.start, log.outline(one.shard, one.start, one.stop)) for one in known.shards]
+
+
+def _steps(start: int, outline: ShardOutline) -> Iterator[tuple[int, int]]:
+    """Yield the start and the stored bytes of each step of an outline."""
+    for end, size in outline.steps:
+        yield start, size
+        start = end
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -121,7 +121,8 @@ class AsyncSubscription(AsyncStream):
         Once `position` is at or after it, this subscription has returned every record (of its
         shards) whose append completed before the call, and every record that a subscription of
         all shards had received. For a subscription of chosen shards: also what a subscription of
-        these and other shards had received. Subscriptions of fewer shards may be ahead. This fetches nothing: go on reading.
+        these and other shards had received. Subscriptions of fewer shards may be ahead. This
+        fetches nothing: go on reading.
 
         Args:
             timeout: in seconds; None: no limit.

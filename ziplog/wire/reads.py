@@ -195,3 +195,5 @@ class Outlined(Message, tag=VERSION * 256 + 22, frozen=True, gc=False):
     steps: Annotated[list[Step], Meta(max_length=MAX_STEPS)]
     #: The port of this server's archive (docs/protocol.md, section 14); 0: it does not run now.
     archive_port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
+    #: The number of segment files that a trim to the end of the requested range deletes.
+    segments: Unsigned = 0

@@ -42,6 +42,8 @@ class ShardOutline(msgspec.Struct, frozen=True):
     steps: list[tuple[int, int]]
     #: The (host, port) of each replica's archive, if it has one.
     archives: list[tuple[str, int]]
+    #: The number of segment files, of all its servers, that a trim to the range's end deletes.
+    segments: int = 0
 
 
 class OutlineQuery(PendingRequest, kw_only=True):
@@ -154,9 +156,11 @@ def _outline(query: OutlineQuery, route: Route) -> ShardOutline:
         if reply.archive_port
     ]
     trim = max(reply.trim for reply in replies.values())
+    segments = sum(reply.segments for reply in replies.values())
     return ShardOutline(
-        query.request.shard, trim, [(step.stop, step.size) for step in best.steps], archives
-    )
+        query.request.shard, trim, [(step.stop, step.size) for step in best.steps], archives,
+        segments,
+    )  # fmt: skip
 
 
 def _reach(reply: Outlined) -> tuple[int, int]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -320,9 +317,11 @@ def test_a_dry_run_counts_and_deletes_nothing(log: FakeLog) -> None:
     result = run("trim", "--dry-run", "-5")
     assert result.exit_code == 0
     assert "would delete 90 records before 91@0, about 10,000 bytes" in result.stderr
+    assert "and free 3 segment files on all servers; nothing was deleted" in result.stderr
     assert "would delete 1 record before 2@0" in run("trim", "--dry-run", "2").stderr
     assert json.loads(run("trim", "--dry-run", "51", "--json").stdout) == {
         "before": "51@0", "trimmed": False, "records": 50, "bytes": 6000,
+        "segments": 2,
     }  # fmt: skip
     log.trimmed_to = 21
     assert json.loads(run("trim", "--dry-run", "51", "--json").stdout)["records"] == 30
@@ -340,25 +339,6 @@ def test_a_trim_asks_on_a_terminal(
     assert (log.calls[-1] == ("trim", ziplog.RecordId(4, 1))) is (code == 0)
     assert run("trim", "5@1", "--yes").exit_code == 0
     assert log.calls[-1] == ("trim", ziplog.RecordId(5, 1))
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_of_a_shell_is_printed(shell: str) -> None:
-    result = run("completion", shell)
-    assert result.exit_code == 0
-    assert "_ZIPLOG_COMPLETE" in result.stdout
-
-
-def test_a_shell_gets_the_verbs_that_complete_a_word() -> None:
-    environment = os.environ | {
-        "_ZIPLOG_COMPLETE": "complete_bash", "COMP_WORDS": "ziplog sta", "COMP_CWORD": "1",
-    }  # fmt: skip
-    program = "import sys; sys.argv[0] = 'ziplog'; from ziplog.cli import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
-        env=environment,
-    )  # fmt: skip
-    assert ended.stdout.split() == ["status"]
 
 
 def test_the_bootstrap_comes_from_the_option_or_the_environment(log: FakeLog) -> None:

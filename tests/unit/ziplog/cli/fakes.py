@@ -172,7 +172,7 @@ class FakeLog:
     def outline(self, shard: int, start: int, stop: int) -> ShardOutline:
         """Return steps of 10 positions, of 1,000 bytes each."""
         steps = [(min(end + 10, stop), 1000) for end in range(start, stop, 10)]
-        return ShardOutline(shard, self.trimmed_to, steps, [])
+        return ShardOutline(shard, self.trimmed_to, steps, [], segments=stop // 25)
 
     def scan(self, shard: int, start: int, stop: int) -> contextlib.nullcontext[Any]:
         del shard

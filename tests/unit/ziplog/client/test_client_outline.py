@@ -46,10 +46,10 @@ def test_outline_uses_the_farthest_reply_of_all_replicas() -> None:
     assert [name for name, _ in asked] == ["s0r0:1", "s0r1:1"]
     request = asked[0][1]
     assert (request.start, request.stop, request.view) == (5, 100, 1)
-    glass.give(reply(request, 0, (50, 10), (100, 20), trim=7))
+    glass.give(reply(request, 0, (50, 10), (100, 20), trim=7, segments=4))
     assert not glass.answers, "the other replica may have an archive, too"
-    glass.give(reply(request, 1, (90, 30), archive_port=0, trim=3))
-    expected = ShardOutline(0, 7, [(50, 10), (100, 20)], [("s0r0", 9000)])
+    glass.give(reply(request, 1, (90, 30), archive_port=0, trim=3, segments=3))
+    expected = ShardOutline(0, 7, [(50, 10), (100, 20)], [("s0r0", 9000)], segments=7)
     assert glass.answers[call] == expected
 
 

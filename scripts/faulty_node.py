@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--node", required=True)
     options, _ = parser.parse_known_args()
     raft_nodes = {
-        f"{node.host}:{node.raft_port}": node.name
+        node.raft_endpoint: node.name
         for node in load(options.config).nodes
         if node.raft_port is not None
     }

@@ -47,7 +47,7 @@ from ziplog.wire import Limits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.config import ClusterConfig, LogConfig, NodeConfig
+    from ziplog.config import ClusterConfig, NodeConfig
     from ziplog.core.holdings import ServerHoldings
 
 #: The part of `flush_interval_ms` for the flusher; before, entries wait in the driver for others.
@@ -102,7 +102,7 @@ def run(path: Path, config: ClusterConfig, name: str) -> None:
         recorded_level=level_file.read(directory.path),
     )
     try:
-        transport = Transport(bind=identity.endpoint)
+        transport = Transport(bind=config.node(name).bind)
         try:
             store = _open_store(config, directory, identity)
             _serve(identity, directory, transport, store, config, settings)
@@ -217,10 +217,7 @@ def _serve(
     try:
         store.start(driver.post)
         settings.start(lambda new: _apply(new, store, driver))
-        reserve = config.disk_reserve_bytes
-        keeper = _keep_archive(
-            identity, directory, store, replica, driver, board, reserve, config.log
-        )
+        keeper = _keep_archive(config, identity, directory, store, replica, driver, board)
         # Only now: if the system refuses a resource above, the next start needs the checkpoint.
         directory.delete_checkpoint()
     except (OSError, RuntimeError) as error:
@@ -259,21 +256,20 @@ def _log_ready(identity: ReplicaConfig, transport: Transport, *, limbo: bool) ->
 
 
 def _keep_archive(
+    config: ClusterConfig,
     identity: ReplicaConfig,
     directory: DataDirectory,
     store: SegmentStore,
     replica: Replica,
     driver: Driver,
     board: SharedState,
-    reserve_bytes: int,
-    log: LogConfig,
 ) -> ArchiveSupervisor:
     """Start the archive: it serves blocks of sealed segments (docs/protocol.md, 14.2)."""
-    host = identity.endpoint.rpartition(":")[0].strip("[]")
+    name = identity.name
     arguments = [
-        *("--directory", str(directory.segments), "--node", identity.name),
-        *("--host", host, "--shard", str(identity.shard), "--reserve", str(reserve_bytes)),
-        *("--log-level", log.level, "--log-format", log.format),
+        *("--directory", str(directory.segments), "--node", name, "--host", config.node(name).host),
+        *("--shard", str(identity.shard), "--reserve", str(config.disk_reserve_bytes)),
+        *("--log-level", config.log.level, "--log-format", config.log.format),
     ]
     keeper = ArchiveSupervisor(
         arguments,

@@ -25,6 +25,7 @@ from ziplog.types import CLUSTER_ID_DIGITS, Durability
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME_RULE: Final = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
+_HOST_RULE: Final = "a host name or an IPv4 address"
 _MIB: Final = 1024 * 1024
 _TIB: Final = 1024 * 1024 * _MIB
 
@@ -40,10 +41,10 @@ class NodeConfig:
     host: Annotated[
         str,
         Key(
-            "The address that it binds, and that clients and other nodes connect to.",
+            "The address that it binds.",
             str,
             pattern=_HOST,
-            rule="a host name or an IPv4 address",
+            rule=_HOST_RULE,
         ),
     ]
     port: Annotated[int, Key("The port of its messages.", int, low=1, high=65535)]
@@ -56,6 +57,16 @@ class NodeConfig:
             high=65535,
         ),
     ] = None
+    advertise_host: Annotated[
+        str | None,
+        Key(
+            "The address that clients and other nodes connect to, if it is not `host`: that of the"
+            " machine on which a container runs, for example. The ports stay the same.",
+            str,
+            pattern=_HOST,
+            rule=_HOST_RULE,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Refuse values that no node can have."""
@@ -63,13 +74,24 @@ class NodeConfig:
 
     @property
     def endpoint(self) -> str:
-        """Its address: "host:port"."""
+        """The address that clients and other nodes connect to: "host:port"."""
+        return f"{self.advertise_host or self.host}:{self.port}"
+
+    @property
+    def raft_endpoint(self) -> str:
+        """The address that the nodes of its Raft group connect to: "host:port"."""
+        return f"{self.advertise_host or self.host}:{self.raft_port}"
+
+    @property
+    def bind(self) -> str:
+        """The address that it binds: "host:port"."""
         return f"{self.host}:{self.port}"
 
     @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        return is_loopback(self.host)
+    def exposed_host(self) -> str | None:
+        """Its address that other machines can reach; None: there is none."""
+        hosts = (host for host in (self.host, self.advertise_host) if host is not None)
+        return next((host for host in hosts if not is_loopback(host)), None)
 
 
 @dataclass(frozen=True)
@@ -283,18 +305,26 @@ class ClusterConfig:
         _check_nodes(self)
         _check_unique("id of [[shard]]", [shard.id for shard in self.shards])
         _check_unique("node name", [node.name for node in self.nodes])
-        ports = [f"{node.host}:{port}" for node in self.nodes for port in _ports(node)]
-        _check_unique("port", ports)
+        for hosts in ("host", "advertise_host"):
+            _check_unique(
+                "port",
+                [
+                    f"{getattr(node, hosts) or node.host}:{port}"
+                    for node in self.nodes
+                    for port in _ports(node)
+                ],
+            )
         self._check_exposure()
 
     def _check_exposure(self) -> None:
-        exposed = next((node for node in self.nodes if not node.is_loopback), None)
-        if exposed is None:
+        exposed = [(node.name, host) for node in self.nodes if (host := node.exposed_host)]
+        if not exposed:
             return
+        name, host = exposed[0]
         require_loopback(
-            exposed.host,
+            host,
             insecure=self.insecure,
-            name=f"host of node {exposed.name!r}",
+            name=f"host of node {name!r}",
             unless="you set insecure = true in [cluster], which lets any program that reaches a"
             " port read, insert and trim",
         )

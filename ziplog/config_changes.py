@@ -87,4 +87,8 @@ def _change_of(name: str) -> Change:
 
 
 def _nodes(nodes: Iterable[NodeConfig]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(node) for node in nodes]
+    documents = [dataclasses.asdict(node) for node in nodes]
+    for document in documents:
+        if document["advertise_host"] is None:  # nodes of earlier releases do not know it
+            del document["advertise_host"]
+    return documents

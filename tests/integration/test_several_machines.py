@@ -17,8 +17,9 @@ import pytest
 import ziplog
 from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
-from ziplog.config import ClusterConfig, load
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, load
 from ziplog.errors import UnavailableError
+from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,3 +137,29 @@ def test_a_cluster_of_three_machines_survives_the_loss_of_one(machines: list[Mac
     assert found[0] == payloads[0]
     for machine in machines:
         machine.stop(signal.SIGTERM)
+
+
+def test_nodes_connect_to_each_other_at_their_advertised_host(tmp_path: Path) -> None:
+    # Both names are of this machine. A container's host differs from its machine's likewise.
+    ports = iter(range(first := consecutive_ports(10), first + 10))
+    mms = tuple(advertised(f"mms-{i}", next(ports), next(ports)) for i in range(3))
+    handler = advertised("fh-0", next(ports), next(ports))
+    servers = tuple(advertised(f"shard-0-{i}", next(ports)) for i in range(2))
+    config = ClusterConfig("containers", tmp_path, mms, (ShardConfig(0, servers),), (handler,))
+    (tmp_path / "cluster.toml").write_text(dump(config))
+    with Cluster(tmp_path) as cluster, cluster.connect() as log:
+        rid = log.insert_after(b"x")
+        document = log.cluster()
+        listed = [
+            *document["mms"],
+            *document["failure_handlers"],
+            *document["shards"][0]["replicas"],
+        ]
+        assert {node["endpoint"].partition(":")[0] for node in listed} == {"localhost"}
+        cluster.kill("shard-0-0")
+        assert log.insert_after(b"y", rid) > rid
+        assert log.read_record(rid).payload == b"x"
+
+
+def advertised(name: str, port: int, raft_port: int | None = None) -> NodeConfig:
+    return NodeConfig(name, "127.0.0.1", port, raft_port, advertise_host="localhost")

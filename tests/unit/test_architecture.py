@@ -112,6 +112,7 @@ CLOCKS = {
     "ziplog/cli/check.py": {"time_ns"},
     "ziplog/cli/positions.py": {"now"},
     "ziplog/cli/events.py": {"time_ns"},
+    "ziplog/cli/known_names.py": {"monotonic"},
     "ziplog/cli/servers.py": {"monotonic"},
     "ziplog/cli/shards.py": {"monotonic"},
     "ziplog/client/arguments.py": {"time_ns"},

@@ -135,7 +135,7 @@ class MembershipRebuild:
         data_dir, nodes = self.config.data_dir, self.config.mms
         unfinished = data_dir / UNFINISHED
         unfinished.mkdir(mode=0o700)
-        endpoints = {f"{node.host}:{node.raft_port}": unfinished / node.name for node in nodes}
+        endpoints = {node.raft_endpoint: unfinished / node.name for node in nodes}
         number = time.time_ns() // 1000
         try:
             found_group(endpoints, plan.state, number)

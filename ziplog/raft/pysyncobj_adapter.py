@@ -107,8 +107,12 @@ def join(
     journal: Journal,
     consumer: Consumer,
     password: str | None,
+    *,
+    bind: str | None = None,
 ) -> RaftNode:
     """Create the library's node `name` of `nodes` (name to endpoint); it listens on return.
+
+    `bind`: where it listens; None: at its endpoint.
 
     Raises:
         JournalError: the snapshot is damaged, or does not belong to the journal.
@@ -125,7 +129,7 @@ def join(
         )
     others = [endpoint for node, endpoint in nodes.items() if node != name]
     conf = configuration(
-        nodes[name],
+        bind or nodes[name],
         alone=not others,
         journalFile=_LibraryJournal(journal),
         fullDumpFile=str(path),

@@ -77,6 +77,7 @@ class Raft:
         nodes: all nodes of the group: name to Raft endpoint ("host:port").
         directory: holds the journal and the snapshot; no other process may use it.
         machine: the state machine to replicate.
+        bind: where this node listens ("host:port"); None: at its endpoint.
         on_event: receives `Restored`, `Committed`, `LeaderChanged`, `PeersChanged`; any thread.
         on_fatal: called with the reason why this node cannot continue; the process must stop.
         password: authenticates the nodes; required outside loopback.
@@ -96,6 +97,7 @@ class Raft:
         directory: Path,
         machine: Machine,
         *,
+        bind: str | None = None,
         on_event: Callable[[Event], None],
         on_fatal: Callable[[str], None],
         password: str | None = None,
@@ -118,8 +120,8 @@ class Raft:
         self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS)
         consumer = Consumer(machine, on_event)
         try:
-            _check_port_free(nodes[name])
-            self._sync: Final = join(nodes, name, self._journal, consumer, password)
+            _check_port_free(bind or nodes[name])
+            self._sync: Final = join(nodes, name, self._journal, consumer, password, bind=bind)
             self._sync.introduction = introduction
         except BaseException:
             self._journal.close()

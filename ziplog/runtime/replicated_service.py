@@ -150,7 +150,7 @@ def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) 
     directory, release = config.data_dir / node.name, this_release()
     wire_use = WireUse(release, wire_file.read(directory, release))
     with contextlib.ExitStack() as opened:
-        transport = opened.enter_context(contextlib.closing(Transport(bind=node.endpoint)))
+        transport = opened.enter_context(contextlib.closing(Transport(bind=node.bind)))
         publisher = None
         if service.publishes:
             publisher = opened.enter_context(contextlib.closing(Publisher(node.host)))
@@ -165,9 +165,10 @@ def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) 
 
         raft = Raft(
             node.name,
-            {other.name: f"{other.host}:{other.raft_port}" for other in service.nodes(config)},
+            {other.name: other.raft_endpoint for other in service.nodes(config)},
             directory,
             service.machine(),
+            bind=f"{node.host}:{node.raft_port}",
             on_event=post,
             on_fatal=halt,
             password=config.raft_password,

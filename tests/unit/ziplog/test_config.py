@@ -221,6 +221,27 @@ def test_a_routable_address_needs_insecure_and_a_password() -> None:
     assert example(mms=(node,), insecure=True, raft_password="x" * 16).mms == (node,)
 
 
+def test_other_nodes_connect_to_the_advertised_host() -> None:
+    node = NodeConfig("mms-0", "127.0.0.1", 7400, 7401, advertise_host="localhost")
+    assert (node.bind, node.endpoint) == ("127.0.0.1:7400", "localhost:7400")
+    assert node.raft_endpoint == "localhost:7401"
+    assert example(mms=(node,)).bootstrap == "localhost:7400"
+
+
+def test_an_advertised_host_is_exposed_like_a_host() -> None:
+    node = NodeConfig("mms-0", "127.0.0.1", 7400, 7401, advertise_host="10.0.0.1")
+    with pytest.raises(ConfigError, match=r"'10\.0\.0\.1'.* insecure"):
+        example(mms=(node,))
+
+
+def test_two_nodes_never_advertise_one_address() -> None:
+    nodes = tuple(
+        NodeConfig(f"m{i}", f"127.0.0.{i}", 100, 200, advertise_host="localhost") for i in (1, 2, 3)
+    )
+    with pytest.raises(ConfigError, match="localhost:100"):
+        example(mms=nodes)
+
+
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_an_even_number_of_membership_nodes_is_refused(count: int) -> None:
     nodes = tuple(NodeConfig(f"m{i}", "127.0.0.1", 100 + i, 200 + i) for i in range(count))

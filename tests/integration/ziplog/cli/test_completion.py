@@ -52,8 +52,8 @@ def test_nodes_and_shards_come_from_the_cluster(
     assert completed(monkeypatch, "ziplog tail --shard ") == ["0"]
     assert completed(monkeypatch, "ziplog insert --shard 1") == []
     assert completed(monkeypatch, "ziplog shard remove ") == ["0"]
-    found = completed(monkeypatch, "ziplog node log-level --bootstrap h:1 shard-")
-    assert found == ["shard-0-0"]
+    assert completed(monkeypatch, "ziplog node log-level shard-") == ["shard-0-0"]
+    assert completed(monkeypatch, "ziplog tail --bootstrap h:1 --shard ") == ["0"]
     assert [call for call in log.calls if call[0] == "connect"][-1] == ("connect", "h:1", 0.5)
 
 

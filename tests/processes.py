@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
-from ziplog.config import dump
+from ziplog.config_text import dump
 from ziplog.runtime.transport import Transport
 from ziplog.wire import decode, encode
 

@@ -1,18 +1,17 @@
 """The cluster file: the nodes of a cluster, its settings and their limits.
 
-TOML, in five tables: `[cluster]`, `[log]`, `[[mms]]`, `[[failure_handler]]`, and `[[shard]]` with
-its `replicas`. Every key is defined once, as a field below, with default, unit, range and meaning;
-the loader, the writer and `ziplog config show` are made from these fields. Rule: unknown keys are
-refused. Invariant: every `ClusterConfig` is valid, and `load(dump(config)) == config`.
+TOML, in six tables: `[cluster]`, `[log]`, `[monitor]`, `[[mms]]`, `[[failure_handler]]`, and
+`[[shard]]` with its `replicas`. Every key is defined once, as a field below, with default, unit,
+range and meaning; the loader, `ziplog.config_text` and `ziplog config show` are made from these
+fields. Rule: unknown keys are refused. Invariant: every `ClusterConfig` is valid, and
+`load(dump(config)) == config`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import json
 import re
-import textwrap
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - `get_type_hints` needs it
@@ -26,6 +25,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME_RULE: Final = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _HOST_RULE: Final = "a host name or an IPv4 address"
+_TABLES: Final = ("cluster", "log", "monitor", "mms", "failure_handler", "shard")
 _MIB: Final = 1024 * 1024
 _TIB: Final = 1024 * 1024 * _MIB
 
@@ -156,6 +156,48 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class MonitorConfig:
+    """Where `ziplog up` serves the monitor's HTTP, and for which clients."""
+
+    host: Annotated[
+        str,
+        Key(
+            "The address that the monitor binds.",
+            str,
+            pattern=_HOST,
+            rule=_HOST_RULE,
+            change="reload",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Key("The monitor's port; 0: no monitor.", int, high=65535, change="reload")
+    ] = 7480
+    token_file: Annotated[
+        str | None,
+        Key(
+            "A file whose content clients must send as a bearer token; required outside loopback."
+            " A relative path starts at the cluster file.",
+            str,
+            pattern=re.compile(r"[^\0]+"),
+            rule="the path of a file",
+            change="reload",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that no monitor can have."""
+        check_fields(self, " in [monitor]")
+        if self.token_file is None and not is_loopback(self.host):
+            raise ConfigError(
+                "token_file in [monitor]",
+                None,
+                "given",
+                message="token_file in [monitor] is required, because its host"
+                f" {self.host!r} is not a loopback address",
+            )
+
+
+@dataclass(frozen=True)
 class ClusterConfig:
     """The settings that all processes of one cluster share."""
 
@@ -168,6 +210,8 @@ class ClusterConfig:
     shards: tuple[ShardConfig, ...]
     failure_handlers: tuple[NodeConfig, ...] = ()
     log: LogConfig = dataclasses.field(default_factory=LogConfig)
+    #: None: `ziplog up` runs no monitor.
+    monitor: MonitorConfig | None = None
     id: Annotated[
         str | None,
         Key(
@@ -447,78 +491,8 @@ def parse(text: str, path: Path) -> ClusterConfig:
         ) from error
 
 
-def dump(config: ClusterConfig, *, explain: bool = False) -> str:
-    """Return the text of a cluster file; `explain` adds the meaning of every key."""
-    rows = _head(explain)
-    rows += ["[cluster]", *_rows(config, explain=explain)]
-    if explain:
-        rows += ["# Each node keeps its files in data_dir/NAME."]
-    rows.append(f"data_dir = {_quote(str(config.data_dir))}")
-    rows += ["", "[log]", *_rows(config.log, explain=explain)]
-    for title, nodes in (("mms", config.mms), ("failure_handler", config.failure_handlers)):
-        for node in nodes:
-            rows += ["", f"[[{title}]]", *_rows(node, explain=explain and node is nodes[0])]
-    for shard in config.shards:
-        rows += _shard_rows(shard, explain=explain and shard is config.shards[0])
-    return "\n".join(rows) + "\n"
-
-
-def dump_shard(shard: ShardConfig) -> str:
-    """Return the part of a cluster file for one shard; it can be appended to a file."""
-    return "\n".join(_shard_rows(shard, explain=False)) + "\n"
-
-
-def _head(explain: bool) -> list[str]:
-    return ["# Every key of a cluster file. Unknown keys are refused.", ""] if explain else []
-
-
-def _shard_rows(shard: ShardConfig, *, explain: bool) -> list[str]:
-    rows = ["", "[[shard]]", *_rows(shard, explain=explain)]
-    if explain:
-        rows.append("# Its storage servers, the primary first: f+1 of them.")
-    return [*rows, "replicas = [", *(f"    {_inline(node)}," for node in shard.replicas), "]"]
-
-
-def _rows(table: Any, *, explain: bool) -> list[str]:
-    kind: type = type(table)  # not type[Any]: mypy refuses it as a cache key
-    rows = []
-    for name, (key, default) in keys_of(kind).items():
-        value = getattr(table, name)
-        if explain:
-            rows += _explain(key, default)
-        if value is not None:
-            rows.append(f"{name} = {_render(value)}")
-        elif explain:
-            rows.append(f"# {name} =")
-    return rows
-
-
-def _explain(key: Key, default: Any) -> list[str]:
-    if default is dataclasses.MISSING:
-        usual = "required"
-    else:
-        usual = "default: none" if default is None else f"default: {_render(default)}"
-    about = textwrap.wrap(key.about, 98)
-    return [*(f"# {line}" for line in about), f"#   {key.allowed}; {usual}"]
-
-
-def _inline(node: NodeConfig) -> str:
-    return f"{{ {', '.join(_rows(node, explain=False))} }}"
-
-
-def _render(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int) else _quote(str(value))
-
-
-def _quote(text: str) -> str:
-    # JSON's escapes are valid in TOML, except that TOML does not allow a raw DEL.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _parse(document: dict[str, Any], path: Path) -> ClusterConfig:
-    refuse_unknown(document, ("cluster", "log", "mms", "failure_handler", "shard"), "the file")
+    refuse_unknown(document, _TABLES, "the file")
     cluster = document.get("cluster")
     if not isinstance(cluster, dict):
         raise ConfigError("[cluster]", cluster, "a table")
@@ -529,17 +503,22 @@ def _parse(document: dict[str, Any], path: Path) -> ClusterConfig:
     return ClusterConfig(
         **values,
         data_dir=path.parent.absolute() / directory,
-        log=_log(document.get("log", {})),
+        log=LogConfig(**_table(document.get("log", {}), LogConfig, "[log]")),
+        monitor=_monitor(document.get("monitor")),
         mms=_nodes(document.get("mms"), "[[mms]]"),
         failure_handlers=_nodes(document.get("failure_handler", []), "[[failure_handler]]"),
         shards=tuple(_shard(table) for table in _tables(document.get("shard"), "[[shard]]")),
     )
 
 
-def _log(table: object) -> LogConfig:
+def _monitor(table: object) -> MonitorConfig | None:
+    return None if table is None else MonitorConfig(**_table(table, MonitorConfig, "[monitor]"))
+
+
+def _table(table: object, kind: type, where: str) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise ConfigError("[log]", table, "a table")
-    return LogConfig(**_values(table, LogConfig, "[log]"))
+        raise ConfigError(where, table, "a table")
+    return _values(table, kind, where)
 
 
 def _shard(table: dict[str, Any]) -> ShardConfig:

@@ -1,7 +1,8 @@
 """What differs between two versions of a cluster file, and when nodes take each difference. Pure.
 
-A node keeps the settings that it uses as a flat table: one value for each key of `[cluster]` and
-`[log]`, and one for the nodes of each service and shard. `Key.change` says when a key may change.
+A node keeps the settings that it uses as a flat table: one value for each key of `[cluster]`,
+`[log]` and `[monitor]`, and one for the nodes of each service and shard. `Key.change` says when a
+key may change.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog.config import ClusterConfig, LogConfig
+from ziplog.config import ClusterConfig, LogConfig, MonitorConfig
 from ziplog.config_keys import keys_of
 from ziplog.errors import ConfigError
 
@@ -37,6 +38,9 @@ def flatten(config: ClusterConfig) -> dict[str, Any]:
             value = hashlib.sha256(value.encode()).hexdigest()
         values[name] = value
     values |= {f"log.{name}": getattr(config.log, name) for name in keys_of(LogConfig)}
+    if config.monitor is not None:
+        own = keys_of(MonitorConfig)
+        values |= {f"monitor.{name}": getattr(config.monitor, name) for name in own}
     values["mms"] = _nodes(config.mms)
     values["failure_handler"] = _nodes(config.failure_handlers)
     return values | {f"shard {shard.id}": _nodes(shard.replicas) for shard in config.shards}
@@ -78,8 +82,9 @@ def names_of(found: Mapping[str, Change], change: Change) -> list[str]:
 
 
 def _change_of(name: str) -> Change:
-    if name.startswith("log."):
-        return keys_of(LogConfig)[name.removeprefix("log.")][0].change
+    table, _, key_name = name.rpartition(".")
+    if table:
+        return keys_of({"log": LogConfig, "monitor": MonitorConfig}[table])[key_name][0].change
     if name in {"mms", "failure_handler", "data_dir"}:
         return "stop"
     key = keys_of(ClusterConfig).get(name)

@@ -26,9 +26,9 @@ from ziplog.config import (
     ClusterConfig,
     NodeConfig,
     ShardConfig,
-    dump,
 )
 from ziplog.config_keys import keys_of, refuse_unknown
+from ziplog.config_text import dump
 from ziplog.deploy import cluster_file, new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.deploy.supervisor_thread import SupervisorThread

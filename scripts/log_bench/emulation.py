@@ -32,7 +32,7 @@ from metrics.windows import percentile
 
 from shard.state.epoch_clock import EpochClock
 from tests.services import cluster_config
-from ziplog.config import dump
+from ziplog.config_text import dump
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import MANY_MEMBERS, NO_DIGEST, run_of, unfold
 from ziplog.deploy.new_shard import free_ports

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ziplog.config import dump, load
+from ziplog.config import load
+from ziplog.config_text import dump
 from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import (
     UnavailableError,

@@ -17,7 +17,8 @@ import pytest
 import ziplog
 from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, load
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, load
+from ziplog.config_text import dump
 from ziplog.errors import UnavailableError
 from ziplog.local import Cluster
 

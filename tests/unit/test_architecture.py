@@ -83,6 +83,7 @@ DOES_IO = {
     "ziplog.otel",
     "ziplog.monitor.nodes",
     "ziplog.monitor.server",
+    "ziplog.monitor.service",
     "ziplog.policy",
     "ziplog.raft",
     "ziplog.runtime",

@@ -30,8 +30,7 @@ from ziplog.cli.progress import waiting
 from ziplog.cli.status import full_disks
 from ziplog.cli.terminal import counted
 from ziplog.config import ClusterConfig, LogConfig, load
-from ziplog.deploy import node_logs
-from ziplog.deploy.coordinator import HOST, Coordinator
+from ziplog.deploy import companion, node_logs
 from ziplog.deploy.supervisor import (
     CLUSTER_FILE,
     LOCK_FILE,
@@ -171,7 +170,7 @@ def up(
 def _started(
     data_dir: Path, timeout: float, options: dict[str, Any], logdb_port: int | None
 ) -> Iterator[Cluster]:
-    """Run a cluster, and a coordinator if it has a port.
+    """Run a cluster, its monitor if the file has one, and a coordinator if it has a port.
 
     If this process has a log, the reason for a failed start is logged there.
     """
@@ -192,7 +191,9 @@ def _start(
                 Cluster(data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options)
             )
             if logdb_port is not None:
-                stack.enter_context(Coordinator(data_dir, cluster.config, logdb_port))
+                stack.enter_context(companion.coordinator(data_dir, cluster.config, logdb_port))
+            if (settings := cluster.config.monitor) is not None and settings.port:
+                stack.enter_context(companion.monitor(data_dir, data_dir / CLUSTER_FILE))
             return cluster
     except ZiplogError as error:
         if not structlog.is_configured():
@@ -306,6 +307,7 @@ def _announce(cluster: Cluster) -> None:
         " Press Ctrl-C to stop it."
     )
     _say_bootstrap(config)
+    _say_monitor(config)
     _warn_of_full_disks(cluster.endpoint)
 
 
@@ -331,9 +333,15 @@ def _say_bootstrap(config: ClusterConfig) -> None:
         say(f"not at {sought}, so run: export {BOOTSTRAP_VARIABLE}={config.bootstrap}")
 
 
+def _say_monitor(config: ClusterConfig) -> None:
+    if (settings := config.monitor) is not None and settings.port:
+        say(f"the monitor is at http://{settings.host}:{settings.port}/metrics")
+
+
 def _say_coordinator(port: int | None) -> None:
     if port is not None:
-        say(f"LogDB's coordinator is at {HOST}:{port}; its commands are `ziplog kv`")
+        endpoint = f"{companion.COORDINATOR_HOST}:{port}"
+        say(f"LogDB's coordinator is at {endpoint}; its commands are `ziplog kv`")
 
 
 def _durability(config: ClusterConfig) -> str:
@@ -382,5 +390,6 @@ def _detach(
         f" {_durability(config)}; to stop it, run: ziplog down --data-dir {data_dir}"
     )
     _say_bootstrap(config)
+    _say_monitor(config)
     _warn_of_full_disks(endpoint.strip())
     _print_endpoint(config, endpoint.strip(), process.pid, json=json)

@@ -13,8 +13,9 @@ import typer
 from ziplog.cli.options import Json, Timeout, connect, say
 from ziplog.cli.progress import waiting
 from ziplog.cli.terminal import counted
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump, load
+from ziplog.config import ClusterConfig, MonitorConfig, NodeConfig, ShardConfig, load
 from ziplog.config_changes import names_of, refuse
+from ziplog.config_text import dump
 from ziplog.deploy import config_reload
 from ziplog.errors import ConfigError
 
@@ -27,6 +28,7 @@ app: Final = typer.Typer(
 _EXAMPLE: Final = ClusterConfig(
     name="local",
     data_dir=Path("/var/lib/ziplog"),
+    monitor=MonitorConfig(),
     mms=(NodeConfig("mms-0", "127.0.0.1", 7400, 7401),),
     failure_handlers=(NodeConfig("fh-0", "127.0.0.1", 7402, 7403),),
     shards=(
@@ -91,9 +93,9 @@ def reload(
 ) -> None:
     """Apply a changed cluster file to the running nodes of this machine.
 
-    Nodes take changes of [log], durability, disk_reserve_bytes, cache_bytes and suspicion_ms while
-    they run. If another key has changed, it is named, and nothing is applied (exit code 2). A
-    change of durability is in force when the command returns.
+    Nodes take changes of [log], [monitor], durability, disk_reserve_bytes, cache_bytes and
+    suspicion_ms while they run. If another key has changed, it is named, and nothing is applied
+    (exit code 2). A change of durability is in force when the command returns.
     """
     plan = config_reload.plan(file)
     if "durability" in plan.changes and plan.config.durability == "memory" and not yes:

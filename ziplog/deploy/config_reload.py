@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ziplog.config import load
 from ziplog.config_changes import changes
+from ziplog.deploy import node_logs
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.runtime import log_level
 from ziplog.runtime.settings_reload import read_used
@@ -48,9 +49,9 @@ def plan(path: Path) -> Plan:
     """
     config = load(path)
     running = {
-        node.name: used
-        for node in config.nodes
-        if (used := read_used(config.data_dir / node.name, node.name)) is not None
+        name: used
+        for name in (*(node.name for node in config.nodes), node_logs.MONITOR)
+        if (used := read_used(config.data_dir / name, name)) is not None
     }
     if not running:
         raise UnavailableError(

@@ -17,7 +17,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from ziplog.config import NodeConfig, ShardConfig, dump_shard, load, parse
+from ziplog.config import NodeConfig, ShardConfig, load, parse
+from ziplog.config_text import dump_shard
 from ziplog.deploy import cluster_file
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 

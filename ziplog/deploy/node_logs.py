@@ -22,6 +22,10 @@ LOG_DIRECTORY: Final = "logs"
 SUPERVISOR: Final = "supervisor"
 #: ... and of the coordinator of `ziplog up --logdb`.
 COORDINATOR: Final = "logdb"
+#: ... and of its monitor, which is also the name of its directory.
+MONITOR: Final = "monitor"
+#: All logs of processes that are not in the cluster file.
+COMPANIONS: Final = (SUPERVISOR, COORDINATOR, MONITOR)
 _READ_BYTES: Final = 32_768
 _TAIL_LINES: Final = 5
 #: Maximum length of each line: a server that halts logs its reason first, then its state.

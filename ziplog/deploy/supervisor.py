@@ -250,7 +250,7 @@ class Supervisor:
             OSError: a file cannot be copied or renamed.
 
         """
-        for name in (*self.names, node_logs.SUPERVISOR, node_logs.COORDINATOR):
+        for name in (*self.names, *node_logs.COMPANIONS):
             with self._guard:
                 path, log = self._logs / f"{name}.log", self.config.log
                 if node_logs.rotate(path, log.file_bytes, log.files):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +27,24 @@ MAX_AGE_NS: Final = 2500 * NS_PER_MS
 _LOOK_S: Final = 0.01
 
 _NONE: Final = Metrics(0, 0, [], [])
+
+
+@functools.lru_cache(maxsize=4096)
+def is_local(endpoint: str) -> bool:
+    """Whether an endpoint ("host:port") has an address of this machine."""
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return any(_is_bindable(family, address) for family, _, _, _, address in found)
+
+
+def _is_bindable(family: int, address: tuple[object, ...]) -> bool:
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind(address)
+        return True
+    return False
 
 
 def endpoints_of(document: dict[str, Any]) -> dict[str, str]:

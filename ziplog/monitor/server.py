@@ -25,7 +25,7 @@ from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import BinaryIO
 
     from ziplog.client.blocking import Log
@@ -43,16 +43,23 @@ _JSON: Final = "application/json"
 class Snapshots:
     """Reads the status document and the nodes' metrics once a second, in two threads."""
 
-    def __init__(self, log: Log, coordinators: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        log: Log,
+        coordinators: Sequence[str] = (),
+        is_asked: Callable[[str], bool] | None = None,
+    ) -> None:
         """Prepare to read.
 
         Args:
             log: a client of the cluster.
             coordinators: endpoints of LogDB's coordinators to ask, too.
+            is_asked: whether to ask the node at an endpoint for its metrics; None: all nodes.
 
         """
         self._log: Final = log
         self._coordinators: Final = coordinators
+        self._is_asked: Final = is_asked
         self._times: Final = FirstSeen()
         self._polls: Final = NodePolls(self._endpoints)
         self._document: dict[str, Any] | None = None
@@ -110,9 +117,11 @@ class Snapshots:
         }
 
     def _endpoints(self) -> dict[str, str]:
-        """Return the endpoints of all nodes that the last document names, and of coordinators."""
-        document = self._document
+        """Return the endpoints of the nodes to ask, and of coordinators."""
+        document, is_asked = self._document, self._is_asked
         nodes = endpoints_of(document) if document is not None else {}
+        if is_asked is not None:
+            nodes = {name: endpoint for name, endpoint in nodes.items() if is_asked(endpoint)}
         return nodes | {endpoint: endpoint for endpoint in self._coordinators}
 
     def _run(self) -> None:
@@ -145,7 +154,7 @@ class Monitor(ThreadingHTTPServer):
 
         """
         self.snapshots: Final = snapshots
-        self.token: Final = token
+        self.token = token
         #: The open connections, and when each was accepted.
         self._accepted_at: Final[dict[Any, float]] = {}
         super().__init__((host, port), _Handler)

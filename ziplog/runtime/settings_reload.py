@@ -61,7 +61,7 @@ def read_used(directory: Path, name: str) -> Used | None:
     except (OSError, msgspec.DecodeError):
         return None
     # After a crash, the number may be another program's.
-    return used if name.encode() in arguments and b"--node" in arguments else None
+    return used if name.encode() in arguments and b"--config" in arguments else None
 
 
 class SettingsReload:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from ziplog.config_text import dump
 from ziplog.deploy.new_shard import free_ports
 from ziplog.runtime.transport import Transport
 

@@ -22,7 +22,7 @@ from ziplog.local import Cluster
 from ziplog.monitor.server import Monitor, Snapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
@@ -36,10 +36,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def serve(
-    stack: ExitStack, cluster: Cluster, token: str = "", coordinators: Sequence[str] = ()
+    stack: ExitStack,
+    cluster: Cluster,
+    token: str = "",
+    coordinators: Sequence[str] = (),
+    is_asked: Callable[[str], bool] | None = None,
 ) -> Monitor:
     log = stack.enter_context(cluster.connect())
-    snapshots = Snapshots(log, coordinators)
+    snapshots = Snapshots(log, coordinators, is_asked)
     server = stack.enter_context(Monitor("127.0.0.1", 0, snapshots, token))
     snapshots.start()
     stack.callback(snapshots.stop)
@@ -221,6 +225,16 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Mon
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_alerts_pass_prometheus_own_check() -> None:
     subprocess.run(["promtool", "check", "rules", str(ALERTS)], check=True)
+
+
+def test_only_the_chosen_nodes_are_asked(cluster: Cluster) -> None:
+    chosen = cluster.config.node("shard-0-1").endpoint
+    with ExitStack() as stack:
+        monitor = serve(stack, cluster, is_asked=lambda endpoint: endpoint == chosen)
+        up = 'ziplog_up{node="shard-0-1"}'
+        wait_until(lambda: sample(monitor, up) == 1, "the node has replied")
+        asked = {name for name in series(monitor) if name.startswith("ziplog_up")}
+        assert asked == {up}
 
 
 def test_only_get_and_head_are_served(monitor: Monitor) -> None:

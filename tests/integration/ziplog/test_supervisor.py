@@ -13,7 +13,8 @@ import pytest
 from tests.unit.shard.archive.processes import is_running
 from tests.unit.ziplog.nodes import IDLE, exists, make, ready, rewrite
 from tests.waiting import wait_until
-from ziplog.config import dump, load
+from ziplog.config import load
+from ziplog.config_text import dump
 from ziplog.deploy import new_shard, supervisor
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor, running_pid
 from ziplog.errors import ConfigError, UnavailableError

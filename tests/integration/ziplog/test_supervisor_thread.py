@@ -12,7 +12,8 @@ import pytest
 
 from tests.unit.ziplog.nodes import exists, make, ready, rewrite
 from tests.waiting import wait_until
-from ziplog.config import NodeConfig, ShardConfig, dump_shard
+from ziplog.config import NodeConfig, ShardConfig
+from ziplog.config_text import dump_shard
 from ziplog.deploy import new_shard, restart_policy, supervisor
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.deploy.supervisor_thread import SupervisorThread

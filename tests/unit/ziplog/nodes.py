@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.waiting import wait_until
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from ziplog.config_text import dump
 from ziplog.deploy.supervisor import CLUSTER_FILE
 
 if TYPE_CHECKING:

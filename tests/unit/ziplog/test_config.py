@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from ziplog.config import (
     ClusterConfig,
     LogConfig,
+    MonitorConfig,
     NodeConfig,
     ShardConfig,
-    dump,
-    dump_shard,
     is_loopback,
     load,
     parse,
 )
 from ziplog.config_keys import keys_of
+from ziplog.config_text import dump, dump_shard
 from ziplog.errors import ConfigError
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -146,6 +146,26 @@ def test_a_mistake_in_the_log_table_is_named(tmp_path: Path, line: str, reason: 
     start, end = text.index("[log]"), text.index("[[mms]]")
     with pytest.raises(ConfigError, match=reason):
         load(write(tmp_path, f"{text[:start]}[log]\n{line}\n\n{text[end:]}"))
+
+
+def test_a_file_without_a_monitor_table_has_no_monitor(tmp_path: Path) -> None:
+    assert load(write(tmp_path, dump(example()))).monitor is None
+    text = dump(example(monitor=MonitorConfig(port=0)))
+    assert load(write(tmp_path, text)).monitor == MonitorConfig("127.0.0.1", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("port = 70000", "port in [monitor] is 70000; it must be a whole number, 0 to 65535"),
+        ('host = "0.0.0.0"', "token_file in [monitor] is required, because its host '0.0.0.0'"),
+        ("prot = 7480", "unknown key 'prot' in [monitor]; did you mean 'port'?"),
+    ],
+)
+def test_a_mistake_in_the_monitor_table_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, f"{dump(example())}\n[monitor]\n{line}\n"))
+    assert reason in str(caught.value)
 
 
 def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:

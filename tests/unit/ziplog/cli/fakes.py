@@ -11,7 +11,8 @@ import ziplog
 from ziplog.cli import app
 from ziplog.client.bulk.extents import Extent
 from ziplog.client.bulk.outline import ShardOutline
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, dump
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from ziplog.config_text import dump
 from ziplog.core.entries import Unit
 from ziplog.errors import ConfigError, NoSuchRecordError, TrimmedError
 

@@ -1,6 +1,6 @@
-"""A coordinator of LogDB beside a cluster: a process of `ziplog up --logdb`, restarted if it dies.
+"""A process that `ziplog up` runs beside a cluster: a LogDB coordinator, or the monitor.
 
-It stores nothing, so it is in no cluster file; each `ziplog up --logdb` starts one.
+It is no node of the cluster file. If it dies, it is started again.
 """
 
 from __future__ import annotations
@@ -21,35 +21,33 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
 
 _log: Final = logging.getLogger(__name__)
-#: Where it listens.
-HOST: Final = "127.0.0.1"
-#: Pause before a dead coordinator is started again; it doubles up to the last value.
+#: Where a coordinator listens.
+COORDINATOR_HOST: Final = "127.0.0.1"
+#: Pause before a dead process is started again; it doubles up to the last value.
 _MIN_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 10.0
 _STOP_S: Final = 10.0
 
 
-class Coordinator:
-    """One coordinator process, until `stop`."""
+class Companion:
+    """One process, until `stop`."""
 
-    def __init__(self, directory: Path, config: ClusterConfig, port: int) -> None:
-        """Start it; return when it is ready.
+    def __init__(self, directory: Path, name: str, noun: str, command: list[str]) -> None:
+        """Start it; return when it is ready: it has printed a line.
 
         Args:
             directory: the cluster's data directory, for its log.
-            config: the cluster that runs there.
-            port: where it listens, on loopback.
+            name: the name of its log.
+            noun: what it is, for messages.
+            command: the program and its arguments.
 
         Raises:
-            UnavailableError: it ended, for example because the port is in use; quotes its log.
+            UnavailableError: it ended, for example because its port is in use; quotes its log.
 
         """
-        self.endpoint: Final = f"{HOST}:{port}"
-        self._path: Final = directory / node_logs.LOG_DIRECTORY / f"{node_logs.COORDINATOR}.log"
-        self._command: Final = python(
-            "logdb", "--bootstrap", config.bootstrap, "--host", HOST, "--port", f"{port}",
-            "--log-level", config.log.level, "--log-format", config.log.format,
-        )  # fmt: skip
+        self._path: Final = directory / node_logs.LOG_DIRECTORY / f"{name}.log"
+        self._noun: Final = noun
+        self._command: Final = command
         self._stopped: Final = threading.Event()
         start = self._path.stat().st_size if self._path.exists() else 0
         self._process = self._spawn(subprocess.PIPE)
@@ -57,9 +55,9 @@ class Coordinator:
         with self._process.stdout as ready:
             if not ready.readline():
                 self._process.wait()
-                said = node_logs.tail(directory, node_logs.COORDINATOR, start)
-                raise UnavailableError(f"LogDB's coordinator ended during its start: {said}")
-        self._thread: Final = threading.Thread(target=self._keep, name="ziplog-coordinator")
+                said = node_logs.tail(directory, name, start)
+                raise UnavailableError(f"{noun} ended during its start: {said}")
+        self._thread: Final = threading.Thread(target=self._keep, name=f"ziplog-{name}")
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -88,7 +86,7 @@ class Coordinator:
                 continue
             if self._stopped.is_set():
                 return
-            _log.warning("LogDB's coordinator ended (%d); starting again in %g s", code, pause_s)
+            _log.warning("%s ended (%d); starting again in %g s", self._noun, code, pause_s)
             if self._stopped.wait(pause_s):
                 return
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
@@ -97,3 +95,24 @@ class Coordinator:
     def _spawn(self, stdout: int) -> subprocess.Popen[bytes]:
         with self._path.open("ab") as log:
             return spawn(self._command, log.fileno(), stdout)
+
+
+def coordinator(directory: Path, config: ClusterConfig, port: int) -> Companion:
+    """Start a coordinator of LogDB for the cluster in `directory`; raises what `Companion` raises.
+
+    It stores nothing, so it is in no cluster file.
+    """
+    command = python(
+        "logdb", "--bootstrap", config.bootstrap, "--host", COORDINATOR_HOST, "--port", f"{port}",
+        "--log-level", config.log.level, "--log-format", config.log.format,
+    )  # fmt: skip
+    return Companion(directory, node_logs.COORDINATOR, "LogDB's coordinator", command)
+
+
+def monitor(directory: Path, path: Path) -> Companion:
+    """Start the monitor of `[monitor]` of the cluster file `path`; raises what `Companion` raises.
+
+    `ziplog config reload` moves it.
+    """
+    command = python("ziplog", "monitor", "--config", str(path))
+    return Companion(directory, node_logs.MONITOR, "the monitor", command)

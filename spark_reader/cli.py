@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -19,7 +20,7 @@ from spark_reader import options
 from spark_reader.export import export as write
 from spark_reader.files import COMPRESSIONS, Compression, Format
 from spark_reader.optional_dependencies import require
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Timeout, connect, say
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.positions import FORMS, is_ago, is_fixed, parse, parse_stop, timestamp_us
 from ziplog.errors import ConfigError
 
@@ -47,6 +48,18 @@ _BEGINNING: Final = "genesis"
 _END: Final = "end"
 _ENDS: Final = frozenset({_END, options.LATEST})
 
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Only records created at TIME or later."),
+]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Only records created before TIME.")
+]
+Packing = Annotated[
+    Compression | None,
+    typer.Option("--compression", help="[default: snappy for parquet, else none]"),
+]
+
 app: Final = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -73,14 +86,8 @@ def export(
     to_epoch: Annotated[
         int | None, typer.Option("--to-epoch", metavar="N", help="Instead of --to; inclusive.")
     ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Only records created at TIME or later."),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option("--until", metavar="TIME", help="Only records created before TIME."),
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     allow_trimmed: Annotated[
         bool,
         typer.Option("--allow-trimmed", help="Start at the trim point if it is after --from."),
@@ -89,20 +96,21 @@ def export(
         Path | None,
         typer.Option("--path", metavar="D", help="Read a data directory's files, not servers."),
     ] = None,
-    compression: Annotated[
-        Compression | None,
-        typer.Option("--compression", help="[default: snappy for parquet, else none]"),
-    ] = None,
+    compression: Packing = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
+    *,
+    json: Json = False,
 ) -> None:
     """Write a range of the log to a file: every record once, in the order of the log.
 
     The file gets its name when it is complete. docs/spark.md lists the columns. Positions are
     those of `ziplog tail`; `end` is the end of the log when the command starts. A TIME is ISO 8601
     (UTC by default), milliseconds since 1970, or ago (10m, 2h, 1d); it filters records, and does
-    not make the command read less.
+    not make the command read less. --json prints what was written.
     """
+    if json and output == _PIPE:
+        raise ConfigError("--json", None, "left out, because stdout gets the records")
     kind = given_kind or _KINDS.get(output.suffix, "parquet")
     if kind != "jsonl":
         require(f"ziplog export --format {kind}", "arrow", "pyarrow")
@@ -125,6 +133,10 @@ def export(
     given = {name: str(value) for name, value in asked.items() if value is not None}
     with _with_option_names(), _progress() as progress:
         done = write(given, output, kind, packed, progress, sys.stdout.buffer)
+    if json:
+        written = {"file": str(output), "format": kind, "records": done.rows}
+        written |= {"from": done.start, "to": done.stop}
+        sys.stdout.write(msgspec.json.encode(written).decode() + "\n")
     range_ = f"positions {done.start} to {done.stop - 1}"
     say(f"{done.rows} records of {range_ if done.start < done.stop else 'no position'}: {output}")
 

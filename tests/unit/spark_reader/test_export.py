@@ -134,6 +134,18 @@ def test_stdout_has_only_data() -> None:
     assert lines[0].startswith('{"rid":"59@2","gsn":59,"shard":2,"epoch":7,')
 
 
+@pytest.mark.usefixtures("asked")
+def test_what_was_written_is_printed_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    done = run("export", "-o", str(path), "--json")
+    assert json.loads(done.stdout) == {
+        "file": str(path), "format": "parquet", "records": len(expected()), "from": 1, "to": STOP,
+    }  # fmt: skip
+    refused = run("export", "-o", "-", "--json")
+    assert refused.exit_code == 2
+    assert "stdout gets the records" in refused.stderr
+
+
 def test_options_are_those_of_a_load(tmp_path: Path, asked: list[Options]) -> None:
     out = ("export", "-o", str(tmp_path / "x"))
     run(*out, "--from", "3", "--to", "8@1", "--bootstrap", "h:1", "--timeout", "2")

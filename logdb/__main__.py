@@ -27,7 +27,7 @@ from logdb.embedded import (
 from logdb.wire import decode
 from ziplog import policy
 from ziplog.client import arguments
-from ziplog.config import LogConfig
+from ziplog.config_tables import LogConfig
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit

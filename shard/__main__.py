@@ -29,7 +29,7 @@ from shard.storage.segment_store import SegmentStore
 from shard.storage.store import FullError
 from ziplog.config import load
 from ziplog.core import view
-from ziplog.core.node import ArchiveOpened, LevelRequested, SuspicionChanged
+from ziplog.core.node import ArchiveOpened, LevelRequested, SettingsChanged
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.runtime import level_file, wire_file
@@ -138,6 +138,8 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
         handlers=_addresses(config.failure_handlers),
         suspicion_ms=config.suspicion_ms,
         lag_fix=config.lag_fix,
+        inserts_per_s=config.limits.inserts_per_s,
+        insert_bytes_per_s=config.limits.insert_bytes_per_s,
         release=this_release(),
     )
 
@@ -239,7 +241,8 @@ def _serve(
 def _apply(new: ClusterConfig, store: SegmentStore, driver: Driver) -> None:
     """Apply the settings that can change while the server runs."""
     store.resize(new.cache_bytes, new.disk_reserve_bytes)
-    driver.post(SuspicionChanged(new.suspicion_ms))
+    limits = new.limits
+    driver.post(SettingsChanged(new.suspicion_ms, limits.inserts_per_s, limits.insert_bytes_per_s))
     driver.post(LevelRequested(new.durability))
 
 

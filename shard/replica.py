@@ -6,9 +6,8 @@
 
 The replica refuses messages of another cluster, shard or view, keeps the sessions, and dispatches
 to its parts: `Primary` or `Backup` for inserts, `Readers`, `LeaseUpdates`, `RateReporter`,
-`Draining`, and the modules of `shard.recovery`. Any message may be lost, delayed, duplicated, of an
-older view, or from a server that lost its state (docs/protocol.md, sections 3 to 11, 13).
-Invariants: `check()`, and those of the parts.
+`Draining`, and the modules of `shard.recovery`. Any message may be lost, delayed, duplicated, old,
+or from a server that lost its state (docs/protocol.md, 3 to 11, 13). Invariants: `check()`.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ from ziplog.core.node import (
     Pressed,
     Received,
     ReportBadMessage,
+    SettingsChanged,
     StorageChanged,
-    SuspicionChanged,
     Wakeup,
     WireRecorded,
 )
@@ -196,8 +195,9 @@ class Replica:
             self._health.on_unread_input(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
             self._state.archive_port = event.port
-        elif isinstance(event, SuspicionChanged):
+        elif isinstance(event, SettingsChanged):
             self._health.set_suspicion(event.suspicion_ms, now)
+            self._admission.set_rate(event.inserts_per_s, event.insert_bytes_per_s)
         elif isinstance(event, WireRecorded):
             self._state.wire_use.on_recorded(event.wire)
         elif isinstance(event, LevelRequested | LevelRecorded):

@@ -1,16 +1,15 @@
 """The cluster file: the nodes of a cluster, its settings and their limits.
 
-TOML, in six tables: `[cluster]`, `[log]`, `[monitor]`, `[[mms]]`, `[[failure_handler]]`, and
-`[[shard]]` with its `replicas`. Every key is defined once, as a field below, with default, unit,
-range and meaning; the loader, `ziplog.config_text` and `ziplog config show` are made from these
-fields. Rule: unknown keys are refused. Invariant: every `ClusterConfig` is valid, and
-`load(dump(config)) == config`.
+TOML, in seven tables: `[cluster]`, `[log]`, `[monitor]`, `[limits]`, `[[mms]]`,
+`[[failure_handler]]`, and `[[shard]]` with its `replicas`. Every key is defined once, as a field
+here or in `config_tables`, with default, unit, range and meaning; the loader, `config_text` and
+`ziplog config show` are made from these fields. Rule: unknown keys are refused. Invariant: every
+`ClusterConfig` is valid, and `load(dump(config)) == config`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import re
 import tomllib
 from dataclasses import dataclass
@@ -18,14 +17,20 @@ from pathlib import Path  # noqa: TC003 - `get_type_hints` needs it
 from typing import Annotated, Any, Final
 
 from ziplog.config_keys import Key, check_fields, keys_of, refuse_unknown
+from ziplog.config_tables import (
+    HOST,
+    HOST_RULE,
+    LimitsConfig,
+    LogConfig,
+    MonitorConfig,
+    is_loopback,
+)
 from ziplog.errors import ConfigError
 from ziplog.types import CLUSTER_ID_DIGITS, Durability
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME_RULE: Final = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
-_HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
-_HOST_RULE: Final = "a host name or an IPv4 address"
-_TABLES: Final = ("cluster", "log", "monitor", "mms", "failure_handler", "shard")
+_TABLES: Final = ("cluster", "log", "monitor", "limits", "mms", "failure_handler", "shard")
 _MIB: Final = 1024 * 1024
 _TIB: Final = 1024 * 1024 * _MIB
 
@@ -43,8 +48,8 @@ class NodeConfig:
         Key(
             "The address that it binds.",
             str,
-            pattern=_HOST,
-            rule=_HOST_RULE,
+            pattern=HOST,
+            rule=HOST_RULE,
         ),
     ]
     port: Annotated[int, Key("The port of its messages.", int, low=1, high=65535)]
@@ -63,8 +68,8 @@ class NodeConfig:
             "The address that clients and other nodes connect to, if it is not `host`: that of the"
             " machine on which a container runs, for example. The ports stay the same.",
             str,
-            pattern=_HOST,
-            rule=_HOST_RULE,
+            pattern=HOST,
+            rule=HOST_RULE,
         ),
     ] = None
 
@@ -107,97 +112,6 @@ class ShardConfig:
 
 
 @dataclass(frozen=True)
-class LogConfig:
-    """What processes write to their logs, and how much of it is kept."""
-
-    level: Annotated[
-        str,
-        Key(
-            "Least level of the lines that are written.",
-            str,
-            choices=("debug", "info", "warning", "error"),
-            change="reload",
-        ),
-    ] = "info"
-    format: Annotated[
-        str,
-        Key(
-            "logfmt: key=value. json: one object a line.",
-            str,
-            choices=("logfmt", "json"),
-            change="reload",
-        ),
-    ] = "logfmt"
-    file_bytes: Annotated[
-        int,
-        Key(
-            "Size at which `ziplog up` starts a new file in logs/.",
-            int,
-            low=65_536,
-            high=4096 * _MIB,
-            unit="bytes",
-            change="reload",
-        ),
-    ] = 16 * _MIB
-    files: Annotated[
-        int,
-        Key(
-            "Number of files that `ziplog up` keeps for each node.",
-            int,
-            low=1,
-            high=100,
-            change="reload",
-        ),
-    ] = 4
-
-    def __post_init__(self) -> None:
-        """Refuse values that no log can have."""
-        check_fields(self, " in [log]")
-
-
-@dataclass(frozen=True)
-class MonitorConfig:
-    """Where `ziplog up` serves the monitor's HTTP, and for which clients."""
-
-    host: Annotated[
-        str,
-        Key(
-            "The address that the monitor binds.",
-            str,
-            pattern=_HOST,
-            rule=_HOST_RULE,
-            change="reload",
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, Key("The monitor's port; 0: no monitor.", int, high=65535, change="reload")
-    ] = 7480
-    token_file: Annotated[
-        str | None,
-        Key(
-            "A file whose content clients must send as a bearer token; required outside loopback."
-            " A relative path starts at the cluster file.",
-            str,
-            pattern=re.compile(r"[^\0]+"),
-            rule="the path of a file",
-            change="reload",
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        """Refuse values that no monitor can have."""
-        check_fields(self, " in [monitor]")
-        if self.token_file is None and not is_loopback(self.host):
-            raise ConfigError(
-                "token_file in [monitor]",
-                None,
-                "given",
-                message="token_file in [monitor] is required, because its host"
-                f" {self.host!r} is not a loopback address",
-            )
-
-
-@dataclass(frozen=True)
 class ClusterConfig:
     """The settings that all processes of one cluster share."""
 
@@ -212,6 +126,7 @@ class ClusterConfig:
     log: LogConfig = dataclasses.field(default_factory=LogConfig)
     #: None: `ziplog up` runs no monitor.
     monitor: MonitorConfig | None = None
+    limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     id: Annotated[
         str | None,
         Key(
@@ -420,14 +335,6 @@ class ClusterConfig:
         raise ConfigError("storage server", name, f"one of {names}")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
-    try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def require_loopback(host: str, *, insecure: bool, name: str, unless: str) -> None:
     """Refuse an address that other machines can reach, unless `insecure` allows it.
 
@@ -505,6 +412,7 @@ def _parse(document: dict[str, Any], path: Path) -> ClusterConfig:
         data_dir=path.parent.absolute() / directory,
         log=LogConfig(**_table(document.get("log", {}), LogConfig, "[log]")),
         monitor=_monitor(document.get("monitor")),
+        limits=LimitsConfig(**_table(document.get("limits", {}), LimitsConfig, "[limits]")),
         mms=_nodes(document.get("mms"), "[[mms]]"),
         failure_handlers=_nodes(document.get("failure_handler", []), "[[failure_handler]]"),
         shards=tuple(_shard(table) for table in _tables(document.get("shard"), "[[shard]]")),

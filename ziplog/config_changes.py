@@ -1,8 +1,8 @@
 """What differs between two versions of a cluster file, and when nodes take each difference. Pure.
 
 A node keeps the settings that it uses as a flat table: one value for each key of `[cluster]`,
-`[log]` and `[monitor]`, and one for the nodes of each service and shard. `Key.change` says when a
-key may change.
+`[log]`, `[monitor]` and `[limits]`, and one for the nodes of each service and shard. `Key.change`
+says when a key may change.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog.config import ClusterConfig, LogConfig, MonitorConfig
+from ziplog.config import ClusterConfig
 from ziplog.config_keys import keys_of
+from ziplog.config_tables import LimitsConfig, LogConfig, MonitorConfig
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ziplog.config import NodeConfig
     from ziplog.config_keys import Change
 
+_TABLES: Final = {"log": LogConfig, "monitor": MonitorConfig, "limits": LimitsConfig}
 #: When each kind of change other than "reload" takes effect, after the names of the keys.
 _NEEDS: Final[dict[Change, str]] = {
     "restart": "needs `ziplog restart --rolling`",
@@ -37,10 +39,10 @@ def flatten(config: ClusterConfig) -> dict[str, Any]:
         if key.secret and value is not None:
             value = hashlib.sha256(value.encode()).hexdigest()
         values[name] = value
-    values |= {f"log.{name}": getattr(config.log, name) for name in keys_of(LogConfig)}
-    if config.monitor is not None:
-        own = keys_of(MonitorConfig)
-        values |= {f"monitor.{name}": getattr(config.monitor, name) for name in own}
+    for table, kind in _TABLES.items():
+        found = getattr(config, table)
+        if found is not None:
+            values |= {f"{table}.{name}": getattr(found, name) for name in keys_of(kind)}
     values["mms"] = _nodes(config.mms)
     values["failure_handler"] = _nodes(config.failure_handlers)
     return values | {f"shard {shard.id}": _nodes(shard.replicas) for shard in config.shards}
@@ -84,7 +86,7 @@ def names_of(found: Mapping[str, Change], change: Change) -> list[str]:
 def _change_of(name: str) -> Change:
     table, _, key_name = name.rpartition(".")
     if table:
-        return keys_of({"log": LogConfig, "monitor": MonitorConfig}[table])[key_name][0].change
+        return keys_of(_TABLES[table])[key_name][0].change
     if name in {"mms", "failure_handler", "data_dir"}:
         return "stop"
     key = keys_of(ClusterConfig).get(name)

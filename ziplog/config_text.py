@@ -11,6 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from ziplog.config_keys import keys_of
+from ziplog.config_tables import LimitsConfig
 
 if TYPE_CHECKING:
     from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
@@ -27,6 +28,8 @@ def dump(config: ClusterConfig, *, explain: bool = False) -> str:
     rows += ["", "[log]", *_rows(config.log, explain=explain)]
     if config.monitor is not None:
         rows += ["", "[monitor]", *_rows(config.monitor, explain=explain)]
+    if explain or config.limits != LimitsConfig():
+        rows += ["", "[limits]", *_rows(config.limits, explain=explain)]
     for title, nodes in (("mms", config.mms), ("failure_handler", config.failure_handlers)):
         for node in nodes:
             rows += ["", f"[[{title}]]", *_rows(node, explain=explain and node is nodes[0])]

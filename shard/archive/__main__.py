@@ -26,7 +26,7 @@ import structlog
 from shard.archive.block_builder import BlockBuilder
 from shard.archive.block_server import ArchiveServer
 from shard.archive.shared_state import SharedState
-from ziplog.config import LogConfig
+from ziplog.config_tables import LogConfig
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.process_logging import configure
 

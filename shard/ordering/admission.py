@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from crc32c import crc32c
 
+from shard.ordering.insert_rate import InsertRate
 from shard.state.sessions import ALL_COPIES, HeldUnit
 from ziplog.core.entries import decode_body
 from ziplog.core.fields import MAX_FRAME
@@ -51,6 +52,12 @@ class Admission:
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
+        self.set_rate(state.config.inserts_per_s, state.config.insert_bytes_per_s)
+
+    def set_rate(self, inserts_per_s: int, bytes_per_s: int) -> None:
+        """Limit the insert rate of each client from now on; 0: no limit."""
+        self._rate = InsertRate(inserts_per_s, bytes_per_s)
+        self._state.limits_rate = self._rate.is_limited
 
     def admit(self, route: bytes, message: Insert, role: Role, now: int) -> Session | None:
         """Pass an insert to the role, or refuse it; return its session, None if there is none."""
@@ -112,6 +119,11 @@ class Admission:
         else:
             unit = session.units[seq] = held_unit(route, message)
             state.counters.on_admitted(unit, now)
+            if self._rate.is_limited:
+                size = len(message.body)
+                pause = self._rate.on_admitted(session, route, message.count, size, now)
+                if pause is not None:
+                    state.effects.append(pause)
             role.accept(session, unit, now)
         return session
 

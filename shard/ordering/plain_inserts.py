@@ -113,6 +113,7 @@ class PlainInserts:
             and state.shard_state == "live"
             and not state.full
             and not state.has_no_positions
+            and not state.limits_rate
         ):
             self._until = min(role.plain_until(now), now + MAX_PLAIN_NS)
 

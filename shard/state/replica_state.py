@@ -70,12 +70,18 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     #: The release that the process runs, and the wire version in use, from its data directory.
     release: Release = Release()
     wire: int = 1
+    #: Limits of each client's insert rate, in records and bytes; 0: none.
+    inserts_per_s: int = 0
+    insert_bytes_per_s: int = 0
     #: The durability level that its data directory has recorded.
     recorded_level: Durability = "memory"
 
 
 class ReplicaState:
     """The state that a replica's parts share."""
+
+    #: The insert rate of each client is limited.
+    limits_rate = False
 
     def __init__(self, config: ReplicaConfig, store: Store, incarnation: int) -> None:
         self.config: Final = config

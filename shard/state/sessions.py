@@ -125,6 +125,8 @@ class Session(msgspec.Struct):
     horizon: int = 0
     #: No record of this session is above this position.
     last: int = 0
+    #: The client's inserts are within its rate from this time on, in ns (`ordering.insert_rate`).
+    paid_until: int = 0
     #: Time of the last `Leaving` message to the client, in ns.
     leaving_sent_at: int = -(2**62)
 

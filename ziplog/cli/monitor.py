@@ -15,7 +15,8 @@ import typer
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.client import arguments
-from ziplog.config import ClusterConfig, MonitorConfig, is_loopback, load
+from ziplog.config import ClusterConfig, load
+from ziplog.config_tables import MonitorConfig, is_loopback
 from ziplog.deploy.node_logs import MONITOR
 from ziplog.errors import ConfigError
 

@@ -29,7 +29,8 @@ from ziplog.cli.options import (
 from ziplog.cli.progress import waiting
 from ziplog.cli.status import full_disks
 from ziplog.cli.terminal import counted
-from ziplog.config import ClusterConfig, LogConfig, load
+from ziplog.config import ClusterConfig, load
+from ziplog.config_tables import LogConfig
 from ziplog.deploy import companion, node_logs
 from ziplog.deploy.supervisor import (
     CLUSTER_FILE,

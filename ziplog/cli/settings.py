@@ -13,8 +13,9 @@ import typer
 from ziplog.cli.options import Json, Timeout, connect, say
 from ziplog.cli.progress import waiting
 from ziplog.cli.terminal import counted
-from ziplog.config import ClusterConfig, MonitorConfig, NodeConfig, ShardConfig, load
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, load
 from ziplog.config_changes import names_of, refuse
+from ziplog.config_tables import MonitorConfig
 from ziplog.config_text import dump
 from ziplog.deploy import config_reload
 from ziplog.errors import ConfigError
@@ -93,8 +94,8 @@ def reload(
 ) -> None:
     """Apply a changed cluster file to the running nodes of this machine.
 
-    Nodes take changes of [log], [monitor], durability, disk_reserve_bytes, cache_bytes and
-    suspicion_ms while they run. If another key has changed, it is named, and nothing is applied
+    Nodes take changes of [log], [monitor], [limits], durability, disk_reserve_bytes, cache_bytes
+    and suspicion_ms while they run. If another key has changed, it is named, and nothing is applied
     (exit code 2). A change of durability is in force when the command returns.
     """
     plan = config_reload.plan(file)

@@ -69,10 +69,13 @@ class ArchiveOpened(Event, frozen=True, gc=False):
     port: int
 
 
-class SuspicionChanged(Event, frozen=True, gc=False):
-    """The operator changed this server's suspicion time, in ms."""
+class SettingsChanged(Event, frozen=True, gc=False):
+    """The operator changed settings of this server."""
 
     suspicion_ms: int
+    #: Limits of each client's insert rate, in records and bytes; 0: none.
+    inserts_per_s: int = 0
+    insert_bytes_per_s: int = 0
 
 
 class LevelRequested(Event, frozen=True, gc=False):
@@ -205,6 +208,13 @@ class RecordLevel(Effect, frozen=True, gc=False):
     """Store the durability level in the node's directory; `LevelRecorded` reports that it is."""
 
     level: Durability
+
+
+class Pause(Effect, frozen=True, gc=False):
+    """Read no more from a peer that connected, until a time in ns."""
+
+    route: bytes
+    until: int
 
 
 class FlushBeforeSend(Effect, frozen=True, gc=False):

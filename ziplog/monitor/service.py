@@ -11,7 +11,7 @@ from ziplog.monitor.server import Monitor
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ziplog.config import MonitorConfig
+    from ziplog.config_tables import MonitorConfig
     from ziplog.monitor.server import Snapshots
 
 

@@ -20,6 +20,7 @@ from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import ProtocolError
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable
 
 #: The name of the protocol and its version. A later version keeps this layout.
@@ -261,3 +262,10 @@ class Connection:
             return bool(self._socket.getpeername() != self._socket.getsockname())
         except OSError:
             return False
+
+
+def close_all(opened: contextlib.ExitStack, connections: dict[int, Connection]) -> None:
+    """Close a transport's connections, and its other resources."""
+    for connection in connections.values():
+        connection.close()
+    opened.close()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, cast
 
 import structlog
 
-from ziplog.config import LogConfig
+from ziplog.config_tables import LogConfig
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from ziplog.config import ClusterConfig, LogConfig
+    from ziplog.config import ClusterConfig
+    from ziplog.config_tables import LogConfig
     from ziplog.runtime.log_level import LevelRequest
 
 #: Its name in a node's directory; a process that stops cleanly deletes it.

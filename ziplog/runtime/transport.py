@@ -31,11 +31,13 @@ from ziplog.runtime.connection import (
     INPUT,
     LENGTH_BYTES,
     Connection,
+    close_all,
     pack_length,
     unpack_length,
 )
 from ziplog.runtime.descriptors import NODE_TOS, require, shortage_error
 from ziplog.runtime.listener import Listener, open_socket, parse_endpoint
+from ziplog.runtime.paused import PausedConnections
 from ziplog.runtime.resolver import Resolver
 from ziplog.runtime.transport_counters import TransportCounters
 
@@ -112,11 +114,13 @@ class Transport:
         self._connections: Final[dict[bytes, Connection]] = {}
         #: By descriptor: those that are open, established or not.
         self._open: Final[dict[int, Connection]] = {}
-        self._end: Final = weakref.finalize(self, _release, resources, self._open)
+        self._end: Final = weakref.finalize(self, close_all, resources, self._open)
         self._end.atexit = False
         #: Connections of this process that are not established: the time to try, or to give up.
         self._attempts: Final[dict[Connection, int]] = {}
         self._routes = 0
+        self._pauses: Final = PausedConnections()
+        self._paused: Final = self._pauses.until
         #: Connections with unread input, as of the last poll.
         self._readable: Final[deque[Connection]] = deque()
         #: Frames of the last read, and their source.
@@ -288,6 +292,14 @@ class Transport:
             self._lose(connection)
         self._checks = listener.checks
 
+    def pause(self, route: bytes, until: int) -> None:
+        """Read no more from a peer that connected, until a time (`now_ns`)."""
+        connection = self._connections.get(route)
+        if connection is not None:
+            if connection.is_readable and connection not in self._paused:
+                self._readable.remove(connection)
+            self._pauses.add(connection, until)
+
     # --- frames ---
 
     def send(self, dst: bytes, frame: bytes) -> bool:
@@ -394,7 +406,7 @@ class Transport:
         connections.
         """
         if (
-            self._readable or self._frames or self._gathering or self._attempts
+            self._readable or self._frames or self._gathering or self._attempts or self._paused
             or timeout_ns is None
         ):  # fmt: skip
             self.wait(timeout_ns)
@@ -479,9 +491,8 @@ class Transport:
             return
         timeout_s = _MAX_WAIT_S if timeout_ns is None else timeout_ns / NS_PER_S
         listener = self._listener
-        if self._attempts or (listener is not None and listener.retry_at is not None):
-            timer = self.next_timer()
-            assert timer is not None, "a timer is due"
+        is_due = self._attempts or self._paused or (listener is not None and listener.retry_at)
+        if is_due and (timer := self.next_timer()) is not None:
             timeout_s = min(timeout_s, (timer - now_ns()) / NS_PER_S)
         self._on_events(self._epoll.poll(max(timeout_s, 0.0)))
 
@@ -500,7 +511,7 @@ class Transport:
                 else:
                     self._lose(connection, connection.problem())
             else:
-                if mask & _ENDING:
+                if mask & _ENDING and connection not in self._paused:
                     connection.report_again(self._epoll)  # A read that finds input misses its end.
                 if mask & ~select.EPOLLOUT and not connection.is_readable:
                     connection.is_readable = True
@@ -508,7 +519,8 @@ class Transport:
                 if mask & select.EPOLLOUT:
                     self._flush(connection)
         listener = self._listener
-        if self._attempts or (listener is not None and now_ns() >= listener.check_at):
+        is_due = self._attempts or self._paused
+        if is_due or (listener is not None and now_ns() >= listener.check_at):
             self._run_timers()
 
     def _on_other_event(self, fd: int) -> None:
@@ -521,16 +533,16 @@ class Transport:
         now = now_ns()
         if self._attempts:
             self._try_again(now)
+        if self._paused:
+            self._pauses.resume(now, self._epoll)
         if self._listener is not None and now >= self._listener.check_at:
             self._check_descriptors(self._listener, now)
 
     def next_timer(self) -> int | None:
         """Time of the next attempt to connect, or the like (`now_ns`); None: none is due."""
-        due = None if self._listener is None else self._listener.retry_at
-        if self._attempts:
-            attempt = min(self._attempts.values())
-            return attempt if due is None else min(attempt, due)
-        return due
+        retry_at = None if self._listener is None else self._listener.retry_at
+        times = [*self._attempts.values(), *self._paused.values()]
+        return min(times if retry_at is None else [*times, retry_at], default=None)
 
     def wake(self) -> None:
         """End the current `wait`, or else the next. From any thread, and from signal handlers."""
@@ -585,9 +597,3 @@ class Transport:
                 return
             self._readable.clear()
             self._on_events(self._epoll.poll(left / NS_PER_S))
-
-
-def _release(opened: contextlib.ExitStack, connections: dict[int, Connection]) -> None:
-    for connection in connections.values():
-        connection.close()
-    opened.close()

@@ -13,7 +13,7 @@ from ziplog.runtime.connection_log import ConnectionLog
 
 PROGRAM = """
 import logging, threading, warnings, structlog
-from ziplog.config import LogConfig
+from ziplog.config_tables import LogConfig
 from ziplog.runtime.process_logging import configure
 configure("shard-0-0", LogConfig(level={level!r}, format={form!r}))
 structlog.get_logger().info("ready", port=7)

@@ -22,7 +22,7 @@ from tests.world import (
     placements,
 )
 from ziplog import wire
-from ziplog.core.node import Pressed, Received, SuspicionChanged
+from ziplog.core.node import Pressed, Received, SettingsChanged
 
 
 def test_no_peer_is_suspected_while_all_are_up() -> None:
@@ -52,7 +52,7 @@ def test_silent_peer_is_suspected_after_the_timeout_until_its_next_heartbeat() -
 
 def set_suspicion(world: World, suspicion_ms: int, *names: str) -> None:
     for name in names:
-        replica(world, name).step(SuspicionChanged(suspicion_ms), world.now)
+        replica(world, name).step(SettingsChanged(suspicion_ms), world.now)
     world.run(500 * MS)
 
 

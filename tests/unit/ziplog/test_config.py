@@ -10,17 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziplog.config import (
-    ClusterConfig,
-    LogConfig,
-    MonitorConfig,
-    NodeConfig,
-    ShardConfig,
-    is_loopback,
-    load,
-    parse,
-)
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, load, parse
 from ziplog.config_keys import keys_of
+from ziplog.config_tables import LimitsConfig, LogConfig, MonitorConfig, is_loopback
 from ziplog.config_text import dump, dump_shard
 from ziplog.errors import ConfigError
 
@@ -152,6 +144,15 @@ def test_a_file_without_a_monitor_table_has_no_monitor(tmp_path: Path) -> None:
     assert load(write(tmp_path, dump(example()))).monitor is None
     text = dump(example(monitor=MonitorConfig(port=0)))
     assert load(write(tmp_path, text)).monitor == MonitorConfig("127.0.0.1", 0, None)
+
+
+def test_limits_are_in_a_file_that_has_some(tmp_path: Path) -> None:
+    assert "[limits]" not in dump(example())
+    config = example(limits=LimitsConfig(inserts_per_s=100))
+    assert load(write(tmp_path, dump(config))).limits == LimitsConfig(100, 0)
+    text = f"{dump(example())}\n[limits]\ninsert_bytes_per_s = -1\n"
+    with pytest.raises(ConfigError, match=r"insert_bytes_per_s in \[limits\] is -1"):
+        load(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ziplog.config import ClusterConfig, LogConfig, NodeConfig, ShardConfig
+from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.config_changes import changes, flatten, refuse
+from ziplog.config_tables import LimitsConfig, LogConfig, MonitorConfig
 from ziplog.errors import ConfigError
 
 MMS = (NodeConfig("mms-0", "127.0.0.1", 7400, 7401),)
@@ -53,13 +54,24 @@ def test_each_key_of_the_cluster_has_its_kind(name: str) -> None:
 
 def test_every_key_is_covered_above() -> None:
     names = set(flatten(CONFIG)) - {"id", "f", "data_dir", "mms", "failure_handler", "shard 0"}
-    assert {name for name in names if not name.startswith("log.")} == set(KINDS)
+    assert {name for name in names if "." not in name} == set(KINDS)
 
 
 def test_all_keys_of_the_log_are_reloaded() -> None:
     log = LogConfig(level="debug", format="json", file_bytes=65_536, files=1)
     names = ("log.level", "log.format", "log.file_bytes", "log.files")
     assert changed(log=log) == dict.fromkeys(names, "reload")
+
+
+def test_limits_and_the_monitor_are_reloaded() -> None:
+    assert changed(limits=LimitsConfig(1, 2)) == {
+        "limits.inserts_per_s": "reload", "limits.insert_bytes_per_s": "reload",
+    }  # fmt: skip
+    monitored = dataclasses.replace(CONFIG, monitor=MonitorConfig())
+    used = flatten(monitored)
+    assert set(changes(used, CONFIG)) == {"monitor.host", "monitor.port"}
+    moved = dataclasses.replace(monitored, monitor=MonitorConfig(port=1))
+    assert changes(used, moved) == {"monitor.port": "reload"}
 
 
 def test_new_shards_and_a_first_id_are_no_change() -> None:

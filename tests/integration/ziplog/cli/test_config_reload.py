@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -59,6 +60,22 @@ def log_of(cluster: Cluster, name: str) -> str:
 def states(cluster: Cluster) -> set[str]:
     with cluster.connect() as log:
         return {replica["state"] for replica in log.cluster()["shards"][0]["replicas"]}
+
+
+def test_a_limit_slows_down_a_client_and_refuses_nothing(cluster: Cluster) -> None:
+    path = cluster.config.data_dir / "cluster.toml"
+    unlimited = path.read_text()
+    path.write_text(f"{unlimited}\n[limits]\ninserts_per_s = 200\n")
+    assert "limits.inserts_per_s" in reload(path).stderr
+    with cluster.connect() as log:
+        began = time.monotonic()
+        rids = [log.insert_after(b"x") for _ in range(100)]
+        # 0.1 s of the rate are admitted at once.
+        assert time.monotonic() - began > 80 / 200 * 0.9
+        assert rids == sorted(set(rids))
+        path.write_text(unlimited)
+        assert reload(path).exit_code == 0
+        assert log.insert_after(b"x") > rids[-1]
 
 
 def test_the_reserve_makes_the_servers_full_and_free_again(cluster: Cluster) -> None:

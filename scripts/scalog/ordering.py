@@ -56,7 +56,7 @@ def exceeds(one: Frontiers, other: Frontiers) -> bool:
     return any(frontier > other.get(shard, 0) for shard, frontier in one.items())
 
 
-def _raise_to(frontiers: Frontiers, higher: Frontiers) -> None:
+def raise_to(frontiers: Frontiers, higher: Frontiers) -> None:
     """Raise frontiers to those of `higher` that are above."""
     for shard, frontier in higher.items():
         frontiers[shard] = max(frontier, frontiers.get(shard, 0))
@@ -71,7 +71,7 @@ class Cuts:
 
     def apply(self, command: bytes) -> bytes:
         """Raise the cut to a proposed one, and return it; a former leader's is late and lower."""
-        _raise_to(self._cut, _decode(command))
+        raise_to(self._cut, _decode(command))
         return self.snapshot()
 
     def snapshot(self) -> bytes:
@@ -110,7 +110,7 @@ class Ordering:
             effects += self._propose(now)
         match event:
             case Reported():
-                _raise_to(self._reported, event.frontiers)
+                raise_to(self._reported, event.frontiers)
             case Received(message=Follow()):
                 self._clients[event.src] = now + FOLLOW_NS
                 if self._is_leader:

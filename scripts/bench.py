@@ -11,6 +11,7 @@
     throughput       pipelined insert_many into one shard
     sequential       from insert to delivery: pauses, rates, bursts, no-ops
     append           appends beside inserts and deliveries
+    scalog           inserts behind an ordering layer (--t-ord, --nodes), beside inserts and appends
     failure          throughput around the kill of a storage server
     reconfigure      throughput while a shard is added and one removed
     idle             CPU of an idle cluster
@@ -43,6 +44,7 @@ from log_bench import (
     concurrency,
     connections,
     failure,
+    gate,
     latency,
     membership,
     paths,
@@ -63,17 +65,22 @@ Figures = dict[str, Any]
 class Measurement(NamedTuple):
     """One kind of measurement."""
 
-    #: Measures, at a scale, with a number of shards (of LogDB's log).
-    measure: Callable[[float, int], Figures]
+    #: Measures, with the options of the command.
+    measure: Callable[[argparse.Namespace], Figures]
     #: Draws, of the results of all kinds.
     draw: Callable[[Figures, Path], None] | None = None
 
 
 def _scaled(
     measure: Callable[[float], Figures], least: float = 0.0, whole: float = 1.0
-) -> Callable[[float, int], Figures]:
+) -> Callable[[argparse.Namespace], Figures]:
     """Return a measurement that takes `whole` times the scale, at least `least`."""
-    return lambda scale, _: measure(max(least, whole * scale))
+    return lambda options: measure(max(least, whole * options.scale))
+
+
+def _sharded(measure: Callable[[float, int], Figures]) -> Callable[[argparse.Namespace], Figures]:
+    """Return a measurement with the scale, and with a number of shards of LogDB's log."""
+    return lambda options: measure(options.scale, options.shards)
 
 
 def _own(kind: str, draw: Callable[[Figures, Path], None]) -> Callable[[Figures, Path], None]:
@@ -89,9 +96,9 @@ def _layers(scale: float) -> Figures:
 
 MEASUREMENTS: Final[dict[str, Measurement]] = {
     "latency": Measurement(
-        lambda scale, _: latency.latency(max(3, int(10 * scale)), 400, 4096), paths.draw
+        lambda options: latency.latency(max(3, int(10 * options.scale)), 400, 4096), paths.draw
     ),
-    "cpu": Measurement(lambda scale, _: latency.cpu(max(2000, int(10_000 * scale)))),
+    "cpu": Measurement(lambda options: latency.cpu(max(2000, int(10_000 * options.scale)))),
     "paths": Measurement(_scaled(paths.paths, 1.0, 3), paths.draw),
     "clients": Measurement(_scaled(clients.measure, 3.0, 10), _own("clients", clients.draw)),
     "concurrency": Measurement(
@@ -103,15 +110,21 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "throughput": Measurement(_scaled(latency.throughput, 2.0, 6)),
     "sequential": Measurement(_scaled(sequential.measure), _own("sequential", sequential.draw)),
     "append": Measurement(_scaled(append.measure), _own("append", append.draw)),
+    "scalog": Measurement(
+        lambda options: gate.measure(options.scale, options.t_ord, options.nodes),
+        _own("scalog", gate.draw),
+    ),
     "failure": Measurement(_scaled(failure.kills, 4.0, 6), _own("failure", failure.draw)),
     "reconfigure": Measurement(
         _scaled(reconfigure.measure, 4.0, 11), _own("reconfigure", reconfigure.draw)
     ),
     "idle": Measurement(_scaled(membership.idle, 3.0, 10)),
     "mms": Measurement(_scaled(membership.measure, 2.0, 5), _own("mms", membership.draw)),
-    "logdb-contention": Measurement(contention.measure, _own("logdb-contention", contention.draw)),
-    "logdb-ycsb": Measurement(ycsb.measure),
-    "logdb-restart": Measurement(restart.measure),
+    "logdb-contention": Measurement(
+        _sharded(contention.measure), _own("logdb-contention", contention.draw)
+    ),
+    "logdb-ycsb": Measurement(_sharded(ycsb.measure)),
+    "logdb-restart": Measurement(_sharded(restart.measure)),
     "logdb-cpu": Measurement(_scaled(logdb_cpu.measure)),
     "spark": Measurement(_scaled(reading.measure), _own("spark", reading.draw)),
     "spark-layers": Measurement(_scaled(_layers)),
@@ -149,13 +162,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--picture", type=Path, help="draw the figures here")
     parser.add_argument("--shards", type=int, default=2, help="of LogDB's log (the thesis: 6)")
+    parser.add_argument(
+        "--t-ord", type=float, nargs="+", default=gate.T_ORD_MS, help="scalog: ms between two cuts"
+    )
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=gate.NODES, help="scalog: nodes of the layer"
+    )
     arguments = parser.parse_args()
     results: Figures = {}
     if arguments.json and arguments.json.exists():
         results = json.loads(arguments.json.read_text())
     kinds = GROUPS.get(arguments.kind, [arguments.kind])
     for kind in kinds:
-        results[kind] = MEASUREMENTS[kind].measure(arguments.scale, arguments.shards)
+        results[kind] = MEASUREMENTS[kind].measure(arguments)
         if arguments.json:
             arguments.json.write_text(as_text(results) + "\n")
         print(*tables.lines(kind, results[kind]), sep="\n")

@@ -14,10 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
+import ziplog.aio
 from scalog.messages import Cut, Follow, decode
 from scalog.ordering import FOLLOW_NS, Frontiers, raise_to
-
-import ziplog.aio
 from ziplog.client import blocking_base
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import InsertRequest
@@ -100,7 +99,7 @@ class GatedCore(ClientCore):
         """Release what a cut covers."""
         self.leader = src
         raise_to(self._cut, cut.frontiers)
-        effects = self._context.pop_effects()
+        effects = [*self._context.pop_effects()]  # it may be the list of the next step
         for queue in self._held.values():
             while queue and self._is_covered(queue[0].message.shard, queue[0].message.frontier - 1):
                 effects += super().step(queue.popleft(), now)

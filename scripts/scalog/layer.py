@@ -16,17 +16,16 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import psutil
+
 from scalog.messages import Follow, decode
 from scalog.ordering import Cuts, Ordering, Reported
 from scalog.tracker import Tracker
-
 from ziplog.core.node import BatchEnd, Committed, LeaderChanged, Received, Restored, Send, Wakeup
 from ziplog.deploy.new_shard import free_ports
 from ziplog.raft.raft import Raft
-from ziplog.runtime.clock import now_ns
 from ziplog.runtime.driver import Driver, run_process
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.transport import Transport
@@ -95,12 +94,16 @@ def main() -> None:
     }
     host, port, _ = nodes[options.name]
     with contextlib.closing(Transport(bind=f"{host}:{port}")) as transport:
+
+        def post(event: Event) -> None:
+            driver.post(event)  # created below, before Raft starts
+
         raft = Raft(
             options.name,
             {name: f"{host}:{port}" for name, (host, _, port) in nodes.items()},
             options.directory,
             Cuts(),
-            on_event=lambda event: driver.post(event),
+            on_event=post,
             on_fatal=halt,
         )
         tracker = Tracker(os.urandom(16), options.log.split(","))
@@ -156,7 +159,7 @@ class Layer:
             self._closing.push(opened.pop_all())
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._closing.__exit__(*error)
 
     @property

@@ -16,7 +16,7 @@ from ziplog.client.seals.settled_prefix import SettledPrefix
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.core.node import Effect, Event
+    from ziplog.core.node import Effect
     from ziplog.wire import Deliver
 
 _NO_LIMIT: Final = 2**63 - 1

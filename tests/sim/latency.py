@@ -98,10 +98,16 @@ class Loop:
     """A client that inserts or appends, one record after the other; `kinds` take turns."""
 
     def __init__(
-        self, cluster: SimCluster, name: str, kinds: Sequence[str], count: int, think_us: int
+        self,
+        cluster: SimCluster,
+        name: str,
+        kinds: Sequence[str],
+        count: int,
+        think_us: int,
+        jitter_us: int = 0,
     ) -> None:
         self.kernel, self.client = cluster.kernel, cluster.client(name)
-        self.left, self.think_us = count, think_us
+        self.left, self.think_us, self.jitter_us = count, think_us, jitter_us
         #: The durations of each kind, in ns.
         self.took: dict[str, list[int]] = {kind: [] for kind in kinds}
         self.turns = itertools.cycle(kinds)
@@ -118,7 +124,8 @@ class Loop:
             self.took[kind].append(self.kernel.now - called)
             self.left -= 1
             if self.left:
-                self.kernel.after(self.think_us * US, self._next)
+                jitter = self.kernel.random.randrange(self.jitter_us) if self.jitter_us else 0
+                self.kernel.after((self.think_us + jitter) * US, self._next)
 
         sealed = kind == "append"
         request = InsertRequest(NEVER, [b"x" * 100], RID_GENESIS, None, 0, sealed=sealed)
@@ -132,14 +139,16 @@ class Loop:
 LoadT = TypeVar("LoadT", Pair, Loop)
 
 
-def _run(shards: int, begin: Callable[[SimCluster], LoadT], seed: int) -> LoadT:
-    """Run a load on a cluster until it is done."""
+def run_load(
+    shards: int, begin: Callable[[SimCluster], LoadT], seed: int, *, is_raft_real: bool = False
+) -> LoadT:
+    """Run a load on a cluster until it is done; `is_raft_real`: it may start a `RaftGroup`."""
     plan = draw(1)._replace(
         shards=shards, f=1, durability="memory", mms=1, handlers=1, faults=(),
         naps=False, is_raft_real=False, conditions=_HOP,
     )  # fmt: skip
     kernel = Kernel(seed)
-    with simulated(kernel):
+    with simulated(kernel, is_raft_real=is_raft_real):
         cluster = SimCluster(kernel, plan)
         cluster.begin()
         load = begin(cluster)
@@ -147,7 +156,7 @@ def _run(shards: int, begin: Callable[[SimCluster], LoadT], seed: int) -> LoadT:
     return load
 
 
-def _quantiles_us(name: str, values: Iterable[int]) -> dict[str, float]:
+def quantiles_us(name: str, values: Iterable[int]) -> dict[str, float]:
     """Return the p50 and the p99 of durations in ns."""
     ordered = sorted(values)
     return {f"{name}_p{p}_us": ordered[len(ordered) * p // 100] / US for p in (50, 99)}
@@ -155,12 +164,12 @@ def _quantiles_us(name: str, values: Iterable[int]) -> dict[str, float]:
 
 def measure(shards: int, think_us: int, count: int = 1500, *, seed: int = 7) -> dict[str, float]:
     """Return the share of the fast path, and p50 and p99 of inserts and deliveries in µs."""
-    pair = _run(shards, lambda cluster: Pair(cluster, count, think_us), seed)
+    pair = run_load(shards, lambda cluster: Pair(cluster, count, think_us), seed)
     delays = [pair.delivered[gsn] - called for gsn, called in pair.called.items()]
     return {
         "fast": pair.fast_share,
-        **_quantiles_us("insert", pair.inserted.values()),
-        **_quantiles_us("delivery", delays),
+        **quantiles_us("insert", pair.inserted.values()),
+        **quantiles_us("delivery", delays),
     }
 
 
@@ -175,7 +184,7 @@ def measure_appends(
                 Loop(cluster, "writer-1", beside, 2 * count, think_us)
             return Loop(cluster, "writer-0", kinds, count * len(kinds), think_us)
 
-        return _run(shards, begin, seed).took
+        return run_load(shards, begin, seed).took
 
     durations = {
         "insert": took("insert")["insert"],
@@ -185,7 +194,7 @@ def measure_appends(
     }
     found: dict[str, float] = {}
     for name, values in durations.items():
-        found |= _quantiles_us(name, values)
+        found |= quantiles_us(name, values)
         found[f"{name}_ratio"] = found[f"{name}_p50_us"] / found["insert_p50_us"]
     return found
 

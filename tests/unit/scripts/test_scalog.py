@@ -1,4 +1,7 @@
-"""The ordering layer: cuts only rise, whatever is lost, late or doubled, and whatever leads."""
+"""The ordering layer, and clients behind it.
+
+Cuts only rise, whatever is lost, late or doubled, and whichever node leads.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,29 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from scalog.gated import GatedCore
 from scalog.messages import Cut, Follow, decode
 from scalog.ordering import FOLLOW_NS, LOST_AFTER_NS, MAX_OPEN, Cuts, Ordering, Reported, exceeds
 
+from ziplog import policy
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import InsertRequest
 from ziplog.core.node import (
+    BatchEnd,
     Broadcast,
+    Call,
     Committed,
+    Complete,
+    Connect,
     LeaderChanged,
     Propose,
     Received,
     Restored,
     Send,
 )
-from ziplog.wire import encode
+from ziplog.errors import DeadlineError
+from ziplog.types import RID_GENESIS, RecordId
+from ziplog.wire import Deliver, encode
 
 if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
@@ -148,6 +161,83 @@ def test_a_snapshot_counts_as_committed() -> None:
 def test_messages_survive_the_wire() -> None:
     for message in (Follow(0), Cut(0, {0: 5, 3: 2**62})):
         assert decode(encode(message)) == message
+
+
+# --- the gate at a client ---
+
+
+class Gate:
+    """A gated core; stands in for the client core inside it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.core = GatedCore(["127.0.0.1:9"], bytes(16), ["127.0.0.1:1"], policy.random())
+        self.seen: list[Event] = []
+        self.effects: list[Effect] = []
+        monkeypatch.setattr(ClientCore, "step", self._step)
+        assert self.core.step(BatchEnd(), 1) == []
+        self.follows = self.core._context.pop_effects()
+
+    def _step(self, event: Event, _now: int) -> list[Effect]:
+        self.seen.append(event)
+        effects, self.effects = self.effects, []
+        return effects
+
+    def insert(self, call: int) -> list[Effect]:
+        return self.core.step(Call(call, InsertRequest(10**12, [b"x"], RID_GENESIS, None, 0)), 2)
+
+    def answer(self, call: int, *rids: RecordId) -> list[Effect]:
+        self.effects = [Complete(call, list(rids))]
+        return self.core.step(BatchEnd(), 3)
+
+    def cut(self, **frontiers: int) -> list[Effect]:
+        cut = Cut(0, {int(shard[1:]): frontier for shard, frontier in frontiers.items()})
+        return self.core.step(Received(b"layer", cut), 4)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def delivered(frontier: int, src: bytes = b"server") -> Received:
+    return Received(src, Deliver(1, 0, 1, 0, 1, frontier - 1, frontier, []))
+
+
+def test_a_gated_client_follows_the_layer_from_its_first_step_on(gate: Gate) -> None:
+    name = b"127.0.0.1:9"
+    assert gate.follows == [Connect(name, name.decode()), Send(name, Follow(0))]
+    assert gate.core.next_wakeup() == 1 + FOLLOW_NS // 4
+
+
+def test_an_answer_waits_until_a_cut_covers_all_of_its_records(gate: Gate) -> None:
+    for call in (1, 2, 3):
+        gate.insert(call)
+    assert gate.answer(1, RecordId(5, 0), RecordId(8, 1)) == []
+    assert gate.cut(s0=6, s1=8) == [], "position 8 is not below frontier 8"
+    done = Complete(1, [RecordId(5, 0), RecordId(8, 1)])
+    assert gate.cut(s1=9) == [done]
+    assert gate.cut(s0=1) == []
+    covered = Complete(2, [RecordId(4, 0)])
+    assert gate.answer(2, RecordId(4, 0)) == [covered], "an older cut lowers nothing"
+    assert gate.core.leader == b"layer"
+
+
+def test_errors_and_answers_to_other_calls_pass(gate: Gate) -> None:
+    gate.insert(1)
+    failed = Complete(1, DeadlineError("too late"))
+    gate.effects = [failed, Complete(2, RecordId(9, 0))]
+    assert gate.core.step(BatchEnd(), 3) == [failed, Complete(2, RecordId(9, 0))]
+
+
+def test_deliveries_wait_for_a_cut_and_stay_in_order(gate: Gate) -> None:
+    first, second, other = delivered(5), delivered(4), delivered(4, b"other")
+    gate.cut(s0=4)
+    gate.seen.clear()
+    for event in (first, second, other):
+        gate.core.step(event, 5)
+    assert gate.seen == [other]
+    gate.cut(s0=5)
+    assert gate.seen == [other, first, second]
 
 
 # --- a group ---

@@ -50,24 +50,26 @@ class GatedCore(ClientCore):
         #: The pending calls of inserts.
         self._gated: Final[set[int]] = set()
         self._held_answers: list[tuple[list[RecordId], Complete]] = []
-        #: By server: its deliveries in order, from the first one that is held.
-        self._held: Final[dict[bytes, deque[Received]]] = {}
+        #: By server: its deliveries in order, from the first one that is held, each with its shard
+        #: and last position.
+        self._held: Final[dict[bytes, deque[tuple[int, int, Received]]]] = {}
 
     def step(self, event: Event, now: int) -> list[Effect]:
         """Take one event; see `ziplog.core.node`."""
         if now >= self._follow_at:
             self._follow(now)
-        message = event.message if type(event) is Received else None
-        if type(message) is Cut:
-            return self._on_cut(event.src, message, now)
-        if type(message) is Deliver:
-            queue = self._held.setdefault(event.src, deque())
-            if queue or not self._is_covered(message.shard, message.frontier - 1):
-                queue.append(event)
-                return self._context.pop_effects()
-        elif type(event) is Call and isinstance(event.request, InsertRequest):
+        if isinstance(event, Received):
+            message = event.message
+            if isinstance(message, Cut):
+                return self._on_cut(event.src, message, now)
+            if isinstance(message, Deliver):
+                queue = self._held.setdefault(event.src, deque())
+                if queue or not self._is_covered(message.shard, message.frontier - 1):
+                    queue.append((message.shard, message.frontier - 1, event))
+                    return self._context.pop_effects()
+        elif isinstance(event, Call) and isinstance(event.request, InsertRequest):
             self._gated.add(event.id)
-        elif type(event) is Cancelled:
+        elif isinstance(event, Cancelled):
             self._gated.discard(event.id)
         return self._without_held(super().step(event, now))
 
@@ -101,8 +103,8 @@ class GatedCore(ClientCore):
         raise_to(self._cut, cut.frontiers)
         effects = [*self._context.pop_effects()]  # it may be the list of the next step
         for queue in self._held.values():
-            while queue and self._is_covered(queue[0].message.shard, queue[0].message.frontier - 1):
-                effects += super().step(queue.popleft(), now)
+            while queue and self._is_covered(*queue[0][:2]):
+                effects += super().step(queue.popleft()[2], now)
         held, self._held_answers = self._held_answers, []
         for rids, answer in held:
             effects += self._answer(rids, answer)
@@ -112,7 +114,7 @@ class GatedCore(ClientCore):
         """Return effects without the answers that no cut covers."""
         released: list[Effect] = []
         for effect in effects:
-            if type(effect) is Complete and effect.id in self._gated:
+            if isinstance(effect, Complete) and effect.id in self._gated:
                 self._gated.discard(effect.id)
                 if not isinstance(effect.result, Exception):
                     released += self._answer(effect.result, effect)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fault_injection.coordinators import Coordinators
 from metrics.cpu import servers_of
 from metrics.setup import cluster as new_cluster
+from scalog.layer import Layer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,11 +20,16 @@ if TYPE_CHECKING:
     from ziplog.local import Cluster
 
 
+_GATED: Final = str(Path(__file__).with_name("gated_inserts.py"))
+
+
 class BenchSetup(NamedTuple):
     """The running cluster and coordinator."""
 
     cluster: Cluster
     coordinators: Coordinators
+    #: The endpoints of the ordering layer; empty: no gate.
+    layer: tuple[str, ...] = ()
 
     @property
     def endpoint(self) -> str:
@@ -46,6 +53,7 @@ def bench_setup(
     *,
     command: Sequence[str] = (sys.executable, "-m", "logdb"),
     launcher: Sequence[str] = (),
+    gate: tuple[int, float] | None = None,
 ) -> Iterator[BenchSetup]:
     """Run a database.
 
@@ -54,16 +62,21 @@ def bench_setup(
         options: of the coordinator.
         command: what runs the coordinator.
         launcher: what runs the nodes of the log, see `Cluster`.
+        gate: the nodes of an ordering layer, and its interval in ms; the coordinator is behind it.
 
     """
     with (
         new_cluster(shards, launcher=launcher, supervise=False) as cluster,
-        Coordinators(
+        Layer(cluster.endpoint, *gate) if gate else nullcontext() as layer,
+    ):
+        endpoints = tuple(layer.endpoints) if layer else ()
+        if layer:
+            command = (sys.executable, _GATED, ",".join(endpoints))
+        with Coordinators(
             cluster.config.data_dir.parent / "coordinators",
             cluster.endpoint,
             1,
             command=command,
             options=options,
-        ) as coordinators,
-    ):
-        yield BenchSetup(cluster, coordinators)
+        ) as coordinators:
+            yield BenchSetup(cluster, coordinators, endpoints)

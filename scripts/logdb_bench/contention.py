@@ -1,9 +1,10 @@
 """Contention benchmark: throughput and aborts of clients on ten keys (thesis, Fig. 4.8 and 4.9).
 
-Six variants: LogDB on Ziplog, and on the same log with inserts as slow as Scalog's
+The variants are LogDB on Ziplog, and on the same log with inserts as slow as Scalog's
 (`logdb_bench.delayed_inserts`), each with small writes in the commit record, and, as in the thesis,
-with one record per write; and Redis (WATCH, MULTI), with and without a wait for its replica. The
-variants alternate in rounds. After each, the counters must equal the number of commits.
+with one record per write; LogDB behind an ordering layer (`scalog`); and Redis (WATCH, MULTI), with
+and without a wait for its replica. They alternate in rounds. After each, the counters must equal
+the number of commits.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Line(NamedTuple):
     target: str
     is_inline: bool = True
     hold_us: int = 0
+    #: The nodes of an ordering layer, and its interval in ms.
+    gate: tuple[int, float] | None = None
     is_waiting: bool = False
 
 
@@ -47,6 +50,7 @@ LINES: Final = {
     "Ziplog, a record per write": Line("logdb", is_inline=False),
     f"{SCALOG_US} µs": Line("logdb", hold_us=SCALOG_US),
     f"{SCALOG_US} µs, a record per write": Line("logdb", is_inline=False, hold_us=SCALOG_US),
+    "gate, 3 nodes, 1 ms": Line("logdb", gate=(3, 1.0)),
     "Redis, WAIT 1": Line("redis", is_waiting=True),
     "Redis": Line("redis"),
 }
@@ -92,12 +96,13 @@ def point(outcomes: list[Outcome]) -> Figures:
 
 def _run(line: Line, shards: int, seconds: float, warm_s: float, seed: int) -> list[Outcome]:
     """Run one line's points."""
-    with _target(line, shards) as (endpoint, total):
+    with _target(line, shards) as (endpoint, layer, total):
         plan = Plan(
             line.target,
             endpoint,
             is_inline=line.is_inline,
             hold_us=line.hold_us,
+            layer=layer,
             is_waiting=line.is_waiting,
             seed=seed,
         )
@@ -110,21 +115,21 @@ def _run(line: Line, shards: int, seconds: float, warm_s: float, seed: int) -> l
 
 
 @contextmanager
-def _target(line: Line, shards: int) -> Iterator[tuple[str, Callable[[], int]]]:
-    """Run the system of a line; yield its endpoint, and a function for the sum of the counters."""
+def _target(line: Line, shards: int) -> Iterator[tuple[str, tuple[str, ...], Callable[[], int]]]:
+    """Run the system of a line; yield its endpoint, its layer, and the sum of the counters."""
     keys = [str(number) for number in range(COUNTERS)]
     if line.target == "redis":
         with Redis() as redis:
-            yield str(redis.port), lambda: sum(int(value or 0) for value in redis.values(keys))
+            yield str(redis.port), (), lambda: sum(int(value or 0) for value in redis.values(keys))
         return
     command = [sys.executable, "-m", "logdb"]
     if line.hold_us:
         command = [sys.executable, delayed_inserts.__file__, str(line.hold_us)]
     with (
-        bench_setup(shards, _OPTIONS, command=command) as setup,
+        bench_setup(shards, _OPTIONS, command=command, gate=line.gate) as setup,
         logdb.connect(setup.endpoint) as db,
     ):
-        yield setup.endpoint, lambda: sum(db.multi_get(keys, 0))
+        yield setup.endpoint, setup.layer, lambda: sum(db.multi_get(keys, 0))
 
 
 # --- the picture ---------------------------------------------------------------------------------
@@ -134,6 +139,7 @@ _STYLES: Final = {
     "Ziplog, a record per write": (BLUE, "o--"),
     f"{SCALOG_US} µs": (OCHRE, "s-"),
     f"{SCALOG_US} µs, a record per write": (OCHRE, "s--"),
+    "gate, 3 nodes, 1 ms": (OCHRE, "D:"),
     "Redis, WAIT 1": (RED, "^-"),
     "Redis": (RED, "^:"),
 }

@@ -44,15 +44,21 @@ class Plan:
     is_inline: bool = True
     #: LogDB: the minimum duration of an insert in microseconds; 0: no delay.
     hold_us: int = 0
+    #: LogDB: the endpoints of an ordering layer; empty: no gate.
+    layer: tuple[str, ...] = ()
     #: Redis: the client waits until the replica has the write.
     is_waiting: bool = False
     keys: int = YCSB_KEYS
     seed: int = 1
 
     def prepare(self) -> None:
-        """Delay inserts, and make each write of a transaction a separate record, if planned."""
+        """Delay or gate inserts, and make each write a record of its own, if planned."""
         if self.hold_us:
             delayed_inserts.install(self.hold_us)
+        if self.layer:
+            from logdb_bench import gated_inserts  # noqa: PLC0415 - only behind a gate
+
+            gated_inserts.install(self.layer)
         if not self.is_inline:
             import logdb.client.operations  # noqa: PLC0415 - not for Redis
 

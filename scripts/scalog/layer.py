@@ -159,8 +159,8 @@ class Layer:
             self._closing.push(opened.pop_all())
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._closing.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
 
     @property
     def processes(self) -> list[psutil.Process]:

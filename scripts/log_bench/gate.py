@@ -193,7 +193,7 @@ async def _open_loop(endpoint: str, seconds: float, pipe: Connection) -> list[fl
         for number in range(round(seconds * _PER_S)):
             await asyncio.sleep(max(begin + number / _PER_S - clock(), 0))
             future = log.insert_nowait(payload)
-            future.add_done_callback(lambda future: done.append(clock()) or future.result())
+            future.add_done_callback(lambda future: future.result() and done.append(clock()))
         await log.flush()
     return [at - begin for at in done]
 

@@ -29,7 +29,7 @@ from shard.recovery.participant import RecoveryParticipant
 from shard.recovery.peer_repair import Repair
 from shard.recovery.state_transfer import serve
 from shard.recovery.watermark_records import WatermarkWriter
-from shard.serving.readers import Readers
+from shard.serving.readers import REQUESTS, Readers
 from shard.state.replica_state import ReplicaConfig, ReplicaState
 from ziplog.core.node import (
     ArchiveOpened,
@@ -52,7 +52,6 @@ from ziplog.core.node import (
 from ziplog.wire import (
     Ahead,
     Beat,
-    Credit,
     Fetch,
     Fetched,
     Forward,
@@ -60,18 +59,12 @@ from ziplog.wire import (
     Insert,
     LeaseAnnounced,
     LeaseHistory,
-    Locate,
     NodeInfo,
-    Outline,
-    Read,
     Refused,
     Report,
     Resend,
     Settled,
-    Subscribe,
     Sync,
-    Tail,
-    Unsubscribe,
     ViewDecided,
     Want,
 )
@@ -86,9 +79,6 @@ if TYPE_CHECKING:
     from ziplog.segments.entry import Entry
 
 __all__ = ["Replica", "ReplicaConfig"]
-
-#: Requests that the readers' part handles.
-_FOR_READERS: Final = (Read, Subscribe, Credit, Unsubscribe, Tail, Outline, Locate)
 
 
 class Replica:
@@ -119,7 +109,9 @@ class Replica:
         self._repair: Final = Repair(self._state, self._recovery)
         self._admission: Final = Admission(self._state)
         #: The short path of most inserts, beside `step`.
-        self.plain_inserts: Final = PlainInserts(state, self._apply_forward, self._deliver_stable)
+        self.plain_inserts: Final = PlainInserts(
+            state, self._apply_forward, self._deliver_stable, self._send_early
+        )
         self._lag_fix: Final = LagFix(self._state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
@@ -141,7 +133,7 @@ class Replica:
             Forward: self._forward,
             Report: self._report,
             Resend: self._resend,
-            **dict.fromkeys(_FOR_READERS, self._serve),
+            **dict.fromkeys(REQUESTS, self._serve),
             Want: self._want,
             Ahead: self._ahead,
             LeaseAnnounced: self._lease_announced,
@@ -297,6 +289,10 @@ class Replica:
 
     # --- readers ---
 
+    def _send_early(self) -> bool:
+        """Send new decisions to early streams; return whether more can be sent now."""
+        return self._readers.send_early()
+
     def _is_readable(self, message: Message, shard: int) -> bool:
         state = self._state
         return (
@@ -308,24 +304,8 @@ class Replica:
 
     def _serve(self, route: bytes, message: Any) -> None:
         """Have the readers' part handle a request, if it is for this shard."""
-        readers, is_in_view = self._readers, self._state.state in {"up", "joined"}
-        if not self._is_readable(message, message.shard):
-            return
-        match message:
-            case Read():
-                readers.read(route, message)
-            case Subscribe():
-                readers.subscribe(route, message, self._now)
-            case Credit():
-                readers.renew(route, message, self._now)
-            case Unsubscribe():
-                readers.unsubscribe(message)
-            case Tail() if is_in_view:
-                readers.tail(route, message)
-            case Outline():
-                readers.outline(route, message)
-            case Locate() if is_in_view:
-                readers.locate(route, message, self._now)
+        if self._is_readable(message, message.shard):
+            self._readers.on_request(route, message, self._now)
 
     def _want(self, route: bytes, message: Want) -> None:
         if self._is_readable(message, message.shard) and self._state.state == "up":
@@ -401,6 +381,8 @@ class Replica:
             news = self._backup.on_batch_end(self._now)
             if news:
                 self._on_stable(news, self._now)
+        if state.has_early_streams:
+            self._readers.send_early()
         if self._readers.has_work:
             self._readers.catch_up()
         if state.damaged is not None:

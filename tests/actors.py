@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.world import CLUSTER, MS, S, shard_names
 from ziplog import wire
@@ -163,6 +163,9 @@ class Client:
 class Reader:
     """Subscribes to one shard at one server, and never passes a gap (D44)."""
 
+    KIND: ClassVar[wire.StreamKind] = "units"
+    MESSAGE: ClassVar[type[wire.Deliver | wire.Early]] = wire.Deliver
+
     def __init__(
         self, name: str, server: str, shard: int, *, start: int = 1, random: Random | None = None
     ) -> None:
@@ -202,7 +205,7 @@ class Reader:
         self.number += 1
         self.credit, self.used = self.grant, 0
         return wire.Subscribe(
-            CLUSTER, self.shard, 1, self.id, self.number, self.frontier, self.credit
+            CLUSTER, self.shard, 1, self.id, self.number, self.frontier, self.credit, self.KIND
         )
 
     def _is_lost(self, message: Any) -> bool:
@@ -212,7 +215,7 @@ class Reader:
             return message.code == "unknown-subscription"
         if isinstance(message, wire.Trimmed) and message.subscription == self.number:
             self.trimmed = message.first
-        if not isinstance(message, wire.Deliver) or message.subscription != self.number:
+        if not isinstance(message, self.MESSAGE) or message.subscription != self.number:
             return False
         if message.start != self.frontier:
             return message.start > self.frontier
@@ -250,6 +253,13 @@ class Reader:
         gsns = [gsn for gsn, _ in self.delivered[max(self._checked - 1, 0) :]]
         assert all(a < b for a, b in pairwise(gsns)), "not in gsn order"
         self._checked = len(self.delivered)
+
+
+class EarlyReader(Reader):
+    """Gets what a primary has decided."""
+
+    KIND = "early"
+    MESSAGE = wire.Early
 
 
 class Service:

@@ -77,6 +77,7 @@ class PlainInserts:
         state: ReplicaState,
         apply_forward: Callable[[Forward, int], bool],
         deliver: Callable[[list[Entry], int], bool],
+        send_early: Callable[[], bool],
     ) -> None:
         """Create a closed path.
 
@@ -84,11 +85,13 @@ class PlainInserts:
             state: of the replica.
             apply_forward: has the backup handle a forward, unless it is of another view.
             deliver: passes stable entries to the readers; returns whether one is behind.
+            send_early: sends new decisions to early streams; returns whether one is behind.
 
         """
         self._state: Final = state
         self._apply_forward: Final = apply_forward
         self._deliver: Final = deliver
+        self._send_early: Final = send_early
         self._role: Role | None = None
         #: A forward was handled since the last end of a batch.
         self._has_forward = False
@@ -195,6 +198,8 @@ class PlainInserts:
                 return 0
         elif role.forwards_at_once:
             role.on_batch_end(now)
+            if self._state.has_early_streams and self._send_early():
+                return 0
         return min(self._rest_until, role.rest_until)
 
     def pop_effects(self) -> list[Effect]:

@@ -13,29 +13,44 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from shard.state.decision_log import end_of
-from ziplog.core.entries import Place, Skip, Unit, decode_body
-from ziplog.core.view import NO_DIGEST
+from shard.serving.early_streams import EarlyStreams
+from shard.serving.subscription import (
+    MAX_CREDIT_BYTES,
+    MAX_DELIVER_BYTES,
+    MAX_SUBSCRIPTIONS,
+    SILENCE_NS,
+    Key,
+    Subscription,
+    stable_units,
+    units_of,
+)
+from ziplog.core.entries import Place, Skip, decode_body
 from ziplog.segments.entry import BusyError, UnreadableError
-from ziplog.wire import Answer, Deliver, Located, Outlined, ReadReply, TailReply, Trimmed
+from ziplog.wire import (
+    Answer,
+    Credit,
+    Deliver,
+    Locate,
+    Located,
+    Outline,
+    Outlined,
+    Read,
+    ReadReply,
+    Subscribe,
+    Tail,
+    TailReply,
+    Unsubscribe,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from shard.state.guesses import Guesses
     from shard.state.replica_state import ReplicaState
+    from ziplog.core.entries import Unit
+    from ziplog.core.message import Message
     from ziplog.segments.entry import Entry
-    from ziplog.wire import Credit, Locate, Outline, Read, Subscribe, Tail, Unsubscribe
 
-#: Bytes that a unit counts beside its body.
-UNIT_OVERHEAD_BYTES: Final = 64
-#: Most bytes of one message, except that it carries at least one unit.
-MAX_DELIVER_BYTES: Final = 512 * 1024
-#: Time without a message after which a subscription is dropped.
-SILENCE_NS: Final = 10_000_000_000
-MAX_SUBSCRIPTIONS: Final = 4096
-#: Most credit of a subscription: its reader may have stopped reading.
-MAX_CREDIT_BYTES: Final = 32 * 1024 * 1024
+#: Requests of readers.
+REQUESTS: Final = (Read, Subscribe, Credit, Unsubscribe, Tail, Outline, Locate)
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -49,36 +64,20 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
     gsns: list[int] = []
 
 
-class Subscription(msgspec.Struct, gc=False):
-    """A reader that subscribes to this shard."""
-
-    route: bytes
-    id: int
-    #: Everything before this gsn was sent.
-    sent: int
-    #: Total bytes granted by the reader; `used`: total bytes sent.
-    credit: int
-    last_seen: int
-    used: int = 0
-    #: The last lease that was sent to the reader, and its digest.
-    lease: int = 0
-    digest: bytes = NO_DIGEST
-    #: It gets frontiers only, as far as its client waits for positions (`ReplicaState.awaited`).
-    is_bare: bool = False
-
-
 class Readers:
     """The part of a replica that serves readers."""
 
     def __init__(self, state: ReplicaState, guesses: Guesses | None) -> None:
         self._state: Final = state
         self._guesses = guesses
-        self.subscriptions: Final[dict[tuple[bytes, int], Subscription]] = {}
+        self.subscriptions: Final[dict[Key, Subscription]] = {}
+        #: The streams of readers that speculate.
+        self.early: Final = EarlyStreams(state, self._note_subscriptions)
         #: Those with records, and the bare streams of each client.
-        self._with_records: Final[dict[tuple[bytes, int], Subscription]] = {}
+        self._with_records: Final[dict[Key, Subscription]] = {}
         self._bare: Final[dict[bytes, dict[int, Subscription]]] = {}
         #: Subscriptions that are behind the frontier.
-        self._lagging: Final[dict[tuple[bytes, int], Subscription]] = {}
+        self._lagging: Final[dict[Key, Subscription]] = {}
         state.counters.lagging = self._lagging
         #: The frontier of the subscriptions that are not behind; some began above it.
         self._frontier = 0
@@ -90,6 +89,26 @@ class Readers:
     def begin_view(self, guesses: Guesses | None) -> None:
         """Continue in the next view, with its guesses."""
         self._guesses = guesses
+        self.early.close_all()
+
+    def on_request(self, route: bytes, message: Message, now: int) -> None:
+        """Handle one of `REQUESTS`."""
+        is_in_view = self._state.state in {"up", "joined"}
+        match message:
+            case Read():
+                self.read(route, message)
+            case Subscribe():
+                self.subscribe(route, message, now)
+            case Credit():
+                self.renew(route, message, now)
+            case Unsubscribe():
+                self.unsubscribe(message)
+            case Tail() if is_in_view:
+                self.tail(route, message)
+            case Outline():
+                self.outline(route, message)
+            case Locate() if is_in_view:
+                self.locate(route, message, now)
 
     # --- single positions ---
 
@@ -212,18 +231,19 @@ class Readers:
     def subscribe(self, route: bytes, message: Subscribe, now: int) -> None:
         """Open a subscription; a repetition of the message renews it."""
         state = self._state
-        self.on_stable([])
         key = (message.client, message.subscription)
+        if message.kind == "early":
+            if key in self.early.streams or self._has_room(route, message):
+                self.early.subscribe(route, message, now)
+            return
+        self.on_stable([])
         subscription = self.subscriptions.get(key)
         if subscription is not None:
             subscription.last_seen = now
         elif state.state in {"starting", "limbo"} and message.start >= state.frontier:
             state.refuse(route, message.subscription, "not-ready", f"the server is {state.state}")
             return
-        elif len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
-            state.refuse(
-                route, message.subscription, "full", f"{MAX_SUBSCRIPTIONS} subscriptions are open"
-            )
+        elif not self._has_room(route, message):
             return
         else:
             is_bare = message.kind == "frontier"
@@ -241,10 +261,21 @@ class Readers:
             self._note_subscriptions()
         self._answer(key, subscription)
 
+    def _has_room(self, route: bytes, message: Subscribe) -> bool:
+        """Whether there may be one more subscription; if not, the reader is refused."""
+        if len(self.subscriptions) + len(self.early.streams) < MAX_SUBSCRIPTIONS:
+            return True
+        detail = f"{MAX_SUBSCRIPTIONS} subscriptions are open"
+        self._state.refuse(route, message.subscription, "full", detail)
+        return False
+
     def renew(self, route: bytes, message: Credit, now: int) -> None:
         """Renew a subscription, and add credit."""
-        self.on_stable([])
         key = (message.client, message.subscription)
+        if key in self.early.streams:
+            self.early.renew(route, message, now)
+            return
+        self.on_stable([])
         subscription = self.subscriptions.get(key)
         if subscription is None:
             self._state.refuse(
@@ -264,15 +295,18 @@ class Readers:
             if is_raised and subscription.sent >= self._state.frontier:
                 return  # `on_stable` sends the next frontier
         else:
-            credit = min(message.credit, subscription.used + MAX_CREDIT_BYTES)
-            subscription.credit = max(subscription.credit, credit)
+            subscription.add_credit(message.credit, MAX_CREDIT_BYTES)
         self._answer(key, subscription)
 
     def unsubscribe(self, message: Unsubscribe) -> None:
         """Close a subscription."""
-        self._drop((message.client, message.subscription))
+        key = (message.client, message.subscription)
+        if key in self.early.streams:
+            self.early.drop(key)
+        else:
+            self._drop(key)
 
-    def _drop(self, key: tuple[bytes, int]) -> None:
+    def _drop(self, key: Key) -> None:
         dropped = self.subscriptions.pop(key, None)
         if dropped is not None and dropped.is_bare:
             self._drop_bare(*key)
@@ -289,10 +323,12 @@ class Readers:
             state.awaiting.discard(client)
 
     def _note_subscriptions(self) -> None:
-        self._state.has_subscribers = bool(self.subscriptions)
-        self._state.counters.subscriptions = len(self.subscriptions)
+        state, early = self._state, self.early.streams
+        state.has_early_streams = bool(early)
+        state.has_subscribers = bool(self.subscriptions or early)
+        state.counters.subscriptions = len(self.subscriptions) + len(early)
 
-    def _answer(self, key: tuple[bytes, int], subscription: Subscription) -> None:
+    def _answer(self, key: Key, subscription: Subscription) -> None:
         if key in self._lagging:
             self._catch_up(key, subscription, always=True)
         elif subscription.is_bare:
@@ -300,7 +336,7 @@ class Readers:
         else:
             self._deliver(subscription, subscription.sent, [], self._state.frontier)
 
-    def _send_frontier(self, key: tuple[bytes, int], subscription: Subscription) -> None:
+    def _send_frontier(self, key: Key, subscription: Subscription) -> None:
         """Send the frontier to the reader of a bare stream."""
         frontier = self._state.frontier
         if not self._drop_if_trimmed(key, subscription):
@@ -320,7 +356,7 @@ class Readers:
         if frontier == self._frontier:
             return
         is_all_news = not (was_held_back or self._is_held_back)
-        units, size = _units(news) if self._with_records else ([], 0)
+        units, size = units_of(news) if self._with_records else ([], 0)
         records = sum(len(unit.gsns) for unit in units)
         self._send_awaited(frontier)
         for key, subscription in self._with_records.items():
@@ -346,6 +382,11 @@ class Readers:
             if frontier > awaited:
                 state.awaiting.discard(client)
 
+    def send_early(self) -> bool:
+        """Send what the primary decided in a batch; return whether more can be sent now."""
+        self.early.on_batch_end()
+        return self.early.has_work
+
     def catch_up(self) -> None:
         """Send the next part to each subscription that is behind and has credit."""
         self.on_stable([])
@@ -354,12 +395,11 @@ class Readers:
 
     @property
     def has_work(self) -> bool:
-        """Whether `catch_up` has records to send."""
-        return bool(self._lagging) and any(s.used < s.credit for s in self._lagging.values())
+        """Whether `catch_up`, or the end of a batch, has records to send."""
+        is_behind = self._lagging and any(s.used < s.credit for s in self._lagging.values())
+        return bool(is_behind) or self.early.has_work
 
-    def _catch_up(
-        self, key: tuple[bytes, int], subscription: Subscription, *, always: bool
-    ) -> None:
+    def _catch_up(self, key: Key, subscription: Subscription, *, always: bool) -> None:
         state, frontier = self._state, self._state.frontier
         if self._drop_if_trimmed(key, subscription):
             return
@@ -382,15 +422,10 @@ class Readers:
         if always or reached > subscription.sent:
             self._deliver(subscription, max(reached, subscription.sent), units, frontier)
 
-    def _drop_if_trimmed(self, key: tuple[bytes, int], subscription: Subscription) -> bool:
+    def _drop_if_trimmed(self, key: Key, subscription: Subscription) -> bool:
         """Drop a subscription whose position was trimmed; return whether it was."""
-        state = self._state
-        if subscription.sent >= state.trim:
+        if not subscription.is_trimmed(self._state):
             return False
-        state.send(
-            subscription.route,
-            Trimmed(state.cluster, state.shard, state.view, subscription.id, state.trim),
-        )
         self._drop(key)
         return True
 
@@ -404,39 +439,14 @@ class Readers:
 
         Returns at most `allowance` bytes, but at least one unit if there is one.
         """
-        stable, frontier = self._state.stream.stable, self._state.frontier
-        limit = min(MAX_DELIVER_BYTES, allowance)
-        entries = self._state.store.scan(start, limit)
-        units: list[Unit] = []
-        reached, size = start, 0
-        for entry in entries:
-            added, more = _units([entry])
-            if entry.fseq > stable or (added and added[0].gsns[0] >= frontier):
-                return units, frontier, size
-            if units and size + more > limit:
-                return units, reached, size
-            units += added
-            size += more
-            reached = min(end_of(entry, reached), frontier)
-        # The store may have more entries, unless the last one is the last stable entry.
-        is_all = not entries or entries[-1].fseq == stable
-        return units, frontier if is_all else reached, size
+        return stable_units(self._state, start, min(MAX_DELIVER_BYTES, allowance))
 
     def _deliver(
         self, subscription: Subscription, stop: int, units: list[Unit], frontier: int
     ) -> None:
         """Send the units below `stop`; `frontier`: of the shard."""
         state = self._state
-        start, subscription.sent = subscription.sent, stop
-        leases = [
-            run
-            for run in state.clock.runs_after(subscription.lease, subscription.digest)
-            if run.last.stop > start
-        ]
-        # A message that does not advance the frontier may be lost unnoticed: repeat its leases.
-        if leases and stop > start:
-            last = leases[-1].last
-            subscription.lease, subscription.digest = last.number, last.digest
+        start, leases = subscription.advance(state, stop)
         state.send(
             subscription.route,
             Deliver(
@@ -447,11 +457,13 @@ class Readers:
 
     def on_trim(self) -> None:
         """Notify the subscriptions that are below the new trim point."""
+        self.early.on_trim()
         for key, subscription in list(self.subscriptions.items()):
             self._drop_if_trimmed(key, subscription)
 
     def close_all(self) -> None:
         """Close all subscriptions: this server has left its view, or joins another one."""
+        self.early.close_all()
         for key, subscription in list(self.subscriptions.items()):
             self._state.refuse(
                 subscription.route, subscription.id, "not-ready", "the server begins another view"
@@ -460,12 +472,14 @@ class Readers:
 
     def drop_idle(self, now: int) -> None:
         """Drop the subscriptions that sent no message for too long."""
+        self.early.drop_idle(now)
         for key, subscription in list(self.subscriptions.items()):
             if now - subscription.last_seen >= SILENCE_NS:
                 self._drop(key)
 
     def check(self) -> None:
-        """Assert the invariant."""
+        """Assert the invariant, and those of the early streams."""
+        self.early.check()
         for key, subscription in self.subscriptions.items():
             is_current = subscription.is_bare or subscription.sent >= self._frontier
             assert key in self._lagging or is_current
@@ -478,16 +492,3 @@ class Readers:
             awaited = state.awaited[client]
             is_sent = stream.sent > awaited or stream.sent >= state.frontier
             assert client in state.awaiting or is_sent, "an append would not get its frontier"
-
-
-def _units(entries: Iterable[Entry]) -> tuple[list[Unit], int]:
-    """Return the units of entries, and their size."""
-    units: list[Unit] = []
-    size = 0
-    for entry in entries:
-        place = entry.decision
-        if type(place) is Place:
-            body = place.body or b""
-            units.append(Unit(place.epoch, place.gsns, body))
-            size += len(body) + UNIT_OVERHEAD_BYTES
-    return units, size

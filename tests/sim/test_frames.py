@@ -216,7 +216,8 @@ def test_every_delivery_fits(members: int, records: int) -> None:
     body = records + 8  # each record is only its length
     count = MAX_DELIVER_BYTES // (body + UNIT_OVERHEAD_BYTES)
     for sent_units in (units(count, records, body), units(1, records, MAX_UNIT_BYTES)):
-        fits(wire.Deliver(CLUSTER, 0, 1, 0, 1, HIGH, HIGH, sent_units, leases, HIGH))
+        for message in (wire.Deliver, wire.Early):
+            fits(message(CLUSTER, 0, 1, 0, 1, HIGH, HIGH, sent_units, leases, HIGH))
 
 
 def test_missing_leases_of_a_subscriber_follow() -> None:

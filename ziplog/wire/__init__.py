@@ -49,6 +49,7 @@ from ziplog.wire.reads import (
     Answer,
     Credit,
     Deliver,
+    Early,
     Frontier,
     Outline,
     Outlined,
@@ -101,6 +102,7 @@ __all__ = [
     "Credit",
     "Deliver",
     "Durations",
+    "Early",
     "Fetch",
     "Fetched",
     "FinishUpgrade",
@@ -173,7 +175,7 @@ __all__ = [
 
 AnyMessage = (
     Insert | InsertAck | Refused | Leaving | Settled | Locate | Located | Sync | Synced
-    | Read | ReadReply | Subscribe | Credit | Unsubscribe | Deliver | Trimmed
+    | Read | ReadReply | Subscribe | Credit | Unsubscribe | Deliver | Early | Trimmed
     | Want | Frontier | Tail | TailReply | Outline | Outlined
     | Forward | Report | Resend | Ahead | Beat | Fetch | Fetched
     | Suspect | Freeze | Frozen | ViewDecided | Remove | Removed | Reinsert | Reinserted

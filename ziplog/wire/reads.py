@@ -46,13 +46,14 @@ class ReadReply(Message, tag=VERSION * 256 + 11, frozen=True, gc=False):
     payload: bytes = b""
 
 
-StreamKind = Literal["units", "frontier"]
+StreamKind = Literal["units", "frontier", "early"]
 
 
 class Subscribe(Message, tag=VERSION * 256 + 12, frozen=True, gc=False):
     """Subscribes to all stable units from `start` on, within the limit of `credit`.
 
-    With `kind` "frontier", it subscribes to the frontier only: a bare stream (section 17).
+    With `kind` "frontier", it subscribes to the frontier only: a bare stream (section 17). With
+    "early", it subscribes to all units that the primary has decided: an early stream (section 18).
     """
 
     shard: ShardId
@@ -88,8 +89,8 @@ class Unsubscribe(Message, tag=VERSION * 256 + 14, frozen=True, gc=False):
     subscription: Request
 
 
-class Deliver(Message, tag=VERSION * 256 + 15, frozen=True, gc=False):
-    """The shard's stable units from `start` up to `frontier`, for a subscriber.
+class _Part(Message, frozen=True, gc=False):
+    """A part of a shard's units, from `start` up to `frontier`, for a subscriber.
 
     Every position of the shard in [start, frontier) is in `units` or is a no-op. `start` is the
     `frontier` of the message before; if it differs, the client has lost a message.
@@ -104,8 +105,19 @@ class Deliver(Message, tag=VERSION * 256 + 15, frozen=True, gc=False):
     units: list[Unit]
     #: Leases after those that the client was sent before (D44).
     leases: list[LeaseRun] = []  # noqa: RUF012 - msgspec copies it
-    #: The shard's stable frontier: up to here it could send, given enough credit.
+    #: The shard's frontier for this kind of stream: up to here it could send, given enough credit.
     stable: Gsn = 0
+
+
+class Deliver(_Part, tag=VERSION * 256 + 15, frozen=True, gc=False):
+    """The shard's stable units from `start` up to `frontier`, for a subscriber."""
+
+
+class Early(_Part, tag=VERSION * 256 + 23, frozen=True, gc=False):
+    """Units that the primary has decided, from `start` up to `frontier`; they may not be stable.
+
+    A recovery may decide these positions otherwise. The last field is the *decided* frontier.
+    """
 
 
 class Trimmed(Message, tag=VERSION * 256 + 16, frozen=True, gc=False):

@@ -25,7 +25,7 @@ from ziplog.wire.handler import (
     ViewDecided,
 )
 from ziplog.wire.inserts import InsertAck, Leaving, Located, Refused, Synced
-from ziplog.wire.reads import Deliver, Frontier, Outlined, ReadReply, TailReply, Trimmed
+from ziplog.wire.reads import Deliver, Early, Frontier, Outlined, ReadReply, TailReply, Trimmed
 from ziplog.wire.replicas import Ahead, Beat, Fetch, Fetched, Report, Resend
 from ziplog.wire.service import (
     ClusterInfo,
@@ -45,8 +45,8 @@ URGENT: Final = (
     Suspect, Freeze, Frozen, ViewDecided, Remove, Removed, Reinsert, Reinserted,
     OrdersQuery, Orders, HandlerHeartbeat,
     Heartbeat, Rate, LeaseAnnounced, LeaseHistory,
-    InsertAck, Refused, Leaving, Located, Synced, ReadReply, Deliver, Trimmed, Frontier,
-    TailReply, Outlined, ClusterInfo, NotLeader, TrimReply, ShardChanged, StatusReply,
+    InsertAck, Refused, Leaving, Located, Synced, ReadReply, Deliver, Early, Trimmed,
+    Frontier, TailReply, Outlined, ClusterInfo, NotLeader, TrimReply, ShardChanged, StatusReply,
     UpgradeFinished,
 )  # fmt: skip
 #: First byte of a MessagePack array of more than 15 items; two bytes of length follow.

@@ -197,6 +197,7 @@ def test_at_disk_stable_data_is_sent_while_the_disk_is_full() -> None:
 
     told = [
         wire.Deliver(1, 0, 1, 0, 1, 1, 8, []),
+        wire.Early(1, 0, 1, 0, 1, 1, 8, []),
         wire.Trimmed(1, 0, 1, 1, 5),
         wire.TailReply(1, 0, 1, 0, 1, 7, 8),
         wire.Frontier(1, 0, 1, 1, 8),

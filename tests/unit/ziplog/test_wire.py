@@ -120,6 +120,11 @@ def test_tags_and_fields_in_use_are_unchanged() -> None:
         "cluster", "shard", "view", "server", "request", "code", "detail", "copies", "since",
     )  # fmt: skip
     assert wire.Deliver.__struct_config__.tag == 271
+    assert wire.Early.__struct_config__.tag == 279
+    assert wire.Early.__struct_fields__ == wire.Deliver.__struct_fields__ == (
+        "cluster", "shard", "view", "server", "subscription", "start", "frontier", "units",
+        "leases", "stable",
+    )  # fmt: skip
 
 
 @given(st.binary(max_size=200))

@@ -25,7 +25,9 @@ SOURCES: Final = {
     "logdb/client/blocking_rows.py": "logdb/client/async_rows.py",
     "logdb/client/blocking_transaction.py": "logdb/client/async_transaction.py",
     "ziplog/client/blocking.py": "ziplog/client/asynchronous.py",
+    "ziplog/client/blocking_administration.py": "ziplog/client/async_administration.py",
     "ziplog/client/blocking_iterators.py": "ziplog/client/async_iterators.py",
+    "ziplog/client/blocking_speculation.py": "ziplog/client/async_speculation.py",
 }
 #: Regular expressions and their replacements, applied in this order, also to docstrings.
 REPLACEMENTS: Final = (
@@ -36,15 +38,13 @@ REPLACEMENTS: Final = (
     (r"\basync (def|with|for|iterator|context)\b", r"\1"),
     (r"\b__a(enter|exit|iter|next)__", r"__\1__"),
     (r"\bStopAsyncIteration\b", "StopIteration"),
-    (
-        r"\bAsync(Connection|DatabaseEngine|Iterator|Log|Rows|Scan|Stream|Subscription|Transactions)\b",
-        r"\1",
-    ),
+    (r"\bAsync(Administration|Connection|DatabaseEngine|Iterator|Log|Rows|Scan)\b", r"\1"),
+    (r"\bAsync(Speculation|Stream|Subscription|Transactions)\b", r"\1"),
     (r"\bAsyncioEngine\b", "BlockingEngine"),
     (r"\bimport asyncio\n", "from concurrent.futures import Future\n"),
     (r"\basyncio\.Future\b", "Future"),
     (r"\basyncio_engine\b", "blocking_engine"),
-    (r"\basync_(base|iterators|rows|transaction)\b", r"blocking_\1"),
+    (r"\basync_(administration|base|iterators|rows|speculation|transaction)\b", r"blocking_\1"),
     (r"\bPendingOpen\[(\w+)\]", r"\1"),
     (r"\baclose\b", "close"),
     (r"\b(logdb|ziplog)\.aio\b", r"\1"),

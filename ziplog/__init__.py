@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog import aio, errors, local, policy
+    from ziplog import aio, errors, local, policy, speculation
     from ziplog.client.blocking import Log
     from ziplog.client.blocking_iterators import Scan, Subscription
+    from ziplog.client.blocking_speculation import Speculation
     from ziplog.client.bulk.extents import Extent, Extents
     from ziplog.client.bulk.outline import ShardOutline
     from ziplog.client.common.requests import Blocked
@@ -59,6 +60,7 @@ __all__ = [
     "RecordTooLargeError",
     "Scan",
     "ShardOutline",
+    "Speculation",
     "Subscription",
     "TrimmedError",
     "UnavailableError",
@@ -69,6 +71,7 @@ __all__ = [
     "errors",
     "local",
     "policy",
+    "speculation",
 ]
 
 
@@ -122,9 +125,12 @@ _MODULES: Final = {
     "RecordId": "types",
     "Scan": "client.blocking_iterators",
     "ShardOutline": "client.bulk.outline",
+    "Speculation": "client.blocking_speculation",
     "Subscription": "client.blocking_iterators",
 }
-_SUBMODULES: Final = frozenset({"aio", "errors", "local", "metrics", "policy", "testing", "types"})
+_SUBMODULES: Final = frozenset(
+    {"aio", "errors", "local", "metrics", "policy", "speculation", "testing", "types"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,15 +7,15 @@ has one gsn and one shard; the pair is its record identifier, `RecordId`.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
 from ziplog.errors import RID_GENESIS, RID_RECENT, RecordId
 
 __all__ = [
-    "RID_GENESIS", "RID_RECENT", "ClientId", "Durability", "Epoch", "Fseq", "Gsn", "Record",
-    "RecordId", "Seq", "ShardId", "View", "cluster_id",
+    "RID_GENESIS", "RID_RECENT", "ClientId", "Confirmed", "Delivery", "Durability", "Epoch",
+    "Event", "Failed", "Fseq", "Gsn", "Record", "RecordId", "Seq", "ShardId", "View", "cluster_id",
 ]  # fmt: skip
 
 #: A position of the log. 0 is before every record; records start at 1.
@@ -64,3 +64,29 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def timestamp(self) -> datetime:
         """Creation time by the client's clock, as an aware datetime in UTC."""
         return _UNIX_EPOCH + timedelta(microseconds=self.timestamp_us)
+
+
+class Delivery(NamedTuple):
+    """A speculation delivers a record."""
+
+    record: Record
+    #: The record may still be withdrawn; False: it is final.
+    speculative: bool
+
+
+class Confirmed(NamedTuple):
+    """Every delivery of a speculation at or before a position is final."""
+
+    #: The last final record.
+    upto: RecordId
+
+
+class Failed(NamedTuple):
+    """Every delivery of a speculation behind a position is void; what counts comes again."""
+
+    #: The last position that is not affected. Its shard is 0 if its owner is unknown.
+    after: RecordId
+
+
+#: An event of a speculation.
+Event = Delivery | Confirmed | Failed

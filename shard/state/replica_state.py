@@ -141,10 +141,8 @@ class ReplicaState:
         self.has_gap = False
         #: The endpoint whose publication brought the last lease; "": it came by another way.
         self.publisher = ""
-        #: A reader subscribes to this server.
-        self.has_subscribers = False
-        #: A reader that speculates subscribes to this primary.
-        self.has_early_streams = False
+        #: A reader subscribes to this server; one that speculates does.
+        self.has_subscribers = self.has_early_streams = False
         #: The highest position that each client with a bare stream waits for; `awaiting`: still.
         self.awaited: Final[dict[bytes, int]] = {}
         self.awaiting: Final[set[bytes]] = set()

@@ -17,6 +17,7 @@ import msgspec
 from ziplog.client.common.requests import (
     NEVER,
     ChangeRequest,
+    EventsRequest,
     ExtentsRequest,
     FetchRequest,
     FinishUpgradeRequest,
@@ -25,6 +26,7 @@ from ziplog.client.common.requests import (
     ReadRequest,
     ScanRequest,
     SealRequest,
+    SpeculateRequest,
     SubscribeRequest,
     TrimRequest,
 )
@@ -56,6 +58,8 @@ _MAX_REPLICAS: Final = 16
 _MAX_NAME: Final = 128
 #: Length of a writer's identity, in bytes.
 _WRITER: Final = 16
+#: Maximum of the deliveries of a speculation that are neither confirmed nor void.
+MAX_PENDING: Final = 1_000_000
 #: Maximum number of records that iteration fetches at once.
 READ_AHEAD: Final = 65_536
 _ENDPOINT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
@@ -455,6 +459,35 @@ def subscribe(
     for shard in shards:
         check_shard(shard)
     return SubscribeRequest(deadline_ns, start, follow, frozenset(shards))
+
+
+def speculate(
+    start: RecordId, deadline_ns: int, *, shards: Collection[int] | None, max_pending: int
+) -> SpeculateRequest:
+    """Return a request for a speculation; arguments and errors as for `subscribe`.
+
+    Raises:
+        ConfigError: `max_pending` is out of range, too.
+
+    """
+    plain = subscribe(start, deadline_ns, follow=True, shards=shards)
+    is_count = isinstance(max_pending, int) and not isinstance(max_pending, bool)
+    if not is_count or not 1 <= max_pending <= MAX_PENDING:
+        rule = f"a whole number from 1 to {MAX_PENDING}"
+        raise ConfigError("max_pending", max_pending, rule)
+    return SpeculateRequest(deadline_ns, start, True, plain.shards, max_pending)
+
+
+def events(subscription: int, max_events: int, deadline_ns: int, after: int) -> EventsRequest:
+    """Return a request for the events of a speculation after the first `after` ones.
+
+    Raises:
+        ConfigError: `max_events` is below 1.
+
+    """
+    if not isinstance(max_events, int) or max_events < 1:
+        raise ConfigError("max_events", max_events, "a whole number from 1 on")
+    return EventsRequest(deadline_ns, subscription, max_events, after)
 
 
 def fetch(subscription: int, max_records: int, deadline_ns: int, after: int) -> FetchRequest:

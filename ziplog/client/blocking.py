@@ -7,24 +7,24 @@ each has a deadline.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ziplog.client import arguments
-from ziplog.client.blocking_base import Connection
+from ziplog.client.blocking_administration import Administration
 from ziplog.client.blocking_iterators import Scan, Subscription
+from ziplog.client.blocking_speculation import Speculation
 from ziplog.client.common.requests import (
     NEVER,
     MeasureRequest,
-    StatusRequest,
     SyncRequest,
     TailRequest,
 )
-from ziplog.types import RID_GENESIS, Record, RecordId
+from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
     from concurrent.futures import Future
     from typing import Self
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.measurements import Measurements
 
 
-class Log(Connection):
+class Log(Administration):
     """A client of one log. Close it, or use it in a `with` statement.
 
     Time-outs are in seconds; None means the default given to `connect`. A method that reaches its
@@ -364,6 +364,41 @@ class Log(Connection):
         limit = timeout if timeout is not None or follow else self._timeout
         return Subscription(self._engine, request, start, limit)
 
+    def speculate(
+        self,
+        start: RecordId = RID_RECENT,
+        *,
+        shards: Collection[int] | None = None,
+        max_pending: int = 10_000,
+        timeout: float | None = None,
+    ) -> Speculation:
+        """Return an iterator over events: records before they are final, and what becomes of them.
+
+        A `Delivery` brings a record early. `Confirmed(upto)` makes all deliveries at or before
+        `upto` final: they are what `subscribe` returns. `Failed(after)` makes all deliveries behind
+        `after` void; what counts follows again. Failures are rare: they need a server that fails.
+        Use no result of a delivery outside of this process before it is confirmed;
+        `ziplog.speculation.process` holds results back (docs/speculation.md).
+
+        Args:
+            start: any position; RID_RECENT: the last stable record.
+            shards: as for `subscribe`.
+            max_pending: the maximum number of deliveries that are neither confirmed nor void.
+            timeout: iteration raises DeadlineError after this time without an event. None: no
+                limit.
+
+        Raises:
+            TrimmedError: records from `start` on were trimmed.
+            ConfigError: one of `shards` never was a shard of this log.
+
+        """
+        if timeout is not None:
+            arguments.timeout_s(timeout, 0)
+        request = arguments.speculate(
+            start, self._deadline_ns(None), shards=shards, max_pending=max_pending
+        )
+        return Speculation(self._engine, request, start, timeout)
+
     def check_tail(self, *, sealed: bool = False, timeout: float | None = None) -> RecordId:
         """Return a position at or after all inserts that completed before this call.
 
@@ -443,120 +478,7 @@ class Log(Connection):
         request = arguments.scan(shard, start, stop, self._deadline_ns(timeout))
         return Scan(self._engine, request, start, stop, limit)
 
-    # --- the cluster ---
-
-    def trim(self, rid: RecordId, *, timeout: float | None = None) -> None:
-        """Delete all records before `rid`, once they are stable; the record of `rid` stays.
-
-        This includes records that are inserted before it meanwhile (see `check_tail`).
-
-        Raises:
-            NoSuchRecordError: no shard owns the position `rid` yet.
-            DeadlineError: it was not done in time; the call may be repeated. The text states what
-                it waits for, and whether it will happen or may still happen.
-
-        """
-        self._engine.call(arguments.trim(rid, self._deadline_ns(timeout)))
-
-    def add_shard(
-        self, shard: int, replicas: Mapping[str, str], *, timeout: float | None = None
-    ) -> None:
-        """Add a shard; return when it accepts records (T 4.2.3).
-
-        Its servers must be in the cluster file and run. This client uses the shard at once, other
-        clients a second later; subscriptions include it without action. The call is idempotent.
-
-        Args:
-            shard: a number that no shard ever had.
-            replicas: its f+1 servers, the primary first: name in the cluster file -> "host:port".
-            timeout: in seconds.
-
-        Raises:
-            ConfigError: an argument is invalid; the number or a server is or was in use by another
-                shard; or the number of `replicas` differs from that of other shards.
-            DeadlineError: it was not live in time, see the error's text; the change continues.
-
-        """
-        self._engine.call(arguments.change(shard, "add", self._deadline_ns(timeout), replicas))
-
-    def remove_shard(self, shard: int, *, timeout: float | None = None) -> None:
-        """Remove a shard permanently; return when it gets no more positions (T 4.2.3).
-
-        Its records stay there and can be read, so its servers must continue to run. Inserts go to
-        other shards, including pending ones; only inserts that are pinned to this shard fail. Its
-        number is never used again.
-
-        Args:
-            shard: a shard that is live, parked, joining or recovering.
-            timeout: in seconds.
-
-        Raises:
-            ConfigError: there is no such shard, or it is the last one that accepts records.
-            DeadlineError: it was not removed in time, see the error's text; the change continues.
-
-        """
-        self._engine.call(arguments.change(shard, "remove", self._deadline_ns(timeout)))
-
-    def finalize_shard(self, shard: int, *, timeout: float | None = None) -> None:
-        """Remove a shard, and wait until its records are on stable storage at all its servers.
-
-        From then on, only `trim` changes it. Arguments and errors are those of `remove_shard`.
-        """
-        self._engine.call(arguments.change(shard, "finalize", self._deadline_ns(timeout)))
-
-    def cluster(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the status document."""
-        document: bytes = self._engine.call(StatusRequest(self._deadline_ns(timeout)))
-        return arguments.status(document)
-
-    def finish_upgrade(self, wire: int, *, timeout: float | None = None) -> int:
-        """Have the cluster use a wire version; return the version that it uses then.
-
-        From then on, a release that does not know this version cannot be started again.
-
-        Args:
-            wire: the last one in `wire_versions` of every node in the status document.
-            timeout: in seconds.
-
-        Raises:
-            UnavailableError: a node is down or does not know the version; the text names it.
-
-        """
-        request = arguments.finish_upgrade(wire, self._deadline_ns(timeout))
-        found: int = self._engine.call(request)
-        return found
-
-    def events(self, *, after: int = 0, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Return recorded events of the cluster, oldest first: recoveries, shards, trims, nodes.
-
-        Args:
-            after: the number of an event; only later ones are returned. The service keeps the
-                latest 500 events.
-            timeout: in seconds.
-
-        Returns:
-            For each event: `number`, `at_us` (Unix time in microseconds, by the clock of the
-            service's leader), `kind`, `shard`, `node` (None: none) and `text`.
-
-        """
-        number = arguments.count("after", after)
-        request = StatusRequest(self._deadline_ns(timeout), "events", number)
-        return arguments.history(self._engine.call(request), "events")
-
-    def epochs(
-        self, start: int, stop: int, *, timeout: float | None = None
-    ) -> list[dict[str, Any]]:
-        """Return epochs of [start, stop), as far as they are leased and not trimmed; at most 1000.
-
-        Returns:
-            For each epoch: its number `epoch`, its `lease`, its length in `milliseconds`, its
-            positions [`start`, `stop`), and its `shards`, each with `view`, `weight` and `state`:
-            final, if all its positions in the epoch are decided and stable, or open.
-
-        """
-        first, end = arguments.count("start", start), arguments.count("stop", stop)
-        request = StatusRequest(self._deadline_ns(timeout), "epochs", first, end)
-        return arguments.history(self._engine.call(request), "epochs")
+    # --- the client ---
 
     def stats(self) -> dict[str, int]:
         """Return the counters of this client since it was created."""

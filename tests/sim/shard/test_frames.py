@@ -15,7 +15,7 @@ from shard.ordering.admission import MAX_UNIT_BYTES
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS
 from shard.ordering.primary import MAX_UNSTABLE_BYTES, MAX_UNSTABLE_RECORDS, Primary
 from shard.recovery.state_transfer import _ANSWER_BYTES, serve
-from shard.serving import readers
+from shard.serving import subscription
 from shard.state.replica_state import ReplicaConfig, ReplicaState
 from shard.state.slots import pack
 from ziplog.core.entries import Body, Expire, Place, Unit, encode_body
@@ -124,7 +124,9 @@ def test_unstable_decisions_are_forwarded_in_frames(
 def test_one_delivery_fits_a_frame(shape: Shape) -> None:
     place = shape.place(1)
     unit = Unit(place.epoch, place.gsns, place.body or b"")
-    count = readers.MAX_DELIVER_BYTES // (len(unit.body) + readers.UNIT_OVERHEAD_BYTES) + 1
+    count = (
+        subscription.MAX_DELIVER_BYTES // (len(unit.body) + subscription.UNIT_OVERHEAD_BYTES) + 1
+    )
     assert count * len(encode(unit)) <= MAX_FRAME - 2**20  # type: ignore[arg-type]
 
 

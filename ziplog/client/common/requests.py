@@ -13,7 +13,7 @@ import msgspec
 
 from ziplog.core.entries import Origin, Unit
 from ziplog.core.view import Replica
-from ziplog.types import Record, RecordId
+from ziplog.types import Event, Record, RecordId
 
 #: Selects a shard: (payload, key, ids of the live shards) -> id.
 Policy = Callable[[bytes, bytes | None, Sequence[int]], int]
@@ -142,11 +142,31 @@ class FetchRequest(Request, frozen=True, gc=False):
     after: int = NEVER
 
 
-class ProgressRequest(Request, frozen=True, gc=False):
-    """Get the progress of a subscription. Result, at once: a `Progress`."""
+class SpeculateRequest(SubscribeRequest, frozen=True, gc=False):
+    """Open a speculation. Result: its number."""
+
+    #: Most deliveries that are neither confirmed nor void.
+    max_pending: int = 10_000
+
+
+class EventsRequest(Request, frozen=True, gc=False):
+    """Fetch events of a speculation. Result: an `EventBatch`, empty at the deadline.
+
+    As with `FetchRequest`, the reader may lose the result; the same request returns the same events
+    again, and maybe more.
+    """
 
     subscription: int
-    #: As in `FetchRequest`.
+    max_events: int
+    #: The number of events that the reader has.
+    after: int
+
+
+class ProgressRequest(Request, frozen=True, gc=False):
+    """Get the progress of a subscription or speculation. Result, at once: a `Progress`."""
+
+    subscription: int
+    #: As in `FetchRequest`; of a speculation, as in `EventsRequest`.
     after: int = NEVER
 
 
@@ -222,6 +242,16 @@ class Fetched(msgspec.Struct, frozen=True, gc=False):
     ended: bool
 
 
+class EventBatch(msgspec.Struct, frozen=True, gc=False):
+    """Events of a speculation, in order."""
+
+    events: list[Event]
+    #: The number of events before these.
+    first: int
+    #: No more events will follow: the speculation is closed.
+    ended: bool = False
+
+
 class Blocked(NamedTuple):
     """The shard and the epoch of the undecided positions that block a subscription."""
 
@@ -230,13 +260,15 @@ class Blocked(NamedTuple):
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
-    """The progress of a subscription, as returned by the client node."""
+    """The progress of a subscription or speculation, as returned by the client node."""
 
-    #: Every record below it was returned.
+    #: Every record below it was returned; of a speculation: and is confirmed.
     position: RecordId
     #: Every record that the servers last reported was returned.
     caught_up: bool
     blocked_on: Blocked | None
+    #: Of a speculation: the number of deliveries that are neither confirmed nor void.
+    pending: int = 0
 
 
 class Counters(msgspec.Struct):
@@ -266,5 +298,11 @@ class Counters(msgspec.Struct):
     moved: int = 0
     reads: int = 0
     delivered: int = 0
+    #: Of speculations: records that were delivered early; those of them that were `confirmed`, and
+    #: those that were `withdrawn` by `failures` (events).
+    speculated: int = 0
+    confirmed: int = 0
+    failures: int = 0
+    withdrawn: int = 0
     #: Messages that violate the protocol.
     protocol_errors: int = 0

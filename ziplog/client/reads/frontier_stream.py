@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ziplog.core.units import NS_PER_MS, NS_PER_S
-from ziplog.wire import Credit, Subscribe, Unsubscribe, Want
+from ziplog.wire import Credit, Deliver, Early, Subscribe, Unsubscribe, Want
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Route, Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.core.entries import Unit
-    from ziplog.wire import Deliver, StreamKind
+    from ziplog.wire import StreamKind
 
 #: Interval between `Credit` messages.
 _RENEW_INTERVAL_NS: Final = 500 * NS_PER_MS
@@ -42,6 +42,8 @@ class FrontierStream:
     """A bare stream: the frontier of one shard."""
 
     KIND: ClassVar[StreamKind] = "frontier"
+    #: The message of this kind of stream.
+    MESSAGE: ClassVar[type[Deliver | Early]] = Deliver
 
     def __init__(
         self, context: StepContext, routing: Routing, shard: int, start: int, credit: int = 0
@@ -84,7 +86,7 @@ class FrontierStream:
             self._failed = 0
         self.number = context.request()
         self.view = route.view
-        self._name = route.names[(_best(route) + self._failed) % len(route.names)]
+        self._name = self._replica(route)
         self._granted = self._first_credit()
         self._unanswered_since = context.now
         self._renew_at = context.now + _RENEW_INTERVAL_NS
@@ -97,6 +99,10 @@ class FrontierStream:
                 self.frontier, self._granted, self.KIND,
             ),
         )  # fmt: skip
+
+    def _replica(self, route: Route) -> bytes:
+        """Return the server to subscribe to."""
+        return route.names[(_best(route) + self._failed) % len(route.names)]
 
     def _first_credit(self) -> int:
         """Return the credit of a stream that is opened."""
@@ -119,7 +125,7 @@ class FrontierStream:
 
     # --- receiving ---
 
-    def on_deliver(self, deliver: Deliver) -> bool:
+    def on_deliver(self, deliver: Deliver | Early) -> bool:
         """Take a `Deliver`; return False if the stream must be reopened."""
         self._unanswered_since = 0
         if deliver.view >= self.view:
@@ -128,7 +134,8 @@ class FrontierStream:
             self.reopen_later()
         if deliver.start != self.frontier:
             return deliver.start < self.frontier
-        if deliver.shard != self.shard or not self._is_sound(deliver):
+        is_kind = type(deliver) is self.MESSAGE
+        if not is_kind or deliver.shard != self.shard or not self._is_sound(deliver):
             self._context.counters.protocol_errors += 1
             self._failed += 1
             return False
@@ -137,7 +144,7 @@ class FrontierStream:
         self.stable = max(deliver.stable, deliver.frontier)
         return True
 
-    def _is_sound(self, deliver: Deliver) -> bool:
+    def _is_sound(self, deliver: Deliver | Early) -> bool:
         """Whether the message is one of this kind of stream."""
         return not deliver.units and deliver.frontier >= deliver.start
 

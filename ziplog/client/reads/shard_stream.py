@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.core.entries import Unit
-    from ziplog.wire import Deliver, StreamKind
+    from ziplog.wire import Deliver, Early, StreamKind
 
 #: Bytes that a server may send before the next credit; a unit counts 64 bytes more than its body.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
@@ -65,7 +65,7 @@ class ShardStream(FrontierStream):
 
     # --- receiving ---
 
-    def _is_sound(self, deliver: Deliver) -> bool:
+    def _is_sound(self, deliver: Deliver | Early) -> bool:
         return _is_sound(deliver)
 
     def _take_units(self, units: Sequence[Unit]) -> None:
@@ -84,6 +84,15 @@ class ShardStream(FrontierStream):
     def caught_up(self) -> bool:
         """Whether everything that the server last reported was popped."""
         return 0 < self.stable <= self.frontier and not self.highest
+
+    @property
+    def is_current(self) -> bool:
+        """Whether everything that the server last reported was received."""
+        return 0 < self.stable <= self.frontier
+
+    def unpopped(self) -> tuple[list[Unit], list[Row]]:
+        """Return the buffered units, and the rest of a unit that was popped in part."""
+        return list(self._units), list(self._rows)
 
     def pop_records(self, start: int, stop: int) -> list[Row]:
         """Return the records of [start, stop), in order; drop records below `start`.
@@ -152,7 +161,7 @@ class ShardStream(FrontierStream):
         assert self._buffered == sum(sizes)
 
 
-def _is_sound(deliver: Deliver) -> bool:
+def _is_sound(deliver: Deliver | Early) -> bool:
     """Whether the units are in order within [start, frontier); the first may begin earlier."""
     below = -1
     for unit in deliver.units:

@@ -206,7 +206,7 @@ class StreamReaders(StreamNumbers, Generic[ReaderT]):
 
     def on_batch_end(self) -> None:
         """End a batch of messages."""
-        for reader in self._open.values():
+        for reader in list(self._open.values()):  # a speculation may open or close its guess
             if reader.is_dirty:
                 reader.end_batch()
 

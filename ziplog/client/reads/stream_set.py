@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
-    from ziplog.wire import Deliver, Refused, Trimmed
+    from ziplog.wire import Deliver, Early, Refused, Trimmed
 
 StreamT = TypeVar("StreamT", bound=FrontierStream)
 #: Each stream with its reader, by the stream's number at the server.
@@ -76,8 +76,8 @@ class StreamSet(ABC, Generic[StreamT]):
 
     # --- messages ---
 
-    def on_deliver(self, stream: StreamT, deliver: Deliver) -> None:
-        """Handle a `Deliver` of a stream."""
+    def on_deliver(self, stream: StreamT, deliver: Deliver | Early) -> None:
+        """Handle a `Deliver` or `Early` of a stream."""
         if not stream.on_deliver(deliver):
             self._open(stream)
         self.is_dirty = True
@@ -140,8 +140,8 @@ class StreamNumbers:
     def __init__(self) -> None:
         self.numbers: Final[Numbers] = {}
 
-    def on_deliver(self, deliver: Deliver) -> None:
-        """Handle a `Deliver`."""
+    def on_deliver(self, deliver: Deliver | Early) -> None:
+        """Handle a `Deliver` or `Early`."""
         found = self.numbers.get(deliver.subscription)
         if found is not None:
             found[0].on_deliver(found[1], deliver)

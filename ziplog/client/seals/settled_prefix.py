@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.stream_set import Numbers
     from ziplog.client.reads.tail import LogTail, TailQueries
-    from ziplog.wire import Deliver, Trimmed
+    from ziplog.wire import Deliver, Early, Trimmed
 
 #: Time without a waiting call after which the streams are closed.
 REST_AFTER_NS: Final = 5 * NS_PER_S
@@ -154,7 +154,7 @@ class SettledPrefix(StreamSet[FrontierStream]):
     def _new_stream(self, shard: int) -> FrontierStream:
         return FrontierStream(self._context, self._routing, shard, self.position, self._wanted)
 
-    def on_deliver(self, stream: FrontierStream, deliver: Deliver) -> None:
+    def on_deliver(self, stream: FrontierStream, deliver: Deliver | Early) -> None:
         """Handle a `Deliver` of a stream."""
         super().on_deliver(stream, deliver)
         if self._leases.extend(deliver.leases, self.position):

@@ -10,11 +10,12 @@ import msgspec
 
 from ziplog.cli.terminal import one_line, shown_json
 from ziplog.errors import ConfigError
+from ziplog.types import Confirmed, Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.types import Record
+    from ziplog.types import Event, Record
 
 #: Fields of a format.
 _FIELDS: Final[dict[str, Callable[[Record], str]]] = {
@@ -49,6 +50,26 @@ def as_json(record: Record) -> bytes:
 def key_as_json(record: Record) -> bytes:
     """Return the same without the payload."""
     return _json_line(_head(record))
+
+
+def event_as_text(event: Event) -> bytes:
+    """Return an event of a speculation as one line for people."""
+    if isinstance(event, Delivery):
+        return (b"? " if event.speculative else b"+ ") + as_text(event.record)
+    if isinstance(event, Confirmed):
+        return f"= {event.upto}\n".encode()
+    return f"! {event.after}\n".encode()
+
+
+def event_as_json(event: Event) -> bytes:
+    """Return an event of a speculation as --json prints it."""
+    if isinstance(event, Delivery):
+        kind = {"event": "deliver", "speculative": event.speculative}
+        record = event.record
+        return _json_line(kind | _head(record) | _bytes_field("payload", record.payload))
+    if isinstance(event, Confirmed):
+        return _json_line({"event": "confirm", "upto": str(event.upto)})
+    return _json_line({"event": "fail", "after": str(event.after)})
 
 
 def formatted(pattern: str) -> Callable[[Record], bytes]:

@@ -16,54 +16,63 @@ from ziplog.cli.positions import FORMS, parse, parse_stop
 from ziplog.errors import ConfigError, TrimmedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ziplog.client.blocking import Log
+    from ziplog.types import Event
+
+
+Start = Annotated[
+    str | None,
+    typer.Option("--from", metavar=FORMS, help="Start here (inclusive), not at the first record."),
+]
+Stop = Annotated[
+    str | None, typer.Option("--to", metavar="POSITION", help="Stop before this position.")
+]
+Last = Annotated[
+    int | None, typer.Option("--last", min=1, metavar="N", help="Only the last N records.")
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, metavar="N", help="Stop after N records.")
+]
+Key = Annotated[str | None, typer.Option("--key", help="Only records with this key.")]
+KeyPrefix = Annotated[
+    str | None, typer.Option("--key-prefix", help="Only keys that begin with this.")
+]
+Grep = Annotated[str | None, typer.Option("--grep", metavar="RE", help="Only payloads that match.")]
+Shards = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--shard",
+        metavar="N",
+        help="Only this shard's records; may be repeated.",
+        autocompletion=known_names.shards,
+    ),
+]
+Pattern = Annotated[
+    str | None, typer.Option("--format", metavar="F", help="For example '%r %T %k %v'.")
+]
+KeysOnly = Annotated[bool, typer.Option("--keys-only", help="Print keys, without payloads.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")]
+Speculative = Annotated[
+    bool, typer.Option("--speculative", help="Print events of early delivery; needs --follow.")
+]
 
 
 def tail(
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar=FORMS, help="Start here (inclusive), not at the first record."
-        ),
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="POSITION", help="Stop before this position.")
-    ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option("--last", min=1, metavar="N", help="Only the last N records."),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="Stop after N records.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="Only records with this key.")] = None,
-    key_prefix: Annotated[
-        str | None, typer.Option("--key-prefix", help="Only keys that begin with this.")
-    ] = None,
-    grep: Annotated[
-        str | None, typer.Option("--grep", metavar="RE", help="Only payloads that match.")
-    ] = None,
-    shard: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--shard",
-            metavar="N",
-            help="Only this shard's records; may be repeated.",
-            autocompletion=known_names.shards,
-        ),
-    ] = None,
-    pattern: Annotated[
-        str | None, typer.Option("--format", metavar="F", help="For example '%r %T %k %v'.")
-    ] = None,
+    start: Start = None,
+    to: Stop = None,
+    last: Last = None,
+    limit: Limit = None,
+    key: Key = None,
+    key_prefix: KeyPrefix = None,
+    grep: Grep = None,
+    shard: Shards = None,
+    pattern: Pattern = None,
     *,
-    keys_only: Annotated[
-        bool, typer.Option("--keys-only", help="Print keys, without payloads.")
-    ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
-    ] = False,
+    keys_only: KeysOnly = False,
+    follow: Follow = False,
+    speculative: Speculative = False,
     json: Json = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
@@ -78,11 +87,31 @@ def tail(
 
     Without --follow, all servers must report where the log ends, so it fails while one is down;
     with --shard, only those of these shards.
+
+    --speculative prints records before they are final, from recent on if --from is not given. A
+    line begins with: ? an early record, + a final one, = all records up to here are final, ! all
+    records behind here are void.
     """
     if last is not None:
         if start is not None:
             raise ConfigError("--last", last, "left out if --from is given")
         start = f"-{last}"
+    if speculative:
+        _refuse_with_speculative(
+            {
+                "--to": to, "--last": last, "--limit": limit, "--key": key,
+                "--key-prefix": key_prefix, "--grep": grep, "--format": pattern,
+                "--keys-only": keys_only or None,
+            },
+            follow=follow,
+        )  # fmt: skip
+        find_start = parse(start or "recent", "--from")
+        with (
+            connect(bootstrap, timeout) as log,
+            log.speculate(find_start(log), shards=shard) as events,
+        ):
+            _print_events(events, rendering.event_as_json if json else rendering.event_as_text)
+        return
     render = _renderer(pattern, keys_only=keys_only, json=json)
     accepts = _filters(key, key_prefix, grep)
     find = None if start is None else parse(start, "--from")
@@ -162,3 +191,25 @@ def _print(
         out.write(render(record))
         if followed is not None and followed.caught_up:
             out.flush()
+
+
+def _refuse_with_speculative(options: Mapping[str, object], *, follow: bool) -> None:
+    """Refuse options that print no events.
+
+    Raises:
+        ConfigError: one of the options is given, or --follow is not.
+
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(name, value, "left out if --speculative is given")
+    if not follow:
+        raise ConfigError("--speculative", True, "for readers that follow: add --follow")
+
+
+def _print_events(events: ziplog.Speculation, render: Callable[[Event], bytes]) -> None:
+    """Print events; flush after each batch."""
+    out = sys.stdout.buffer
+    while batch := events.fetch():
+        out.writelines(map(render, batch))
+        out.flush()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from typer.testing import Result
+
+    from ziplog.types import Event
 STATUS = {
     "cluster": "demo",
     "durability": "memory",
@@ -90,6 +92,23 @@ class FakeExtents:
         return 1 + 100 * epoch
 
 
+class FakeSpeculation:
+    """Events, one in each fetch."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = list(events)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def fetch(self) -> list[Event]:
+        fetched, self.events = self.events[:1], self.events[1:]
+        return fetched
+
+
 class FakeLog:
     """A log in a list; record i has gsn i + 1 and shard 0."""
 
@@ -100,6 +119,8 @@ class FakeLog:
         self.append_error: Callable[[list[ziplog.RecordId]], Exception] | None = None
         self.records: list[ziplog.Record] = []
         self.calls: list[tuple[Any, ...]] = []
+        #: The events of speculations.
+        self.speculated: list[Event] = []
 
     def __enter__(self) -> Self:
         return self
@@ -159,6 +180,12 @@ class FakeLog:
             for record in self.records
             if record.rid.gsn >= start.gsn and (shards is None or record.rid.shard in shards)
         )
+
+    def speculate(
+        self, start: ziplog.RecordId, *, shards: Sequence[int] | None = None
+    ) -> FakeSpeculation:
+        self.calls.append(("speculate", start, shards))
+        return FakeSpeculation(self.speculated)
 
     def check_tail(self) -> ziplog.RecordId:
         return self.records[-1].rid if self.records else ziplog.RID_GENESIS

@@ -1,0 +1,1 @@
+"""Applications that compute on records before they are final (docs/speculation.md)."""

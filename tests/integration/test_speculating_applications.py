@@ -1,0 +1,91 @@
+"""The applications of examples/speculation: the same output with and without speculation."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from speculation import fraud, intrusion, trading
+from speculation.application import WAYS, Application, Former, Table
+from speculation.command import feed, is_end
+
+from ziplog import RID_GENESIS, Record, RecordId
+from ziplog.local import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.timeout(300)
+
+APPLICATIONS: dict[str, tuple[Callable[[], Application], Any]] = {
+    "intrusion": (lambda: intrusion.Intrusion(compute_ms=0), intrusion.records),
+    "fraud": (lambda: fraud.Fraud(compute_ms=0), fraud.records),
+    "trading": (lambda: trading.Trading(compute_ms=0), trading.records),
+}
+COUNT = 3000
+
+
+@pytest.fixture
+def cluster(tmp_path: Any) -> Iterator[Cluster]:
+    with Cluster(tmp_path, shards=2) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_output_is_the_same_while_a_primary_dies(cluster: Cluster, name: str) -> None:
+    application, records = APPLICATIONS[name]
+    runs = {way: application() for way in WAYS}
+    with cluster.connect() as writer, cluster.connect() as reader:
+        following = threading.Thread(
+            target=WAYS["speculate"], args=(reader, runs["speculate"], RID_GENESIS, is_end)
+        )
+        following.start()
+        given = list(records(COUNT, 1))
+        feed_part(writer, given[: COUNT // 2])
+        cluster.kill("shard-0-0")
+        feed(writer, given[COUNT // 2 :], (0, 1))
+        following.join()
+        WAYS["subscribe"](reader, runs["subscribe"], RID_GENESIS, is_end)
+    assert runs["speculate"].outputs == runs["subscribe"].outputs
+    assert len(runs["speculate"].outputs) > 2, "there is something to compare"
+    assert runs["speculate"].table.dump() == runs["subscribe"].table.dump()
+
+
+def feed_part(writer: Any, given: list[tuple[bytes, int | None]]) -> None:
+    for payload, key in given:
+        writer.insert_after(payload, shard=None if key is None else key % 2)
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_undo_restores_the_database_byte_for_byte(name: str) -> None:
+    application, given = APPLICATIONS[name]
+    made = application()
+    records = [
+        Record(RecordId(gsn, 0), payload, None, 0, 0)
+        for gsn, (payload, _) in enumerate(given(COUNT, 2), 1)
+    ]
+    chance = random.Random(3)
+    dumps, done = [made.table.dump()], []
+    for start in range(0, COUNT, 100):
+        done.append(
+            list(zip(batch := records[start : start + 100], made.apply(batch), strict=True))
+        )
+        dumps.append(made.table.dump())
+        for _ in range(min(chance.randrange(3), len(done))):
+            for record, effect in reversed(done.pop()):
+                made.undo(record, effect)
+            dumps.pop()
+            assert made.table.dump() == dumps[-1]
+    while done:
+        for record, effect in reversed(done.pop()):
+            made.undo(record, effect)
+    assert made.table.dump() == dumps[0]
+
+
+def test_a_write_reports_what_it_replaced() -> None:
+    table = Table("a", "b")
+    assert table.put(1, 2, 0.5) == Former(1, None)
+    assert table.put(1, 3, 0.25) == Former(1, (2, 0.5))
+    assert table.get(1) == (3, 0.25)

@@ -1,10 +1,10 @@
-"""Message delays of inserts, deliveries and appends: `python -m tests.sim.latency [--append]`.
+"""Message delays of inserts, deliveries and appends: `python -m tests.sim.latency`.
 
 One client inserts record after record at random shards, and another one follows the log. With
-`--append`, one client inserts, or appends, or does both in turns, or inserts beside another one
-that appends. Every hop takes 40 to 60 µs, and nothing else takes time, so only the protocol's
-delays remain. On real machines each hop also costs processor time (scripts/bench.py sequential,
-append).
+`--speculate`, it follows by a speculation. With `--append`, one client inserts, or appends, or does
+both in turns, or inserts beside another one that appends. Every hop takes 40 to 60 µs, and nothing
+else takes time, so only the protocol's delays remain. On real machines each hop also costs
+processor time (scripts/bench.py sequential, append).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tests.sim.cluster import SimCluster
@@ -22,13 +23,16 @@ from tests.simulator.network import Conditions
 from ziplog.client.common.requests import (
     NEVER,
     ConnectRequest,
+    EventBatch,
+    EventsRequest,
     Fetched,
     FetchRequest,
     InsertRequest,
     Request,
+    SpeculateRequest,
     SubscribeRequest,
 )
-from ziplog.types import RID_GENESIS, RecordId
+from ziplog.types import RID_GENESIS, Confirmed, Delivery, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -136,7 +140,44 @@ class Loop:
         return not self.left
 
 
-LoadT = TypeVar("LoadT", Pair, Loop)
+class Speculating(Pair):
+    """A client that inserts and one that speculates; `early`: the early deliveries."""
+
+    def __init__(self, cluster: SimCluster, count: int, think_us: int) -> None:
+        #: By gsn, in ns: the time of its early delivery; the gsns of deliveries to be confirmed.
+        self.early: dict[int, int] = {}
+        self._open: deque[int] = deque()
+        self._taken = self.failures = 0
+        super().__init__(cluster, count, think_us)
+
+    def _follow(self, _limits: object) -> None:
+        self._call(self.reader, SpeculateRequest(NEVER, RID_GENESIS, True), self._opened)
+
+    def _opened(self, subscription: int) -> None:
+        def fetch() -> None:
+            self._call(self.reader, EventsRequest(NEVER, subscription, 1000, self._taken), fetched)
+
+        def fetched(some: EventBatch) -> None:
+            now = self.cluster.kernel.now
+            for event in some.events:
+                if type(event) is Delivery:
+                    gsn = event.record.rid.gsn
+                    self._open.append(gsn)
+                    if event.speculative:
+                        self.early[gsn] = now
+                elif type(event) is Confirmed:
+                    while self._open and self._open[0] <= event.upto.gsn:
+                        self.delivered[self._open.popleft()] = now
+                else:
+                    self.failures += 1
+            self._taken += len(some.events)
+            fetch()
+
+        fetch()
+        self._insert()
+
+
+LoadT = TypeVar("LoadT", Pair, Loop, Speculating)
 
 
 def run_load(
@@ -173,6 +214,21 @@ def measure(shards: int, think_us: int, count: int = 1500, *, seed: int = 7) -> 
     }
 
 
+def measure_speculation(
+    shards: int, think_us: int, count: int = 1500, *, seed: int = 7
+) -> dict[str, float]:
+    """Return p50 and p99 of early and final deliveries in µs, and the share of the early ones."""
+    load = _run(shards, lambda cluster: Speculating(cluster, count, think_us), seed)
+    early = [load.early[gsn] - called for gsn, called in load.called.items() if gsn in load.early]
+    final = [load.delivered[gsn] - called for gsn, called in load.called.items()]
+    return {
+        "early_share": len(early) / len(final),
+        "failures": load.failures,
+        **_quantiles_us("early", early),
+        **_quantiles_us("confirmed", final),
+    }
+
+
 def measure_appends(
     shards: int, think_us: int, count: int = 1500, *, seed: int = 7
 ) -> dict[str, float]:
@@ -205,9 +261,11 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 6])
     parser.add_argument("--think-us", type=int, default=3000, help="between two inserts")
     parser.add_argument("--append", action="store_true", help="appends beside inserts")
+    parser.add_argument("--speculate", action="store_true", help="early delivery")
     arguments = parser.parse_args()
+    measured = measure_speculation if arguments.speculate else measure
     for shards in arguments.shards:
-        found = (measure_appends if arguments.append else measure)(shards, arguments.think_us)
+        found = (measure_appends if arguments.append else measured)(shards, arguments.think_us)
         figures = ", ".join(f"{name} {value:,.4g}" for name, value in found.items())
         sys.stdout.write(f"{shards} shards: {figures}\n")
 

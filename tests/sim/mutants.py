@@ -2,7 +2,8 @@
 
 Recoveries and leases: tests/sim/mutants_of_views; changes of shards: tests/sim/mutants_of_shards;
 long lease histories: tests/sim/mutants_of_leases; appends: tests/sim/mutants_of_appends; durability
-levels: tests/sim/mutants_of_levels. See tests/sim/mutation.
+levels: tests/sim/mutants_of_levels; early delivery: tests/sim/mutants_of_speculation. See
+tests/sim/mutation.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.sim import (
     mutants_of_rebuilds,
     mutants_of_sessions,
     mutants_of_shards,
+    mutants_of_speculation,
     mutants_of_time,
     mutants_of_views,
 )
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MUTANTS", "mutants_of_appends", "mutants_of_leases", "mutants_of_levels",
     "mutants_of_logdb", "mutants_of_rebuilds", "mutants_of_sessions", "mutants_of_shards",
-    "mutants_of_time", "mutants_of_views",
+    "mutants_of_speculation", "mutants_of_time", "mutants_of_views",
 ]  # fmt: skip
 
 _replace: Final = msgspec.structs.replace

@@ -157,6 +157,8 @@ class Plan(NamedTuple):
     #: Share of the inserts and tail queries that are sealed; clients call `seal`, too, and readers
     #: `barrier`.
     appends: float = 0.0
+    #: Number of readers that speculate.
+    speculators: int = 0
 
     @property
     def forgets_soon(self) -> bool:
@@ -244,6 +246,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         plan = _aged(plan)
         plan = plan._replace(publishes=Random(f"publications {seed}").random() < 1 / 3)
         plan = plan._replace(appends=Random(f"appends {seed}").choice((0.0, _APPENDS)))
+        plan = plan._replace(speculators=Random(f"speculators {seed}").choice((0, 1)))
     return plan._replace(faults=tuple(sorted(drawn)))
 
 

@@ -17,6 +17,7 @@ from shard.state import epoch_clock
 from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
 from tests.sim.simulated import simulated
+from tests.sim.speculators import Speculator
 from tests.sim.stages import Outcome, Run
 from tests.sim.workload import BARRIER, Reader, Writer
 from tests.simulator.kernel import Kernel, S
@@ -101,7 +102,7 @@ class LogRun(Run):
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
         super().__init__(kernel, plan)
         self.workers.extend(Writer(self.shared, f"writer-{i}", plan) for i in range(plan.writers))
-        self.readers: Final = [
+        self.readers: Final[list[Reader]] = [
             Reader(
                 self.shared,
                 f"reader-{i}",
@@ -110,6 +111,11 @@ class LogRun(Run):
             )
             for i in range(plan.readers)
         ]
+        self.speculators: Final = [
+            Speculator(self.shared, f"speculator-{i}", shards=_shards_to_read(plan, i))
+            for i in range(plan.speculators)
+        ]
+        self.readers += self.speculators
         self.onlookers.extend(self.readers)
         self.auditor: Final = Reader(self.shared, "auditor", follow=False)
 
@@ -144,6 +150,11 @@ class LogRun(Run):
             verdict.HEALED_NS,
         )
         assert caught_up, [(r.name, r.delivered, auditor.delivered) for r in self.readers]
+        settled = self._pass_until(
+            lambda: not any(reader.promises.open for reader in self.speculators),
+            verdict.HEALED_NS,
+        )
+        assert settled, f"W5: deliveries stay open: {[r.promises.open for r in self.speculators]}"
         self._read_back()
         return auditor.records
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _CONNECT_NS: Final = 120 * S
 #: Limit of a reader's fetch.
-_FETCH_NS: Final = 1 * S
-_FETCH_RECORDS: Final = 100
+FETCH_NS: Final = 1 * S
+FETCH_RECORDS: Final = 100
 #: Number of the last known records that a chain or a recent reader selects from.
 _RECENT: Final = 20
 #: Probability that a sleeping client sleeps between two calls.
@@ -295,8 +295,8 @@ class Reader(Client):
         if self._barriers and self.random.random() < self._barriers:
             request = BarrierRequest(self.deadline(10 * S), self._subscription)
             self.call(request, lambda _: None)
-        deadline = self.deadline(_FETCH_NS)
-        self.call(FetchRequest(deadline, self._subscription, _FETCH_RECORDS), self._fetched)
+        deadline = self.deadline(FETCH_NS)
+        self.call(FetchRequest(deadline, self._subscription, FETCH_RECORDS), self._fetched)
 
     def _fetched(self, result: Fetched | BaseException) -> None:
         if isinstance(result, TrimmedError):
@@ -318,6 +318,6 @@ class Reader(Client):
             self._fetch()
 
     def _restart(self, start: RecordId) -> None:
-        end = UnsubscribeRequest(self.deadline(_FETCH_NS), self._subscription)
+        end = UnsubscribeRequest(self.deadline(FETCH_NS), self._subscription)
         self.program().call(end, lambda _: None)
         self._subscribe(start)

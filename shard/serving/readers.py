@@ -396,8 +396,9 @@ class Readers:
     @property
     def has_work(self) -> bool:
         """Whether `catch_up`, or the end of a batch, has records to send."""
-        is_behind = self._lagging and any(s.used < s.credit for s in self._lagging.values())
-        return bool(is_behind) or self.early.has_work
+        if self._state.has_early_streams and self.early.has_work:
+            return True
+        return bool(self._lagging) and any(s.used < s.credit for s in self._lagging.values())
 
     def _catch_up(self, key: Key, subscription: Subscription, *, always: bool) -> None:
         state, frontier = self._state, self._state.frontier

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ziplog.client.reads.shard_stream import ShardStream
     from ziplog.core.view import LeaseRun
     from ziplog.types import Event, Record
+    from ziplog.wire import Trimmed
 
 #: Interval before a guess that failed with an error begins again.
 _RETRY_NS: Final = NS_PER_S
@@ -186,7 +187,7 @@ class Guess(LogReader[Request]):
         self._popped = 0
         #: The truth's streams when the guess began.
         self._stable: Mapping[int, ShardStream] = {}
-        #: A shard begins another view, or was passed by the truth: what was received may be wrong.
+        #: A shard begins another view, so what was received may be wrong; or a stream was trimmed.
         self._is_stale = False
 
     def start(
@@ -256,11 +257,13 @@ class Guess(LogReader[Request]):
         """Complete the fetches of the speculation."""
         self._truth.serve()
 
-    def _open(self, stream: ShardStream) -> None:
-        if stream.number and stream.frontier < self.position:
-            self._make_stale()  # it would miss rows of its writers
-        else:
-            super()._open(stream)
+    def _start_of(self, stream: ShardStream) -> int:
+        return stream.frontier  # the stream needs all rows of its writers
+
+    def on_trimmed(self, stream: ShardStream, trimmed: Trimmed) -> None:
+        """Begin again: the truth has passed the stream's position."""
+        del stream, trimmed
+        self._make_stale()
 
     def on_routes_changed(self, shards: list[int]) -> None:
         """Begin again if a shard begins another view."""

@@ -46,9 +46,13 @@ class StreamSet(ABC, Generic[StreamT]):
     def _open(self, stream: StreamT) -> None:
         """Open or reopen a stream where it was."""
         self._numbers.pop(stream.number, None)
-        stream.open(self.position)
+        stream.open(self._start_of(stream))
         self._numbers[stream.number] = (self, stream)
         self._streams[stream.shard] = stream
+
+    def _start_of(self, _stream: StreamT) -> int:
+        """Return the position at which to open a stream, at least."""
+        return self.position
 
     def _open_members(
         self, shards: set[int], new: Callable[[int], StreamT], again: Callable[[], None]

@@ -267,6 +267,17 @@ def test_guess_of_a_former_view_is_dropped() -> None:
     assert glass.events() == ["!2", (4, False), (5, False), "=5"]
 
 
+def test_next_guess_delivers_nothing_twice() -> None:
+    glass = Speculator()
+    glass.early(1, 4, [1], [2], [3])
+    assert glass.events() == [(1, True), (2, True), (3, True)]
+    glass.learn(placement(0, view=2))
+    glass.early(1, 6, [1], [2], [3], [5], view=2)
+    assert glass.events() == [(5, True)]
+    glass.truth(1, 6, [1], [2], [3], [5], view=2)
+    assert glass.events() == ["=5"]
+
+
 def test_failure_of_the_guess_is_no_failure_of_the_speculation() -> None:
     glass = Speculator()
     glass.early(1, 3, [1], Unit(0, [2], b"\x91"))
@@ -300,8 +311,13 @@ def test_error_of_the_truth_is_raised_after_the_events() -> None:
 
 def test_guess_drops_the_repetitions_that_the_truth_drops() -> None:
     glass = Speculator(guesses=False)
+    call = glass.call(EventsRequest(NEVER, glass.number, 10, 0))
     glass.truth(1, 3, written(1, 1), written(2, 2))
-    assert glass.events() == [(1, False), (2, False), "=2"]
+    batch = glass.answers.pop(call)
+    assert isinstance(batch, EventBatch)
+    assert [short(event) for event in batch.events] == [(1, False), (2, False), "=2"]
+    glass.got += batch.events
+    assert glass.opened["early", 0].start == 3, "the guess begins when the truth has returned them"
     glass.early(3, 6, written(3, 2), written(4, 1), written(5, 3))
     assert glass.events() == [(5, True)]
     glass.truth(3, 6, written(3, 2), written(4, 1), written(5, 3))
@@ -316,6 +332,33 @@ def test_guess_that_was_passed_keeps_its_writers() -> None:
     assert glass.events() == [(4, True)]
     glass.truth(3, 5, written(3, 2), written(4, 3))
     assert glass.events() == ["=4"]
+
+
+def test_stream_that_was_passed_is_reopened_where_it_was() -> None:
+    glass = Speculator()
+    glass.truth(1, 4, written(1, 1), written(2, 2), written(3, 3))
+    assert len(glass.events()) == 4
+    number = glass.opened["early", 0].subscription
+    for ms in (25, 45):
+        glass.give(wire.Refused(CLUSTER, 0, 1, 0, number, "not-ready"))
+        glass.pass_time(ms * MS)
+        glass.look()
+        assert glass.opened["early", 0].subscription != number, "the backoff doubles"
+        number = glass.opened["early", 0].subscription
+        assert glass.opened["early", 0].start == 1
+    glass.early(1, 6, written(1, 1), written(2, 2), written(3, 3), written(4, 2), written(5, 4))
+    assert glass.events() == [(5, True)]
+
+
+def test_trimmed_guess_begins_where_the_truth_is() -> None:
+    glass = Speculator()
+    glass.truth(1, 4, [1], [2], [3])
+    assert len(glass.events()) == 4
+    number = glass.opened["early", 0].subscription
+    glass.give(wire.Trimmed(CLUSTER, 0, 1, number, 3))
+    glass.look()
+    assert glass.opened["early", 0].start == 4
+    assert glass.events() == []
 
 
 # --- bounds, losses, the end ---
@@ -389,6 +432,9 @@ def test_chosen_shards_are_those_of_both() -> None:
 # --- all rules, with any messages ---
 
 
+ACTIONS = ["decide", "decide", "stable", "early", "early", "fetch", "fetch", "view"]
+
+
 class Oracle:
     """Checks the promises W1 to W5 against the log that the truth has."""
 
@@ -444,8 +490,8 @@ def test_events_keep_their_promises(data: st.DataObject) -> None:
             sent[message.subscription] = end
 
     sent: dict[int, int] = {}
-    for _ in range(data.draw(st.integers(1, 25))):
-        match data.draw(st.sampled_from(["decide", "decide", "stable", "early", "fetch", "view"])):
+    for _ in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from(ACTIONS)):
             case "decide":
                 gsn = len(log)
                 is_hole = data.draw(st.integers(0, 4)) == 0

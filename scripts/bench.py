@@ -12,6 +12,7 @@
     sequential       from insert to delivery: pauses, rates, bursts, no-ops
     append           appends beside inserts and deliveries
     scalog           inserts behind an ordering layer (--t-ord, --nodes), beside inserts and appends
+    speculation      deliveries and output of an application: gate, subscribe, speculate
     failure          throughput around the kill of a storage server
     reconfigure      throughput while a shard is added and one removed
     idle             CPU of an idle cluster
@@ -50,6 +51,7 @@ from log_bench import (
     paths,
     reconfigure,
     sequential,
+    speculation,
 )
 from logdb_bench import contention, restart, ycsb
 from logdb_bench import cpu as logdb_cpu
@@ -114,6 +116,7 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
         lambda options: gate.measure(options.scale, options.t_ord, options.nodes),
         _own("scalog", gate.draw),
     ),
+    "speculation": Measurement(_scaled(speculation.measure), _own("speculation", speculation.draw)),
     "failure": Measurement(_scaled(failure.kills, 4.0, 6), _own("failure", failure.draw)),
     "reconfigure": Measurement(
         _scaled(reconfigure.measure, 4.0, 11), _own("reconfigure", reconfigure.draw)

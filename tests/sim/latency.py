@@ -218,14 +218,14 @@ def measure_speculation(
     shards: int, think_us: int, count: int = 1500, *, seed: int = 7
 ) -> dict[str, float]:
     """Return p50 and p99 of early and final deliveries in µs, and the share of the early ones."""
-    load = _run(shards, lambda cluster: Speculating(cluster, count, think_us), seed)
+    load = run_load(shards, lambda cluster: Speculating(cluster, count, think_us), seed)
     early = [load.early[gsn] - called for gsn, called in load.called.items() if gsn in load.early]
     final = [load.delivered[gsn] - called for gsn, called in load.called.items()]
     return {
         "early_share": len(early) / len(final),
         "failures": load.failures,
-        **_quantiles_us("early", early),
-        **_quantiles_us("confirmed", final),
+        **quantiles_us("early", early),
+        **quantiles_us("confirmed", final),
     }
 
 

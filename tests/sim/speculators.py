@@ -45,8 +45,8 @@ class Promises:
         #: Deliveries that are neither confirmed nor void, in order: the local state to undo.
         self.open: Final[list[Record]] = []
         self._confirmed = 0
-        #: Numbers of early deliveries, and of failures.
-        self.early = self.failures = 0
+        #: Numbers of early deliveries, of failures, and of the deliveries that these withdrew.
+        self.early = self.failures = self.withdrawn = 0
 
     def add(self, events: Sequence[Event]) -> list[Record]:
         """Check the next events; return the records that became final."""
@@ -81,6 +81,7 @@ class Promises:
         )
         kept = [record for record in self.open if record.rid.gsn <= after]
         assert len(kept) < len(self.open), f"W4: {self._name}: nothing is void behind {after}"
+        self.withdrawn += len(self.open) - len(kept)
         self.open[:] = kept
         self.failures += 1
 
@@ -91,8 +92,8 @@ class Speculator(Reader):
     def __init__(self, shared: Shared, name: str, *, shards: frozenset[int] | None = None) -> None:
         super().__init__(shared, name, shards=shards)
         self.promises = Promises(name)
-        #: Numbers of early deliveries and failures of its earlier speculations.
-        self._early = self._failures = 0
+        #: The promises of its earlier speculations.
+        self._former: Final[list[Promises]] = []
         #: Number of events received, and the operation of the subscription in the history.
         self._taken = self._operation = 0
         self._resumes: int | None = None
@@ -100,12 +101,17 @@ class Speculator(Reader):
     @property
     def early(self) -> int:
         """Number of early deliveries."""
-        return self._early + self.promises.early
+        return sum(one.early for one in (*self._former, self.promises))
 
     @property
     def failures(self) -> int:
         """Number of failures."""
-        return self._failures + self.promises.failures
+        return sum(one.failures for one in (*self._former, self.promises))
+
+    @property
+    def withdrawn(self) -> int:
+        """Number of deliveries that failures withdrew."""
+        return sum(one.withdrawn for one in (*self._former, self.promises))
 
     def begin(self) -> None:
         self._resumes = None  # it restarted under another name
@@ -127,7 +133,7 @@ class Speculator(Reader):
 
         def opened(result: Any) -> None:
             history.returned(operation, kernel.now, result)
-            self._early, self._failures = self.early, self.failures
+            self._former.append(self.promises)
             self.promises, self._taken = Promises(self.name), 0
             self._subscribed(result)
 

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.sim import run as runs
 from tests.sim.latency import measure, measure_speculation
+from tests.sim.misspeculation import speculators
 from tests.sim.mutants_of_speculation import lost_decisions
 from tests.sim.mutation import LAN, busy
 from tests.sim.speculators import Promises
 from ziplog.types import Confirmed, Delivery, Event, Failed, Record, RecordId
-
-if TYPE_CHECKING:
-    from tests.sim.plan import Plan
-    from tests.sim.speculators import Speculator
-
-
-def speculators(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[Speculator]:
-    """Execute a plan; return its readers that speculate."""
-    found: list[Speculator] = []
-    audit = runs.LogRun._audit
-
-    def audited(self: runs.LogRun) -> int:
-        found.extend(self.speculators)
-        return audit(self)
-
-    monkeypatch.setattr(runs.LogRun, "_audit", audited)
-    runs.run(plan)
-    return found
 
 
 @pytest.mark.parametrize(("shards", "hops"), [(1, 2), (2, 3), (6, 3.3)])
@@ -44,15 +26,15 @@ def test_early_delivery_takes_one_delay_less(shards: int, hops: float) -> None:
     assert found["confirmed_p50_us"] <= 1.08 * plain["delivery_p50_us"]
 
 
-def test_nothing_fails_without_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_fails_without_faults() -> None:
     plans = [busy(seed, shards=2, conditions=LAN, speculators=2) for seed in (1, 2, 3)]
-    found = [one for plan in plans for one in speculators(plan, monkeypatch)]
+    found = [one for plan in plans for one in speculators(plan)]
     assert sum(one.early for one in found) > 0
     assert sum(one.failures for one in found) == 0
 
 
-def test_lost_decisions_are_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [one for seed in (1, 2, 4) for one in speculators(lost_decisions(seed), monkeypatch)]
+def test_lost_decisions_are_withdrawn() -> None:
+    found = [one for seed in (1, 2, 4) for one in speculators(lost_decisions(seed))]
     assert sum(one.failures for one in found) > 0
     assert sum(one.early for one in found) > 100
 
@@ -88,3 +70,4 @@ def test_kept_promises_are_not() -> None:
     assert promises.add([Failed(RecordId(3, 0)), deliver(5)]) == []
     assert promises.add([Confirmed(RecordId(5, 0))]) == [record(5)]
     assert (promises.early, promises.failures, promises.open) == (4, 1, [])
+    assert promises.withdrawn == 2

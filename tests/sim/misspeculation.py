@@ -63,16 +63,19 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="runs of each draw")
     options = parser.parse_args()
     for name, draw in DRAWS.items():
-        found = [one for seed in range(1, options.kills + 1) for one in speculators(draw(seed))]
-        failed = [one.withdrawn / one.failures for one in found if one.failures]
-        early = sum(one.early for one in found)
-        withdrawn = sum(one.withdrawn for one in found)
+        counts = [
+            (one.early, one.failures, one.withdrawn)
+            for seed in range(1, options.kills + 1)
+            for one in speculators(draw(seed))
+        ]
+        early, failures, withdrawn = map(sum, zip(*counts, strict=True))
+        each = [withdrawn / failures for _, failures, withdrawn in counts if failures]
         sys.stdout.write(
-            f"{name}: {options.kills} kills, {early} early deliveries,"
-            f" {sum(one.failures for one in found)} failures in {len(failed)} runs;"
-            f" {withdrawn} deliveries withdrawn, a failure {statistics.median(failed or [0]):g}"
-            f" (p50), {max(failed, default=0):g} (most)\n"
+            f"{name}: {options.kills} kills, {early} early deliveries, {failures} failures in"
+            f" {len(each)} runs; {withdrawn} deliveries withdrawn, a failure"
+            f" {statistics.median(each or [0]):g} (p50), {max(each, default=0):g} (most)\n"
         )
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

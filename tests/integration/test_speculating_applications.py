@@ -1,4 +1,7 @@
-"""The applications of examples/speculation: the same output with and without speculation."""
+"""The applications of examples/speculation have the same output three ways.
+
+They read by a subscription, by a speculation, and behind an ordering layer (scripts/scalog).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scalog import gated
+from scalog.layer import Layer
 from speculation import fraud, intrusion, trading
 from speculation.application import WAYS, Application, Former, Table
 from speculation.command import feed, is_end
@@ -36,7 +41,7 @@ def cluster(tmp_path: Any) -> Iterator[Cluster]:
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_output_is_the_same_while_a_primary_dies(cluster: Cluster, name: str) -> None:
     application, records = APPLICATIONS[name]
-    runs = {way: application() for way in WAYS}
+    runs = {way: application() for way in (*WAYS, "gate")}
     with cluster.connect() as writer, cluster.connect() as reader:
         following = threading.Thread(
             target=WAYS["speculate"], args=(reader, runs["speculate"], RID_GENESIS, is_end)
@@ -48,9 +53,16 @@ def test_output_is_the_same_while_a_primary_dies(cluster: Cluster, name: str) ->
         feed(writer, given[COUNT // 2 :], (0, 1))
         following.join()
         WAYS["subscribe"](reader, runs["subscribe"], RID_GENESIS, is_end)
-    assert runs["speculate"].outputs == runs["subscribe"].outputs
-    assert len(runs["speculate"].outputs) > 2, "there is something to compare"
-    assert runs["speculate"].table.dump() == runs["subscribe"].table.dump()
+    with (
+        Layer(cluster.endpoint, 1, 1.0) as layer,
+        gated.installed(layer.endpoints),
+        cluster.connect() as reader,
+    ):
+        WAYS["subscribe"](reader, runs["gate"], RID_GENESIS, is_end)
+    assert len(runs["subscribe"].outputs) > 2, "there is something to compare"
+    for run in runs.values():
+        assert run.outputs == runs["subscribe"].outputs
+        assert run.table.dump() == runs["subscribe"].table.dump()
 
 
 def feed_part(writer: Any, given: list[tuple[bytes, int | None]]) -> None:

@@ -97,6 +97,8 @@ def test_the_paths_of_a_healthy_cluster(monitor: Monitor) -> None:
     assert all(node["started"] > 1e9 for node in status["mms"])
     assert 0 <= status["age_ms"] < 5000
     for path in ("/readyz", "/readyz?node=shard-0-1", "/readyz?node=fh-0"):
+        # A leader appears in the status document a moment after its election.
+        wait_until(lambda path=path: get(monitor, path)[0] == 200, path)
         assert get(monitor, path) == (200, "application/json", b'{"status":"ok"}')
     for path, check in (
         ("/healthz", "the monitor replies"),

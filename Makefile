@@ -5,8 +5,9 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 BIN := .venv/bin
 EVENTS ?= 1000898
 # Number of test workers: more than cores (2 where it was measured), because many tests wait for
-# processes and time-outs. tests/conftest.py distributes the tests.
-WORKERS ?= 5
+# processes and time-outs. More workers starve Spark, which gives a Python process 10 s to start.
+# tests/conftest.py distributes the tests.
+WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 # Further options of the tests or of a simulation.

@@ -24,8 +24,6 @@ def spark() -> Iterator[SparkSession]:
         "spark.log.level": "OFF",
         "spark.driver.extraJavaOptions": SHORT_LIVED,
         "spark.sql.session.timeZone": "UTC",
-        # Other tests use the same cores while Spark starts its Python processes.
-        "spark.python.authenticate.socketTimeout": "60s",
     }
     running = session("tests", 2, "1g", settings)
     yield running

@@ -83,9 +83,9 @@ class Subscription(Stream):
         """
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
         arguments.fetch(self._number, max_records, NEVER, 0)
-        while not self._buffer.pending and self._fill(max_records, limit):
+        while not self._buffer.left and self._fill(max_records, limit):
             pass  # Another asyncio task may have taken them.
-        if self._buffer.ended and not self._buffer.pending:
+        if self._buffer.ended and not self._buffer.left:
             self.close()
         return self._buffer.pop(max_records)
 

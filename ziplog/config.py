@@ -263,7 +263,9 @@ class ClusterConfig:
             raise ConfigError("number of [[shard]] tables", 0, "at least 1")
         _check_nodes(self)
         _check_unique("id of [[shard]]", [shard.id for shard in self.shards])
-        _check_unique("node name", [node.name for node in self.nodes])
+        names = [node.name for node in self.nodes]
+        # The monitor keeps its settings in a directory of this name.
+        _check_unique("node name", names if self.monitor is None else [*names, "monitor"])
         for hosts in ("host", "advertise_host"):
             _check_unique(
                 "port",

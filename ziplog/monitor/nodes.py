@@ -29,14 +29,20 @@ _LOOK_S: Final = 0.01
 _NONE: Final = Metrics(0, 0, [], [])
 
 
-@functools.lru_cache(maxsize=4096)
 def is_local(endpoint: str) -> bool:
-    """Whether an endpoint ("host:port") has an address of this machine."""
-    host = endpoint.rpartition(":")[0].strip("[]")
+    """Whether an endpoint ("host:port") has an address of this machine; no if it does not resolve.
+
+    The name service is asked once for a name that resolves.
+    """
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+        return _is_of_this_machine(endpoint.rpartition(":")[0].strip("[]"))
     except OSError:
         return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_this_machine(host: str) -> bool:
+    found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     return any(_is_bindable(family, address) for family, _, _, _, address in found)
 
 

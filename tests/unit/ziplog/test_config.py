@@ -169,6 +169,13 @@ def test_a_mistake_in_the_monitor_table_is_named(tmp_path: Path, line: str, reas
     assert reason in str(caught.value)
 
 
+def test_no_node_has_the_name_of_the_monitor() -> None:
+    node = NodeConfig("monitor", "127.0.0.1", 7400, 7401)
+    assert example(mms=(node,)).mms == (node,)
+    with pytest.raises(ConfigError, match="'monitor' is used more than once"):
+        example(mms=(node,), monitor=MonitorConfig())
+
+
 def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:
     text = dump(example()).replace('"/tmp/demo"', '"data"')
     assert load(write(tmp_path, text)).data_dir == tmp_path / "data"

@@ -107,9 +107,16 @@ class Application(ABC):
         """Compute on one record."""
 
     def apply(self, records: list[Record]) -> list[Effect]:
-        """Compute on the next records."""
-        nothing = Effect([], None)
-        effects = [self.on_record(r.payload) if r.payload != END else nothing for r in records]
+        """Compute on the next records; if one of them cannot be read, nothing has changed."""
+        effects: list[Effect] = []
+        try:
+            for record in records:
+                is_end = record.payload == END
+                effects.append(Effect([], None) if is_end else self.on_record(record.payload))
+        except msgspec.MsgspecError:
+            for record, effect in reversed(list(zip(records, effects, strict=False))):
+                self.undo(record, effect)
+            raise
         end = time.monotonic() + self._compute_s
         if not self._is_busy:
             time.sleep(self._compute_s)

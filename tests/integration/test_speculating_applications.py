@@ -9,6 +9,7 @@ import random
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from scalog import gated
 from scalog.layer import Layer
@@ -94,6 +95,16 @@ def test_undo_restores_the_database_byte_for_byte(name: str) -> None:
         for record, effect in reversed(done.pop()):
             made.undo(record, effect)
     assert made.table.dump() == dumps[0]
+
+
+def test_a_batch_that_cannot_be_read_changes_nothing() -> None:
+    made = trading.Trading(compute_ms=0)
+    before = made.table.dump()
+    payloads = [payload for payload, _ in trading.records(50, 4)] + [b"no price"]
+    records = [Record(RecordId(n, 0), text, None, 0, 0) for n, text in enumerate(payloads, 1)]
+    with pytest.raises(msgspec.MsgspecError):
+        made.apply(records)
+    assert made.table.dump() == before
 
 
 def test_a_write_reports_what_it_replaced() -> None:

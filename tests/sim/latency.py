@@ -13,7 +13,7 @@ import argparse
 import itertools
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from tests.sim.cluster import SimCluster
 from tests.sim.plan import draw
@@ -23,37 +23,52 @@ from tests.simulator.network import Conditions
 from ziplog.client.common.requests import (
     NEVER,
     ConnectRequest,
-    EventBatch,
     EventsRequest,
-    Fetched,
     FetchRequest,
     InsertRequest,
     Request,
     SpeculateRequest,
     SubscribeRequest,
 )
-from ziplog.types import RID_GENESIS, Confirmed, Delivery, RecordId
+from ziplog.types import RID_GENESIS, Confirmed, Delivery, Failed, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-_HOP: Final = Conditions(delay_ns=(40 * US, 60 * US))
+    from tests.simulator.process import Process
+    from ziplog.types import Durability, Event, Record
+
+_HOP_NS: Final = (40 * US, 60 * US)
+_FETCH: Final = 1000
 _LIMIT_NS: Final = 3600 * S
 
 
 class Pair:
-    """A client that inserts and one that follows."""
+    """A client that inserts and one that follows, or speculates."""
 
-    def __init__(self, cluster: SimCluster, count: int, think_us: int) -> None:
+    def __init__(
+        self, cluster: SimCluster, count: int, think_us: int, *, speculates: bool = False
+    ) -> None:
         self.cluster, self.left, self.think_us = cluster, count, think_us
-        self.writer, self.reader = cluster.client("writer-0"), cluster.client("reader-0")
-        #: By gsn, in ns: time of an insert's call, its duration, time of its delivery.
+        self.speculates = speculates
+        self.writer = cluster.client("writer-0")
+        self.reader = self._new_reader()
+        #: By gsn, in ns: time of an insert's call, its duration, times of its early and its final
+        #: delivery.
         self.called: dict[int, int] = {}
         self.inserted: dict[int, int] = {}
+        self.early: dict[int, int] = {}
         self.delivered: dict[int, int] = {}
+        #: Numbers of failures, and of the events that were received.
+        self.failures = self._taken = 0
+        #: The gsns of deliveries that are not confirmed.
+        self._open: deque[int] = deque()
         for client in (self.writer, self.reader):
             client.start()
         self._call(self.writer, ConnectRequest(NEVER), self._connected)
+
+    def _new_reader(self) -> Process:
+        return self.cluster.client("reader-0")
 
     def _call(self, client: Any, request: Request, then: Callable[[Any], object]) -> None:
         client.program.call(request, then)
@@ -62,18 +77,42 @@ class Pair:
         self._call(self.reader, ConnectRequest(NEVER), self._follow)
 
     def _follow(self, _limits: object) -> None:
-        self._call(self.reader, SubscribeRequest(NEVER, RID_GENESIS, True), self._opened)
+        request = SpeculateRequest if self.speculates else SubscribeRequest
+        self._call(self.reader, request(NEVER, RID_GENESIS, True), self._opened)
 
     def _opened(self, subscription: int) -> None:
-        fetch = FetchRequest(NEVER, subscription, 1000)
-
-        def fetched(some: Fetched) -> None:
-            for record in some.records:
-                self.delivered[record.rid.gsn] = self.cluster.kernel.now
-            self._call(self.reader, fetch, fetched)
-
-        self._call(self.reader, fetch, fetched)
+        self._fetch(subscription)
         self._insert()
+
+    def _fetch(self, subscription: int) -> None:
+        def fetched(some: Any) -> None:
+            self.on_events(some.events if self.speculates else _final(some.records))
+            self._fetch(subscription)
+
+        request: Request = (
+            EventsRequest(NEVER, subscription, _FETCH, self._taken)
+            if self.speculates
+            else FetchRequest(NEVER, subscription, _FETCH)
+        )
+        self._call(self.reader, request, fetched)
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Note the times of the next events; a subscription's records are final."""
+        now = self.cluster.kernel.now
+        for event in events:
+            if type(event) is Delivery:
+                gsn = event.record.rid.gsn
+                self._open.append(gsn)
+                if event.speculative:
+                    self.early[gsn] = now
+            elif type(event) is Confirmed:
+                while self._open and self._open[0] <= event.upto.gsn:
+                    self.delivered[self._open.popleft()] = now
+            elif type(event) is Failed:
+                self.failures += 1
+                while self._open and self._open[-1] > event.after.gsn:
+                    self._open.pop()
+        self._taken += len(events)
 
     def _insert(self) -> None:
         kernel, called = self.cluster.kernel, self.cluster.kernel.now
@@ -83,9 +122,13 @@ class Pair:
             self.inserted[rids[0].gsn] = kernel.now - called
             self.left -= 1
             if self.left:
-                kernel.after(self.think_us * US, self._insert)
+                kernel.after(self._pause_ns(), self._insert)
 
         self._call(self.writer, InsertRequest(NEVER, [b"x" * 100], RID_GENESIS, None, 0), inserted)
+
+    def _pause_ns(self) -> int:
+        """Return the time from the end of an insert to the next one."""
+        return self.think_us * US
 
     @property
     def is_done(self) -> bool:
@@ -96,6 +139,12 @@ class Pair:
         counters = self.writer.program.engine.core.counters  # type: ignore[union-attr]
         share: float = counters.fast_path / (counters.fast_path + counters.slow_path)
         return share
+
+
+def _final(records: Sequence[Record]) -> list[Event]:
+    """Return the events of a subscription's records."""
+    events: list[Event] = [Delivery(record, speculative=False) for record in records]
+    return [*events, Confirmed(records[-1].rid)] if records else events
 
 
 class Loop:
@@ -140,57 +189,44 @@ class Loop:
         return not self.left
 
 
-class Speculating(Pair):
-    """A client that inserts and one that speculates; `early`: the early deliveries."""
-
-    def __init__(self, cluster: SimCluster, count: int, think_us: int) -> None:
-        #: By gsn, in ns: the time of its early delivery; the gsns of deliveries to be confirmed.
-        self.early: dict[int, int] = {}
-        self._open: deque[int] = deque()
-        self._taken = self.failures = 0
-        super().__init__(cluster, count, think_us)
-
-    def _follow(self, _limits: object) -> None:
-        self._call(self.reader, SpeculateRequest(NEVER, RID_GENESIS, True), self._opened)
-
-    def _opened(self, subscription: int) -> None:
-        def fetch() -> None:
-            self._call(self.reader, EventsRequest(NEVER, subscription, 1000, self._taken), fetched)
-
-        def fetched(some: EventBatch) -> None:
-            now = self.cluster.kernel.now
-            for event in some.events:
-                if type(event) is Delivery:
-                    gsn = event.record.rid.gsn
-                    self._open.append(gsn)
-                    if event.speculative:
-                        self.early[gsn] = now
-                elif type(event) is Confirmed:
-                    while self._open and self._open[0] <= event.upto.gsn:
-                        self.delivered[self._open.popleft()] = now
-                else:
-                    self.failures += 1
-            self._taken += len(some.events)
-            fetch()
-
-        fetch()
-        self._insert()
+class _Load(Protocol):
+    @property
+    def is_done(self) -> bool: ...
 
 
-LoadT = TypeVar("LoadT", Pair, Loop, Speculating)
+LoadT = TypeVar("LoadT", bound=_Load)
+
+
+class World(NamedTuple):
+    """The cluster and the network of a load."""
+
+    shards: int = 1
+    #: Minimum and maximum time of a hop.
+    hop_ns: tuple[int, int] = _HOP_NS
+    durability: Durability = "memory"
+    #: Time of a flush at level `disk`.
+    flush_ns: int = 0
+    is_raft_real: bool = False
 
 
 def run_load(
     shards: int, begin: Callable[[SimCluster], LoadT], seed: int, *, is_raft_real: bool = False
 ) -> LoadT:
     """Run a load on a cluster until it is done; `is_raft_real`: it may start a `RaftGroup`."""
+    return run_in(World(shards, is_raft_real=is_raft_real), begin, seed)
+
+
+def run_in(world: World, begin: Callable[[SimCluster], LoadT], seed: int) -> LoadT:
+    """Run a load on a cluster until it is done."""
     plan = draw(1)._replace(
-        shards=shards, f=1, durability="memory", mms=1, handlers=1, faults=(),
-        naps=False, is_raft_real=False, conditions=_HOP,
+        shards=world.shards, f=1, durability=world.durability, mms=1, handlers=1, faults=(),
+        naps=False, is_raft_real=False, conditions=Conditions(delay_ns=world.hop_ns),
     )  # fmt: skip
     kernel = Kernel(seed)
-    with simulated(kernel, is_raft_real=is_raft_real):
+    with simulated(kernel, is_raft_real=world.is_raft_real):
         cluster = SimCluster(kernel, plan)
+        for disk in cluster.disks.values() if world.flush_ns else ():
+            disk.latency_ns, disk.delays_frames = world.flush_ns, True
         cluster.begin()
         load = begin(cluster)
         assert kernel.run_until(lambda: load.is_done, _LIMIT_NS), cluster.states()
@@ -218,7 +254,7 @@ def measure_speculation(
     shards: int, think_us: int, count: int = 1500, *, seed: int = 7
 ) -> dict[str, float]:
     """Return p50 and p99 of early and final deliveries in µs, and the share of the early ones."""
-    load = run_load(shards, lambda cluster: Speculating(cluster, count, think_us), seed)
+    load = run_load(shards, lambda cluster: Pair(cluster, count, think_us, speculates=True), seed)
     early = [load.early[gsn] - called for gsn, called in load.called.items() if gsn in load.early]
     final = [load.delivered[gsn] - called for gsn, called in load.called.items()]
     return {

@@ -63,6 +63,26 @@ def on_disk(disk: Callable[[], Disk], start: Start) -> Start:
     return start_or_end
 
 
+class TimedStore:
+    """A server's store whose `flush` takes the disk's time before the step goes on."""
+
+    def __init__(self, store: SegmentStore, process: Process, disk: Disk) -> None:
+        self._store, self._process, self._disk = store, process, disk
+        self.append: Final = store.append
+        self.flush_in_background: Final = store.flush_in_background
+
+    @property
+    def last_fseq(self) -> int:
+        """The last appended entry."""
+        return self._store.last_fseq
+
+    def flush(self) -> bool:
+        """Flush, and spend the time of the syncs."""
+        is_done = self._store.flush()
+        self._process.spend(self._disk.sync_ns())
+        return is_done
+
+
 class StorageServer:
     """The program of `python -m shard`; the kernel schedules the flusher's work."""
 
@@ -95,8 +115,10 @@ class StorageServer:
             incarnation=process.kernel.random.getrandbits(63), now=process.clock(),
         )  # fmt: skip
         assert process.transport is not None
+        process.is_one_at_a_time |= disk.delays_frames
+        store = TimedStore(self.store, process, disk) if disk.delays_frames else self.store
         self.driver: Final = Driver(
-            self.replica, process.transport, store=self.store,  # type: ignore[arg-type]
+            self.replica, process.transport, store=store,  # type: ignore[arg-type]
             insert_path=self.replica.plain_inserts,
             store_delay_ns=config.flush_interval_ms * MS // 5,
             flush_before_send=not is_at_memory, clock=process.clock, on_halt=process.halt,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 import pytest
 
-from tests.sim.latency import measure, measure_speculation
+from tests.sim.latency import Pair, World, measure, measure_speculation, run_in
 from tests.sim.misspeculation import speculators
 from tests.sim.mutants_of_speculation import lost_decisions
 from tests.sim.mutation import LAN, busy
 from tests.sim.speculators import Promises
+from tests.simulator.kernel import MS, US
 from ziplog.types import Confirmed, Delivery, Event, Failed, Record, RecordId
 
 
@@ -24,6 +26,19 @@ def test_early_delivery_takes_one_delay_less(shards: int, hops: float) -> None:
     assert hops * 40 <= found["early_p50_us"] <= hops * 60
     assert found["early_p50_us"] <= found["confirmed_p50_us"] - 40
     assert found["confirmed_p50_us"] <= 1.08 * plain["delivery_p50_us"]
+
+
+def test_early_delivery_does_not_wait_for_the_disk() -> None:
+    """An insert follows the one before it, so it finds no flush under way."""
+    flush_ns = 3 * MS
+    world = World(2, durability="disk", flush_ns=flush_ns)
+    load = run_in(world, lambda cluster: Pair(cluster, 60, 8_000, speculates=True), 7)
+    early = [load.early[gsn] - called for gsn, called in load.called.items() if gsn in load.early]
+    final = [load.delivered[gsn] - called for gsn, called in load.called.items()]
+    assert len(early) > 50
+    assert median(early) <= 3 * 60 * US
+    assert 2 * flush_ns <= median(final) <= 2 * flush_ns + 4 * 60 * US + MS
+    assert min(load.inserted.values()) >= flush_ns
 
 
 def test_nothing_fails_without_faults() -> None:

@@ -67,6 +67,9 @@ class Disk:
         self.capacity_bytes = capacity_bytes
         #: Duration of a sync; may change at any time.
         self.latency_ns = LATENCY_NS
+        #: A server's frames leave after the flush before them, and frames that arrive during a
+        #: flush wait. Otherwise a flush delays nothing but the next turn. Read at a start.
+        self.delays_frames = False
         #: Bytes of all files, including open files without a name.
         self.used_bytes = 0
         #: Error number of every open, as in a process without free descriptors; 0: opens succeed.

@@ -13,9 +13,10 @@ import argparse
 import itertools
 import sys
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from tests.sim.cluster import SimCluster
+from tests.sim.cluster import SimCluster, config_of
 from tests.sim.plan import draw
 from tests.sim.simulated import simulated
 from tests.simulator.kernel import US, Kernel, S
@@ -59,8 +60,8 @@ class Pair:
         self.inserted: dict[int, int] = {}
         self.early: dict[int, int] = {}
         self.delivered: dict[int, int] = {}
-        #: Numbers of failures, and of the events that were received.
-        self.failures = self._taken = 0
+        #: Numbers of failures, of the deliveries that they withdrew, and of received events.
+        self.failures = self.withdrawn = self._taken = 0
         #: The gsns of deliveries that are not confirmed.
         self._open: deque[int] = deque()
         for client in (self.writer, self.reader):
@@ -112,6 +113,7 @@ class Pair:
                 self.failures += 1
                 while self._open and self._open[-1] > event.after.gsn:
                     self._open.pop()
+                    self.withdrawn += 1
         self._taken += len(events)
 
     def _insert(self) -> None:
@@ -207,6 +209,7 @@ class World(NamedTuple):
     #: Time of a flush at level `disk`.
     flush_ns: int = 0
     is_raft_real: bool = False
+    lag_fix: bool = True
 
 
 def run_load(
@@ -224,7 +227,7 @@ def run_in(world: World, begin: Callable[[SimCluster], LoadT], seed: int) -> Loa
     )  # fmt: skip
     kernel = Kernel(seed)
     with simulated(kernel, is_raft_real=world.is_raft_real):
-        cluster = SimCluster(kernel, plan)
+        cluster = SimCluster(kernel, plan, replace(config_of(plan), lag_fix=world.lag_fix))
         for disk in cluster.disks.values() if world.flush_ns else ():
             disk.latency_ns, disk.delays_frames = world.flush_ns, True
         cluster.begin()

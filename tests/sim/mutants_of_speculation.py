@@ -7,7 +7,7 @@ and backup from each other and kill the primary soon after, while clients' copie
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
 from ziplog.client.reads.comparison import Comparison
 from ziplog.client.reads.speculation import Speculation
+from ziplog.speculation import _Run
 from ziplog.types import Confirmed, Event, Failed, Record, RecordId
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def lost_decisions(seed: int) -> Plan:
         writers=6, think_us=0, conditions=Conditions(delay_ns=(20 * US, 1 * MS), loss=0.1),
         speculators=1,
     )  # fmt: skip
+
+
+def pausing_writers(seed: int) -> Plan:
+    """Return such a run of few inserts, so that the truth may pass lost positions alone."""
+    return lost_decisions(seed)._replace(calls=12, think_us=10_000)
 
 
 _LOST: Final = "a primary that was cut from its backup is killed; lost frames; one speculator"
@@ -111,4 +117,42 @@ def position_is_what_was_delivered() -> Iterator[None]:
 def early_stream_outlives_its_view() -> Iterator[None]:
     """A primary closes its early streams when its view ends (J3)."""
     with replaced(EarlyStreams, "close_all", lambda _self: None):
+        yield
+
+
+@mutant(pausing_writers, "the same; clients that pause")
+def missing_record_is_not_noticed() -> Iterator[None]:
+    """An early record that the truth passes without a record is wrong, too (W2, J1)."""
+    on_truth = Comparison.on_truth
+
+    def compared(self: Comparison, records: Sequence[Record], position: int) -> list[Event]:
+        reached = records[-1].rid.gsn + 1 if records else self._position
+        events = on_truth(self, records, reached)
+        self._position = position
+        return events
+
+    with replaced(Comparison, "on_truth", compared):
+        yield
+
+
+@mutant(lost_decisions, _LOST)
+def oldest_effect_is_undone_first() -> Iterator[None]:
+    """`process` undoes the newest effect first (W6)."""
+
+    def pop_void(self: _Run) -> Iterator[tuple[Record, Any]]:
+        while self._void:
+            yield self._void.pop(0)
+
+    with replaced(_Run, "pop_void", pop_void):
+        yield
+
+
+@mutant(lost_decisions, _LOST)
+def output_leaves_before_it_is_confirmed() -> Iterator[None]:
+    """`process` emits only what is confirmed (W6)."""
+
+    def next_final(self: _Run) -> tuple[Record, Any] | None:
+        return self._applied[0] if self._applied else None
+
+    with replaced(_Run, "next_final", next_final):
         yield

@@ -2,8 +2,9 @@
 
 What is confirmed is recorded as a subscription of the same start. So the rules of the history, and
 those of deliveries, judge it like any reader's records (W2). `Promises` checks the events (W1, W3,
-W4). A speculator applies each delivery to its local state at once, and undoes it if it is void. It
-also closes its speculation, and continues at `position`.
+W4). `LocalState` applies each delivery at once, undoes what is void, and has output, with the
+bookkeeping of `ziplog.speculation.process` (W6). A speculator also closes its speculation, and
+continues at `position`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
 )
 from ziplog.errors import TrimmedError
-from ziplog.types import Confirmed, Delivery, Failed, Record, RecordId
+from ziplog.speculation import _Run
+from ziplog.types import RID_GENESIS, Confirmed, Delivery, Failed, Record, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,12 +88,40 @@ class Promises:
         self.failures += 1
 
 
+class LocalState:
+    """An application whose local state is the list of the records that it applied."""
+
+    def __init__(self, name: str, start: RecordId) -> None:
+        self._name: Final = name
+        self._run: Final = _Run(start, _MAX_PENDING)
+        #: The applied records: those with output, and behind them those that may be void.
+        self._applied: Final[list[Record]] = []
+
+    def add(self, events: Sequence[Event]) -> list[Record]:
+        """Take the next events; return the records that had output."""
+        run, applied, emitted = self._run, self._applied, list[Record]()
+        if events:
+            run.add(list(events), is_closed=False)
+        for record, _ in run.pop_void():
+            last = applied.pop()
+            assert last is record, f"W6: {self._name} undid {record.rid} before {last.rid}"
+        if run.waiting:
+            records = run.begin()
+            applied += records
+            run.end(records)
+        while (final := run.next_final()) is not None:
+            emitted.append(final[0])
+            run.on_emitted()
+        return emitted
+
+
 class Speculator(Reader):
     """A client that follows the log by speculations."""
 
     def __init__(self, shared: Shared, name: str, *, shards: frozenset[int] | None = None) -> None:
         super().__init__(shared, name, shards=shards)
         self.promises = Promises(name)
+        self._state = LocalState(name, RID_GENESIS)
         #: The promises of its earlier speculations.
         self._former: Final[list[Promises]] = []
         #: Number of events received, and the operation of the subscription in the history.
@@ -135,6 +165,7 @@ class Speculator(Reader):
             history.returned(operation, kernel.now, result)
             self._former.append(self.promises)
             self.promises, self._taken = Promises(self.name), 0
+            self._state = LocalState(self.name, start)
             self._subscribed(result)
 
         self.program().call(request, opened)
@@ -152,7 +183,11 @@ class Speculator(Reader):
         assert not isinstance(result, BaseException), f"a fetch of events raised {result!r}"
         assert result.first == self._taken, "events are missing"
         self._taken += len(result.events)
-        final = self.promises.add(result.events)
+        final, emitted = self.promises.add(result.events), self._state.add(result.events)
+        assert emitted == final, (
+            f"W6: {self.name} had output for {[record.rid for record in emitted]},"
+            f" {[record.rid for record in final]} are confirmed"
+        )
         if final:
             history, kernel = self.shared.history, self.shared.cluster.kernel
             request = FetchRequest(NEVER, self._subscription, len(final))

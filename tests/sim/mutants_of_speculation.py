@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from shard.serving.early_streams import EarlyStreams
-from tests.sim.mutation import busy, mutant, replaced
+from shard.serving.readers import Readers
+from tests.sim.mutation import LAN, busy, mutant, replaced
 from tests.sim.plan import Fault
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
 from ziplog.client.reads.comparison import Comparison
+from ziplog.client.reads.early_stream import EarlyStream
 from ziplog.client.reads.speculation import Speculation
+from ziplog.core.entries import Unit
 from ziplog.speculation import _Run
 from ziplog.types import Confirmed, Event, Failed, Record, RecordId
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from tests.sim.plan import Plan
     from ziplog.client.common.requests import Progress
+    from ziplog.wire import Subscribe
 
 #: Time from the cut to the death of the primary.
 _DECIDES_ALONE_MS: Final = 3
@@ -155,4 +159,41 @@ def output_leaves_before_it_is_confirmed() -> Iterator[None]:
         return self._applied[0] if self._applied else None
 
     with replaced(_Run, "next_final", next_final):
+        yield
+
+
+def crossing_inserts(seed: int) -> Plan:
+    """Return a run without faults in which a backup often guesses wrong."""
+    return busy(seed, writers=6, think_us=0, conditions=LAN, speculators=1)
+
+
+@mutant(crossing_inserts, "no faults; six writers without pauses; one speculator")
+def early_stream_has_guesses() -> Iterator[None]:
+    """An early stream has what the primary decided, not what a backup guesses (J3)."""
+    send_early, subscribe = Readers.send_early, EarlyStreams.subscribe
+
+    def subscribed(self: EarlyStreams, route: bytes, message: Subscribe, now: int) -> None:
+        with replaced(self._state, "server", 0):
+            subscribe(self, route, message, now)
+
+    def sent(self: Readers) -> bool:
+        state = self._state
+        promised = self._guesses.promised.values() if self._guesses is not None else ()
+        send_early(self)
+        for stream in self.early.streams.values():
+            units = [
+                Unit(state.clock.epoch_at(unit.gsns[0]), unit.gsns, unit.body)
+                for unit in promised
+                if unit.gsns is not None and unit.gsns[0] >= stream.sent
+            ]
+            if units:
+                self.early._send(stream, units[-1].gsns[-1] + 1, units, 0)
+        return False
+
+    with (
+        replaced(EarlyStream, "_replica", lambda _self, route: route.names[-1]),
+        replaced(EarlyStreams, "subscribe", subscribed),
+        replaced(EarlyStreams, "check", lambda _self: None),
+        replaced(Readers, "send_early", sent),
+    ):
         yield

@@ -118,9 +118,15 @@ class LogRun(Run):
         self.readers += self.speculators
         self.onlookers.extend(self.readers)
         self.auditor: Final = Reader(self.shared, "auditor", follow=False)
+        #: The view of each shard when the clients start.
+        self._first_views: dict[int, int] = {}
 
     def _prepare(self) -> None:
-        """Do nothing: there are only servers and clients."""
+        """Note the views; there are only servers and clients."""
+        self._first_views = self._views()
+
+    def _views(self) -> dict[int, int]:
+        return {shard: p.view for shard, p in self.cluster.state.placements.items()}
 
     def _judge(self, healed: int, records: int) -> Outcome:
         clients = [*self.workers, *self.onlookers, self.auditor]
@@ -155,6 +161,9 @@ class LogRun(Run):
             verdict.HEALED_NS,
         )
         assert settled, f"W5: deliveries stay open: {[r.promises.open for r in self.speculators]}"
+        failures = sum(reader.failures for reader in self.speculators)
+        has_view_ended = self._views() != self._first_views
+        assert has_view_ended or not failures, f"{failures} failures, and no view ended"
         self._read_back()
         return auditor.records
 

@@ -336,6 +336,20 @@ def test_reported_losses_are_allowed_on_request() -> None:
     assert script.rules(allow_loss=True) == set()
 
 
+@pytest.mark.parametrize("again", [7, None])
+def test_record_that_was_read_before_a_loss_may_move_or_fail(again: int | None) -> None:
+    script = Script()
+    number = script.history.call("a", script.at, inserting(b"x"))
+    script.read(4, record(4, b"x"), client="b")
+    result = UnavailableError("lost") if again is None else [RecordId(again, 0)]
+    script.history.returned(number, script.at, result)
+    if again is not None:
+        script.read(again, record(again, b"x"), client="b")
+    assert script.rules(allow_loss=True) == {"phantom" if again is None else "duplicate"}
+    script.history.losses(script.at, [(0, 4, 5)])
+    assert script.rules(allow_loss=True) == set()
+
+
 def after_a_loss(*before: int, during: tuple[int, ...] = (), lost: int = 6) -> Script:
     """Return a history in which a `sync` reports the loss of position 6.
 

@@ -1,7 +1,7 @@
-"""Client requests to the membership service: cluster information, leases, trims, status.
+"""Client requests to the membership service: cluster information, leases, trims, status, cursors.
 
     Hello, StatusQuery -- state of this node --> reply at once
-    LeaseQuery -- a read barrier --> reply
+    LeaseQuery, CursorQuery -- a read barrier --> reply
     Trim -- a read barrier --> a pending trim (`Trims`) --> reply
 
 Rule: a linearizable read waits for a barrier that was proposed after the request arrived.
@@ -13,12 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mms import epochs, membership_rules, status
+from mms.cursors import Cursors
 from mms.read_barriers import MAX_PENDING, ReadBarriers
 from mms.trims import Trims
 from ziplog.core.node import Propose, Send
 from ziplog.core.view import run_of
 from ziplog.wire import (
     ClusterInfo,
+    CursorQuery,
     LeaseHistory,
     LeaseQuery,
     Limits,
@@ -60,8 +62,9 @@ class ClientRequests:
         pid: int,
         release: Release,
         incarnation: int,
+        wall_ns: int,
     ) -> None:
-        """Keep these parts; see `MembershipService` for `name`, `pid` and `incarnation`."""
+        """Keep these parts; see `MembershipService` for the other arguments."""
         self._config: Final = config
         self._name: Final = name
         self._pid: Final = pid
@@ -74,6 +77,7 @@ class ClientRequests:
         self._leadership: Final = leadership
         self._read_barriers: Final = ReadBarriers(incarnation)
         self._trims: Final = Trims(state, servers)
+        self.cursors: Final = Cursors(state, wall_ns)
 
     # --- immediate replies ---
 
@@ -128,7 +132,9 @@ class ClientRequests:
     def __len__(self) -> int:
         return len(self._read_barriers) + len(self._trims)
 
-    def submit(self, src: bytes, message: LeaseQuery | Trim, now: int) -> list[Effect]:
+    def submit(
+        self, src: bytes, message: LeaseQuery | Trim | CursorQuery, now: int
+    ) -> list[Effect]:
         """Queue a request that needs a read barrier; refuse it if the queue is full."""
         if len(self) >= MAX_PENDING:
             why = f"{MAX_PENDING} requests are already waiting"
@@ -158,11 +164,13 @@ class ClientRequests:
             return Send(
                 src, LeaseHistory(state.cluster, request.request, runs, placements, state.trim)
             )
+        if isinstance(request, CursorQuery):
+            return self.cursors.answer_query(src, request)
         if last is None or request.gsn >= last.stop:
             return Send(
                 src, TrimReply(state.cluster, request.request, state.trim, "no-such-position")
             )
-        self._trims.start(src, request.request, request.gsn, now)
+        self._trims.start(src, request, now)
         return None
 
     def advance(self, now: int) -> list[Effect]:
@@ -170,8 +178,11 @@ class ClientRequests:
         return self._trims.advance(now) if self._trims else []
 
     def next_wakeup(self, now: int) -> list[int]:
-        """Return the latest times of the next barrier and of the next `advance`."""
-        due = (self._read_barriers.next_wakeup(), self._trims.next_wakeup(now))
+        """Return the latest times of the next barrier, `advance` and command with moves."""
+        due = (
+            self._read_barriers.next_wakeup(), self._trims.next_wakeup(now),
+            self.cursors.next_wakeup(),
+        )  # fmt: skip
         return [at for at in due if at is not None]
 
     def reject_lost(self, now: int) -> list[Effect]:
@@ -182,4 +193,5 @@ class ClientRequests:
     def abandon(self) -> list[Effect]:
         """Redirect all waiting requests: this node no longer leads."""
         requests = [(src, request.request) for src, request in self._read_barriers.abandon()]
-        return [self.not_leader(src, request) for src, request in requests + self._trims.abandon()]
+        requests += self._trims.abandon() + self.cursors.abandon()
+        return [self.not_leader(src, request) for src, request in requests]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from ziplog.core.cursors import CursorName, Edit, HoldS, LeaseMs, Mark, Nonce
 from ziplog.core.fields import Unsigned
 from ziplog.core.view import Lease, Placement
 from ziplog.types import Durability, Epoch, Gsn, ShardId, View
@@ -47,9 +48,11 @@ class GrantLease(Command, tag=2, frozen=True, gc=False):
 
 
 class SetTrim(Command, tag=3, frozen=True, gc=False):
-    """Delete all positions before `gsn`."""
+    """Delete all positions before `gsn`, unless a cursor holds one of them."""
 
     gsn: Gsn
+    #: Whatever cursors hold; those before `gsn` hold nothing any more.
+    force: bool = False
 
 
 class SetFinalized(Command, tag=4, frozen=True, gc=False):
@@ -147,25 +150,87 @@ class RecordEvents(Command, tag=12, frozen=True):
     events: Annotated[list[ClusterEvent], msgspec.Meta(min_length=1, max_length=64)]
 
 
+class ClaimCursor(Command, tag=14, frozen=True, gc=False):
+    """Make a client the owner of a cursor; create it if there is none of this name."""
+
+    name: CursorName
+    owner: Nonce
+    owner_text: Name
+    nonce: Nonce
+    start: Gsn
+    lease_ms: LeaseMs
+    hold_s: HoldS
+    #: The term in which the leader found the cursor free, or its owner silent; 0: no cursor.
+    expects: Unsigned
+    #: Unix time in microseconds by the proposer's clock.
+    at_us: Unsigned
+
+
+class CursorStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A move of one cursor."""
+
+    name: CursorName
+    term: Unsigned
+    move: Unsigned
+    position: Gsn
+    mark: Mark
+
+
+class MoveCursors(Command, tag=15, frozen=True):
+    """Move cursors forward. Each step is applied or refused by itself."""
+
+    steps: Annotated[list[CursorStep], msgspec.Meta(min_length=1, max_length=256)]
+    at_us: Unsigned
+
+
+class ReleaseCursor(Command, tag=16, frozen=True, gc=False):
+    """End the ownership of a cursor by its owner."""
+
+    name: CursorName
+    term: Unsigned
+
+
+class EditCursor(Command, tag=17, frozen=True, gc=False):
+    """Create, change or delete a cursor, for an operator; or let its hold lapse."""
+
+    name: CursorName
+    edit: Edit
+    nonce: Nonce
+    position: Gsn
+    hold_s: HoldS
+    at_us: Unsigned
+    #: Of lapse: the term in which the cursor was not used.
+    expects: Unsigned = 0
+
+
+AnyCursorCommand = ClaimCursor | MoveCursors | ReleaseCursor | EditCursor
 AnyCommand = (
     CreateCluster | GrantLease | SetTrim | SetFinalized | Barrier | RemoveShard | RecordLoss
     | PlaceShard | RetireShard | FinalizeShard | RaiseWire | RecordEvents | SetDurability
+    | AnyCursorCommand
 )  # fmt: skip
 
 #: Why a command was refused; "" if it was applied.
 Refusal = Literal[
     "", "malformed", "no-cluster", "other-cluster", "not-successor", "bad-members",
     "bad-placements", "no-such-position", "no-such-shard", "other-view", "exists", "wrong-size",
-    "retired", "last-shard", "has-leases", "too-many", "out-of-turn",
+    "retired", "last-shard", "has-leases", "too-many", "out-of-turn", "held", "no-such-cursor",
+    "owned", "stale-term", "goes-back", "trimmed", "full",
 ]  # fmt: skip
 
 _decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand)
 
 
 def decode_refusal(result: bytes) -> Refusal:
-    """Return the refusal that `mms.state.ClusterState.apply` encoded."""
-    refusal: Any = msgspec.msgpack.decode(result, type=Refusal)
-    return refusal  # type: ignore[no-any-return]
+    """Return the refusal that `mms.state.ClusterState.apply` encoded; "" for `MoveCursors`."""
+    outcome: Any = msgspec.msgpack.decode(result, type=Refusal | list[Refusal])
+    return "" if isinstance(outcome, list) else outcome
+
+
+def decode_refusals(result: bytes) -> list[Refusal]:
+    """Return the refusal of each step of a `MoveCursors` that was applied."""
+    refusals: Any = msgspec.msgpack.decode(result, type=list[Refusal])
+    return refusals  # type: ignore[no-any-return]
 
 
 def decode_command(command: bytes) -> AnyCommand:

@@ -15,7 +15,7 @@ from typing import Final
 
 from mms.commands import Barrier
 from ziplog.core.units import NS_PER_MS
-from ziplog.wire import LeaseQuery, Trim
+from ziplog.wire import CursorQuery, LeaseQuery, Trim
 
 #: Maximum number of waiting requests; more are refused.
 MAX_PENDING: Final = 256
@@ -26,8 +26,9 @@ BURST: Final = 8
 #: Time after which an uncommitted barrier counts as lost.
 _LOST_NS: Final = 2000 * NS_PER_MS
 
+QueuedRead = LeaseQuery | Trim | CursorQuery
 #: The route back to the client, and its request.
-PendingRead = tuple[bytes, LeaseQuery | Trim]
+PendingRead = tuple[bytes, QueuedRead]
 
 
 class ReadBarriers:
@@ -46,7 +47,7 @@ class ReadBarriers:
     def __len__(self) -> int:
         return len(self._new) + sum(len(requests) for _, requests in self._waiting.values())
 
-    def add(self, src: bytes, request: LeaseQuery | Trim) -> None:
+    def add(self, src: bytes, request: QueuedRead) -> None:
         """Queue a request for the next barrier."""
         assert len(self) < MAX_PENDING
         self._new.append((src, request))

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from mms.cursor_table import CursorTable
 from mms.membership_rules import contradiction
 from mms.rebuilt_leases import known_end, rebuilt_runs
-from mms.state import ClusterState, Recovering, Retired
+from mms.snapshot import Recovering, Retired
+from mms.state import ClusterState
 from ziplog.core.holdings import RebuildPlan, RebuiltShard
 from ziplog.core.view import Placement, Replica
 from ziplog.errors import UnavailableError
@@ -125,6 +127,8 @@ def rebuild(
     if not state.placements:
         raise UnavailableError("no shard was ever live: run `ziplog up --found-again` instead")
     state.retirements = len(state.retired)
+    # Terms of lost cursors may be known elsewhere; there were fewer of them than positions.
+    state.cursors = CursorTable((), _stop(state))
     fresh = ClusterState()
     fresh.restore(state.snapshot())  # with everything that follows from it
     fresh.check()

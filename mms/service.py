@@ -1,8 +1,9 @@
 """Membership service: one node of it, as a deterministic state machine.
 
     follower --LeaderChanged(is_self)--> leader: creates the cluster, grants leases one ahead,
-    announces committed state, parks silent or slow shards, trims, answers clients, removes and
-    reinserts shards for the failure handler, adds and removes shards for operators
+    announces committed state, parks silent or slow shards, trims, answers clients, keeps
+    cursors, removes and reinserts shards for the failure handler, adds and removes shards for
+    operators
     leader --LeaderChanged--> follower: only answers with the leader's endpoint
 
 Rule: only committed state is announced. State in memory (which servers are up, when a lease starts)
@@ -20,6 +21,7 @@ from mms.announcements import Announcements
 from mms.client_requests import ClientRequests
 from mms.cluster_creation import ClusterCreation
 from mms.commands import (
+    AnyCursorCommand,
     Barrier,
     CreateCluster,
     FinalizeShard,
@@ -48,6 +50,12 @@ from ziplog.core.node import Halt, LogWarning, Send
 from ziplog.raft.service_node import ServiceNode
 from ziplog.wire import (
     ChangeShard,
+    CursorClaim,
+    CursorEdit,
+    CursorMove,
+    CursorQuery,
+    CursorRelease,
+    CursorRenewal,
     FinishUpgrade,
     Frontier,
     HandlerHeartbeat,
@@ -77,8 +85,11 @@ class MembershipService(ServiceNode):
 
     service = "the membership service"
     for_leader = frozenset(
-        {LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard, FinishUpgrade}
-    )
+        {
+            LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard, FinishUpgrade,
+            CursorClaim, CursorMove, CursorRelease, CursorEdit, CursorRenewal, CursorQuery,
+        }
+    )  # fmt: skip
     state: ClusterState
 
     def __init__(
@@ -131,7 +142,9 @@ class MembershipService(ServiceNode):
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
             self._upgrades.peers, pid=pid, incarnation=incarnation, release=self.wire_use.release,
+            wall_ns=wall_ns,
         )  # fmt: skip
+        self._cursors: Final = self._requests.cursors
         # Heartbeats may come before consensus has delivered the cluster's state.
         servers.place(membership_rules.configured(config), now)
         self._handlers = {
@@ -148,6 +161,12 @@ class MembershipService(ServiceNode):
             ChangeShard: self._on_change_shard,
             FinishUpgrade: self._on_finish_upgrade,
             NodeInfo: self._on_node_info,
+            CursorClaim: self._on_cursor_claim,
+            CursorMove: self._on_cursor_move,
+            CursorRelease: self._on_cursor_release,
+            CursorEdit: self._on_cursor_edit,
+            CursorRenewal: self._on_cursor_renewal,
+            CursorQuery: self._on_read,
         }
 
     @property
@@ -161,6 +180,7 @@ class MembershipService(ServiceNode):
         if self._is_leader and self._leases.was_paused(now):
             self.servers.forgive_silence_before(now)
             self._events.forgive_silence_before(now)
+            self._cursors.forgive_silence_before(now)
 
     def next_wakeup(self) -> int | None:
         """Return this node's next wakeup; None for a follower."""
@@ -185,8 +205,10 @@ class MembershipService(ServiceNode):
             self._effects += self._upgrades.peers.query(self.cluster, now)
             self._effects += self._durability.check(self.plan.epoch(now), now)
             self._effects += self._events.check(self.servers, self._failure_handlers, now)
+            self._effects += self._cursors.check_holds(now)
         self._effects += self._leases.propose(now)
         self._effects += self._requests.propose_barrier(now)
+        self._effects += self._cursors.propose_moves(now)
         self._advance()
 
     @property
@@ -204,6 +226,7 @@ class MembershipService(ServiceNode):
         self._creation.start_leading(self._now)
         self._leases.start_leading(self._now)
         self.servers.forgive_silence_before(self._now)
+        self._cursors.forgive_silence_before(self._now)
         self._reconfiguration.start_leading(self._now)
         self._events.start_leading(self.name, self._now)
         self._on_wakeup()
@@ -222,6 +245,9 @@ class MembershipService(ServiceNode):
         if result is None or (refusal := decode_refusal(result)) == "malformed":
             return
         command = decode_command(event.command)
+        if isinstance(command, AnyCursorCommand):
+            self._effects += self._cursors.on_decided(command, event.command, result, self._now)
+            return
         if refusal:
             self._on_refused(command, refusal)
             return
@@ -414,12 +440,29 @@ class MembershipService(ServiceNode):
     def _on_hello(self, src: bytes, message: Hello) -> None:
         self._effects.append(self._requests.hello(src, message, self._now))
 
-    def _on_read(self, src: bytes, message: LeaseQuery | Trim) -> None:
+    def _on_read(self, src: bytes, message: LeaseQuery | Trim | CursorQuery) -> None:
         self._effects += self._requests.submit(src, message, self._now)
 
     def _on_status_query(self, src: bytes, message: StatusQuery) -> None:
         durability = self._durability.status(self.level)
         self._effects.append(self._requests.status(src, message, durability, self._now))
+
+    # --- cursors ---
+
+    def _on_cursor_claim(self, src: bytes, message: CursorClaim) -> None:
+        self._effects += self._cursors.claim(src, message, self._now)
+
+    def _on_cursor_move(self, src: bytes, message: CursorMove) -> None:
+        self._effects += self._cursors.move(src, message, self._now)
+
+    def _on_cursor_release(self, src: bytes, message: CursorRelease) -> None:
+        self._effects += self._cursors.release(src, message, self._now)
+
+    def _on_cursor_edit(self, src: bytes, message: CursorEdit) -> None:
+        self._effects += self._cursors.edit(src, message, self._now)
+
+    def _on_cursor_renewal(self, src: bytes, message: CursorRenewal) -> None:
+        self._effects.append(self._cursors.renew(src, message, self._now))
 
     def check(self) -> None:
         """Assert the invariants of this node and of its parts."""
@@ -429,6 +472,7 @@ class MembershipService(ServiceNode):
         self._reconfiguration.check()
         self._leases.check()
         self._upgrades.check()
+        self._cursors.check()
         assert self.plan.last == self.state.last
         assert {server.shard for server in self.servers} >= set(self.state.placements)
         waiting = len(self._requests)

@@ -1,8 +1,9 @@
 """The replicated state of the membership service: a deterministic state machine.
 
 It holds shards and their placements, recoveries, retired shards, possible losses, the lease
-history, the trim point, a lower bound of the finalized epoch, and the wire version in use. Rule: a
-command is applied whole or refused with a reason, and never raises; applying it twice equals once.
+history, the trim point, cursors, a lower bound of the finalized epoch, and the wire version in use.
+Rule: a command (of `MoveCursors`: each step) is applied whole or refused with a reason, and never
+raises; applying it twice equals once.
 A lease must be the exact successor of the last one, so each lease has one descriptor (D30); equal
 leases in a row share one run (D32).
 
@@ -19,14 +20,17 @@ import msgspec
 from mms import lease_history
 from mms.commands import (
     Barrier,
-    ClusterEvent,
+    ClaimCursor,
     CreateCluster,
+    EditCursor,
     FinalizeShard,
     GrantLease,
+    MoveCursors,
     PlaceShard,
     RaiseWire,
     RecordEvents,
     RecordLoss,
+    ReleaseCursor,
     RemoveShard,
     RetireShard,
     SetDurability,
@@ -34,16 +38,18 @@ from mms.commands import (
     SetTrim,
     decode_command,
 )
+from mms.cursor_table import CursorTable
 from mms.event_history import EventHistory
+from mms.snapshot import Recovering, Retired, Snapshot
 from ziplog.core.gsn import MAX_ROUND
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Placement, ShardState, run_of
-from ziplog.types import Durability, Gsn, ShardId, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mms.commands import Refusal
     from ziplog.core.view import Replica
+    from ziplog.types import Durability
 
 #: Maximum positions in a lease: even with a new lease every 10 ms, gsns last eleven years (D32).
 MAX_LEASE_SIZE: Final = 2**28
@@ -54,46 +60,6 @@ MAX_LOSSES: Final = 1000
 #: Maximum number of shards, retired ones included, and of bytes of their encoded placements.
 MAX_SHARDS: Final = 16_384
 MAX_PLACEMENTS_BYTES: Final = 4 * 1024 * 1024
-
-
-class Recovering(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A shard that was removed from the leases: its newest recovery, and its limit.
-
-    The limit stays the same over all attempts, until the shard is live again.
-    """
-
-    shard: ShardId
-    recovery: View
-    limit: Gsn
-    #: The shard was never a member: one of its servers crashed before.
-    is_new: bool = False
-
-
-class Retired(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A shard that has left, or is leaving; it never returns."""
-
-    shard: ShardId
-    #: The end of its positions; 0 while the last lease still has it.
-    limit: Gsn
-    is_finalized: bool = False
-
-
-class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    cluster: int
-    name: str
-    placements: list[Placement]
-    runs: list[LeaseRun]
-    trim: int
-    finalized: int
-    recovering: list[Recovering] = []
-    losses: list[RecordLoss] = []
-    durability: Durability = "memory"
-    retired: list[Retired] = []
-    retirements: int = 0
-    wire: int = 1
-    events: list[ClusterEvent] = []
-    last_event: int = 0
-    durability_epoch: int = 0
 
 
 class ClusterState:
@@ -125,6 +91,7 @@ class ClusterState:
         #: Possible losses of recoveries, oldest first.
         self.losses: list[RecordLoss] = []
         self.history = EventHistory()
+        self.cursors = CursorTable()
         # Derived from `runs` and from later grants; not part of the state.
         #: Upper bound of the encoded length of the runs.
         self.history_bytes = 0
@@ -133,10 +100,10 @@ class ClusterState:
     # --- commands ---
 
     def apply(self, command: bytes) -> bytes:
-        """Apply a command; return the encoded `Refusal`."""
+        """Apply a command; return the encoded `Refusal`, of `MoveCursors` a list of them."""
         return msgspec.msgpack.encode(self._apply(command))
 
-    def _apply(self, command: bytes) -> Refusal:
+    def _apply(self, command: bytes) -> Refusal | list[Refusal]:
         try:
             decoded = decode_command(command)
         except (msgspec.MsgspecError, RecursionError):
@@ -152,7 +119,7 @@ class ClusterState:
             case GrantLease():
                 return self._grant(decoded)
             case SetTrim():
-                return self._set_trim(decoded.gsn)
+                return self._set_trim(decoded)
             case SetFinalized():
                 return self._set_finalized(decoded.epoch)
             case RemoveShard():
@@ -173,6 +140,14 @@ class ClusterState:
             case SetDurability():
                 self.durability, self.durability_epoch = decoded.level, decoded.epoch
                 return ""
+            case ClaimCursor():
+                return self.cursors.claim(decoded, self.trim, self.stop)
+            case MoveCursors():
+                return [self.cursors.move(step, self.stop, decoded.at_us) for step in decoded.steps]
+            case ReleaseCursor():
+                return self.cursors.release(decoded)
+            case EditCursor():
+                return self.cursors.edit(decoded, self.trim, self.stop)
 
     def _create(self, command: CreateCluster) -> Refusal:
         if self.cluster:
@@ -276,10 +251,14 @@ class ClusterState:
         self._digests[lease.number] = lease.digest
         self._digests.pop(lease.number - _KEPT_DIGESTS, None)
 
-    def _set_trim(self, gsn: int) -> Refusal:
-        last = self.last
+    def _set_trim(self, command: SetTrim) -> Refusal:
+        last, gsn = self.last, command.gsn
         if last is None or gsn >= last.stop:
             return "no-such-position"
+        if command.force:
+            self.cursors.stop_holding(gsn)
+        elif self.cursors.holder(gsn) is not None:
+            return "held"
         if gsn > self.trim:
             self.trim = gsn
             self.runs = [run for run in self.runs if run.last.stop > gsn]
@@ -407,12 +386,13 @@ class ClusterState:
     def snapshot(self) -> bytes:
         """Return the whole state; equal states give equal bytes."""
         return msgspec.msgpack.encode(
-            _Snapshot(
+            Snapshot(
                 self.cluster, self.name, list(self.placements.values()), self.runs, self.trim,
                 self.finalized, [self.recovering[shard] for shard in sorted(self.recovering)],
                 self.losses, self.durability,
                 [self.retired[shard] for shard in sorted(self.retired)], self.retirements,
                 self.wire, self.history.events, self.history.last, self.durability_epoch,
+                self.cursors.in_order(), self.cursors.terms,
             )
         )  # fmt: skip
 
@@ -423,7 +403,7 @@ class ClusterState:
             msgspec.MsgspecError: the bytes are not a snapshot.
 
         """
-        found = msgspec.msgpack.decode(snapshot, type=_Snapshot)
+        found = msgspec.msgpack.decode(snapshot, type=Snapshot)
         self.cluster, self.name = found.cluster, found.name
         self.placements = {placement.shard: placement for placement in found.placements}
         self.runs, self.trim, self.finalized = found.runs, found.trim, found.finalized
@@ -434,6 +414,7 @@ class ClusterState:
         self.durability_epoch = found.durability_epoch
         self.retirements, self.wire = found.retirements, found.wire
         self.history = EventHistory(found.events, found.last_event)
+        self.cursors = CursorTable(found.cursors, found.terms)
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
         newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)
         self._digests = {
@@ -446,6 +427,11 @@ class ClusterState:
     def last(self) -> Lease | None:
         """The last lease; None before there is one."""
         return self.runs[-1].last if self.runs else None
+
+    @property
+    def stop(self) -> int:
+        """The end of all leases; 0 before there is one."""
+        return self.runs[-1].last.stop if self.runs else 0
 
     def contradicts(self, number: int, digest: bytes) -> bool:
         """Whether a lease that a server reports was never committed."""
@@ -517,6 +503,7 @@ class ClusterState:
     def check(self) -> None:
         """Assert the invariants."""
         self.history.check()
+        self.cursors.check(self.trim)
         before: LeaseRun | None = None
         for run in self.runs:
             assert run.count == run.last.number - run.first.number + 1, "a run of the wrong length"

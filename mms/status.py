@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mms.state import ClusterState
     from mms.upgrades import Peers
     from ziplog.config import ClusterConfig, NodeConfig
+    from ziplog.core.cursors import Cursor
     from ziplog.core.view import Lease, Placement
     from ziplog.core.wire_use import Release
     from ziplog.wire import Heartbeat
@@ -98,8 +99,21 @@ def document(
         ],
         "blocked_by": min(blocks, key=servers.frontier, default=None),
         "losses": [_loss(state, loss) for loss in state.losses],
+        "cursors": [_cursor(cursor) for cursor in state.cursors.in_order()],
     }
     return msgspec.json.encode(found)
+
+
+def _cursor(cursor: Cursor) -> dict[str, Any]:
+    return {
+        "name": cursor.name,
+        "state": cursor.state,
+        "gsn": cursor.position,
+        "term": cursor.term,
+        "owner": cursor.owner_text or None,
+        "moved_us": cursor.moved_us,
+        "is_holding": cursor.is_holding,
+    }
 
 
 def _obstacle(

@@ -4,9 +4,10 @@
     committing -- the trim point is committed --> refusing
     refusing   -- every server that is not down refuses trimmed positions --> reply
 
-Rule: only stable positions are trimmed (D45). Trims are bounded in number and in time: one that is
-not done in time gets a reply with what it waits for, and the client repeats it. Invariant: a trim
-in `refusing` is committed. See docs/protocol.md, section 8.
+Rules: only stable positions are trimmed (D45), and, except by force, none that a cursor holds.
+Trims are bounded in number and in time: one that is not done in time gets a reply with what it
+waits for, and the client repeats it. Invariant: a trim in `refusing` is committed. See
+docs/protocol.md, sections 8 and 19.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mms.servers import Server, Servers
     from mms.state import ClusterState
     from ziplog.core.node import Effect
+    from ziplog.wire import Trim
 
 #: Time until the reply to a trim that is not done. A server that is down delays a trim for less,
 #: and the default deadline of a client is later.
@@ -36,10 +38,13 @@ _WANT_NS: Final = NS_PER_S // 4
 
 
 class _Trim:
-    __slots__ = ("deadline", "gsn", "phase", "proposed_at", "request", "route", "wanted_at")
+    __slots__ = (
+        "deadline", "force", "gsn", "phase", "proposed_at", "request", "route", "wanted_at"
+    )  # fmt: skip
 
-    def __init__(self, route: bytes, request: int, gsn: int, now: int) -> None:
-        self.route, self.request, self.gsn = route, request, gsn
+    def __init__(self, route: bytes, message: Trim, now: int) -> None:
+        self.route, self.request = route, message.request
+        self.gsn, self.force = message.gsn, message.force
         self.deadline = now + _REPLY_NS
         self.phase: Literal["wanting", "committing", "refusing"] = "wanting"
         self.wanted_at: int | None = None
@@ -57,9 +62,9 @@ class Trims:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def start(self, route: bytes, request: int, gsn: int, now: int) -> None:
+    def start(self, route: bytes, message: Trim, now: int) -> None:
         """Start a client's trim of a leased position; a repeated request changes nothing."""
-        self._pending.setdefault((route, request), _Trim(route, request, gsn, now))
+        self._pending.setdefault((route, message.request), _Trim(route, message, now))
 
     def abandon(self) -> list[tuple[bytes, int]]:
         """Forget all trims; return their routes and request numbers."""
@@ -117,12 +122,22 @@ class Trims:
         if trim.proposed_at is not None and now < trim.proposed_at + RETRY_NS:
             return []
         trim.proposed_at = now
-        return [Propose(SetTrim(trim.gsn).encode())]
+        return [Propose(SetTrim(trim.gsn, trim.force).encode())]
 
     def _answer(self, trim: _Trim, now: int) -> Effect | None:
         cluster, committed = self._state.cluster, self._state.trim
         if trim.phase == "refusing" and not self._serving(trim.gsn, now):
             return Send(trim.route, TrimReply(cluster, trim.request, committed))
+        holder = self._state.cursors.holder(trim.gsn)
+        if holder is not None and not trim.force and trim.phase != "refusing":
+            obstacle = f"the cursor {holder.name} holds the records from gsn {holder.position} on"
+            return Send(
+                trim.route,
+                TrimReply(
+                    cluster, trim.request, committed, "not-stable", obstacle, holder.name,
+                    holder.position, holder.owner_text,
+                ),
+            )  # fmt: skip
         if now < trim.deadline:
             return None
         obstacle = self._obstacle(trim, now)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ziplog import aio, errors, local, policy, speculation
     from ziplog.client.blocking import Log
+    from ziplog.client.blocking_cursors import Cursor
     from ziplog.client.blocking_iterators import Scan, Subscription
     from ziplog.client.blocking_speculation import Speculation
     from ziplog.client.bulk.extents import Extent, Extents
@@ -24,19 +25,22 @@ if TYPE_CHECKING:
         ClosedError,
         ClusterMismatchError,
         ConfigError,
+        CursorHeldError,
+        CursorLostError,
         DeadlineError,
         LocalProtocolError,
         NoSuchRecordError,
         OutcomeUnknownError,
         ProtocolError,
         RecordTooLargeError,
+        TrimHeldError,
         TrimmedError,
         UnavailableError,
         VersionError,
         ZiplogError,
     )
     from ziplog.policy import Policy
-    from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
+    from ziplog.types import RID_GENESIS, RID_RECENT, CursorInfo, Record, RecordId
 
     __version__: str
 
@@ -47,6 +51,10 @@ __all__ = [
     "ClosedError",
     "ClusterMismatchError",
     "ConfigError",
+    "Cursor",
+    "CursorHeldError",
+    "CursorInfo",
+    "CursorLostError",
     "DeadlineError",
     "Extent",
     "Extents",
@@ -62,6 +70,7 @@ __all__ = [
     "ShardOutline",
     "Speculation",
     "Subscription",
+    "TrimHeldError",
     "TrimmedError",
     "UnavailableError",
     "VersionError",
@@ -116,6 +125,8 @@ def connect(
 #: and the command line can be interrupted from its first instruction on.
 _MODULES: Final = {
     "Blocked": "client.common.requests",
+    "Cursor": "client.blocking_cursors",
+    "CursorInfo": "types",
     "Extent": "client.bulk.extents",
     "Extents": "client.bulk.extents",
     "Log": "client.blocking",

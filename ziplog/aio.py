@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ziplog import policy as policies
 from ziplog.client import arguments
+from ziplog.client.async_cursors import AsyncCursor
 from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
 from ziplog.client.async_speculation import AsyncSpeculation
 from ziplog.client.asynchronous import AsyncLog
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
 
     from ziplog.policy import Policy
 
-__all__ = ["AsyncLog", "AsyncScan", "AsyncSpeculation", "AsyncSubscription", "connect"]
+__all__ = [
+    "AsyncCursor",
+    "AsyncLog",
+    "AsyncScan",
+    "AsyncSpeculation",
+    "AsyncSubscription",
+    "connect",
+]
 
 
 class connect:  # noqa: N801 - it is used as a function, and as a context manager

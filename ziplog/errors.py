@@ -4,12 +4,13 @@ ZiplogError                     .retriable: bool
 ├── ConfigError                 also a ValueError
 ├── ClosedError                 the client was closed
 ├── ClusterMismatchError        .expected, .found, .endpoint: another cluster answered
+├── CursorLostError             .name, .term, .reason: a claim of a cursor ended
 ├── UnavailableError            nothing was done; safe to retry
+│   ├── CursorHeldError, TrimHeldError  .owner: of the cursor that another client needs
 │   └── DeadlineError           also a TimeoutError
 ├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened; .resolve()
 ├── RecordTooLargeError         .size, .limit, .what, .index
-├── NoSuchRecordError           the position holds no record
-├── TrimmedError                .first: the first position still there
+├── NoSuchRecordError, TrimmedError  no record is there; or no more, .first: the first one left
 ├── VersionError                the cluster speaks other versions of the wire format
 └── ProtocolError, LocalProtocolError  the peer, or this side, built an invalid message
 """
@@ -136,6 +137,55 @@ class UnavailableError(ZiplogError):
 
 class DeadlineError(UnavailableError, TimeoutError):
     """The deadline passed. An insert certainly did not happen; anything else may be repeated."""
+
+
+class CursorHeldError(UnavailableError):
+    """Another client owns the cursor."""
+
+    def __init__(self, name: str, owner: str) -> None:
+        #: The cursor, and its owner: "host:process".
+        self.name, self.owner = name, owner
+        super().__init__(
+            f"the cursor {name} is owned by {owner}; wait for it with a longer time-out, or take it"
+            f" with `ziplog cursor release {name}`"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy it: with its own arguments, not with its text."""
+        return type(self), (self.name, self.owner)
+
+
+class CursorLostError(ZiplogError):
+    """The claim of a cursor ended: another client claimed it, or an operator changed it.
+
+    Records that were returned and not committed will be returned again, to the next owner.
+    """
+
+    def __init__(self, name: str, term: int, reason: str) -> None:
+        #: The cursor, the term of the claim, and what ended it.
+        self.name, self.term, self.reason = name, term, reason
+        super().__init__(f"the cursor {name} was lost: {reason}; claim it again to continue")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy it: with its own arguments, not with its text."""
+        return type(self), (self.name, self.term, self.reason)
+
+
+class TrimHeldError(UnavailableError):
+    """A cursor needs records that a trim would delete."""
+
+    def __init__(self, cursor: str, position: RecordId, owner: str) -> None:
+        #: The cursor, its position, and its owner ("": none).
+        self.cursor, self.position, self.owner = cursor, position, owner
+        by = f" of {owner}" if owner else ""
+        super().__init__(
+            f"the cursor {cursor}{by} is at {position} and needs the records from there on; trim"
+            " before that, or anyway with force"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy it: with its own arguments, not with its text."""
+        return type(self), (self.cursor, self.position, self.owner)
 
 
 class OutcomeUnknownError(ZiplogError, TimeoutError):

@@ -14,8 +14,9 @@ import msgspec
 from ziplog.errors import RID_GENESIS, RID_RECENT, RecordId
 
 __all__ = [
-    "RID_GENESIS", "RID_RECENT", "ClientId", "Confirmed", "Delivery", "Durability", "Epoch",
-    "Event", "Failed", "Fseq", "Gsn", "Record", "RecordId", "Seq", "ShardId", "View", "cluster_id",
+    "RID_GENESIS", "RID_RECENT", "ClientId", "Confirmed", "CursorInfo", "Delivery", "Durability",
+    "Epoch", "Event", "Failed", "Fseq", "Gsn", "Record", "RecordId", "Seq", "ShardId", "View",
+    "cluster_id",
 ]  # fmt: skip
 
 #: A position of the log. 0 is before every record; records start at 1.
@@ -86,6 +87,30 @@ class Failed(NamedTuple):
 
     #: The last position that is not affected. Its shard is 0 if its owner is unknown.
     after: RecordId
+
+
+class CursorInfo(NamedTuple):
+    """A cursor as the membership service knows it."""
+
+    name: str
+    #: Everything below it was processed.
+    position: RecordId
+    #: Rises with each claim, seek and release.
+    term: int
+    #: owned, free or paused; a paused cursor may have an owner.
+    state: Literal["owned", "free", "paused"]
+    #: The owner, "host:process"; "": none.
+    owner: str
+    #: When it was last moved or changed, by the service's clock; None: never.
+    moved_at: datetime | None
+    #: Time without use after which it stops holding trims, in seconds; 0: it never holds any.
+    hold_s: int
+    #: Records from its position on are not trimmed, except by force.
+    is_holding: bool
+    #: Number of seeks so far.
+    seek: int
+    #: What its owner stored with the position.
+    mark: bytes
 
 
 #: An event of a speculation.

@@ -142,6 +142,11 @@ class DatabaseCore:
     # --- events ---
 
     @property
+    def has_claims(self) -> bool:
+        """False: a database owns no cursors."""
+        return False
+
+    @property
     def is_batch_open(self) -> bool:
         """Whether `step` of a `BatchEnd` would do anything."""
         return self._calls is not None and self._calls.core.is_batch_open

@@ -396,10 +396,10 @@ def seal(rid: RecordId, deadline_ns: int) -> SealRequest:
     return SealRequest(deadline_ns, rid)
 
 
-def trim(rid: RecordId, deadline_ns: int) -> TrimRequest:
+def trim(rid: RecordId, deadline_ns: int, *, force: bool) -> TrimRequest:
     """Return a request to trim before a record."""
     check_rid("rid", rid)
-    return TrimRequest(deadline_ns, rid)
+    return TrimRequest(deadline_ns, rid, bool(force))
 
 
 def finish_upgrade(wire: int, deadline_ns: int) -> FinishUpgradeRequest:

@@ -4,31 +4,126 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ziplog.client import arguments
+from ziplog.client import arguments, cursor_arguments
 from ziplog.client.async_base import AsyncConnection
-from ziplog.client.common.requests import StatusRequest
+from ziplog.client.common.requests import CursorsRequest, StatusRequest
+from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ziplog.types import RecordId
+    from ziplog.types import CursorInfo, RecordId
 
 
 class AsyncAdministration(AsyncConnection):
-    """Trims, changes of shards, upgrades, and the cluster's status."""
+    """Trims, cursors, changes of shards, upgrades, and the cluster's status."""
 
-    async def trim(self, rid: RecordId, *, timeout: float | None = None) -> None:
+    async def trim(
+        self, rid: RecordId, *, force: bool = False, timeout: float | None = None
+    ) -> None:
         """Delete all records before `rid`, once they are stable; the record of `rid` stays.
 
         This includes records that are inserted before it meanwhile (see `check_tail`).
 
+        Args:
+            rid: a position.
+            force: delete also what cursors hold; these can be claimed again after `seek_cursor`.
+            timeout: in seconds.
+
         Raises:
+            TrimHeldError: a cursor needs records before `rid`; nothing was deleted.
             NoSuchRecordError: no shard owns the position `rid` yet.
             DeadlineError: it was not done in time; the call may be repeated. The text states what
                 it waits for, and whether it will happen or may still happen.
 
         """
-        await self._engine.call(arguments.trim(rid, self._deadline_ns(timeout)))
+        await self._engine.call(arguments.trim(rid, self._deadline_ns(timeout), force=force))
+
+    async def cursors(
+        self, pattern: str = "*", *, timeout: float | None = None
+    ) -> list[CursorInfo]:
+        """Return the cursors whose names match a pattern of the shell, by name."""
+        found = await self._engine.call(CursorsRequest(self._deadline_ns(timeout)))
+        return cursor_arguments.matching(found, pattern)
+
+    async def create_cursor(
+        self,
+        name: str,
+        position: RecordId = RID_GENESIS,
+        *,
+        hold_s: int = 604_800,
+        timeout: float | None = None,
+    ) -> CursorInfo:
+        """Create a cursor that no client owns; see `cursor` for the arguments.
+
+        Raises:
+            ConfigError: there is a cursor of this name.
+            UnavailableError: there are 1,024 cursors already.
+
+        """
+        deadline_ns = self._deadline_ns(timeout)
+        request = cursor_arguments.edit(name, "create", deadline_ns, position, hold_s)
+        found: CursorInfo = await self._engine.call(request)
+        return found
+
+    async def seek_cursor(
+        self, name: str, position: RecordId, *, timeout: float | None = None
+    ) -> CursorInfo:
+        """Set a cursor's position, forward or back; its owner loses it, its mark is cleared.
+
+        Args:
+            name: a cursor.
+            position: RID_GENESIS: the first position that is not trimmed; RID_RECENT: behind the
+                last record.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: there is no such cursor.
+            NoSuchRecordError: no shard owns the position yet.
+
+        """
+        request = cursor_arguments.edit(name, "seek", self._deadline_ns(timeout), position)
+        found: CursorInfo = await self._engine.call(request)
+        return found
+
+    async def pause_cursor(
+        self, name: str, at: RecordId | None = None, *, timeout: float | None = None
+    ) -> CursorInfo:
+        """Pause a cursor; its owner learns of it within a third of its lease, and keeps it.
+
+        Args:
+            name: a cursor.
+            at: the owner goes on up to this position, exclusive; None: it pauses at once.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: there is no such cursor.
+
+        """
+        deadline_ns = self._deadline_ns(timeout)
+        request = cursor_arguments.edit(name, "pause", deadline_ns, at or RID_GENESIS)
+        found: CursorInfo = await self._engine.call(request)
+        return found
+
+    async def resume_cursor(self, name: str, *, timeout: float | None = None) -> CursorInfo:
+        """End a pause; errors are those of `pause_cursor`."""
+        request = cursor_arguments.edit(name, "resume", self._deadline_ns(timeout))
+        found: CursorInfo = await self._engine.call(request)
+        return found
+
+    async def release_cursor(self, name: str, *, timeout: float | None = None) -> CursorInfo:
+        """Take a cursor from its owner, so that another client can claim it at once.
+
+        Errors are those of `pause_cursor`.
+        """
+        request = cursor_arguments.edit(name, "release", self._deadline_ns(timeout))
+        found: CursorInfo = await self._engine.call(request)
+        return found
+
+    async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a cursor, if there is one of this name; its owner loses it."""
+        request = cursor_arguments.edit(name, "delete", self._deadline_ns(timeout))
+        await self._engine.call(request)
 
     async def add_shard(
         self, shard: int, replicas: Mapping[str, str], *, timeout: float | None = None

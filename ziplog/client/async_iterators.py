@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ziplog.client import arguments
 from ziplog.client.async_base import AsyncStream
@@ -37,6 +37,9 @@ class AsyncSubscription(AsyncStream):
     interrupted one.
     """
 
+    #: Maximum number of records that iteration fetches at once.
+    _READ_AHEAD: ClassVar[int] = arguments.READ_AHEAD
+
     def __init__(
         self, engine: AsyncioEngine, request: Request, start: RecordId, timeout: float | None
     ) -> None:
@@ -68,7 +71,7 @@ class AsyncSubscription(AsyncStream):
         while True:
             for record in self._buffer.batch:
                 return record
-            if not await self._fill(arguments.READ_AHEAD, self._timeout):
+            if not await self._fill(self._READ_AHEAD, self._timeout):
                 if self._buffer.ended:
                     await self.close()
                     raise StopAsyncIteration

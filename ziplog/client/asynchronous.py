@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ziplog.client import arguments
+from ziplog.client import arguments, cursor_arguments
 from ziplog.client.async_administration import AsyncAdministration
+from ziplog.client.async_cursors import AsyncCursor
 from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
 from ziplog.client.async_speculation import AsyncSpeculation
 from ziplog.client.common.requests import (
@@ -362,6 +363,43 @@ class AsyncLog(AsyncAdministration):
         request = arguments.subscribe(start, deadline_ns, follow=follow, shards=shards)
         limit = timeout if timeout is not None or follow else self._timeout
         return AsyncSubscription(self._engine, request, start, limit)
+
+    def cursor(
+        self,
+        name: str,
+        *,
+        start: RecordId = RID_GENESIS,
+        lease_s: float = 10.0,
+        hold_s: int = 604_800,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> AsyncCursor:
+        """Claim a named position, and return an iterator over the records from there on.
+
+        The membership service keeps the position by consensus, and at most one client owns it. A
+        client that is silent for its lease loses it to the next client that claims it.
+
+        Args:
+            name: 1 to 128 letters, digits and . _ / -, the first one a letter or a digit.
+            start: the position, if there is no such cursor; RID_RECENT: behind the last record.
+            lease_s: 1 to 300 seconds.
+            hold_s: records from the position on are not trimmed, until the cursor is unused for so
+                many seconds; 0: they may be trimmed at any time.
+            wait: wait while another client owns it; False: raise CursorHeldError at once.
+            timeout: in seconds, for the claim; infinity is allowed.
+
+        An asyncio cursor is claimed in the background; await it, or its first record.
+
+        Raises:
+            CursorHeldError: another client owns it.
+            TrimmedError: it was trimmed by force, or held nothing; `seek_cursor` sets it anew.
+            NoSuchRecordError: no shard owns the position `start` yet.
+            UnavailableError: there are 1,024 cursors already.
+
+        """
+        deadline_ns = self._deadline_ns(timeout)
+        request = cursor_arguments.claim(name, start, lease_s, hold_s, deadline_ns, wait=wait)
+        return AsyncCursor(self._engine, request, self._deadline_ns)
 
     def speculate(
         self,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ziplog.client import arguments
 from ziplog.client.blocking_base import Stream
@@ -38,6 +38,9 @@ class Subscription(Stream):
     interrupted one.
     """
 
+    #: Maximum number of records that iteration fetches at once.
+    _READ_AHEAD: ClassVar[int] = arguments.READ_AHEAD
+
     def __init__(
         self, engine: BlockingEngine, request: Request, start: RecordId, timeout: float | None
     ) -> None:
@@ -69,7 +72,7 @@ class Subscription(Stream):
         while True:
             for record in self._buffer.batch:
                 return record
-            if not self._fill(arguments.READ_AHEAD, self._timeout):
+            if not self._fill(self._READ_AHEAD, self._timeout):
                 if self._buffer.ended:
                     self.close()
                     raise StopIteration

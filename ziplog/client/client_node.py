@@ -20,25 +20,20 @@ from ziplog.client.common.requests import (
     NEVER,
     BarrierRequest,
     ChangeRequest,
-    ConnectRequest,
     ExtentsRequest,
-    FinishUpgradeRequest,
     InsertRequest,
     MeasureRequest,
     OutlineRequest,
     ReadRequest,
-    ScanCloseRequest,
-    ScanFetchRequest,
-    ScanRequest,
     SealRequest,
-    StatusRequest,
     SyncRequest,
     TailRequest,
-    TrimRequest,
 )
 from ziplog.client.common.routing import Routing
 from ziplog.client.common.step_context import StepContext
 from ziplog.client.common.unknown_outcome import ResolveRequest
+from ziplog.client.cursors.claims import Claims
+from ziplog.client.cursors.edits import Edits
 from ziplog.client.inserts.inserts import Inserts
 from ziplog.client.inserts.sync import Syncs
 from ziplog.client.reads.barrier import Barriers
@@ -57,6 +52,9 @@ from ziplog.core.node import (
 )
 from ziplog.wire import (
     ClusterInfo,
+    CursorList,
+    CursorReply,
+    CursorsRenewed,
     Deliver,
     Early,
     InsertAck,
@@ -121,9 +119,11 @@ class ClientCore:
         extent_queries = ExtentQueries(context, routing)
         outline_queries = OutlineQueries(context, routing)
         scans = self._scans = Scans(context, routing)
+        claims = self._claims = Claims(context, routing, tail_queries, subscriptions)
+        edits = Edits(context, routing, tail_queries)
         self._machines: Final = (
             inserts.outcomes, inserts, syncs, reads, tail_queries, seals, subscriptions, barriers,
-            cluster_calls, shard_changes, extent_queries, outline_queries, scans,
+            cluster_calls, shard_changes, extent_queries, outline_queries, scans, claims, edits,
         )  # fmt: skip
         self._on_call: Final[dict[type, Callable[[int, Any], None]]] = {
             InsertRequest: inserts.start,
@@ -133,18 +133,15 @@ class ClientCore:
             ReadRequest: reads.start,
             **subscriptions.calls,
             BarrierRequest: barriers.start,
-            ConnectRequest: cluster_calls.connect,
+            **cluster_calls.calls,
             SealRequest: seals.start,
             TailRequest: seals.start_tail,
-            TrimRequest: cluster_calls.trim,
-            StatusRequest: cluster_calls.status,
-            FinishUpgradeRequest: cluster_calls.finish_upgrade,
             ChangeRequest: shard_changes.start,
             ExtentsRequest: extent_queries.start,
             OutlineRequest: outline_queries.start,
-            ScanRequest: scans.start,
-            ScanFetchRequest: scans.fetch,
-            ScanCloseRequest: scans.close,
+            **scans.calls,
+            **claims.calls,
+            **edits.calls,
         }
         self._on_message: Final[dict[type[Message], Callable[[Any], None]]] = {
             InsertAck: inserts.on_ack,
@@ -164,6 +161,9 @@ class ClientCore:
             StatusReply: membership.on_reply,
             ShardChanged: membership.on_reply,
             UpgradeFinished: membership.on_reply,
+            CursorReply: membership.on_reply,
+            CursorsRenewed: membership.on_reply,
+            CursorList: membership.on_reply,
             NotLeader: membership.on_not_leader,
         }
 
@@ -191,6 +191,11 @@ class ClientCore:
     def waiting_for(self) -> list[str]:
         """The shards that delay a tail query, each with its state."""
         return self._tail_queries.waiting_for()
+
+    @property
+    def has_claims(self) -> bool:
+        """Whether this client owns cursors, so that its timers must run between calls."""
+        return self._claims.has_claims
 
     def backlog(self, subscription: int) -> tuple[int, int]:
         """Return the positions that were reported and not returned; (0, 0): it is not open."""
@@ -274,6 +279,7 @@ class ClientCore:
             self._inserts.settled_reports.send_all()
             self._inserts.measurements.is_closed = True
             self._seals.close()
+            self._claims.close()
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next `Wakeup`."""

@@ -15,6 +15,17 @@ import msgspec
 from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import LocalProtocolError, ProtocolError
 from ziplog.wire.base import MAX_STEPS, VERSION, Name, Request, Text
+from ziplog.wire.cursors import (
+    CursorClaim,
+    CursorEdit,
+    CursorList,
+    CursorMove,
+    CursorQuery,
+    CursorRelease,
+    CursorRenewal,
+    CursorReply,
+    CursorsRenewed,
+)
 from ziplog.wire.handler import (
     Freeze,
     Frozen,
@@ -100,6 +111,15 @@ __all__ = [
     "ChangeShard",
     "ClusterInfo",
     "Credit",
+    "CursorClaim",
+    "CursorEdit",
+    "CursorList",
+    "CursorMove",
+    "CursorQuery",
+    "CursorRelease",
+    "CursorRenewal",
+    "CursorReply",
+    "CursorsRenewed",
     "Deliver",
     "Durations",
     "Early",
@@ -183,6 +203,8 @@ AnyMessage = (
     | Heartbeat | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
     | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
     | StatusQuery | StatusReply | FinishUpgrade | UpgradeFinished
+    | CursorClaim | CursorMove | CursorRelease | CursorEdit | CursorReply
+    | CursorRenewal | CursorsRenewed | CursorQuery | CursorList
     | NodeInfoQuery | NodeInfo | MetricsQuery | Metrics
 )  # fmt: skip
 

@@ -182,13 +182,16 @@ class Trim(Message, tag=VERSION * 256 + 47, frozen=True, gc=False):
 
     request: Request
     gsn: Gsn
+    #: Also of what cursors hold.
+    force: bool = False
 
 
 class TrimReply(Message, tag=VERSION * 256 + 48, frozen=True, gc=False):
     """How far a trim is.
 
     No error: it is done, and every reachable replica refuses reads before it. `not-stable`: it is
-    not done yet, and the client repeats the request. `no-such-position`: it is refused.
+    not done yet, and the client repeats the request, unless a cursor holds records.
+    `no-such-position`: it is refused.
     """
 
     request: Request
@@ -197,6 +200,11 @@ class TrimReply(Message, tag=VERSION * 256 + 48, frozen=True, gc=False):
     error: Literal["", "no-such-position", "not-stable"] = ""
     #: What a trim that is not done waits for.
     obstacle: Text = ""
+    #: The cursor that holds records before the position, its position, and its owner; "": none
+    #: does. The trim is refused then.
+    held_by: Name = ""
+    held_at: Gsn = 0
+    held_owner: Name = ""
 
 
 class StatusQuery(Message, tag=VERSION * 256 + 49, frozen=True, gc=False):

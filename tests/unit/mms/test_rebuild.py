@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from mms.rebuild import plan, rebuild
 from mms.rebuilt_leases import rebuilt_runs
-from mms.state import MAX_LEASE_SIZE, ClusterState, Retired
+from mms.snapshot import Retired
+from mms.state import MAX_LEASE_SIZE, ClusterState
 from tests.properties import examples
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.core.holdings import HandlerHoldings, Holdings, ServerHoldings, ShardRecovery

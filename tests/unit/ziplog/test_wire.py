@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, get_args
 
 import msgpack  # type: ignore[import-untyped]
@@ -42,6 +43,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.DictType():
             most = kind.max_length or MAX_ITEMS
             return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=most)
+        case inspect.StrType() if kind.pattern is not None:
+            return st.from_regex(re.compile(kind.pattern, re.ASCII), fullmatch=True)
         case inspect.StrType():
             most = min(kind.max_length or 40, 40)
             return st.text(min_size=kind.min_length or 0, max_size=most)

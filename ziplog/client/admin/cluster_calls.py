@@ -7,22 +7,24 @@ See docs/protocol.md, section 8.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
-from ziplog.client.common.requests import NEVER
+from ziplog.client.common.requests import (
+    NEVER,
+    ConnectRequest,
+    FinishUpgradeRequest,
+    StatusRequest,
+    TrimRequest,
+)
 from ziplog.core.units import NS_PER_MS
-from ziplog.errors import DeadlineError, NoSuchRecordError, UnavailableError
+from ziplog.errors import DeadlineError, NoSuchRecordError, TrimHeldError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import FinishUpgrade, StatusQuery, Trim
 
 if TYPE_CHECKING:
-    from ziplog.client.common.requests import (
-        ConnectRequest,
-        FinishUpgradeRequest,
-        StatusRequest,
-        TrimRequest,
-    )
+    from collections.abc import Callable
+
     from ziplog.errors import VersionError
     from ziplog.wire import StatusReply, TrimReply, UpgradeFinished
 
@@ -37,12 +39,24 @@ class PendingCall(PendingRequest, kw_only=True):
     what: str = ""
     #: The position of a trim.
     rid: RecordId = RID_GENESIS
+    #: A trim goes past what cursors hold.
+    force: bool = False
     #: What the service reported of a trim that is not done; "": nothing.
     known: str = ""
 
 
 class ClusterCalls(PendingRequests[PendingCall]):
     """The pending cluster calls of a client."""
+
+    @property
+    def calls(self) -> dict[type, Callable[[int, Any], None]]:
+        """The handler of each request."""
+        return {
+            ConnectRequest: self.connect,
+            StatusRequest: self.status,
+            FinishUpgradeRequest: self.finish_upgrade,
+            TrimRequest: self.trim,
+        }
 
     @property
     def waiting(self) -> bool:
@@ -107,6 +121,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
         """Delete all records before a position, once it is stable."""
         rid = request.rid
         pending = PendingCall(call, request.deadline, what=f"a trim before {rid}", rid=rid)
+        pending.force = request.force
         self._add(pending)
         self._retry(pending)
 
@@ -116,6 +131,9 @@ class ClusterCalls(PendingRequests[PendingCall]):
         def on_reply(reply: TrimReply) -> None:
             if reply.error == "no-such-position":
                 self._finish(pending, NoSuchRecordError(rid, "no shard owns the position yet"))
+            elif reply.held_by:
+                position = RecordId(reply.held_at, 0)
+                self._finish(pending, TrimHeldError(reply.held_by, position, reply.held_owner))
             elif reply.error == "not-stable":
                 pending.known = _known_of(reply, rid)
                 self._retry_at(pending, self._context.now + _TRIM_RETRY_NS)
@@ -124,7 +142,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
 
         rid, pending.retry_at = pending.rid, NEVER
         pending.service_request = self._membership.send_request(
-            lambda cluster, number: Trim(cluster, number, rid.gsn), on_reply
+            lambda cluster, number: Trim(cluster, number, rid.gsn, pending.force), on_reply
         )
 
     def _result_at_deadline(self, pending: PendingCall) -> UnavailableError | VersionError:

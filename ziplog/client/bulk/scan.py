@@ -13,15 +13,21 @@ sections 7 and 14.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from ziplog.client.common.requests import ScanFetchRequest, Scanned
+from ziplog.client.common.requests import (
+    ScanCloseRequest,
+    ScanFetchRequest,
+    Scanned,
+    ScanRequest,
+)
 from ziplog.client.reads.shard_stream import ShardStream
 from ziplog.client.reads.stream_readers import StreamReader, StreamReaders
 from ziplog.errors import ClosedError, ConfigError
 
 if TYPE_CHECKING:
-    from ziplog.client.common.requests import ScanCloseRequest, ScanRequest
+    from collections.abc import Callable
+
     from ziplog.core.entries import Unit
 
 
@@ -97,6 +103,15 @@ class Scans(StreamReaders[OpenScan]):
     """The open scans of a client."""
 
     CLOSED: ClassVar[tuple[str, str]] = ("this scan", "open another one to continue")
+
+    @property
+    def calls(self) -> dict[type, Callable[[int, Any], None]]:
+        """The handler of each request."""
+        return {
+            ScanRequest: self.start,
+            ScanFetchRequest: self.fetch,
+            ScanCloseRequest: self.close,
+        }
 
     def start(self, call: int, request: ScanRequest) -> None:
         """Open a scan; its number is the call's."""

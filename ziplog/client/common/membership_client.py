@@ -22,6 +22,15 @@ from ziplog.types import cluster_id
 from ziplog.wire import (
     ChangeShard,
     ClusterInfo,
+    CursorClaim,
+    CursorEdit,
+    CursorList,
+    CursorMove,
+    CursorQuery,
+    CursorRelease,
+    CursorRenewal,
+    CursorReply,
+    CursorsRenewed,
     FinishUpgrade,
     Hello,
     LeaseHistory,
@@ -50,6 +59,12 @@ _REPLIES: Final[dict[type[Message], type[Message]]] = {
     Trim: TrimReply,
     ChangeShard: ShardChanged,
     FinishUpgrade: UpgradeFinished,
+    CursorClaim: CursorReply,
+    CursorMove: CursorReply,
+    CursorRelease: CursorReply,
+    CursorEdit: CursorReply,
+    CursorRenewal: CursorsRenewed,
+    CursorQuery: CursorList,
 }
 #: Maximum number of endpoints that are remembered.
 _MAX_ENDPOINTS: Final = 16

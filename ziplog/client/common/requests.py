@@ -11,9 +11,10 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from ziplog.core.cursors import Edit
 from ziplog.core.entries import Origin, Unit
 from ziplog.core.view import Replica
-from ziplog.types import Event, Record, RecordId
+from ziplog.types import RID_GENESIS, Event, Record, RecordId
 
 #: Selects a shard: (payload, key, ids of the live shards) -> id.
 Policy = Callable[[bytes, bytes | None, Sequence[int]], int]
@@ -90,6 +91,8 @@ class TrimRequest(Request, frozen=True, gc=False):
     """Delete all records before a rid. Result: None."""
 
     rid: RecordId
+    #: Also those that cursors hold.
+    force: bool = False
 
 
 class StatusRequest(Request, frozen=True, gc=False):
@@ -184,6 +187,71 @@ class UnsubscribeRequest(Request, frozen=True, gc=False):
     """Close a subscription. Result, at once: None. Pending fetches get an empty `Fetched`."""
 
     subscription: int
+
+
+class ClaimRequest(Request, frozen=True, gc=False):
+    """Claim a cursor, and subscribe from its position on. Result: the subscription's number."""
+
+    name: str
+    #: The position of a new cursor; RID_RECENT: behind the last record.
+    start: RecordId
+    #: Describes this client to people.
+    owner: str
+    lease_ms: int
+    hold_s: int
+    #: Wait while another client owns it.
+    wait: bool
+
+
+class CommitRequest(Request, frozen=True, gc=False):
+    """Move a claimed cursor forward. Result: the position."""
+
+    subscription: int
+    position: RecordId
+    mark: bytes
+    #: Complete at once; move within `COMMIT_INTERVAL_NS`, together with later moves.
+    is_soon: bool = False
+
+
+class ClaimQuery(Request, frozen=True, gc=False):
+    """Get the state of a claim. Result, at once: a `ClaimState`."""
+
+    subscription: int
+
+
+class ReleaseRequest(Request, frozen=True, gc=False):
+    """Commit what is due, and end the ownership of a cursor. Result: None."""
+
+    subscription: int
+
+
+class CursorsRequest(Request, frozen=True, gc=False):
+    """List the cursors. Result: a list of `CursorInfo`, by name."""
+
+
+class EditRequest(Request, frozen=True, gc=False):
+    """Create, change or delete a cursor. Result: its `CursorInfo`; None if it was deleted."""
+
+    name: str
+    edit: Edit
+    position: RecordId = RID_GENESIS
+    hold_s: int = 0
+
+
+class ClaimState(NamedTuple):
+    """A claimed cursor, as far as this client knows."""
+
+    name: str
+    term: int
+    #: The last position that was committed, and the mark that was committed with it.
+    position: RecordId
+    mark: bytes
+    is_paused: bool
+    #: What ended the claim; "": nothing did.
+    lost: str
+    #: The term of the cursor's creation, and the number of its seeks.
+    birth: int = 0
+    seek: int = 0
 
 
 class ExtentsRequest(Request, frozen=True, gc=False):

@@ -196,6 +196,9 @@ class AsyncioEngine:
 
     # --- driving ---
 
+    def drive_timers(self) -> None:
+        """Do nothing: the loop runs the node's timers."""
+
     def shielded(self, function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`; signal handlers run before it and after it."""
         if not self._is_main or not SHIELD.enter(self):

@@ -3,7 +3,7 @@
 A calling thread without a driver takes the *driver role*, and steps the engine until its own call
 is completed; then it hands the role to a waiting thread. Other threads put their calls in
 `_incoming`, wake the driver, and wait for a result or for the role. A background thread drives
-futures when no caller does.
+futures when no caller does; another one steps the engine while the client owns cursors.
 
 Rules: only the driver touches the engine. Callbacks of futures never run in the driver role. Signal
 handlers run between two steps (`signals`). The main thread leaves its futures to other threads, so
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ziplog.client.engines.engine import Engine
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
+from ziplog.client.engines.timer_thread import TimerThread
 from ziplog.core.units import NS_PER_S
 from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError
 from ziplog.runtime.clock import now_ns
@@ -84,6 +85,7 @@ class BlockingEngine:
         #: The process of the sockets and threads; they do not work in its children.
         self._process: Final = os.getpid()
         self._futures: Final = _Futures(self)
+        self._timers: Final = TimerThread(self)
         self._main: Final = threading.main_thread().ident
         #: The queue that the main thread waits on while it does not drive.
         self._main_signal: SimpleQueue[None] | None = None
@@ -298,6 +300,26 @@ class BlockingEngine:
         elif ticket.signal is not None:
             ticket.signal.put(None)
 
+    # --- between calls ---
+
+    def drive_timers(self) -> None:
+        """Run the node's timers also between calls, as long as it owns cursors."""
+        self._timers.start()
+
+    def step_between_calls(self) -> bool:
+        """Step the engine, unless a thread drives; return whether its timers must run further."""
+        if self._is_closed:
+            return False
+        if self._role.acquire(blocking=False):
+            try:
+                if not self._is_closed:
+                    self._submit_incoming()
+                    self.engine.step()
+            finally:
+                self._role.release()
+                self._hand_over_role()
+        return self.engine.core.has_claims
+
     # --- futures ---
 
     def submit_insert(self, request: InsertRequest) -> Future[RecordId]:
@@ -366,6 +388,7 @@ class BlockingEngine:
         if os.getpid() == self._process:
             self.shielded(self._close)
             self._futures.close()
+            self._timers.stop()
 
     def _close(self) -> None:
         self.engine.transport.wake()

@@ -53,6 +53,11 @@ class Core(Node, Protocol):
         """Whether `step` of a `BatchEnd` would do anything."""
         ...
 
+    @property
+    def has_claims(self) -> bool:
+        """Whether timers must run also between calls."""
+        ...
+
     def step_call(self, number: int, request: Any, now: int, /) -> list[Effect]:
         """Do the same as `step(Call(number, request), now)`."""
         ...
@@ -146,6 +151,14 @@ class Engine:
             self._execute(self._step(_WAKEUP, now))
             due = self._next_wakeup()
         return None if due is None else max(due - now, 0)
+
+    def step(self) -> None:
+        """Handle the frames that have arrived, and due timers, without waiting."""
+        received = self.transport.wait_and_receive(0)
+        while received is not None:
+            self.handle(*received)
+            received = self.transport.receive()
+        self.end_batch()
 
     def _pass_changes(self, now: int) -> None:
         """Pass the transport's changed connections to the node."""

@@ -49,6 +49,8 @@ class LogReader(StreamReader[FetchT]):
         self._shards: Final = shards
         #: The last gsn to read; `NEVER`: the reader follows the log.
         self.last = NEVER
+        #: The reader pauses before this gsn; `NEVER`: nowhere.
+        self._pause_at = NEVER
         #: A tail query is pending.
         self.awaits_tail = False
         self._follower: Final = LeaseFollower(self._context, self._routing, self._on_history)
@@ -154,7 +156,17 @@ class LogReader(StreamReader[FetchT]):
         """Return the members' lowest frontier: all positions below it are known."""
         frontiers = {shard: stream.frontier for shard, stream in self._streams.items()}
         limit = self._leases.settled_end(self.position, frontiers, self._shards)
-        return max(self.position, min(limit, self.last + 1))
+        return max(self.position, min(limit, self.last + 1, self._pause_at))
+
+    def pause(self, at: int) -> None:
+        """Return no records at or after a gsn (0: no further ones) until `resume`."""
+        first = self._first_kept()
+        self._pause_at = at or (self.position if first is None else first)
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        if self._pause_at != NEVER:
+            self._pause_at, self._is_merged, self.is_dirty = NEVER, False, True
 
     def _advance(self, position: int) -> None:
         self.position = position

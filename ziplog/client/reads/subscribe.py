@@ -10,7 +10,7 @@ Invariant: every record below `position` was returned once. See docs/protocol.md
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -72,14 +72,19 @@ class Subscription(LogReader[FetchRequest]):
 
     def _hand_out(self, max_records: int) -> Fetched | Exception | None:
         start, ready = self._handed_out, self._ready
-        if start < len(ready):
-            self._handed_out = min(start + max_records, len(ready))
+        stop = len(ready)
+        if self._pause_at != NEVER:
+            stop = max(start, bisect_left(ready, self._pause_at, key=_GSN_OF))
+        if start < stop:
+            self._handed_out = min(start + max_records, stop)
             is_all = start == 0 and self._handed_out == len(ready)
             records = ready if is_all else ready[start : self._handed_out]
             self._context.counters.delivered += len(records)
             return Fetched(records, ended=False)
         if self._error is not None:
             return self._error
+        if stop < len(ready):
+            return None
         return Fetched([], ended=True) if self.position > self.last else None
 
     def _merge(self) -> None:

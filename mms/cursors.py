@@ -1,0 +1,283 @@
+"""Cursors at the leader of the membership service: requests, and which owners are silent.
+
+    request --> proposed (moves: with others) --committed--> reply
+    renewal --> reply at once
+
+Rules: a claim of an owned cursor is proposed only when its owner was silent for its lease, by the
+leader's clock: no renewal, claim or move. For a new leader every owner was heard just now. So a
+wrong clock may let two clients believe that they own a cursor, but only the moves of one term
+count. Moves that come while others are pending share one command.
+
+Invariants: at most `MAX_WAITING` requests wait. What this part remembers may be lost with the
+leader; that costs time only. See docs/protocol.md, section 19.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from mms.commands import (
+    ClaimCursor,
+    CursorStep,
+    EditCursor,
+    MoveCursors,
+    ReleaseCursor,
+    decode_refusal,
+    decode_refusals,
+)
+from mms.proposals import RETRY_NS
+from ziplog.core.node import Propose, Send
+from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.wire import CursorList, CursorReply, CursorsRenewed, Refused
+from ziplog.wire.cursors import MAX_LISTED
+
+if TYPE_CHECKING:
+    from mms.commands import AnyCursorCommand, Refusal
+    from mms.state import ClusterState
+    from ziplog.core.cursors import Cursor, CursorError
+    from ziplog.core.node import Effect
+    from ziplog.wire import (
+        CursorClaim,
+        CursorEdit,
+        CursorMove,
+        CursorQuery,
+        CursorRelease,
+        CursorRenewal,
+    )
+
+#: Maximum number of requests that wait for consensus; more are refused.
+MAX_WAITING: Final = 4096
+#: Interval between two commands with moves, and the maximum number of moves in one.
+_MOVE_INTERVAL_NS: Final = 50 * NS_PER_MS
+_MAX_STEPS: Final = 256
+#: Time after which an uncommitted command counts as lost. The client repeats its request.
+_LOST_NS: Final = 2 * NS_PER_S
+#: The route back to the client, and the number of its request.
+_Waiting = tuple[bytes, int]
+#: What copies of a command have in common.
+_Key = tuple[str, str, bytes | int]
+
+
+class _Pending:
+    """A proposed command, and the requests that wait for its outcome."""
+
+    __slots__ = ("proposed_at", "requests")
+
+    def __init__(self, requests: list[list[_Waiting]], now: int) -> None:
+        self.proposed_at = now
+        #: For each cursor of the command.
+        self.requests: Final = requests
+
+
+class Cursors:
+    """The requests about cursors at one node of the service."""
+
+    def __init__(self, state: ClusterState, wall_ns: int) -> None:
+        """`wall_ns`: Unix time minus the time of `now`, in ns."""
+        self._state: Final = state
+        self._wall_ns: Final = wall_ns
+        #: When each owner was heard, and when each cursor was claimed or moved.
+        self._heard_at: dict[bytes, int] = {}
+        self._used_at: dict[str, int] = {}
+        #: Nothing counts as silent or unused before.
+        self._forgiven_at = 0
+        self._pending: Final[dict[_Key | bytes, _Pending]] = {}
+        #: Moves that are not proposed yet, by cursor and term: the last one, and the requests.
+        self._gathered: dict[tuple[str, int], tuple[CursorStep, list[_Waiting]]] = {}
+        self._next_moves_at = 0
+
+    def __len__(self) -> int:
+        pending = sum(len(some) for one in self._pending.values() for some in one.requests)
+        return pending + sum(len(requests) for _, requests in self._gathered.values())
+
+    def forgive_silence_before(self, now: int) -> None:
+        """Count every owner as heard now: this node was paused, or begins to lead."""
+        self._forgiven_at = now
+
+    # --- requests ---
+
+    def claim(self, src: bytes, message: CursorClaim, now: int) -> list[Effect]:
+        """Handle a claim; refuse it at once while another owner is heard."""
+        cursor = self._state.cursors.get(message.name)
+        if cursor is not None and cursor.owner and cursor.claim == message.nonce:
+            return [self._reply(src, message.request, message.name)]
+        if cursor is not None and cursor.owner and not self._is_silent(cursor, now):
+            return [self._reply(src, message.request, message.name, "owned")]
+        command = ClaimCursor(
+            message.name, message.owner, message.owner_text, message.nonce, message.start,
+            message.lease_ms, message.hold_s, cursor.term if cursor is not None else 0,
+            self._at_us(now),
+        )  # fmt: skip
+        return self._propose((src, message.request), command, now)
+
+    def _is_silent(self, cursor: Cursor, now: int) -> bool:
+        heard_at = max(self._heard_at.get(cursor.owner, 0), self._forgiven_at)
+        return now - heard_at >= cursor.lease_ms * NS_PER_MS
+
+    def move(self, src: bytes, message: CursorMove, now: int) -> list[Effect]:
+        """Handle a move: propose it, or gather it if the last command with moves is new."""
+        if len(self) >= MAX_WAITING:
+            return [self._refuse(src, message.request)]
+        step = CursorStep(message.name, message.term, message.move, message.position, message.mark)
+        key = (message.name, message.term)
+        other, requests = self._gathered.get(key, (step, []))
+        last = step if step.move >= other.move else other
+        self._gathered[key] = (last, [*requests, (src, message.request)])
+        return self.propose_moves(now)
+
+    def propose_moves(self, now: int) -> list[Effect]:
+        """Propose the gathered moves, if a command with moves is due."""
+        if not self._gathered or now < self._next_moves_at:
+            return []
+        self._next_moves_at = now + _MOVE_INTERVAL_NS
+        some = [self._gathered.pop(key) for key in list(self._gathered)[:_MAX_STEPS]]
+        encoded = MoveCursors([step for step, _ in some], self._at_us(now)).encode()
+        self._pending[encoded] = _Pending([requests for _, requests in some], now)
+        return [Propose(encoded)]
+
+    def release(self, src: bytes, message: CursorRelease, now: int) -> list[Effect]:
+        """Handle the release of a cursor by its owner."""
+        command = ReleaseCursor(message.name, message.term)
+        return self._propose((src, message.request), command, now)
+
+    def edit(self, src: bytes, message: CursorEdit, now: int) -> list[Effect]:
+        """Handle an operator's change of a cursor."""
+        command = EditCursor(
+            message.name, message.edit, message.nonce, message.position, message.hold_s,
+            self._at_us(now),
+        )  # fmt: skip
+        return self._propose((src, message.request), command, now)
+
+    def renew(self, src: bytes, message: CursorRenewal, now: int) -> Effect:
+        """Note that an owner is alive; return what it may not know of its cursors."""
+        self._heard_at[message.owner] = now
+        lost: list[Cursor] = []
+        deleted: list[str] = []
+        paused: list[Cursor] = []
+        for owned in message.owned:
+            cursor = self._state.cursors.get(owned.name)
+            if cursor is None:
+                deleted.append(owned.name)
+            elif cursor.term != owned.term or not cursor.owner:
+                lost.append(cursor)
+            elif cursor.is_paused:
+                paused.append(cursor)
+        cluster = self._state.cluster
+        return Send(src, CursorsRenewed(cluster, message.request, lost, deleted, paused))
+
+    def answer_query(self, src: bytes, message: CursorQuery) -> Effect:
+        """Return the reply to a query whose read barrier is committed."""
+        found = [one for one in self._state.cursors.in_order() if one.name > message.after]
+        some, has_more = found[:MAX_LISTED], len(found) > MAX_LISTED
+        shards = [self._shard(cursor) for cursor in some]
+        return Send(src, CursorList(self._state.cluster, message.request, some, shards, has_more))
+
+    # --- proposals and replies ---
+
+    def _at_us(self, now: int) -> int:
+        return max(now + self._wall_ns, 0) // 1000
+
+    def _propose(
+        self, waiting: _Waiting, command: ClaimCursor | ReleaseCursor | EditCursor, now: int
+    ) -> list[Effect]:
+        """Propose a command, unless a copy of it is pending; its outcome answers the request."""
+        if len(self) >= MAX_WAITING:
+            return [self._refuse(*waiting)]
+        pending = self._pending.get(_key(command))
+        if pending is None:
+            self._pending[_key(command)] = _Pending([[waiting]], now)
+            return [Propose(command.encode())]
+        if waiting not in pending.requests[0]:
+            pending.requests[0].append(waiting)
+        if now < pending.proposed_at + RETRY_NS:
+            return []
+        pending.proposed_at = now
+        return [Propose(command.encode())]
+
+    def on_decided(
+        self, command: AnyCursorCommand, encoded: bytes, result: bytes, now: int
+    ) -> list[Effect]:
+        """Answer the requests that wait for a command; consensus applied or refused it."""
+        if isinstance(command, MoveCursors):
+            key: _Key | bytes = encoded
+            names = [step.name for step in command.steps]
+            refusals = decode_refusals(result)
+        else:
+            key, names, refusals = _key(command), [command.name], [decode_refusal(result)]
+        effects: list[Effect] = []
+        pending = self._pending.pop(key, None)
+        for index, (name, refusal) in enumerate(zip(names, refusals, strict=True)):
+            cursor = self._state.cursors.get(name)
+            if cursor is None:
+                self._used_at.pop(name, None)
+            elif not refusal:
+                self._used_at[name] = now
+                if isinstance(command, ClaimCursor | MoveCursors):
+                    self._heard_at[cursor.owner] = now
+            for src, request in pending.requests[index] if pending is not None else ():
+                effects.append(self._reply(src, request, name, refusal))
+        return effects
+
+    def _reply(self, src: bytes, request: int, name: str, refusal: Refusal = "") -> Effect:
+        # A refusal of a command about a cursor is one that the reply knows.
+        error = cast("CursorError", refusal)
+        state, cursor = self._state, self._state.cursors.get(name)
+        shard = self._shard(cursor) if cursor is not None else 0
+        return Send(src, CursorReply(state.cluster, request, error, cursor, shard, state.trim))
+
+    def _shard(self, cursor: Cursor) -> int:
+        lease = self._state.lease_at(max(cursor.position, 1))
+        return lease.owner(max(cursor.position, 1)) if lease is not None else 0
+
+    def _refuse(self, src: bytes, request: int) -> Effect:
+        why = f"{MAX_WAITING} requests about cursors are already waiting"
+        return Send(src, Refused(self._state.cluster, 0, 0, 0, request, "full", why))
+
+    # --- time ---
+
+    def next_wakeup(self) -> int | None:
+        """Return when the next command with moves is due; None: none is."""
+        return self._next_moves_at if self._gathered else None
+
+    def check_holds(self, now: int) -> list[Effect]:
+        """Let the holds of unused cursors lapse; forget lost commands and former owners."""
+        lost = [key for key, one in self._pending.items() if now >= one.proposed_at + _LOST_NS]
+        for key in lost:
+            del self._pending[key]
+        cursors = self._state.cursors.in_order()
+        owners, names = {one.owner for one in cursors}, {one.name for one in cursors}
+        self._heard_at = {one: at for one, at in self._heard_at.items() if one in owners}
+        self._used_at = {one: at for one, at in self._used_at.items() if one in names}
+        return [
+            Propose(EditCursor(one.name, "lapse", b"", 0, 0, self._at_us(now), one.term).encode())
+            for one in cursors
+            if one.is_holding and now - self._last_use(one) >= one.hold_s * NS_PER_S
+        ]
+
+    def _last_use(self, cursor: Cursor) -> int:
+        heard_at = self._heard_at.get(cursor.owner, 0) if cursor.owner else 0
+        return max(heard_at, self._used_at.get(cursor.name, 0), self._forgiven_at)
+
+    def abandon(self) -> list[_Waiting]:
+        """Forget all requests; return them: this node no longer leads."""
+        every = [
+            one for pending in self._pending.values() for some in pending.requests for one in some
+        ]
+        every += [one for _, requests in self._gathered.values() for one in requests]
+        self._pending.clear()
+        self._gathered.clear()
+        return every
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        assert len(self) <= MAX_WAITING
+
+
+def _key(command: ClaimCursor | ReleaseCursor | EditCursor) -> _Key:
+    match command:
+        case ReleaseCursor():
+            return ("release", command.name, command.term)
+        case ClaimCursor():
+            return ("claim", command.name, command.nonce)
+        case EditCursor():
+            return (command.edit, command.name, command.nonce)

@@ -1,0 +1,476 @@
+"""Cursors at the membership service: the replicated table, and what its leader adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from mms import cursors
+from mms.commands import (
+    ClaimCursor,
+    CursorStep,
+    EditCursor,
+    MoveCursors,
+    ReleaseCursor,
+    SetTrim,
+    decode_refusal,
+    decode_refusals,
+)
+from mms.state import ClusterState
+from tests.services import CLUSTER, MS, S
+from tests.unit.mms.test_state import apply, with_leases
+from tests.unit.mms.world import World, config
+from ziplog.core.cursors import MAX_CURSORS, Cursor
+from ziplog.core.node import LeaderChanged
+from ziplog.wire import (
+    CursorClaim,
+    CursorEdit,
+    CursorList,
+    CursorMove,
+    CursorQuery,
+    CursorRelease,
+    CursorRenewal,
+    CursorReply,
+    CursorsRenewed,
+    NotLeader,
+    Refused,
+    Trim,
+    TrimReply,
+)
+from ziplog.wire.cursors import MAX_LISTED, OwnedTerm
+
+ALICE, BOB = b"a" * 16, b"b" * 16
+
+
+# --- the replicated table ---
+
+
+def claim(name: str = "x", owner: bytes = ALICE, nonce: bytes = b"1", **more: Any) -> ClaimCursor:
+    options: dict[str, Any] = {"start": 0, "lease_ms": 1000, "hold_s": 60, "expects": 0}
+    options |= more
+    return ClaimCursor(name, owner, owner.decode(), nonce, at_us=7, **options)
+
+
+def move(state: ClusterState, term: int, number: int, position: int, mark: bytes = b"") -> str:
+    step = CursorStep("x", term, number, position, mark)
+    (refusal,) = decode_refusals(state.apply(MoveCursors([step], 8).encode()))
+    state.check()
+    return refusal
+
+
+def edit(what: Any, nonce: bytes = b"e", position: int = 0, name: str = "x") -> EditCursor:
+    return EditCursor(name, what, nonce, position, 60, 9)
+
+
+def found(state: ClusterState, name: str = "x") -> Cursor:
+    cursor = state.cursors.get(name)
+    assert cursor is not None
+    return cursor
+
+
+def test_claim_creates_a_cursor() -> None:
+    state = with_leases(2)
+    assert apply(state, claim(start=5)) == ""
+    cursor = found(state)
+    assert (cursor.birth, cursor.term, cursor.position, cursor.owner) == (1, 1, 5, ALICE)
+    assert (cursor.is_holding, cursor.has_moved, cursor.moved_us) == (True, False, 7)
+
+
+def test_copy_of_a_claim_counts_once() -> None:
+    state = with_leases(1)
+    assert [apply(state, claim()), apply(state, claim())] == ["", ""]
+    assert found(state).term == 1
+
+
+def test_first_of_two_pending_claims_wins() -> None:
+    state = with_leases(1)
+    assert apply(state, claim()) == ""
+    assert apply(state, claim(owner=BOB, nonce=b"2", expects=1)) == ""
+    # Proposed at the same time as Bob's:
+    assert apply(state, claim(owner=ALICE, nonce=b"3", expects=1)) == "owned"
+    assert (found(state).owner, found(state).term) == (BOB, 2)
+
+
+def test_terms_of_a_name_grow_over_a_deletion() -> None:
+    state = with_leases(1)
+    assert apply(state, claim()) == ""
+    assert move(state, 1, 1, 9) == ""
+    assert apply(state, edit("delete")) == ""
+    assert move(state, 1, 2, 10) == "no-such-cursor"
+    assert apply(state, claim(nonce=b"2", expects=1)) == "no-such-cursor"
+    assert apply(state, claim(nonce=b"3")) == ""
+    assert (found(state).birth, found(state).term, found(state).position) == (2, 2, 0)
+    assert move(state, 1, 2, 10) == "stale-term"
+
+
+def test_move_counts_in_the_present_term_only_and_never_goes_back() -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    assert move(state, 1, 1, 9, b"m") == ""
+    assert move(state, 1, 1, 9, b"m") == ""
+    assert move(state, 1, 2, 8) == "goes-back"
+    assert move(state, 2, 2, 10) == "stale-term"
+    assert move(state, 1, 2, state.stop + 1) == "no-such-position"
+    assert move(state, 1, 2, state.stop) == ""
+    assert (found(state).position, found(state).has_moved) == (state.stop, True)
+
+
+def test_late_copy_of_a_move_does_not_bring_its_mark_back() -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    assert move(state, 1, 1, 9, b"former") == ""
+    assert move(state, 1, 2, 9, b"newer") == ""
+    assert move(state, 1, 1, 9, b"former") == ""
+    assert found(state).mark == b"newer"
+
+
+def test_released_cursor_takes_no_moves_and_keeps_its_position() -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    move(state, 1, 1, 9, b"m")
+    assert apply(state, ReleaseCursor("x", 2)) == "stale-term"
+    assert apply(state, ReleaseCursor("x", 1)) == ""
+    assert apply(state, ReleaseCursor("x", 1)) == ""
+    assert apply(state, ReleaseCursor("y", 1)) == "no-such-cursor"
+    assert move(state, 1, 2, 10) == "stale-term"
+    assert apply(state, claim(owner=BOB, nonce=b"2", expects=1)) == ""
+    assert (found(state).position, found(state).mark, found(state).term) == (9, b"m", 2)
+
+
+def test_seek_begins_a_term_and_may_go_back() -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    move(state, 1, 1, 9, b"m")
+    assert apply(state, edit("seek", b"s", 4)) == ""
+    assert apply(state, edit("seek", b"s", 4)) == ""
+    cursor = found(state)
+    assert (cursor.position, cursor.term, cursor.seek, cursor.mark) == (4, 2, 1, b"")
+    assert (cursor.owner, cursor.has_moved) == (b"", False)
+    assert move(state, 1, 2, 10) == "stale-term"
+    assert apply(state, edit("seek", b"t", state.stop + 1)) == "no-such-position"
+
+
+def test_pause_leaves_the_owner_and_its_term() -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    assert apply(state, edit("pause", b"p", 6)) == ""
+    assert (found(state).state, found(state).pause_at, found(state).owner) == ("paused", 6, ALICE)
+    assert move(state, 1, 1, 5) == ""
+    assert apply(state, edit("resume", b"r")) == ""
+    assert (found(state).state, found(state).term) == ("owned", 1)
+    assert apply(state, edit("release", b"q")) == ""
+    assert (found(state).state, found(state).term) == ("free", 2)
+
+
+@pytest.mark.parametrize("what", ["seek", "pause", "resume", "release", "delete", "lapse"])
+def test_change_of_a_missing_cursor_is_refused(what: str) -> None:
+    assert apply(with_leases(1), edit(what)) == "no-such-cursor"
+
+
+def test_creation_of_an_existing_cursor_is_refused() -> None:
+    state = with_leases(1)
+    assert apply(state, edit("create", b"1", 3)) == ""
+    assert apply(state, edit("create", b"1", 3)) == ""
+    assert apply(state, edit("create", b"2", 3)) == "exists"
+    assert (found(state).position, found(state).state) == (3, "free")
+
+
+def test_position_that_no_shard_owns_is_refused() -> None:
+    state = with_leases(1)
+    assert apply(state, claim(start=state.stop + 1)) == "no-such-position"
+    assert apply(state, edit("create", b"1", state.stop + 1)) == "no-such-position"
+    assert state.cursors.get("x") is None
+
+
+def test_number_of_cursors_is_limited() -> None:
+    state = with_leases(1)
+    for number in range(MAX_CURSORS):
+        command = claim(name=f"c{number}")
+        assert decode_refusal(state.apply(command.encode())) == ""
+    assert apply(state, claim(name="one-more")) == "full"
+
+
+def test_held_position_is_not_trimmed() -> None:
+    state = with_leases(1)
+    apply(state, claim(start=5))
+    assert apply(state, SetTrim(6)) == "held"
+    assert apply(state, SetTrim(5)) == ""
+    assert move(state, 1, 1, 9) == ""
+    assert apply(state, SetTrim(9)) == ""
+    assert state.trim == 9
+
+
+def test_forced_trim_ends_the_holds_before_it() -> None:
+    state = with_leases(1)
+    apply(state, claim(start=5))
+    apply(state, claim(name="y", owner=BOB, start=9))
+    assert apply(state, SetTrim(8, force=True)) == ""
+    assert [found(state, name).is_holding for name in "xy"] == [False, True]
+    assert apply(state, claim(nonce=b"2", expects=1)) == "trimmed"
+    assert apply(state, edit("seek")) == ""
+    assert (found(state).position, found(state).is_holding) == (8, True)
+
+
+def test_cursor_without_a_hold_does_not_stop_a_trim() -> None:
+    state = with_leases(1)
+    apply(state, claim(start=5, hold_s=0))
+    assert apply(state, SetTrim(6)) == ""
+
+
+def test_hold_lapses_only_in_the_term_that_was_unused() -> None:
+    state = with_leases(1)
+    apply(state, claim(start=5))
+    lapse = EditCursor("x", "lapse", b"", 0, 0, 9, expects=1)
+    apply(state, claim(owner=BOB, nonce=b"2", expects=1))
+    assert apply(state, lapse) == ""
+    assert found(state).is_holding
+    assert apply(state, msgspec.structs.replace(lapse, expects=2)) == ""
+    assert not found(state).is_holding
+
+
+def test_snapshot_has_the_cursors_and_the_terms() -> None:
+    state = with_leases(1)
+    apply(state, claim(start=5))
+    apply(state, claim(name="y"))
+    apply(state, edit("delete", name="y"))
+    other = ClusterState()
+    other.restore(state.snapshot())
+    assert (other.cursors.in_order(), other.cursors.terms) == ([found(state)], 2)
+    assert other.snapshot() == state.snapshot()
+
+
+# --- the leader ---
+
+
+class Cursors(World):
+    """A service with two shards, and clients of cursors."""
+
+    def __init__(self, mms: int = 1) -> None:
+        super().__init__(config(mms=mms))
+        self.requests = 0
+        self.lead().run(S)
+
+    def ask(self, kind: Any, *fields: Any, src: bytes = b"client") -> int:
+        self.requests += 1
+        self.send(kind(CLUSTER, self.requests, *fields), src)
+        return self.requests
+
+    def claim(self, owner: bytes = ALICE, nonce: bytes = b"1", **more: Any) -> int:
+        options: dict[str, Any] = {"start": 0, "lease_ms": 1000, "hold_s": 60} | more
+        return self.ask(CursorClaim, "x", owner, owner.decode(), nonce, *options.values())
+
+    def reply(self, request: int) -> CursorReply:
+        self.run(100 * MS)
+        (reply,) = [one for one in self.answers(CursorReply) if one.request == request]
+        return reply
+
+    def granted(self, owner: bytes = ALICE, nonce: bytes = b"1", **more: Any) -> Cursor:
+        reply = self.reply(self.claim(owner, nonce, **more))
+        assert reply.error == ""
+        assert reply.cursor is not None
+        return reply.cursor
+
+    def renew(self, owner: bytes, *owned: tuple[str, int]) -> CursorsRenewed:
+        request = self.ask(CursorRenewal, owner, [OwnedTerm(*one) for one in owned])
+        (reply,) = [one for one in self.answers(CursorsRenewed) if one.request == request]
+        return reply
+
+
+def test_reply_to_a_claim_waits_for_consensus() -> None:
+    world = Cursors()
+    request = world.claim()
+    assert world.answers(CursorReply) == []
+    reply = world.reply(request)
+    assert (reply.error, reply.cursor and reply.cursor.owner) == ("", ALICE)
+
+
+def test_owned_cursor_is_refused_until_its_owner_was_silent_for_its_lease() -> None:
+    world = Cursors()
+    world.granted()
+    for _ in range(5):
+        world.run(500 * MS)
+        world.renew(ALICE, ("x", 1))
+        reply = world.reply(world.claim(BOB, b"2"))
+        assert (reply.error, reply.cursor and reply.cursor.owner_text) == ("owned", ALICE.decode())
+    world.run(S)
+    assert world.granted(BOB, b"2").term == 2
+
+
+def test_claims_and_moves_are_signs_of_life() -> None:
+    world = Cursors()
+    world.run(5 * S)
+    world.granted()
+    assert world.reply(world.claim(BOB, b"2")).error == "owned"
+    for number in range(1, 4):
+        world.run(700 * MS)
+        assert world.reply(world.ask(CursorMove, "x", 1, number, 10 * number, b"")).error == ""
+        assert world.reply(world.claim(BOB, b"2")).error == "owned"
+
+
+def test_lease_of_the_present_owner_counts() -> None:
+    world = Cursors()
+    world.granted(lease_ms=5000)
+    world.renew(ALICE, ("x", 1))
+    world.run(4 * S)
+    assert world.reply(world.claim(BOB, b"2", lease_ms=1000)).error == "owned"
+    world.run(S)
+    assert world.granted(BOB, b"3", lease_ms=1000).term == 2
+
+
+def test_new_leader_counts_every_owner_as_heard() -> None:
+    world = Cursors(mms=3)
+    world.granted()
+    world.run(10 * S)
+    world.step(LeaderChanged("mms-1", is_self=False))
+    world.step(LeaderChanged("mms-0", is_self=True))
+    assert world.reply(world.claim(BOB, b"2")).error == "owned"
+    world.run(S)
+    assert world.granted(BOB, b"3").term == 2
+
+
+def test_repeated_claim_is_answered_with_the_same_term() -> None:
+    world = Cursors()
+    assert world.granted().term == 1
+    assert world.granted().term == 1
+    assert world.commands().count("ClaimCursor") == 1
+
+
+def test_copies_of_a_pending_claim_share_a_proposal() -> None:
+    world = Cursors()
+    world.claim()
+    world.claim()
+    world.run(100 * MS)
+    assert len(world.answers(CursorReply)) == 2
+    assert world.commands().count("ClaimCursor") == 1
+
+
+def test_moves_that_come_together_share_a_command() -> None:
+    world = Cursors()
+    world.granted()
+    requests = [world.ask(CursorMove, "x", 1, n, 10 * n, b"%d" % n) for n in range(1, 6)]
+    world.run(200 * MS)
+    replies = {one.request: one for one in world.answers(CursorReply)}
+    assert [replies[request].error for request in requests] == [""] * 5
+    assert world.commands().count("MoveCursors") == 2
+    cursor = world.service.state.cursors.get("x")
+    assert cursor is not None
+    assert (cursor.position, cursor.mark) == (50, b"5")
+
+
+def test_each_move_of_a_command_has_its_own_outcome() -> None:
+    world = Cursors()
+    world.granted()
+    world.ask(CursorMove, "x", 1, 1, 10, b"")
+    stale = world.ask(CursorMove, "x", 7, 1, 20, b"")
+    present = world.ask(CursorMove, "x", 1, 2, 20, b"")
+    missing = world.ask(CursorMove, "y", 1, 1, 20, b"")
+    world.run(200 * MS)
+    replies = {one.request: one.error for one in world.answers(CursorReply)}
+    assert (replies[stale], replies[present]) == ("stale-term", "")
+    assert replies[missing] == "no-such-cursor"
+
+
+def test_renewal_reports_lost_deleted_and_paused_cursors() -> None:
+    world = Cursors()
+    world.granted()
+    assert world.renew(ALICE, ("x", 1)) == CursorsRenewed(CLUSTER, world.requests)
+    world.reply(world.ask(CursorEdit, "x", "pause", b"p", 6))
+    (paused,) = world.renew(ALICE, ("x", 1)).paused
+    assert paused.pause_at == 6
+    world.reply(world.ask(CursorEdit, "x", "seek", b"s", 3))
+    (lost,) = world.renew(ALICE, ("x", 1)).lost
+    assert (lost.position, lost.seek) == (3, 1)
+    world.reply(world.ask(CursorEdit, "x", "delete", b"d"))
+    assert world.renew(ALICE, ("x", 1)).deleted == ["x"]
+
+
+def test_released_cursor_is_free_at_once() -> None:
+    world = Cursors()
+    world.granted()
+    world.reply(world.ask(CursorRelease, "x", 1))
+    assert world.granted(BOB, b"2").term == 2
+
+
+def test_list_is_answered_behind_a_barrier_in_parts() -> None:
+    world = Cursors()
+    names = [f"c{number:04}" for number in range(MAX_LISTED + 1)]
+    for name in names:
+        world.ask(CursorEdit, name, "create", b"1", 1, 60)
+    world.run(S)
+    world.ask(CursorQuery)
+    assert world.answers(CursorList) == []
+    world.run(100 * MS)
+    (first,) = world.answers(CursorList)
+    assert [one.name for one in first.cursors] == names[:MAX_LISTED]
+    assert first.has_more
+    world.ask(CursorQuery, names[MAX_LISTED - 1])
+    world.run(100 * MS)
+    rest = world.answers(CursorList)[1]
+    assert ([one.name for one in rest.cursors], rest.has_more) == (names[MAX_LISTED:], False)
+    assert rest.shards == [world.service.state.lease_at(1).owner(1)]  # type: ignore[union-attr]
+
+
+def test_hold_of_an_unused_cursor_lapses() -> None:
+    world = Cursors()
+    world.granted(hold_s=60)
+    for _ in range(3):
+        world.run(40 * S)
+        world.renew(ALICE, ("x", 1))
+    assert world.service.state.cursors.in_order()[0].is_holding
+    world.run(63 * S)
+    assert not world.service.state.cursors.in_order()[0].is_holding
+    assert world.granted(BOB, b"2").is_holding
+
+
+def test_trim_of_held_records_is_refused_at_once_and_names_the_cursor() -> None:
+    world = Cursors()
+    world.granted(start=3)
+    for server in world.servers:
+        server.frontier = 10
+    world.ask(Trim, 7)
+    world.run(2 * S)
+    (reply,) = world.answers(TrimReply)
+    assert (reply.error, reply.held_by, reply.held_at) == ("not-stable", "x", 3)
+    assert reply.held_owner == ALICE.decode()
+    world.ask(Trim, 7, True)
+    world.run(2 * S)
+    assert world.answers(TrimReply)[1].error == ""
+    assert world.service.state.trim == 7
+
+
+def test_former_leader_redirects_what_waits() -> None:
+    world = Cursors(mms=3)
+    world.is_cut_off = True
+    asked = [world.claim(), world.ask(CursorMove, "x", 1, 1, 10, b"")]
+    world.step(LeaderChanged("mms-1", is_self=False))
+    assert [one.request for one in world.answers(NotLeader)] == asked
+    world.ask(CursorQuery)
+    assert len(world.answers(NotLeader)) == 3
+
+
+def test_number_of_waiting_requests_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors, "MAX_WAITING", 2)
+    world = Cursors()
+    world.is_cut_off = True
+    for number in range(4):
+        world.ask(CursorEdit, f"c{number}", "create", b"1", 1, 60)
+    assert [one.code for one in world.answers(Refused)] == ["full", "full"]
+
+
+def test_lost_command_is_forgotten() -> None:
+    world = Cursors()
+    world.is_cut_off = True
+    world.claim()
+    world.proposed.clear()
+    world.is_cut_off = False
+    world.run(5 * S)
+    assert world.granted().term == 1
+
+
+def test_status_has_the_cursors() -> None:
+    world = Cursors()
+    world.granted(start=3)
+    (cursor,) = world.status()["cursors"]
+    assert (cursor["name"], cursor["state"], cursor["gsn"]) == ("x", "owned", 3)

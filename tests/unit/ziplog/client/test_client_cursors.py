@@ -1,0 +1,489 @@
+"""Claims of cursors: moves, renewals, losses, pauses; and operators' changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, MS, Glass, S, lease, placement
+from tests.unit.ziplog.client.reader import unit
+from ziplog import wire
+from ziplog.client import cursor_arguments
+from ziplog.client.common.requests import (
+    NEVER,
+    ClaimQuery,
+    ClaimRequest,
+    ClaimState,
+    CommitRequest,
+    CursorsRequest,
+    EditRequest,
+    FetchRequest,
+    ReleaseRequest,
+    UnsubscribeRequest,
+)
+from ziplog.client.cursors.claims import COMMIT_INTERVAL_NS
+from ziplog.core.cursors import Cursor
+from ziplog.core.node import BatchEnd, Closing
+from ziplog.core.view import run_of
+from ziplog.errors import (
+    ClosedError,
+    ConfigError,
+    CursorHeldError,
+    CursorLostError,
+    DeadlineError,
+    NoSuchRecordError,
+    TrimmedError,
+    UnavailableError,
+)
+from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIRST = lease([0], size=100)
+LEASE_MS = 3000
+
+
+def cursor(term: int = 1, position: int = 5, owner: bytes = CLIENT, **more: Any) -> Cursor:
+    made = Cursor("x", 1, term, position, owner=owner, owner_text=owner.decode())
+    return msgspec.structs.replace(made, **more)
+
+
+class Owner(Glass):
+    """A client of one shard that claims the cursor "x"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connect(placement(0), leases=[run_of(FIRST)])
+
+    def claim(
+        self, *, start: RecordId = RID_GENESIS, wait: bool = True, timeout: int = 10 * S
+    ) -> int:
+        deadline = self.until(timeout)
+        return self.call(ClaimRequest(deadline, "x", start, "host:1", LEASE_MS, 60, wait))
+
+    def reply(self, kind: type, cursor: Cursor | None = None, error: Any = "", **more: Any) -> Any:
+        """Answer the last request of a kind; return the request."""
+        request = self.take(kind)[-1][1]
+        self.give(wire.CursorReply(CLUSTER, request.request, error, cursor, **more))
+        return request
+
+    def history(self) -> None:
+        query = self.take(wire.LeaseQuery)[-1][1]
+        self.give(wire.LeaseHistory(CLUSTER, query.request, [run_of(FIRST)], [placement(0)], 0))
+
+    def own(self, position: int = 5, **more: Any) -> int:
+        """Claim the cursor, and open its subscription."""
+        call = self.claim()
+        self.reply(wire.CursorClaim, cursor(position=position, **more))
+        self.history()
+        assert self.answers[call] == call
+        return call
+
+    def state(self, call: int) -> ClaimState:
+        found = self.answers[self.call(ClaimQuery(NEVER, call))]
+        assert isinstance(found, ClaimState)
+        return found
+
+    def deliver(self, start: int, gsns: Sequence[int], frontier: int) -> None:
+        stream = next(m for _, m in reversed(self.sent) if isinstance(m, wire.Subscribe))
+        self.give(
+            wire.Deliver(
+                CLUSTER, 0, 1, 0, stream.subscription, start, frontier, [unit(*gsns)], [], frontier
+            )
+        )  # fmt: skip
+
+    def commit(self, call: int, gsn: int, mark: bytes = b"", *, soon: bool = False) -> int:
+        return self.call(CommitRequest(self.until(), call, RecordId(gsn, 0), mark, soon))
+
+    def renewed(self, **changes: Any) -> None:
+        """Answer the last renewal."""
+        request = self.take(wire.CursorRenewal)[-1][1]
+        self.give(wire.CursorsRenewed(CLUSTER, request.request, **changes))
+
+
+# --- claims ---
+
+
+def test_claim_opens_a_subscription_at_the_position() -> None:
+    owner = Owner()
+    call = owner.claim(start=RecordId(3, 0))
+    request = owner.reply(wire.CursorClaim, cursor(position=7, mark=b"m"))
+    assert (request.name, request.start, request.owner, request.lease_ms) == ("x", 3, CLIENT, 3000)
+    assert call not in owner.answers
+    query = owner.take(wire.LeaseQuery)[-1][1]
+    assert query.gsn == 7
+    owner.sent.append(("mms:1", query))
+    owner.history()
+    assert owner.answers[call] == call
+    assert owner.state(call) == ClaimState("x", 1, RecordId(7, 0), b"m", False, "", 1)
+
+
+def test_copies_of_a_claim_have_one_nonce_and_other_claims_another() -> None:
+    owner = Owner()
+    owner.claim()
+    owner.pass_time(2 * S)
+    copies = owner.take(wire.CursorClaim)
+    assert len(copies) > 1
+    assert len({message.nonce for _, message in copies}) == 1
+    second = Owner()
+    second.call(CursorsRequest(second.until()))
+    second.claim()
+    assert second.take(wire.CursorClaim)[-1][1].nonce != copies[0][1].nonce
+
+
+def test_claim_of_an_owned_cursor_waits() -> None:
+    owner = Owner()
+    call = owner.claim()
+    for _ in range(3):
+        owner.reply(wire.CursorClaim, cursor(owner=b"somebody"), "owned")
+        assert call not in owner.answers
+        owner.pass_time(200 * MS)
+    owner.reply(wire.CursorClaim, cursor(term=2))
+    owner.history()
+    assert owner.answers[call] == call
+
+
+def test_claim_of_an_owned_cursor_ends_at_its_deadline() -> None:
+    owner = Owner()
+    call = owner.claim(timeout=S)
+    owner.reply(wire.CursorClaim, cursor(owner=b"other:9"), "owned")
+    owner.pass_time(2 * S)
+    error = owner.answers[call]
+    assert isinstance(error, CursorHeldError)
+    assert (error.name, error.owner) == ("x", "other:9")
+
+
+def test_claim_that_does_not_wait_ends_at_once() -> None:
+    owner = Owner()
+    call = owner.claim(wait=False)
+    owner.reply(wire.CursorClaim, cursor(owner=b"other:9"), "owned")
+    assert isinstance(owner.answers[call], CursorHeldError)
+
+
+def test_second_claim_by_one_client_is_refused() -> None:
+    owner = Owner()
+    owner.own()
+    call = owner.claim()
+    assert isinstance(owner.answers[call], CursorHeldError)
+    assert owner.take(wire.CursorClaim) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("trimmed", TrimmedError),
+        ("no-such-position", NoSuchRecordError),
+        ("full", UnavailableError),
+    ],
+)
+def test_refused_claim(error: str, expected: type[Exception]) -> None:
+    owner = Owner()
+    call = owner.claim()
+    owner.reply(wire.CursorClaim, None, error, trim=9)
+    assert isinstance(owner.answers[call], expected)
+
+
+def test_claim_without_an_answer_ends_at_its_deadline() -> None:
+    owner = Owner()
+    call = owner.claim(timeout=S)
+    owner.pass_time(2 * S)
+    assert isinstance(owner.answers[call], DeadlineError)
+    assert not isinstance(owner.answers[call], CursorHeldError)
+
+
+def test_cancelled_claim_is_released_when_it_was_granted() -> None:
+    owner = Owner()
+    call = owner.claim()
+    owner.reply(wire.CursorClaim, cursor())
+    owner.cancel(call)
+    release = owner.take(wire.CursorRelease)[-1][1]
+    assert (release.name, release.term) == ("x", 1)
+    assert not owner.core.has_claims
+
+
+# --- moves ---
+
+
+def test_commit_returns_once_the_service_confirms_it() -> None:
+    owner = Owner()
+    call = owner.own()
+    move = owner.commit(call, 9, b"m")
+    assert move not in owner.answers
+    request = owner.reply(wire.CursorMove, cursor(position=9))
+    assert (request.term, request.move, request.position, request.mark) == (1, 1, 9, b"m")
+    assert owner.answers[move] == RecordId(9, 0)
+    assert owner.state(call)[2:4] == (RecordId(9, 0), b"m")
+
+
+def test_moves_are_numbered() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.commit(call, 9)
+    owner.commit(call, 10)
+    assert [message.move for _, message in owner.take(wire.CursorMove)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "now", "reason"),
+    [
+        ("stale-term", cursor(term=2, owner=b"other:9"), "other:9 claimed it"),
+        ("stale-term", cursor(term=2, owner=b"", seek=1, position=3), "set to gsn 3"),
+        ("stale-term", cursor(term=2, owner=b""), "released by an operator"),
+        ("no-such-cursor", None, "deleted"),
+    ],
+)
+def test_refused_move_ends_the_claim(error: str, now: Cursor | None, reason: str) -> None:
+    owner = Owner()
+    call = owner.own()
+    fetch = owner.call(FetchRequest(NEVER, call, 10))
+    move = owner.commit(call, 9)
+    owner.reply(wire.CursorMove, now, error)
+    for lost in (owner.answers[move], owner.answers[fetch]):
+        assert isinstance(lost, CursorLostError)
+        assert reason in lost.reason
+        assert (lost.name, lost.term) == ("x", 1)
+    assert isinstance(owner.answers[owner.commit(call, 10)], CursorLostError)
+    assert not owner.core.has_claims
+
+
+def test_soon_moves_share_a_message() -> None:
+    owner = Owner()
+    call = owner.own()
+    for gsn in (6, 7, 8):
+        assert owner.answers[owner.commit(call, gsn, soon=True)] == RecordId(gsn, 0)
+    assert owner.take(wire.CursorMove) == []
+    owner.pass_time(COMMIT_INTERVAL_NS)
+    ((_, message),) = owner.take(wire.CursorMove)
+    assert (message.position, message.move) == (8, 1)
+
+
+def test_commit_takes_the_place_of_a_soon_move() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.commit(call, 6, soon=True)
+    owner.commit(call, 8)
+    owner.reply(wire.CursorMove, cursor(position=8))
+    owner.pass_time(2 * S)
+    assert owner.take(wire.CursorMove) == []
+
+
+# --- the end ---
+
+
+def test_release_sends_the_last_move_first() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.commit(call, 6, soon=True)
+    release = owner.call(ReleaseRequest(owner.until(), call))
+    assert owner.take(wire.CursorRelease) == []
+    owner.reply(wire.CursorMove, cursor(position=6))
+    owner.reply(wire.CursorRelease, cursor(owner=b""))
+    assert owner.answers[release] is None
+    assert isinstance(owner.answers[owner.commit(call, 7)], ClosedError)
+
+
+def test_release_without_an_answer_ends_at_its_deadline() -> None:
+    owner = Owner()
+    call = owner.own()
+    release = owner.call(ReleaseRequest(owner.until(S), call))
+    owner.pass_time(2 * S)
+    assert isinstance(owner.answers[release], DeadlineError)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_dropped_cursor_is_moved_and_released(is_closed: bool) -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.commit(call, 6, soon=True)
+    if is_closed:
+        owner.step(Closing())
+    else:
+        owner.call(UnsubscribeRequest(NEVER, call))
+    assert owner.take(wire.CursorMove)[0][1].position == 6
+    assert owner.take(wire.CursorRelease)[0][1].term == 1
+    assert not owner.core.has_claims
+
+
+# --- renewals ---
+
+
+def test_owner_renews_three_times_in_a_lease() -> None:
+    owner = Owner()
+    owner.own()
+    for _ in range(6):
+        owner.pass_time(S)
+        ((_, message),) = owner.take(wire.CursorRenewal)
+        assert [(one.name, one.term) for one in message.owned] == [("x", 1)]
+        owner.give(wire.CursorsRenewed(CLUSTER, message.request))
+
+
+def test_client_without_claims_sends_no_renewals() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.call(UnsubscribeRequest(NEVER, call))
+    owner.reply(wire.CursorRelease, cursor(owner=b""))
+    owner.pass_time(10 * S)
+    assert owner.take(wire.CursorRenewal) == []
+
+
+@pytest.mark.parametrize("how", ["lost", "deleted"])
+def test_renewal_reports_the_end_of_a_claim(how: str) -> None:
+    owner = Owner()
+    call = owner.own()
+    fetch = owner.call(FetchRequest(NEVER, call, 10))
+    owner.pass_time(S)
+    changes: dict[str, Any] = (
+        {"lost": [cursor(term=2, owner=b"other:9")]} if how == "lost" else {"deleted": ["x"]}
+    )
+    owner.renewed(**changes)
+    assert isinstance(owner.answers[fetch], CursorLostError)
+    assert owner.state(call).lost
+    owner.pass_time(5 * S)
+    assert owner.take(wire.CursorRenewal) == []
+
+
+def test_lost_cursor_can_be_claimed_again() -> None:
+    owner = Owner()
+    owner.own()
+    owner.pass_time(S)
+    owner.renewed(deleted=["x"])
+    call = owner.claim()
+    owner.reply(wire.CursorClaim, cursor(term=3))
+    owner.history()
+    assert owner.state(call).term == 3
+
+
+def test_merged_records_are_returned_before_the_loss() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.deliver(5, [5, 6], 20)
+    first = owner.answers[owner.call(FetchRequest(NEVER, call, 1))]
+    owner.deliver(20, [21], 30)
+    owner.pass_time(S)
+    owner.renewed(deleted=["x"])
+    second = owner.answers[owner.call(FetchRequest(NEVER, call, 10))]
+    assert [record.rid.gsn for record in first.records + second.records] == [5, 6]
+    assert isinstance(owner.answers[owner.call(FetchRequest(NEVER, call, 10))], CursorLostError)
+
+
+# --- pauses ---
+
+
+def test_paused_owner_gets_no_records_until_the_pause_ends() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.deliver(5, [5, 6], 20)
+    owner.pass_time(S)
+    owner.renewed(paused=[cursor(is_paused=True)])
+    assert owner.state(call).is_paused
+    fetch = owner.call(FetchRequest(NEVER, call, 10))
+    owner.deliver(20, [21, 22], 40)
+    assert fetch not in owner.answers
+    owner.pass_time(S)
+    owner.renewed()
+    assert [record.rid.gsn for record in owner.answers[fetch].records] == [5, 6, 21, 22]
+    assert not owner.state(call).is_paused
+
+
+def test_pause_at_a_position_is_exact() -> None:
+    owner = Owner()
+    call = owner.own(is_paused=True, pause_at=7)
+    owner.deliver(5, [5, 6, 7, 8], 20)
+    found = owner.answers[owner.call(FetchRequest(NEVER, call, 10))]
+    assert [record.rid.gsn for record in found.records] == [5, 6]
+    fetch = owner.call(FetchRequest(NEVER, call, 10))
+    owner.step(BatchEnd())
+    assert fetch not in owner.answers
+    owner.pass_time(S)
+    owner.renewed()
+    owner.step(BatchEnd())
+    assert [record.rid.gsn for record in owner.answers[fetch].records] == [7, 8]
+
+
+# --- operators ---
+
+
+def test_list_continues_until_it_is_whole() -> None:
+    glass = Owner()
+    call = glass.call(CursorsRequest(glass.until()))
+    first = glass.take(wire.CursorQuery)[-1][1]
+    a, b = msgspec.structs.replace(cursor(), name="a"), cursor(owner=b"", is_paused=True)
+    glass.give(wire.CursorList(CLUSTER, first.request, [a], [0], True))
+    second = glass.take(wire.CursorQuery)[-1][1]
+    assert second.after == "a"
+    glass.give(wire.CursorList(CLUSTER, second.request, [b], [4]))
+    found = glass.answers[call]
+    assert [(one.name, one.state, one.position) for one in found] == [
+        ("a", "owned", RecordId(5, 0)), ("x", "paused", RecordId(5, 4))
+    ]  # fmt: skip
+
+
+def test_change_returns_the_cursor() -> None:
+    glass = Owner()
+    call = glass.call(EditRequest(glass.until(), "x", "seek", RecordId(9, 0)))
+    request = glass.reply(wire.CursorEdit, cursor(position=9, owner=b""))
+    assert (request.edit, request.position) == ("seek", 9)
+    assert glass.answers[call].position == RecordId(9, 0)
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "expected"),
+    [
+        ("pause", "no-such-cursor", ConfigError),
+        ("delete", "no-such-cursor", type(None)),
+        ("create", "exists", ConfigError),
+        ("create", "full", UnavailableError),
+        ("seek", "no-such-position", NoSuchRecordError),
+    ],
+)
+def test_refused_change(edit: Any, error: str, expected: type) -> None:
+    glass = Owner()
+    call = glass.call(EditRequest(glass.until(), "x", edit, RecordId(9, 0)))
+    glass.reply(wire.CursorEdit, None, error)
+    assert isinstance(glass.answers[call], expected)
+
+
+# --- arguments ---
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "x" * 129, "ä", 5])
+def test_name_must_be_a_name(name: Any) -> None:
+    with pytest.raises(ConfigError, match="letter or a digit"):
+        cursor_arguments.claim(name, RID_GENESIS, 10, 60, NEVER, wait=True)
+
+
+@pytest.mark.parametrize("lease_s", [0.5, 301, True, "10", float("nan")])
+def test_lease_must_be_in_range(lease_s: Any) -> None:
+    with pytest.raises(ConfigError, match="lease_s"):
+        cursor_arguments.claim("x", RID_GENESIS, lease_s, 60, NEVER, wait=True)
+
+
+@pytest.mark.parametrize("hold_s", [-1, 1.5, True, 2**31])
+def test_hold_must_be_whole_seconds(hold_s: Any) -> None:
+    with pytest.raises(ConfigError, match="hold_s"):
+        cursor_arguments.claim("x", RID_GENESIS, 10, hold_s, NEVER, wait=True)
+
+
+STATE = ClaimState("x", 1, RecordId(5, 0), b"mark", False, "")
+
+
+def test_commit_without_arguments_is_of_what_was_read() -> None:
+    request = cursor_arguments.commit(1, STATE, RecordId(9, 1), None, None, NEVER)
+    assert (request.position, request.mark) == (RecordId(9, 1), b"mark")
+
+
+@pytest.mark.parametrize("gsn", [4, 10])
+def test_committed_position_must_be_read_and_not_below_the_former_one(gsn: int) -> None:
+    with pytest.raises(ConfigError, match="position"):
+        cursor_arguments.commit(1, STATE, RecordId(9, 1), RecordId(gsn, 0), None, NEVER)
+
+
+def test_mark_must_be_short_bytes() -> None:
+    mark: Any = "text"
+    with pytest.raises(TypeError, match="bytes"):
+        cursor_arguments.commit(1, STATE, RecordId(9, 1), None, mark, NEVER)
+    with pytest.raises(ConfigError, match="512"):
+        cursor_arguments.commit(1, STATE, RecordId(9, 1), None, bytes(513), NEVER)

@@ -1,0 +1,1 @@
+"""Cursors of a client: claims, moves, and operators' changes."""

@@ -1,0 +1,431 @@
+"""The cursors that this client claims: their renewals, moves and releases.
+
+    ClaimRequest --> claiming --granted--> owned, with a subscription --> released
+                     claiming --owned by another client--> claiming again, or failed
+    owned --another term, or deleted--> lost: the subscription fails
+
+Rules: an owner renews all its claims three times in each lease; copies of a claim or move count
+once, by their numbers; a lost claim does not come back. The reader may lose a result, as with every
+subscription.
+
+Invariant: while a claim is owned, its next renewal is due in time. See docs/protocol.md, section
+19.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
+from ziplog.client.common.requests import (
+    NEVER,
+    ClaimQuery,
+    ClaimRequest,
+    ClaimState,
+    CommitRequest,
+    ReleaseRequest,
+    SubscribeRequest,
+    UnsubscribeRequest,
+)
+from ziplog.core.cursors import Cursor
+from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.errors import (
+    ClosedError,
+    CursorHeldError,
+    CursorLostError,
+    DeadlineError,
+    NoSuchRecordError,
+    TrimmedError,
+    UnavailableError,
+)
+from ziplog.types import RecordId
+from ziplog.wire import CursorClaim, CursorMove, CursorRelease, CursorRenewal
+from ziplog.wire.cursors import OwnedTerm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.client.common.routing import Routing
+    from ziplog.client.common.step_context import StepContext
+    from ziplog.client.reads.subscribe import Subscriptions
+    from ziplog.client.reads.tail import LogTail, TailQueries
+    from ziplog.wire import CursorReply, CursorsRenewed
+
+#: Interval between two copies of a claim of a cursor that another client owns.
+_CLAIM_INTERVAL_NS: Final = 200 * NS_PER_MS
+#: Maximum time until a soon move is sent.
+COMMIT_INTERVAL_NS: Final = NS_PER_S
+#: Number of renewals in each lease.
+_RENEWALS: Final = 3
+
+
+class PendingClaim(PendingRequest, kw_only=True):
+    """A call about a claim: to claim, to move, or to release."""
+
+    name: str
+    #: Of a claim.
+    request: ClaimRequest | None = None
+    start: int = 0
+    #: The owner that the service reported; "": none.
+    owner: str = ""
+
+
+class Claim(msgspec.Struct):
+    """A cursor that this client owns, or owned."""
+
+    cursor: Cursor
+    #: The shard of the committed position.
+    shard: int
+    lease_ns: int
+    #: Number of moves so far.
+    moves: int = 0
+    #: A move that is not sent yet, and when it is due.
+    soon: tuple[RecordId, bytes] | None = None
+    soon_at: int = 0
+    is_paused: bool = False
+    #: What ended it; "": nothing did.
+    lost: str = ""
+
+    @property
+    def state(self) -> ClaimState:
+        """What the caller sees of it."""
+        cursor = self.cursor
+        position = RecordId(cursor.position, self.shard)
+        return ClaimState(
+            cursor.name, cursor.term, position, cursor.mark, self.is_paused, self.lost,
+            cursor.birth, cursor.seek,
+        )  # fmt: skip
+
+
+class Claims(PendingRequests[PendingClaim]):
+    """The claims of a client."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        routing: Routing,
+        tail_queries: TailQueries,
+        subscriptions: Subscriptions,
+    ) -> None:
+        super().__init__(context, routing)
+        self._tail_queries: Final = tail_queries
+        self._subscriptions: Final = subscriptions
+        #: By the number of the subscription.
+        self._claims: Final[dict[int, Claim]] = {}
+        #: The pending renewal, and when the next one is due.
+        self._renewal = 0
+        self._renew_at = NEVER
+
+    @property
+    def calls(self) -> dict[type, Callable[[int, Any], None]]:
+        """The handler of each request."""
+        return {
+            ClaimRequest: self.start,
+            CommitRequest: self.commit,
+            ClaimQuery: self.query,
+            ReleaseRequest: self.release,
+            UnsubscribeRequest: self.unsubscribe,
+        }
+
+    @property
+    def waiting(self) -> bool:
+        """False: no such call waits for a shard."""
+        return False
+
+    @property
+    def has_claims(self) -> bool:
+        """Whether this client owns cursors, so that it must renew its claims."""
+        return any(not claim.lost for claim in self._claims.values())
+
+    # --- claiming ---
+
+    def start(self, call: int, request: ClaimRequest) -> None:
+        """Claim a cursor."""
+        pending = PendingClaim(call, request.deadline, name=request.name, request=request)
+        self._add(pending)
+        owned = (claim for claim in self._claims.values() if not claim.lost)
+        if any(claim.cursor.name == request.name for claim in owned):
+            self._finish(pending, CursorHeldError(request.name, "this client"))
+        elif request.start.gsn < 0:
+            self._tail_queries.query(
+                call, request.deadline, lambda tail: self._on_tail(pending, tail), with_recent=False
+            )
+        else:
+            pending.start = request.start.gsn
+            self._send(pending)
+
+    def _on_tail(self, pending: PendingClaim, tail: LogTail | DeadlineError) -> None:
+        if isinstance(tail, DeadlineError):
+            self._finish(pending, tail)
+        else:
+            pending.start = tail.last.gsn + 1
+            self._send(pending)
+
+    def _send(self, pending: PendingClaim) -> None:
+        request, client = pending.request, self._context.client
+        assert request is not None
+        nonce = client[:8] + pending.call.to_bytes(8, "big")
+        pending.retry_at = NEVER
+        pending.service_request = self._membership.send_request(
+            lambda cluster, number: CursorClaim(
+                cluster, number, request.name, client, request.owner, nonce, pending.start,
+                request.lease_ms, request.hold_s,
+            ),
+            lambda reply: self._on_claim_reply(pending, request, reply),
+        )  # fmt: skip
+
+    def _retry(self, pending: PendingClaim) -> None:
+        self._send(pending)
+
+    def _on_claim_reply(
+        self, pending: PendingClaim, request: ClaimRequest, reply: CursorReply
+    ) -> None:
+        if not reply.error and reply.cursor is not None:
+            self._on_granted(pending, request, reply.cursor, reply.shard)
+            return
+        pending.owner = reply.cursor.owner_text if reply.cursor is not None else ""
+        match reply.error:
+            case "trimmed":
+                self._finish(pending, TrimmedError(RecordId(reply.trim, 0)))
+            case "no-such-position":
+                rid = RecordId(pending.start, request.start.shard)
+                self._finish(pending, NoSuchRecordError(rid, "no shard owns the position yet"))
+            case "full":
+                why = f"{self._routing} has as many cursors as it can; delete one"
+                self._finish(pending, UnavailableError(why))
+            case "owned" if pending.owner and not request.wait:
+                self._finish(pending, CursorHeldError(request.name, pending.owner))
+            case _:  # Another owner, or another claim was faster.
+                self._retry_at(pending, self._context.now + _CLAIM_INTERVAL_NS)
+
+    def _on_granted(
+        self, pending: PendingClaim, request: ClaimRequest, cursor: Cursor, shard: int
+    ) -> None:
+        call, lease_ns = pending.call, request.lease_ms * NS_PER_MS
+        super().cancel(call)
+        claim = self._claims[call] = Claim(cursor, shard, lease_ns, is_paused=cursor.is_paused)
+        start = RecordId(cursor.position, shard)
+        self._subscriptions.start(call, SubscribeRequest(request.deadline, start, follow=True))
+        self._apply_pause(call, claim, cursor if cursor.is_paused else None)
+        self._renew_at = min(self._renew_at, self._context.now + lease_ns // _RENEWALS)
+        self._context.set_timer(self._renew_at)
+
+    # --- moves ---
+
+    def query(self, call: int, request: ClaimQuery) -> None:
+        """Return the state of a claim."""
+        claim = self._claims.get(request.subscription)
+        self._context.complete(call, claim.state if claim is not None else _closed())
+
+    def commit(self, call: int, request: CommitRequest) -> None:
+        """Move a cursor forward, now or soon."""
+        claim = self._claims.get(request.subscription)
+        error = self._error_of(claim)
+        if claim is None or error is not None:
+            self._context.complete(call, error)
+        elif request.is_soon:
+            if claim.soon is None:
+                claim.soon_at = self._context.now + COMMIT_INTERVAL_NS
+            claim.soon = (request.position, request.mark)
+            self._context.set_timer(claim.soon_at)
+            self._context.complete(call, request.position)
+        else:
+            pending = PendingClaim(call, request.deadline, name=claim.cursor.name)
+            self._add(pending)
+            pending.service_request = self._move(
+                request.subscription,
+                claim,
+                request.position,
+                request.mark,
+                lambda result: self._finish(pending, result),
+            )
+
+    def _error_of(self, claim: Claim | None) -> Exception | None:
+        if claim is None:
+            return _closed()
+        cursor = claim.cursor
+        return CursorLostError(cursor.name, cursor.term, claim.lost) if claim.lost else None
+
+    def _move(
+        self,
+        number: int,
+        claim: Claim,
+        position: RecordId,
+        mark: bytes,
+        on_end: Callable[[Any], None],
+    ) -> int:
+        """Send a move; return the request's number. `on_end` gets the position, or an error."""
+        claim.soon = None
+        claim.moves += 1
+        cursor, move = claim.cursor, claim.moves
+
+        def on_reply(reply: CursorReply) -> None:
+            if reply.error in {"stale-term", "no-such-cursor"}:
+                self._lose(number, claim, reply.cursor)
+                on_end(self._error_of(claim))
+            elif reply.error == "no-such-position":
+                on_end(NoSuchRecordError(position, "no shard owns the position yet"))
+            else:
+                if position.gsn >= claim.cursor.position:
+                    claim.shard = position.shard
+                    claim.cursor = msgspec.structs.replace(
+                        claim.cursor, position=position.gsn, mark=mark
+                    )
+                on_end(position)
+
+        return self._membership.send_request(
+            lambda cluster, number: CursorMove(
+                cluster, number, cursor.name, cursor.term, move, position.gsn, mark
+            ),
+            on_reply,
+        )
+
+    def _move_soon(self, number: int, claim: Claim, on_end: Callable[[Any], None]) -> None:
+        """Send the move that is due, if there is one; then call `on_end`."""
+        if claim.soon is None or claim.lost:
+            on_end(None)
+            return
+        self._move(number, claim, *claim.soon, on_end)
+
+    # --- the end ---
+
+    def release(self, call: int, request: ReleaseRequest) -> None:
+        """Send the move that is due, then end the ownership."""
+        number, claim = request.subscription, self._claims.get(request.subscription)
+        if claim is None or claim.lost:
+            self._context.complete(call, None)
+            return
+        pending = PendingClaim(call, request.deadline, name=claim.cursor.name)
+        self._add(pending)
+
+        def on_moved(result: Any) -> None:
+            if call not in self._pending:
+                return  # Its deadline has passed.
+            if isinstance(result, Exception):
+                self._finish(pending, None if claim.lost else result)
+                return
+            pending.service_request = self._send_release(claim, lambda: self._finish(pending, None))
+            self._claims.pop(number, None)
+
+        self._move_soon(number, claim, on_moved)
+
+    def _send_release(self, claim: Claim, on_end: Callable[[], None]) -> int:
+        cursor = claim.cursor
+        return self._membership.send_request(
+            lambda cluster, number: CursorRelease(cluster, number, cursor.name, cursor.term),
+            lambda _reply: on_end(),
+        )
+
+    def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
+        """Close a subscription; end the ownership of its cursor, if it has one."""
+        self._drop(request.subscription)
+        self._subscriptions.unsubscribe(call, request)
+
+    def _drop(self, number: int) -> None:
+        """Send a claim's last move and its release, without waiting."""
+        claim = self._claims.pop(number, None)
+        if claim is None or claim.lost:
+            return
+        if claim.soon is not None:
+            self._move(number, claim, *claim.soon, lambda _result: None)
+        self._send_release(claim, lambda: None)
+
+    def close(self) -> None:
+        """End all ownerships: the client is closed."""
+        for number in list(self._claims):
+            self._drop(number)
+
+    def _lose(self, number: int, claim: Claim, now: Cursor | None) -> None:
+        """Note that a claim ended; `now`: the cursor; None: it was deleted."""
+        if claim.lost:
+            return
+        if now is None:
+            claim.lost = "it was deleted"
+        elif now.seek != claim.cursor.seek:
+            claim.lost = f"its position was set to gsn {now.position}"
+        elif now.owner:
+            claim.lost = f"{now.owner_text} claimed it"
+        else:
+            claim.lost = "it was released by an operator"
+        reader, error = self._subscriptions.get(number), self._error_of(claim)
+        if reader is not None and error is not None:
+            reader.fail(error)
+
+    # --- renewals ---
+
+    def _renew(self) -> None:
+        """Report that this client is alive; learn what happened to its cursors."""
+        claims = {number: claim for number, claim in self._claims.items() if not claim.lost}
+        self._membership.cancel(self._renewal)
+        if not claims:
+            self._renew_at = NEVER
+            return
+        owned = [OwnedTerm(one.cursor.name, one.cursor.term) for one in claims.values()]
+        self._renewal = self._membership.send_request(
+            lambda cluster, number: CursorRenewal(cluster, number, self._context.client, owned),
+            lambda reply: self._on_renewed(claims, reply),
+        )
+        interval_ns = min(claim.lease_ns for claim in claims.values()) // _RENEWALS
+        self._renew_at = self._context.now + interval_ns
+
+    def _on_renewed(self, claims: dict[int, Claim], reply: CursorsRenewed) -> None:
+        lost = {cursor.name: cursor for cursor in reply.lost}
+        paused = {cursor.name: cursor for cursor in reply.paused}
+        for number, claim in claims.items():
+            name = claim.cursor.name
+            if name in lost or name in reply.deleted:
+                self._lose(number, claim, lost.get(name))
+            else:
+                self._apply_pause(number, claim, paused.get(name))
+
+    def _apply_pause(self, number: int, claim: Claim, paused: Cursor | None) -> None:
+        """Pause or continue the subscription of a claim."""
+        reader = self._subscriptions.get(number)
+        if reader is None:
+            return
+        if paused is not None:
+            reader.pause(paused.pause_at)
+        else:
+            reader.resume()
+        claim.is_paused = paused is not None
+
+    def tick(self) -> None:
+        """Do the work that is due."""
+        super().tick()
+        context = self._context
+        if context.now >= self._renew_at:
+            self._renew()
+        context.set_timer(self._renew_at)
+        for number, claim in self._claims.items():
+            if claim.soon is not None and context.now >= claim.soon_at:
+                self._move_soon(number, claim, lambda _result: None)
+            elif claim.soon is not None:
+                context.set_timer(claim.soon_at)
+
+    def cancel(self, call: int) -> None:
+        """Cancel a call; a claim that has no open subscription ends with it."""
+        self._tail_queries.cancel(call)
+        super().cancel(call)
+        reader = self._subscriptions.get(call)
+        if reader is None or not reader.is_open:
+            self._drop(call)
+
+    def _result_at_deadline(self, pending: PendingClaim) -> UnavailableError:
+        if pending.owner:
+            return CursorHeldError(pending.name, pending.owner)
+        return DeadlineError(
+            f"the membership service of {self._routing} did not confirm the request about the"
+            f" cursor {pending.name} before the deadline; try again"
+        )
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        super().check()
+        if self.has_claims:
+            assert self._context.next_timer <= self._renew_at, "a renewal would be missed"
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this cursor", "claim it again to continue")

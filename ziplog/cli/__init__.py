@@ -20,6 +20,7 @@ from ziplog.cli import (
     bench,
     check,
     completion,
+    cursors,
     demo,
     epochs,
     events,
@@ -129,6 +130,7 @@ app.add_typer(shards.app, name="shard")
 app.add_typer(upgrade.app, name="upgrade")
 app.add_typer(membership.app, name="membership")
 app.add_typer(settings.app, name="config")
+app.add_typer(cursors.app, name="cursor")
 
 
 def main() -> None:

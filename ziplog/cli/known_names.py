@@ -1,4 +1,4 @@
-"""Completion of the names of nodes and the numbers of shards.
+"""Completion of the names of nodes and cursors, and of the numbers of shards.
 
 They come from the cluster file or the directory on the command line, else from the cluster. Rule: a
 completion takes 0.5 s at most, and reports no error.
@@ -43,6 +43,15 @@ def shards(context: typer.Context, incomplete: str) -> list[str]:
     return [str(shard) for shard in known if str(shard).startswith(incomplete)]
 
 
+def cursors(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of the cursors that begin with `incomplete`."""
+    try:
+        with ziplog.connect(_bootstrap(context), timeout=_LIMIT_S) as log:
+            return [one.name for one in log.cursors() if one.name.startswith(incomplete)]
+    except (ZiplogError, OSError):
+        return []
+
+
 def _cluster_file(context: typer.Context) -> Path | None:
     """Return the cluster file that the command line names so far; None: it names none."""
     if (config := context.params.get("config")) is not None:
@@ -61,6 +70,10 @@ def _shards_of_cluster(context: typer.Context) -> list[int]:
 
 def _status(context: typer.Context) -> dict[str, Any]:
     until = time.monotonic() + _LIMIT_S
-    given = context.params.get("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE)
-    with ziplog.connect(given or DEFAULT_BOOTSTRAP, timeout=_LIMIT_S) as log:
+    with ziplog.connect(_bootstrap(context), timeout=_LIMIT_S) as log:
         return log.cluster(timeout=max(until - time.monotonic(), 0.001))
+
+
+def _bootstrap(context: typer.Context) -> str:
+    given: str | None = context.params.get("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE)
+    return given or DEFAULT_BOOTSTRAP

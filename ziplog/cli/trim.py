@@ -49,6 +49,9 @@ def trim(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Report what would be deleted; delete nothing.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete also what cursors hold (`ziplog cursor list`).")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: Json = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -71,7 +74,7 @@ def trim(
             question = f"Delete all records before {rid} of the log at {bootstrap}, for good?"
             typer.confirm(question, abort=True, err=True)
         with waiting(f"trim before {rid}: waiting until all records before it are stable"):
-            log.trim(rid)
+            log.trim(rid, force=force)
     if json:
         _print({"before": str(rid), "trimmed": True})
     else:

@@ -34,6 +34,7 @@ DID_NOT_HAPPEN: Final = frozenset(
 PUBLIC_ERRORS: Final = DID_NOT_HAPPEN | {
     "OutcomeUnknownError",
     "TrimmedError",
+    "TrimHeldError",
     "ClosedError",
     "ProtocolError",
 }

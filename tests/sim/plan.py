@@ -159,6 +159,8 @@ class Plan(NamedTuple):
     appends: float = 0.0
     #: Number of readers that speculate.
     speculators: int = 0
+    #: Number of clients that claim cursors.
+    owners: int = 0
 
     @property
     def forgets_soon(self) -> bool:
@@ -247,6 +249,8 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         plan = plan._replace(publishes=Random(f"publications {seed}").random() < 1 / 3)
         plan = plan._replace(appends=Random(f"appends {seed}").choice((0.0, _APPENDS)))
         plan = plan._replace(speculators=Random(f"speculators {seed}").choice((0, 1)))
+        plan = plan._replace(owners=Random(f"owners {seed}").choice((0, 0, 1, 3)))
+        drawn += draw_zombies(plan)
     return plan._replace(faults=tuple(sorted(drawn)))
 
 
@@ -364,6 +368,18 @@ def draw_levels(plan: Plan) -> list[Fault]:
     if random.random() < 0.5:
         at_ms = random.choice(drawn).at_ms + random.choice((0, 1, 5, 20, 200))
         drawn.append(Fault(at_ms, "power-all"))
+    return drawn
+
+
+def draw_zombies(plan: Plan) -> list[Fault]:
+    """Return faults of the clients that claim cursors, most of them longer than a lease."""
+    random = Random(f"zombies {plan.seed}")
+    drawn: list[Fault] = []
+    for _ in range(random.choice((0, 1, 3)) if plan.owners else 0):
+        kind = random.choice(("pause", "pause", "offline", "kill-client"))
+        name = f"owner-{random.randrange(plan.owners)}"
+        for_ms = 0 if kind == "kill-client" else random.choice((100, 500, 1_000, 3_000))
+        drawn.append(Fault(_when(random, plan), kind, (name,), for_ms))
     return drawn
 
 

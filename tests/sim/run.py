@@ -16,6 +16,7 @@ from mms import announcements, lease_history
 from shard.state import epoch_clock
 from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
+from tests.sim.owners import Ledger, Owner
 from tests.sim.simulated import simulated
 from tests.sim.speculators import Speculator
 from tests.sim.stages import Outcome, Run
@@ -111,12 +112,18 @@ class LogRun(Run):
             )
             for i in range(plan.readers)
         ]
+        self.ledger: Final = Ledger()
         self.speculators: Final = [
             Speculator(self.shared, f"speculator-{i}", shards=_shards_to_read(plan, i))
             for i in range(plan.speculators)
         ]
         self.readers += self.speculators
+        self.owners: Final = [
+            Owner(self.shared, f"owner-{i}", self.ledger, has_faults=bool(plan.faults))
+            for i in range(plan.owners)
+        ]
         self.onlookers.extend(self.readers)
+        self.onlookers.extend(self.owners)
         self.auditor: Final = Reader(self.shared, "auditor", follow=False)
         #: The view of each shard when the clients start.
         self._first_views: dict[int, int] = {}
@@ -164,6 +171,11 @@ class LogRun(Run):
         failures = sum(reader.failures for reader in self.speculators)
         has_view_ended = self._views() != self._first_views
         assert has_view_ended or not failures, f"{failures} failures, and no view ended"
+        last = auditor.delivered.gsn
+        processed = self._pass_until(
+            lambda: not self.owners or self.ledger.is_processed(last), verdict.HEALED_NS
+        )
+        assert processed, f"cursors stay behind {last}: {self.ledger.ends}"
         self._read_back()
         return auditor.records
 

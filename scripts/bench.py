@@ -13,6 +13,7 @@
     append           appends beside inserts and deliveries
     scalog           inserts behind an ordering layer (--t-ord, --nodes), beside inserts and appends
     speculation      deliveries and output of an application: gate, subscribe, speculate
+    cursors          claims, commits and takeovers of cursors; the cost of 1,000
     failure          throughput around the kill of a storage server
     reconfigure      throughput while a shard is added and one removed
     idle             CPU of an idle cluster
@@ -44,6 +45,7 @@ from log_bench import (
     clients,
     concurrency,
     connections,
+    cursors,
     failure,
     gate,
     latency,
@@ -117,6 +119,7 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
         _own("scalog", gate.draw),
     ),
     "speculation": Measurement(_scaled(speculation.measure), _own("speculation", speculation.draw)),
+    "cursors": Measurement(_scaled(cursors.measure)),
     "failure": Measurement(_scaled(failure.kills, 4.0, 6), _own("failure", failure.draw)),
     "reconfigure": Measurement(
         _scaled(reconfigure.measure, 4.0, 11), _own("reconfigure", reconfigure.draw)

@@ -138,7 +138,11 @@ class Cursors:
     def release(self, src: bytes, message: CursorRelease, now: int) -> list[Effect]:
         """Handle the release of a cursor by its owner."""
         command = ReleaseCursor(message.name, message.term)
-        return self._propose((src, message.request), command, now)
+        effects: list[Effect] = []
+        if (message.name, message.term) in self._gathered:  # A move came just before it.
+            self._next_moves_at = now
+            effects = self.propose_moves(now)
+        return effects + self._propose((src, message.request), command, now)
 
     def edit(self, src: bytes, message: CursorEdit, now: int) -> list[Effect]:
         """Handle an operator's change of a cursor."""
@@ -197,7 +201,10 @@ class Cursors:
     def on_decided(
         self, command: AnyCursorCommand, encoded: bytes, result: bytes, now: int
     ) -> list[Effect]:
-        """Answer the requests that wait for a command; consensus applied or refused it."""
+        """Answer the requests that wait for a command; consensus applied or refused it.
+
+        For the leader.
+        """
         if isinstance(command, MoveCursors):
             key: _Key | bytes = encoded
             names = [step.name for step in command.steps]
@@ -264,8 +271,8 @@ class Cursors:
             one for pending in self._pending.values() for some in pending.requests for one in some
         ]
         every += [one for _, requests in self._gathered.values() for one in requests]
-        self._pending.clear()
-        self._gathered.clear()
+        for memory in (self._pending, self._gathered, self._heard_at, self._used_at):
+            memory.clear()
         return every
 
     def check(self) -> None:

@@ -246,7 +246,8 @@ class MembershipService(ServiceNode):
             return
         command = decode_command(event.command)
         if isinstance(command, AnyCursorCommand):
-            self._effects += self._cursors.on_decided(command, event.command, result, self._now)
+            if self._is_leader:
+                self._effects += self._cursors.on_decided(command, event.command, result, self._now)
             return
         if refusal:
             self._on_refused(command, refusal)

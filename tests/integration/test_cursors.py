@@ -262,6 +262,11 @@ def test_asyncio_cursor(cluster: Cluster, name: str) -> None:
                 async for record in cursor:
                     assert record.rid == rid
                     break
+                async with await ziplog.aio.connect(cluster.endpoint) as other:
+                    held = other.cursor(name, wait=False)
+                    with pytest.raises(CursorHeldError):
+                        await held
+                    await held.close()
                 assert rid < await cursor.commit(mark=b"m") <= cursor.reached
                 assert cursor.position > rid
             (found,) = await log.cursors(name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from ziplog.client import cursor_arguments
 from ziplog.client.async_iterators import AsyncSubscription
 from ziplog.client.common.requests import NEVER, ClaimQuery, ClaimState, ReleaseRequest
-from ziplog.errors import ClosedError, UnavailableError
+from ziplog.errors import ClosedError, ZiplogError
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class AsyncCursor(AsyncSubscription):
         If the service does not confirm it in time, another client waits for the end of the lease.
         """
         if not self._buffer.closed:
-            with contextlib.suppress(UnavailableError, ClosedError):
+            with contextlib.suppress(ZiplogError):
                 await self._release()
             await super().close()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from ziplog.client import cursor_arguments
 from ziplog.client.blocking_iterators import Subscription
 from ziplog.client.common.requests import NEVER, ClaimQuery, ClaimState, ReleaseRequest
-from ziplog.errors import ClosedError, UnavailableError
+from ziplog.errors import ClosedError, ZiplogError
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Cursor(Subscription):
         If the service does not confirm it in time, another client waits for the end of the lease.
         """
         if not self._buffer.closed:
-            with contextlib.suppress(UnavailableError, ClosedError):
+            with contextlib.suppress(ZiplogError):
                 self._release()
             super().close()
 

@@ -393,6 +393,17 @@ def test_released_cursor_is_free_at_once() -> None:
     assert world.granted(BOB, b"2").term == 2
 
 
+def test_move_that_came_before_a_release_counts() -> None:
+    world = Cursors()
+    world.granted()
+    moves = [world.ask(CursorMove, "x", 1, number, 10 * number, b"") for number in (1, 2)]
+    release = world.ask(CursorRelease, "x", 1)
+    world.run(200 * MS)
+    replies = {one.request: one.error for one in world.answers(CursorReply)}
+    assert [replies[request] for request in (*moves, release)] == ["", "", ""]
+    assert world.granted(BOB, b"2").position == 20
+
+
 def test_list_is_answered_behind_a_barrier_in_parts() -> None:
     world = Cursors()
     names = [f"c{number:04}" for number in range(MAX_LISTED + 1)]

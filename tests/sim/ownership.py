@@ -44,6 +44,9 @@ class Ownership:
 
     def __init__(self) -> None:
         self._spans: Final[list[Lease]] = []
+        #: Ranges that leases without members took away. A lease that no server had recorded before
+        #: a rebuild may have given positions there to shards, which never learned of it.
+        self._taken: Final[set[tuple[int, int]]] = set()
 
     @property
     def stop(self) -> int:
@@ -57,6 +60,8 @@ class Ownership:
             assert not self._spans or lease.base <= self.stop, (
                 f"no lease has [{self.stop}, {lease.base})"
             )
+            if not lease.weights:
+                self._taken.add((lease.base, lease.stop))
             # Leases without members only take positions away that no shard may have used.
             for known in self._spans[self._index(lease.base) :] if lease.weights else ():
                 overlap = max(known.base, lease.base)
@@ -111,6 +116,14 @@ class Ownership:
 
     def next_owned(self, shard: int, gsn: int) -> int:
         """Return the shard's first position at or after `gsn`; the leases' end if there is none."""
+        found = self._next_given(shard, gsn)
+        for start, stop in sorted(self._taken):
+            if start <= found < stop:
+                found = self._next_given(shard, stop)
+        return found
+
+    def _next_given(self, shard: int, gsn: int) -> int:
+        """Return the same, whether or not the position was taken away."""
         for lease in self._spans[self._index(gsn) :]:
             at = max(gsn, lease.base)
             if all(shard != member for member, _ in lease.weights):

@@ -66,6 +66,17 @@ def test_leases_are_contiguous_and_may_be_learned_in_pieces() -> None:
     assert whole.next_owned(1, LEASE.stop) == LEASE.stop
 
 
+def test_positions_that_a_rebuild_took_away_are_passed() -> None:
+    unrecorded = replace(LEASE, base=LEASE.stop, stop=LEASE.stop + 48, first_epoch=4)
+    filler = Lease(LEASE.stop, 1000, 4, 12, ())
+    fresh = Lease(1000, 1048, 9, 12, WEIGHTS)
+    oracle = owned(LEASE, unrecorded)
+    assert oracle.next_owned(0, LEASE.stop) == LEASE.stop
+    oracle.learn([LEASE, filler, fresh])
+    assert oracle.next_owned(0, LEASE.stop - 4) == LEASE.stop - 3
+    assert oracle.next_owned(0, LEASE.stop) == fresh.base
+
+
 def test_the_limit_of_a_shard_is_the_end_of_its_last_lease() -> None:
     alone, both = ((1, 1),), WEIGHTS
     ends = [LEASE.stop + 12 * i for i in range(4)]

@@ -33,7 +33,7 @@ _SERVER: Final = r"shard-\d+-\d+"
 _COORDINATOR: Final = r"coordinator-\d+"
 _NODE: Final = rf"(?:{_SERVER}|mms-\d+|fh-\d+|{_COORDINATOR})"
 _MEMBER: Final = rf"{_SERVER}|mms-\d+|fh-\d+"
-_CLIENT: Final = r"(?:writer|reader)-\d+"
+_CLIENT: Final = r"(?:writer|reader|owner)-\d+"
 _ANY_PROCESS: Final = rf"(?:{_NODE}|{_CLIENT}|host)"
 _LINKS: Final = rf"{_ANY_PROCESS} {_ANY_PROCESS}(?: {_ANY_PROCESS} {_ANY_PROCESS})*"
 

@@ -23,16 +23,26 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
     if console is None:
         yield lambda _: None
         return
-    status = console.status(text)
-    timer = threading.Timer(_DELAY_S, status.start)
+    from rich.live import Live  # noqa: PLC0415 - slow to import
+    from rich.spinner import Spinner  # noqa: PLC0415
+
+    spinner = Spinner("dots", text, style="status.spinner")
+    live = Live(
+        spinner,
+        console=console,
+        refresh_per_second=12.5,
+        transient=True,
+        redirect_stdout=_shares_the_terminal(),
+    )
+    timer = threading.Timer(_DELAY_S, live.start)
     timer.daemon = True
     timer.start()
     try:
-        yield status.update
+        yield lambda text: spinner.update(text=text)
     finally:
         timer.cancel()
         timer.join()
-        status.stop()
+        live.stop()
 
 
 @contextlib.contextmanager
@@ -46,7 +56,8 @@ def bar(text: str, total: float | None) -> Iterator[Callable[[float], None]]:
     from rich.progress import TimeRemainingColumn as Remaining  # noqa: PLC0415 - slow to import
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Remaining())
-    with Progress(*columns, console=console, transient=True) as shown:
+    redirect = _shares_the_terminal()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=redirect) as shown:
         task = shown.add_task(text, total=total)
         yield lambda done: shown.update(task, completed=done)
 
@@ -59,3 +70,11 @@ def _terminal() -> Console | None:
 
     console = Console(stderr=True)
     return None if console.is_dumb_terminal else console
+
+
+def _shares_the_terminal() -> bool:
+    """Whether stdout is a terminal too, so that its lines must go above what is shown.
+
+    Otherwise rich would write the lines to the terminal, in place of the file or pipe.
+    """
+    return sys.stdout.isatty()

@@ -64,7 +64,9 @@ MAX_PENDING: Final = 1_000_000
 READ_AHEAD: Final = 65_536
 _ENDPOINT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
 _CLUSTER_QUERY: Final = "/?cluster="
-_CLUSTER_ID: Final = re.compile(rf"([0-9a-f]{{{CLUSTER_ID_DIGITS}}})?", re.ASCII)
+_CLUSTER_ID: Final = re.compile(rf"[0-9a-f]{{{CLUSTER_ID_DIGITS}}}", re.ASCII)
+#: Messages have room for smaller numbers of clusters only.
+_MAX_CLUSTERS: Final = 2**63
 _CLUSTER_ID_VARIABLE: Final = "ZIPLOG_CLUSTER_ID"
 _ENDPOINTS_RULE: Final = (
     "'host:port' of {of}, several separated by commas or in a list, such as"
@@ -131,10 +133,16 @@ def log_address(bootstrap: str | Sequence[str], cluster_id: str | None) -> tuple
     found = endpoints(bootstrap)
     if cluster_id is None:
         cluster_id = wanted or os.environ.get(_CLUSTER_ID_VARIABLE, "")
-    if not isinstance(cluster_id, str) or not _CLUSTER_ID.fullmatch(cluster_id):
-        allowed = f"{CLUSTER_ID_DIGITS} hexadecimal digits, as in the status document"
+    if cluster_id == "":
+        return found, 0
+    is_id = isinstance(cluster_id, str) and _CLUSTER_ID.fullmatch(cluster_id)
+    if not is_id or not 0 < (number := int(cluster_id, 16)) < _MAX_CLUSTERS:
+        allowed = (
+            f"{CLUSTER_ID_DIGITS} hexadecimal digits, as in the status document: 16 zeros, and the"
+            " cluster's number"
+        )
         raise ConfigError("cluster_id", cluster_id, allowed)
-    return found, int(cluster_id or "0", 16)
+    return found, number
 
 
 def timeout_s(timeout: float | None, default: float) -> float:

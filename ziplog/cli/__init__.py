@@ -69,6 +69,11 @@ class Verbs(PluginGroup):
                 raise SystemExit(_on_os_error(error)) from None
             except KeyboardInterrupt:
                 raise SystemExit(130) from None
+            except typer.Abort as error:
+                # A question was not answered with yes; Ctrl-C counts as an answer there.
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise SystemExit(130) from None
+                raise
             return result
 
 

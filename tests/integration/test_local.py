@@ -456,6 +456,20 @@ def test_up_quotes_the_warnings_of_its_nodes(tmp_path: Path) -> None:
     assert "Restore the membership service's data directories" in up.stderr
 
 
+def test_a_detached_start_reports_what_is_missing(tmp_path: Path) -> None:
+    with Cluster(tmp_path):
+        pass
+    for name in ("shard-0-0", "shard-0-1"):
+        shutil.rmtree(tmp_path / name)
+    where = ("--data-dir", str(tmp_path))
+    try:
+        up = ziplog_cli("up", *where, "--detach", "--timeout=20")
+        assert up.returncode == 0
+        assert "warning: the cluster starts incomplete: not live after 20 s: shard 0" in up.stderr
+    finally:
+        ziplog_cli("down", *where)
+
+
 def test_a_closed_stdout_is_reported_in_one_line() -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"{' '.join(ZIPLOG)} status >&-"],

@@ -30,7 +30,7 @@ from ziplog.config import (
 from ziplog.config_keys import keys_of, refuse_unknown
 from ziplog.config_text import dump
 from ziplog.deploy import cluster_file, new_shard
-from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
+from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor, has_files
 from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
 from ziplog.policy import random as random_policy
@@ -327,13 +327,13 @@ class Cluster:
         A majority without data would create an empty cluster.
         """
         config = self.config
-        lost = [one.name for one in config.mms if not (config.data_dir / one.name).exists()]
+        lost = [one.name for one in config.mms if not has_files(config.data_dir / one.name)]
         if config.id is not None and 2 * len(lost) > len(config.mms):
             raise UnavailableError(
                 f"cluster {config.id} had data, and its files are not here: there is no directory"
-                f" for {', '.join(lost)} in {config.data_dir}. Restore it; or make it anew with"
-                " `ziplog membership rebuild`; or, to start without the old records, remove the"
-                " directories of all nodes and run `ziplog up --found-again`"
+                f" with files for {', '.join(lost)} in {config.data_dir}. Restore it; or make it"
+                " again with `ziplog membership rebuild`; or, to start without the old records,"
+                " remove the directories of all nodes and run `ziplog up --found-again`"
             )
 
     def _write_id(self, cluster_id: str) -> None:

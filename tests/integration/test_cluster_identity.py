@@ -99,10 +99,16 @@ def test_a_cluster_without_its_membership_files_is_not_created_again(
     lost = [f"mms-{number}" for number in range(mms // 2 + 1)]
     for name in lost:
         (data / name).rename(away / name)
-    refusal = f"cluster {found} had data, and its files are not here: there is no directory for"
-    with pytest.raises(UnavailableError, match=f"{refusal} {', '.join(lost)} in"):
+    refusal = f"cluster {found} had data, and its files are not here: there is no directory with"
+    with pytest.raises(UnavailableError, match=f"{refusal} files for {', '.join(lost)} in"):
         Cluster(data)
     assert not [name for name in lost if (data / name).exists()]
+    for name in lost:
+        (data / name).mkdir()
+    with pytest.raises(UnavailableError, match=f"{refusal} files for {', '.join(lost)} in"):
+        Cluster(data)
+    for name in lost:
+        (data / name).rmdir()  # Nothing was written there.
     # A minority may be lost.
     (away / lost[0]).rename(data / lost[0])
     with Cluster(data, timeout=60.0) as cluster, cluster.connect() as log:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ziplog.core.holdings import HandlerHoldings, Holdings, RebuildPlan, ServerHoldings
-from ziplog.deploy.supervisor import Supervisor, environment, python
+from ziplog.deploy.supervisor import Supervisor, environment, has_files, python
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.raft.offline import found_group
 from ziplog.segments.durable_files import sync_directory
@@ -152,7 +152,7 @@ class MembershipRebuild:
     def _check_is_lost(self) -> None:
         data_dir, nodes = self.config.data_dir, self.config.mms
         unfinished = data_dir / UNFINISHED
-        here = [node.name for node in nodes if _has_files(data_dir / node.name)]
+        here = [node.name for node in nodes if has_files(data_dir / node.name)]
         if unfinished.exists():
             written = ", ".join(here) or "no other"
             raise UnavailableError(
@@ -162,7 +162,8 @@ class MembershipRebuild:
         if 2 * len(here) > len(nodes):
             raise UnavailableError(
                 f"the membership service is not lost: {', '.join(here)} in {data_dir} is a majority"
-                " of its nodes. Run `ziplog up`"
+                " of its nodes. Run `ziplog up`; if it does not start because these directories are"
+                " new, move them away and run this command again"
             )
         if here:
             raise UnavailableError(
@@ -203,7 +204,3 @@ def _add(holdings: Holdings, file: Path) -> None:
         raise ConfigError("--holdings", str(file), "of other nodes", message=sentence)
     holdings.servers.extend(found.servers)
     holdings.handlers.extend(found.handlers)
-
-
-def _has_files(path: Path) -> bool:
-    return path.is_dir() and any(path.iterdir())

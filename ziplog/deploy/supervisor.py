@@ -364,6 +364,11 @@ def _refuse_other_directories(config: ClusterConfig, directory: Path, path: Path
         )
 
 
+def has_files(directory: Path) -> bool:
+    """Whether a node's directory exists and is not empty."""
+    return directory.is_dir() and any(directory.iterdir())
+
+
 def _is_of_a_node(directory: Path) -> bool:
     return any((directory / name).exists() for name in ("journal", IDENTITY_FILE))
 

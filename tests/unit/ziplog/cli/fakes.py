@@ -212,8 +212,8 @@ class FakeLog:
         inserts = sum(call[0] in {"insert", "append"} for call in self.calls)
         return {"fast_path": inserts, "slow_path": self.slow}
 
-    def trim(self, rid: ziplog.RecordId) -> None:
-        self.calls.append(("trim", rid))
+    def trim(self, rid: ziplog.RecordId, *, force: bool = False) -> None:
+        self.calls.append(("trim", rid, "force") if force else ("trim", rid))
 
     def add_shard(self, shard: int, replicas: dict[str, str], *, timeout: float) -> None:
         self.calls.append(("add", shard, replicas, timeout))

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,8 @@ CLUSTER_FILE: Final = "cluster.toml"
 LOCK_FILE: Final = "supervisor.pid"
 #: Time limit for a process to stop after SIGSTOP.
 _STOP_S: Final = 1.0
+#: With less free space a node may be unable to write its log, in bytes.
+_FULL_BYTES: Final = 65_536
 _PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
 
 #: Program of a child before its own: it requests a SIGTERM for when this process ends
@@ -200,9 +203,15 @@ class Supervisor:
         return f"ended (exit code {code}; {self.why_it_ended(name)})"
 
     def why_it_ended(self, name: str) -> str:
-        """Return the warnings of a node's last process, or how its log ends."""
+        """Return the warnings of a node's last process, or how its log ends.
+
+        A node cannot write its log to a full disk.
+        """
         warnings = self.log_warnings(name)
-        return "; ".join(warnings) if warnings else f"its log ends: {self.log_tail(name)}"
+        why = "; ".join(warnings) if warnings else f"its log ends: {self.log_tail(name)}"
+        if shutil.disk_usage(self.directory).free < _FULL_BYTES:
+            why += f"; the disk of {self.directory} is full"
+        return why
 
     def pid(self, name: str) -> int:
         """Return the process id of a running node.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -66,6 +67,19 @@ def test_the_log_of_an_earlier_process_is_not_blamed_on_this_one(directory: Path
         assert running.log_tail("mms-0") == "(empty log)"
         said = "ended (exit code 3; its log ends: (empty log))"
         assert running.how_it_ended("mms-0") == said
+
+
+def test_a_full_disk_is_named_beside_a_log_that_could_not_be_written(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(directory, "mms", "raise SystemExit(3)")
+    usage = shutil.disk_usage(directory)
+    with Supervisor(directory) as running:
+        running.start("mms-0")
+        wait_until(lambda: running.dead() == ["mms-0"], "it is dead")
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+        why = f"its log ends: (empty log); the disk of {directory} is full"
+        assert running.why_it_ended("mms-0") == why
 
 
 def test_the_end_of_a_process_is_described_by_its_warnings(directory: Path) -> None:

@@ -131,21 +131,19 @@ def _lock_file(fd: int) -> None:
 
 
 def _identify(path: Path, cluster: str, node: str) -> Identity:
-    """Read the directory's identity; claim a directory that has none."""
+    """Read the directory's identity; claim a directory that has none and was not used."""
     file = path / IDENTITY_FILE
     try:
         identity, is_checked = decode_identity(file.read_bytes())
     except FileNotFoundError:
+        if (path / _STARTED).exists():
+            raise _invalid_identity(file, "it is missing") from None
         identity = Identity(cluster, node, uuid.uuid4().hex)
         _write(file, encode_identity(identity))
         sync_directory(path.parent)
         return identity
     except ValueError as error:
-        allowed = (
-            f"the file that was written there ({error}): restore it, or move the directory away;"
-            " the server then copies the log from the other replicas of its shard"
-        )
-        raise ConfigError("identity file", str(file), allowed) from error
+        raise _invalid_identity(file, str(error)) from error
     if (identity.cluster, identity.node) != (cluster, node):
         raise ConfigError(
             "data directory",
@@ -156,6 +154,14 @@ def _identify(path: Path, cluster: str, node: str) -> Identity:
     if not is_checked:  # an earlier release wrote it
         _write(file, encode_identity(identity))
     return identity
+
+
+def _invalid_identity(file: Path, why: str) -> ConfigError:
+    allowed = (
+        f"the file that was written there ({why}): restore it, or move the directory away;"
+        " the server then copies the log from the other replicas of its shard"
+    )
+    return ConfigError("identity file", str(file), allowed)
 
 
 def _read_checkpoint(path: Path) -> bytes | None:

@@ -176,6 +176,22 @@ def test_a_damaged_identity_is_refused(opened: Callable[..., DataDirectory]) -> 
         opened()
 
 
+def test_a_used_directory_without_an_identity_is_refused(
+    opened: Callable[..., DataDirectory],
+) -> None:
+    directory = opened()
+    directory.delete_checkpoint()
+    directory.close()
+    path = directory.path / "identity.json"
+    whole = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"identity\.json.*missing.*move the directory away"):
+        opened()
+    assert not path.exists()
+    path.write_bytes(whole)
+    assert opened().identity == directory.identity
+
+
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="data directory"):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from mms.commands import Barrier
     from mms.leases import LeasePlan
-    from mms.read_barriers import PendingRead
+    from mms.read_barriers import PendingRead, QueuedRead
     from mms.servers import FailureHandlers, Servers
     from mms.state import ClusterState
     from mms.upgrades import Peers
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect
     from ziplog.core.wire_use import Release
     from ziplog.raft.service_node import Leadership
-    from ziplog.wire import Hello, StatusQuery, Trim
+    from ziplog.wire import Hello, StatusQuery
 
 
 class ClientRequests:
@@ -132,9 +132,7 @@ class ClientRequests:
     def __len__(self) -> int:
         return len(self._read_barriers) + len(self._trims)
 
-    def submit(
-        self, src: bytes, message: LeaseQuery | Trim | CursorQuery, now: int
-    ) -> list[Effect]:
+    def submit(self, src: bytes, message: QueuedRead, now: int) -> list[Effect]:
         """Queue a request that needs a read barrier; refuse it if the queue is full."""
         if len(self) >= MAX_PENDING:
             why = f"{MAX_PENDING} requests are already waiting"

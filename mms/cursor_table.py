@@ -6,7 +6,8 @@
 
 Rules: a term is the next value of one counter, so the terms of a name only grow, also after it was
 deleted. A move counts only in the present term, and never goes back; only a seek does, and it
-begins a term. The first of two pending claims wins. Copies of a claim, move or edit count once.
+begins a term. The first of two pending claims wins. A copy of a claim or move counts once, and so
+does a copy of an edit before the next edit of that cursor.
 Nothing here depends on time: the leader decides which owner is silent (`mms.cursors`).
 
 Invariants: `check`. See docs/protocol.md, section 19.
@@ -69,8 +70,8 @@ class CursorTable:
             if refusal:
                 return refusal
             cursor = self._by_name[command.name]
-        elif before.claim == command.nonce and before.owner:
-            return ""
+        elif before.claim == command.nonce:
+            return ""  # A copy, also if the claim has ended meanwhile.
         elif before.term != command.expects:
             return "owned"
         elif before.position < trim:

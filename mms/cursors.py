@@ -99,7 +99,7 @@ class Cursors:
     def claim(self, src: bytes, message: CursorClaim, now: int) -> list[Effect]:
         """Handle a claim; refuse it at once while another owner is heard."""
         cursor = self._state.cursors.get(message.name)
-        if cursor is not None and cursor.owner and cursor.claim == message.nonce:
+        if cursor is not None and cursor.claim == message.nonce:
             return [self._reply(src, message.request, message.name)]
         if cursor is not None and cursor.owner and not self._is_silent(cursor, now):
             return [self._reply(src, message.request, message.name, "owned")]

@@ -73,6 +73,7 @@ from ziplog.wire import (
 
 if TYPE_CHECKING:
     from mms.commands import AnyCommand, Refusal
+    from mms.read_barriers import QueuedRead
     from mms.reconfiguration import AnyChange
     from ziplog.config import ClusterConfig
     from ziplog.core.message import Message
@@ -441,7 +442,7 @@ class MembershipService(ServiceNode):
     def _on_hello(self, src: bytes, message: Hello) -> None:
         self._effects.append(self._requests.hello(src, message, self._now))
 
-    def _on_read(self, src: bytes, message: LeaseQuery | Trim | CursorQuery) -> None:
+    def _on_read(self, src: bytes, message: QueuedRead) -> None:
         self._effects += self._requests.submit(src, message, self._now)
 
     def _on_status_query(self, src: bytes, message: StatusQuery) -> None:

@@ -84,6 +84,15 @@ def test_copy_of_a_claim_counts_once() -> None:
     assert found(state).term == 1
 
 
+def test_late_copy_of_a_claim_that_ended_owns_nothing() -> None:
+    world = Cursors()
+    world.granted()
+    world.reply(world.ask(CursorRelease, "x", 1))
+    world.reply(world.claim())
+    assert world.service.state.cursors.in_order()[0].state == "free"
+    assert world.granted(BOB, b"2").term == 2
+
+
 def test_first_of_two_pending_claims_wins() -> None:
     state = with_leases(1)
     assert apply(state, claim()) == ""

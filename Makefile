@@ -73,9 +73,10 @@ demo: $(BIN)/.package $(BIN)/.flights
 pipeline: $(BIN)/.installed $(BIN)/.flights
 	$(BIN)/python scripts/pipeline.py --events $(EVENTS)
 
-# The unit tests compute, and each worker needs 2 s to collect them.
+# The unit tests compute, and each worker needs 2 s to collect them. All other tests are imported.
 check: WORKERS = 3
 check: lint
+	@found=$$($(BIN)/python -m pytest --collect-only -qq tests) || { echo "$$found"; exit 1; }
 	ZIPLOG_EXAMPLES=25 $(PYTEST) -q tests/unit $(ARGS)
 
 test: $(BIN)/.installed

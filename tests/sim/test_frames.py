@@ -18,12 +18,12 @@ from logdb.coordinator.queries import MAX_ROWS, MAX_VALUE_BYTES
 from logdb.records import MAX_KEY_BYTES, Entry, KeyRead
 from mms.commands import PlaceShard, RecordLoss, decode_refusal
 from mms.service import MembershipService
+from mms.snapshot import Snapshot
 from mms.state import (
     MAX_LOSSES,
     MAX_PLACEMENTS_BYTES,
     MAX_SHARDS,
     ClusterState,
-    _Snapshot,
 )
 from shard.ordering.admission import MAX_UNIT_BYTES
 from shard.ordering.primary import MAX_FORWARD_BYTES, MAX_FORWARD_DECISIONS, MAX_UNSTABLE_RECORDS
@@ -33,6 +33,7 @@ from tests.properties import examples
 from tests.services import CLUSTER, S
 from tests.unit.mms.world import config
 from ziplog import wire
+from ziplog.core.cursors import MAX_CURSORS, MAX_HOLD_S, MAX_LEASE_MS, MAX_MARK_BYTES, Cursor
 from ziplog.core.entries import Decision, Place, Unit
 from ziplog.core.fields import MAX_UNIT_RECORDS
 from ziplog.core.gsn import MAX_ROUND
@@ -48,6 +49,7 @@ from ziplog.core.view import (
     run_of,
 )
 from ziplog.types import RecordId
+from ziplog.wire.cursors import MAX_LISTED, OwnedTerm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -99,7 +101,10 @@ def aged(places: list[Placement], members: int, runs: int) -> tuple[MembershipSe
     losses = [
         RecordLoss(places[0].shard, 2**32 - 1, last.stop - 1, last.stop) for _ in range(MAX_LOSSES)
     ]
-    snapshot = _Snapshot(CLUSTER, "c" * 256, places, found, 0, -1, [], losses)
+    snapshot = Snapshot(
+        CLUSTER, "c" * 256, places, found, 0, -1, [], losses,
+        cursors=largest_cursors(MAX_CURSORS),
+    )  # fmt: skip
     service = MembershipService(
         config(), "mms-0", pid=1, cluster=CLUSTER, incarnation=1, now=1000 * S
     )
@@ -168,6 +173,30 @@ def test_every_message_of_the_membership_service_fits(
         "ClusterInfo", "StatusReply", "LeaseHistory", "LeaseAnnounced", "Removed", "Freeze",
     }  # fmt: skip
     assert sizes.keys() >= expected
+
+
+def largest_cursors(count: int) -> list[Cursor]:
+    """Return cursors of which every field has its largest size."""
+    return [
+        Cursor(
+            f"{index:0128d}", HIGH, HIGH, HIGH, bytes(MAX_MARK_BYTES), HIGH, HIGH, True, b"o" * 16,
+            "\N{GRINNING FACE}" * 256, b"c" * 16, b"e" * 16, MAX_LEASE_MS, True, HIGH, MAX_HOLD_S,
+            True, HIGH,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+
+
+def test_every_message_about_cursors_fits() -> None:
+    cursors = largest_cursors(MAX_CURSORS)
+    names = [cursor.name for cursor in cursors]
+    owned = [OwnedTerm(name, HIGH) for name in names]
+    fits(wire.CursorReply(CLUSTER, HIGH, "trimmed", cursors[0], 2**31 - 1, HIGH))
+    fits(wire.CursorRenewal(CLUSTER, HIGH, b"o" * 16, owned))
+    for lost, paused in ((cursors, []), ([], cursors)):
+        fits(wire.CursorsRenewed(CLUSTER, HIGH, lost, [], paused))
+    fits(wire.CursorsRenewed(CLUSTER, HIGH, [], names, []))
+    fits(wire.CursorList(CLUSTER, HIGH, cursors[:MAX_LISTED], [2**31 - 1] * MAX_LISTED, True))
 
 
 def test_shards_with_placements_that_would_not_fit_are_refused() -> None:

@@ -1,10 +1,11 @@
-"""How many examples a property gets: few in `make check`, more in `make test`, many at night."""
+"""How many examples and seeds a test gets: few in `make check`, more at night."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Final
 
+import pytest
 from hypothesis import settings
 
 #: Examples, in percent of what a test asks for.
@@ -14,3 +15,11 @@ PERCENT: Final = int(os.environ.get("ZIPLOG_EXAMPLES", "100"))
 def examples(count: int, **more: Any) -> settings:
     """Return the settings of a property that wants `count` examples."""
     return settings(max_examples=max(5, count * PERCENT // 100), **more)
+
+
+def seeds(quick: int, total: int) -> list[Any]:
+    """Return the seeds of a test, from 0: those after the first `quick` ones run at night only."""
+    return [
+        pytest.param(seed, marks=() if seed < quick else pytest.mark.nightly)
+        for seed in range(total)
+    ]

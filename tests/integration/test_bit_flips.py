@@ -45,7 +45,7 @@ pytestmark = pytest.mark.timeout(300)
 
 MIB = 1024 * 1024
 #: Number of bytes of each file with a flipped bit: both ends, and random ones.
-BYTES = int(os.environ.get("ZIPLOG_FLIPS", "200"))
+BYTES = int(os.environ.get("ZIPLOG_FLIPS", "60"))
 #: Every file that a cluster keeps, and what reads it at a start; "": nothing does.
 FILES = {
     r"cluster\.toml": "cluster file",
@@ -174,7 +174,7 @@ def server(stopped: Stopped, path: Path) -> Server:
 def flips(content: bytes, seed: str) -> Iterator[tuple[int, int]]:
     """Give bytes and the bit in each that flips."""
     random = Random(seed)
-    ends = {*range(len(content))[:64], *range(len(content))[-64:]}
+    ends = {*range(len(content))[:48], *range(len(content))[-48:]}
     some = random.sample(range(len(content)), min(BYTES, len(content)))
     for at in sorted(ends.union(some)):
         yield at, random.randrange(8)

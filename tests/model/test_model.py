@@ -43,6 +43,8 @@ class Search(NamedTuple):
     depth: int
 
 
+#: A search of more states takes a minute, and runs at night.
+MOST_STATES = 120_000
 QUICK = [
     Search(TINY, 5_187, 17),
     Search(SMALL, 19_881, 20),
@@ -109,7 +111,14 @@ def test_with_all_rules_all_invariants_hold(search: Search) -> None:
     assert_holds(search)
 
 
-@pytest.mark.parametrize("search", LONGER, ids=name_of)
+@pytest.mark.parametrize(
+    "search",
+    [
+        pytest.param(search, marks=pytest.mark.nightly if search.states > MOST_STATES else ())
+        for search in LONGER
+    ],
+    ids=name_of,
+)
 def test_with_all_rules_all_invariants_hold_in_larger_models(search: Search) -> None:
     assert_holds(search)
 

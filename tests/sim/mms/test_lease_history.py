@@ -31,6 +31,7 @@ def churn(world: World, seconds: int) -> World:
     return world
 
 
+@pytest.mark.nightly
 def test_weights_that_change_all_the_time_are_granted_ever_more_rarely() -> None:
     world = churn(working(), 60)
     after_a_minute = runs(world)
@@ -39,6 +40,7 @@ def test_weights_that_change_all_the_time_are_granted_ever_more_rarely() -> None
     assert runs(world) - after_a_minute < 5 * SHORT
 
 
+@pytest.mark.nightly
 def test_alternating_bursts_and_pauses_keep_the_history_bounded() -> None:
     world = working()
     counts = [runs(world)]

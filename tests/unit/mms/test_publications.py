@@ -207,7 +207,10 @@ def test_first_leases_are_encoded_once() -> None:
     assert all(server.state == "up" and server.lease is not None for server in world.servers)
 
 
-@pytest.mark.parametrize(("shards", "expected"), [(MANY_MEMBERS, 10), (1000, 5)])
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [(MANY_MEMBERS, 10), pytest.param(1000, 5, marks=pytest.mark.nightly)],
+)
 def test_large_clusters_repeat_whole_leases_less_often(shards: int, expected: int) -> None:
     world = World(config(shards=shards), publisher=HERE).lead().run(3 * S)
     starting = world.servers[3]

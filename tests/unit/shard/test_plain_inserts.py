@@ -493,7 +493,7 @@ def received_by(world: World, name: str) -> list[tuple[int, bytes, Any]]:
 @example(3566958)  # Two servers answer in the same nanosecond.
 @example(10484)  # A flush ends in the nanosecond in which the last known epoch ends.
 @given(st.integers(0, 2**32))
-@examples(100, deadline=None)
+@examples(40, deadline=None)
 def test_short_path_changes_no_ack_and_no_entry(seed: int) -> None:
     schedules = [Schedule(seed, has_short_path=short) for short in (True, False)]
     for schedule in schedules:

@@ -111,13 +111,15 @@ class ClientCore:
         #: path and their acks.
         self.is_batch_open = False
         reads, syncs = Reads(context, routing), Syncs(context, routing, inserts.windows)
-        subscriptions = self._subscriptions = Subscriptions(context, routing, tail_queries)
+        outline_queries = OutlineQueries(context, routing)
+        subscriptions = self._subscriptions = Subscriptions(
+            context, routing, tail_queries, outline_queries
+        )
         inserts.measurements.backlogs = subscriptions.backlogs
         barriers = Barriers(context, routing, subscriptions)
         cluster_calls = self._cluster_calls = ClusterCalls(context, routing)
         shard_changes = ShardChanges(context, routing)
         extent_queries = ExtentQueries(context, routing)
-        outline_queries = OutlineQueries(context, routing)
         scans = self._scans = Scans(context, routing)
         claims = self._claims = Claims(context, routing, tail_queries, subscriptions)
         edits = Edits(context, routing, tail_queries)

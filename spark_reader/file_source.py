@@ -17,9 +17,9 @@ import msgspec
 from spark_reader.epochs import Epochs, ShardEpochs
 from spark_reader.options import PATH, STOP, Options
 from spark_reader.planning import cut
-from spark_reader.reading import Replicas, Session, blocks_from_units, first_block, nearer_table
+from spark_reader.reading import Replicas, Session, blocks_from_units, first_block
 from ziplog.config import load
-from ziplog.core.writer_table import WriterTable
+from ziplog.core.writer_table import WriterTable, nearer_table
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.buffer_pool import BufferPool

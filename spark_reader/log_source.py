@@ -18,10 +18,10 @@ import msgspec
 import ziplog
 from spark_reader.options import SERVERS, Options
 from spark_reader.planning import cut
-from spark_reader.reading import Replicas, Session, blocks_from_units, first_block, nearer_table
+from spark_reader.reading import Replicas, Session, blocks_from_units, first_block
 from ziplog.archive.client import ArchiveClient
 from ziplog.client import arguments
-from ziplog.core.writer_table import WriterTable
+from ziplog.core.writer_table import WriterTable, nearer_table
 from ziplog.errors import ClosedError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.segments.buffer_pool import BufferPool
 from ziplog.types import RecordId

@@ -147,16 +147,6 @@ def first_block(answers: Iterable[Block | int]) -> Block | int:
     return min(starts, default=0)
 
 
-def nearer_table(
-    one: tuple[int, WriterTable], other: tuple[int, WriterTable]
-) -> tuple[int, WriterTable]:
-    """Return the table at the higher position; at the same position, the one with entries.
-
-    At the trim point, a replica without a table from before returns an empty one.
-    """
-    return max(one, other, key=lambda table: (table[0], bool(table[1])))
-
-
 def blocks_from_units(steps: Iterable[tuple[list[Unit], int]], start: int) -> Iterator[Block]:
     """Yield blocks of about `BLOCK_BYTES` made from units.
 

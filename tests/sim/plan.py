@@ -161,6 +161,9 @@ class Plan(NamedTuple):
     speculators: int = 0
     #: Number of clients that claim cursors.
     owners: int = 0
+    #: Number of clients that write rows, and repeat them. The readers then know the rows before
+    #: their start; without a trim, each row counts once.
+    rows: int = 0
 
     @property
     def forgets_soon(self) -> bool:

@@ -17,6 +17,7 @@ from shard.state import epoch_clock
 from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
 from tests.sim.owners import Ledger, Owner
+from tests.sim.rows import RowWriter, once
 from tests.sim.simulated import simulated
 from tests.sim.speculators import Speculator
 from tests.sim.stages import Outcome, Run
@@ -103,11 +104,15 @@ class LogRun(Run):
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
         super().__init__(kernel, plan)
         self.workers.extend(Writer(self.shared, f"writer-{i}", plan) for i in range(plan.writers))
+        self.workers.extend(
+            RowWriter(self.shared, f"rows-{i}", i, i % plan.shards) for i in range(plan.rows)
+        )
         self.readers: Final[list[Reader]] = [
             Reader(
                 self.shared,
                 f"reader-{i}",
                 shards=_shards_to_read(plan, i),
+                known_rows=bool(plan.rows),
                 barriers=BARRIER if plan.appends else 0.0,
             )
             for i in range(plan.readers)
@@ -183,7 +188,7 @@ class LogRun(Run):
         """Return the last gsn that a reader must receive."""
         if reader.shards is None:
             return self.auditor.delivered.gsn
-        rows = self.monitor.logs.records.values()
+        rows = once(self.monitor.logs.records.values())
         return max((row.gsn for row in rows if row.shard in reader.shards), default=0)
 
     def _read_back(self) -> None:

@@ -158,7 +158,7 @@ class Speculator(Reader):
             start,
             True,
             self.shards,
-            _MAX_PENDING,
+            max_pending=_MAX_PENDING,
         )
 
         def opened(result: Any) -> None:

@@ -12,6 +12,7 @@ from logdb.wire import decode
 from tests.sim import checks
 from tests.sim.linearizability import explain
 from tests.sim.ownership import Lease, Ownership
+from tests.sim.rows import once
 from tests.simulator.kernel import S
 from ziplog.client.common.requests import FetchRequest, SubscribeRequest
 from ziplog.core.entries import Expire, Place, Skip, decode_body
@@ -191,7 +192,8 @@ def final(
     monitor.check_end()
     history.losses(cluster.kernel.now, monitor.losses)
     history.check(allow_loss=bool(monitor.losses))
-    records = {r.gsn: r for r in _not_lost(monitor.logs.records.values(), monitor.losses)}
+    stored = once(_not_lost(monitor.logs.records.values(), monitor.losses))
+    records = {r.gsn: r for r in stored}
     _deliveries(history, monitor.losses).check_against(records)
     checks.check_insert_order(history.operations, records.values())
     dead = {operation.client for operation in history.operations} - alive

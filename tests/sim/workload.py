@@ -248,7 +248,7 @@ class Reader(Client):
     """A client that follows the log from its beginning, middle or end, with restarts.
 
     `shards`: it reads these only; None: all. `barriers`: the probability of a barrier before a
-    fetch.
+    fetch. `known_rows`: as for a subscription.
     """
 
     def __init__(
@@ -259,9 +259,11 @@ class Reader(Client):
         follow: bool = True,
         shards: frozenset[int] | None = None,
         barriers: float = 0.0,
+        known_rows: bool = False,
     ) -> None:
         super().__init__(shared, name)
         self._follow, self._barriers = follow, barriers
+        self._known_rows: Final = known_rows
         self.shards: Final = shards
         self._subscription = 0
         #: The end of its passed positions.
@@ -279,7 +281,9 @@ class Reader(Client):
         return self.random.choice(starts) if self._follow else RID_GENESIS
 
     def _subscribe(self, start: RecordId) -> None:
-        request = SubscribeRequest(self.deadline(_CONNECT_NS), start, self._follow, self.shards)
+        request = SubscribeRequest(
+            self.deadline(_CONNECT_NS), start, self._follow, self.shards, self._known_rows
+        )
         self.call(request, self._subscribed)
 
     def _subscribed(self, result: Any) -> None:

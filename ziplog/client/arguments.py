@@ -449,7 +449,12 @@ def _replicas(replicas: object) -> tuple[Replica, ...]:
 
 
 def subscribe(
-    start: RecordId, deadline_ns: int, *, follow: bool, shards: Collection[int] | None = None
+    start: RecordId,
+    deadline_ns: int,
+    *,
+    follow: bool,
+    shards: Collection[int] | None = None,
+    known_rows: bool = False,
 ) -> SubscribeRequest:
     """Return a request for a subscription; `start` may be RID_RECENT, `shards` None for all.
 
@@ -461,12 +466,12 @@ def subscribe(
     if not (isinstance(start, RecordId) and start.gsn < 0):
         check_rid("start", start)
     if shards is None:
-        return SubscribeRequest(deadline_ns, start, follow)
+        return SubscribeRequest(deadline_ns, start, follow, None, bool(known_rows))
     if not isinstance(shards, Collection) or isinstance(shards, (str, bytes)) or not shards:
         raise ConfigError("shards", shards, "a list or set of one or more shard ids, or None")
     for shard in shards:
         check_shard(shard)
-    return SubscribeRequest(deadline_ns, start, follow, frozenset(shards))
+    return SubscribeRequest(deadline_ns, start, follow, frozenset(shards), bool(known_rows))
 
 
 def speculate(
@@ -483,7 +488,7 @@ def speculate(
     if not is_count or not 1 <= max_pending <= MAX_PENDING:
         rule = f"a whole number from 1 to {MAX_PENDING}"
         raise ConfigError("max_pending", max_pending, rule)
-    return SpeculateRequest(deadline_ns, start, True, plain.shards, max_pending)
+    return SpeculateRequest(deadline_ns, start, True, plain.shards, max_pending=max_pending)
 
 
 def events(subscription: int, max_events: int, deadline_ns: int, after: int) -> EventsRequest:

@@ -337,6 +337,7 @@ class Log(Administration):
         *,
         follow: bool = True,
         shards: Collection[int] | None = None,
+        known_rows: bool = False,
         timeout: float | None = None,
     ) -> Subscription:
         """Return an iterator over all records from `start` on (inclusive), in gsn order.
@@ -347,6 +348,10 @@ class Log(Administration):
             shards: only the records of these shards, which may have been removed; the subscription
                 waits for no other shard, so its `position` is for subscriptions of these shards
                 only. None: all shards, also later ones.
+            known_rows: also drop each row of `insert_rows` that repeats a row before `start`. The
+                first record then waits until the rows before `start` are known
+                (docs/protocol.md, 14.3). False: a row counts as new if this subscription has not
+                passed it.
             timeout: iteration raises DeadlineError after this time without a record. None: no limit
                 if `follow`, otherwise the client's default.
 
@@ -361,7 +366,9 @@ class Log(Administration):
         if timeout is not None:
             arguments.timeout_s(timeout, 0)
         deadline_ns = self._deadline_ns(None)
-        request = arguments.subscribe(start, deadline_ns, follow=follow, shards=shards)
+        request = arguments.subscribe(
+            start, deadline_ns, follow=follow, shards=shards, known_rows=known_rows
+        )
         limit = timeout if timeout is not None or follow else self._timeout
         return Subscription(self._engine, request, start, limit)
 
@@ -378,7 +385,8 @@ class Log(Administration):
         """Claim a named position, and return an iterator over the records from there on.
 
         The membership service keeps the position by consensus, and at most one client owns it. A
-        client that is silent for its lease loses it to the next client that claims it.
+        client that is silent for its lease loses it to the next client that claims it. The records
+        are those of `subscribe` with `known_rows`.
 
         Args:
             name: 1 to 128 letters, digits and . _ / -, the first one a letter or a digit.

@@ -111,19 +111,19 @@ class ClientCore:
         #: path and their acks.
         self.is_batch_open = False
         reads, syncs = Reads(context, routing), Syncs(context, routing, inserts.windows)
-        subscriptions = self._subscriptions = Subscriptions(context, routing, tail_queries)
+        outlines = OutlineQueries(context, routing)
+        subscriptions = Subscriptions(context, routing, tail_queries, outlines)
+        self._subscriptions: Final = subscriptions
         inserts.measurements.backlogs = subscriptions.backlogs
         barriers = Barriers(context, routing, subscriptions)
         cluster_calls = self._cluster_calls = ClusterCalls(context, routing)
-        shard_changes = ShardChanges(context, routing)
-        extent_queries = ExtentQueries(context, routing)
-        outline_queries = OutlineQueries(context, routing)
+        shard_changes, extents = ShardChanges(context, routing), ExtentQueries(context, routing)
         scans = self._scans = Scans(context, routing)
         claims = self._claims = Claims(context, routing, tail_queries, subscriptions)
         edits = Edits(context, routing, tail_queries)
         self._machines: Final = (
             inserts.outcomes, inserts, syncs, reads, tail_queries, seals, subscriptions, barriers,
-            cluster_calls, shard_changes, extent_queries, outline_queries, scans, claims, edits,
+            cluster_calls, shard_changes, extents, outlines, scans, claims, edits,
         )  # fmt: skip
         self._on_call: Final[dict[type, Callable[[int, Any], None]]] = {
             InsertRequest: inserts.start,
@@ -137,8 +137,8 @@ class ClientCore:
             SealRequest: seals.start,
             TailRequest: seals.start_tail,
             ChangeRequest: shard_changes.start,
-            ExtentsRequest: extent_queries.start,
-            OutlineRequest: outline_queries.start,
+            ExtentsRequest: extents.start,
+            OutlineRequest: outlines.start,
             **scans.calls,
             **claims.calls,
             **edits.calls,
@@ -153,7 +153,7 @@ class ClientCore:
             ReadReply: reads.on_reply,
             Refused: _each(*(machine.on_refused for machine in self._machines)),
             Trimmed: _each(seals.on_trimmed, scans.on_trimmed, subscriptions.on_trimmed),
-            Outlined: outline_queries.on_reply,
+            Outlined: outlines.on_reply,
             TailReply: _each(tail_queries.on_reply, barriers.on_reply),
             ClusterInfo: membership.on_reply,
             LeaseHistory: membership.on_reply,

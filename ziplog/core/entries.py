@@ -139,8 +139,18 @@ class SessionTable(msgspec.Struct, frozen=True, array_like=True, gc=False):
     horizon: Unsigned = 0
 
 
+class _Provenance(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A body of which only the origin is decoded."""
+
+    timestamp_us: msgspec.Raw
+    key: msgspec.Raw
+    payloads: msgspec.Raw
+    origin: Origin | None = None
+
+
 _encoder = msgspec.msgpack.Encoder()
 _body_decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)
+_origin_decoder: msgspec.msgpack.Decoder[_Provenance] = msgspec.msgpack.Decoder(_Provenance)
 
 
 def encode_body(body: Body) -> bytes:
@@ -177,3 +187,16 @@ def decode_body(body: bytes, count: int) -> Body:
             f"body of {count} records has {len(keys)} keys and the common key {decoded.key!r}"
         )
     return decoded
+
+
+def decode_origin(body: bytes) -> Origin | None:
+    """Return the origin of a unit's records; the rest of the body is not decoded.
+
+    Raises:
+        ProtocolError: it is not a body.
+
+    """
+    try:
+        return _origin_decoder.decode(body).origin
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"body of {len(body)} bytes is malformed: {error}") from error

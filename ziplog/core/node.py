@@ -251,6 +251,23 @@ class Complete(Effect, frozen=True, gc=False):
     result: Any
 
 
+class AskArchive(Effect, frozen=True, gc=False):
+    """Request a writer table from an archive; a call of `ArchiveReply` brings the answer.
+
+    Only clients give this effect.
+    """
+
+    #: Repeated by the reply.
+    number: int
+    #: The archive's address.
+    host: str
+    port: int
+    cluster: int
+    shard: int
+    #: The position of the requested table.
+    gsn: int
+
+
 class ReportBadMessage(Effect, frozen=True, gc=False):
     """The node dropped an invalid message of a peer: count it, and log it at a limited rate."""
 

@@ -61,3 +61,15 @@ class WriterTable:
     def export(self) -> list[tuple[bytes, int, int]]:
         """Return writer, last batch and last row of each writer, the most recent writer last."""
         return [(writer, batch, row) for writer, (batch, row) in self._last.items()]
+
+
+#: A position, and the table there.
+TableAt = tuple[int, WriterTable]
+
+
+def nearer_table(one: TableAt, other: TableAt) -> TableAt:
+    """Return the table at the higher position; at the same position, the one with entries.
+
+    At the trim point, a replica without a table from before returns an empty one.
+    """
+    return max(one, other, key=lambda table: (table[0], bool(table[1])))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_reader import reading
-from spark_reader.reading import blocks_from_units, first_block, nearer_table
+from spark_reader.reading import blocks_from_units, first_block
 from ziplog.core.entries import Body, Unit, encode_body
-from ziplog.core.writer_table import WriterTable
+from ziplog.core.writer_table import WriterTable, nearer_table
 from ziplog.segments.blocks import Block, block_of_units
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ Invariant: every pending call is retried, or ends, in time. See docs/protocol.md
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -51,6 +52,8 @@ class OutlineQuery(PendingRequest, kw_only=True):
 
     backoff: int = _MIN_BACKOFF_NS
     request: OutlineRequest
+    #: Gets the result of a query without a caller.
+    on_result: Callable[[ShardOutline | Exception], None] | None = None
     #: By server.
     replies: dict[int, Outlined] = msgspec.field(default_factory=dict)
     refused: set[int] = msgspec.field(default_factory=set)
@@ -63,7 +66,26 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
 
     def start(self, call: int, request: OutlineRequest) -> None:
         """Start a call."""
-        query = OutlineQuery(call, request.deadline, request=request)
+        self._start(OutlineQuery(call, request.deadline, request=request))
+
+    def query_archives(
+        self, shard: int, gsn: int, on_found: Callable[[int, list[tuple[str, int]]], None]
+    ) -> int:
+        """Query a shard's trim point and archives; see `ziplog.client.reads.known_rows`."""
+
+        def on_result(result: ShardOutline | Exception) -> None:
+            if isinstance(result, ShardOutline):
+                on_found(result.trim, result.archives)
+            else:  # The shard has no placement any more.
+                on_found(0, [])
+
+        call = -self._context.request()
+        request = OutlineRequest(NEVER, shard, gsn, gsn + 1)
+        self._start(OutlineQuery(call, NEVER, request=request, on_result=on_result))
+        return call
+
+    def _start(self, query: OutlineQuery) -> None:
+        request = query.request
         self._add(query)
         self._add_number(query)
         if self._routing.route(request.shard) is not None:
@@ -135,6 +157,13 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
             query.replies.clear()
             query.deadline = query.request.deadline
             self._retry_at(query, self._context.now)
+
+    def _finish(self, query: OutlineQuery, result: ShardOutline | Exception) -> None:
+        if query.on_result is None:
+            super()._finish(query, result)
+        else:
+            self.cancel(query.call)
+            query.on_result(result)
 
     def _result_at_deadline(self, query: OutlineQuery) -> ShardOutline | DeadlineError:
         request, routing = query.request, self._routing

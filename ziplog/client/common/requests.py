@@ -14,6 +14,7 @@ import msgspec
 from ziplog.core.cursors import Edit
 from ziplog.core.entries import Origin, Unit
 from ziplog.core.view import Replica
+from ziplog.core.writer_table import TableAt
 from ziplog.types import RID_GENESIS, Event, Record, RecordId
 
 #: Selects a shard: (payload, key, ids of the live shards) -> id.
@@ -130,6 +131,8 @@ class SubscribeRequest(Request, frozen=True, gc=False):
     follow: bool
     #: The shards whose records are wanted; None: all.
     shards: frozenset[int] | None = None
+    #: Rows before `start` count, too, when duplicates are dropped.
+    known_rows: bool = False
 
 
 class FetchRequest(Request, frozen=True, gc=False):
@@ -267,6 +270,14 @@ class OutlineRequest(Request, frozen=True, gc=False):
     shard: int
     start: int
     stop: int
+
+
+class ArchiveReply(Request, frozen=True, gc=False):
+    """The engine's reply to `AskArchive`. Result, at once: None."""
+
+    number: int
+    #: A position at or before the requested one, and the table there; None: there was no answer.
+    table: TableAt | None
 
 
 class ScanRequest(Request, frozen=True, gc=False):

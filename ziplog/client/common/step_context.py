@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.common.requests import NEVER, Counters
-from ziplog.core.node import Complete, Connect, Disconnect, Send
+from ziplog.core.node import AskArchive, Complete, Connect, Disconnect, Send
 from ziplog.core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -69,6 +69,12 @@ class StepContext:
     def complete(self, call: int, result: Any) -> None:
         """Add an effect: complete a call with its result."""
         self.effects.append(Complete(call, result))
+
+    def ask_archive(self, host: str, port: int, cluster: int, shard: int, gsn: int) -> int:
+        """Add an effect: request a writer table from an archive; return the request's number."""
+        number = self.request()
+        self.effects.append(AskArchive(number, host, port, cluster, shard, gsn))
+        return number
 
     def connect(self, endpoint: str) -> bytes:
         """Add an effect: connect to an endpoint; return the connection's name."""

@@ -207,7 +207,9 @@ class Claims(PendingRequests[PendingClaim]):
         super().cancel(call)
         claim = self._claims[call] = Claim(cursor, shard, lease_ns, is_paused=cursor.is_paused)
         start = RecordId(cursor.position, shard)
-        self._subscriptions.start(call, SubscribeRequest(request.deadline, start, follow=True))
+        self._subscriptions.start(
+            call, SubscribeRequest(request.deadline, start, follow=True, known_rows=True)
+        )
         self._apply_pause(call, claim, cursor if cursor.is_paused else None)
         self._renew_at = min(self._renew_at, self._context.now + lease_ns // _RENEWALS)
         self._context.set_timer(self._renew_at)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ziplog.client.engines.archive_requests import ArchiveRequests
 from ziplog.core.node import (
+    AskArchive,
     BatchEnd,
     Broadcast,
     Cancelled,
@@ -107,6 +109,11 @@ class Engine:
         self._on_failure: Final = on_failure
         self._next_warning_at = 0
         self._is_closed = False
+        self._archives: Final = ArchiveRequests(self._wake)
+        self._archive_replies: Final = self._archives.replies
+
+    def _wake(self) -> None:
+        self.transport.wake()
 
     def submit(self, call: int, request: Request) -> None:
         """Submit a call to the node."""
@@ -134,7 +141,8 @@ class Engine:
     @property
     def has_batch(self) -> bool:
         """Whether `end_batch` would do anything besides due timers."""
-        return self.core.is_batch_open or bool(self.transport.changes)
+        transport = self.transport
+        return self.core.is_batch_open or bool(transport.changes or self._archive_replies)
 
     def end_batch(self) -> int | None:
         """End a batch of frames: let the node act on all of them, and on due timers.
@@ -144,6 +152,8 @@ class Engine:
         now = self._clock()
         if self.transport.changes:
             self._pass_changes(now)
+        while self._archive_replies:
+            self._execute(self.core.step_call(0, self._archive_replies.popleft(), now))
         if self.core.is_batch_open:
             self._execute(self._step(_BATCH_END, now))
         due = self._next_wakeup()
@@ -186,6 +196,8 @@ class Engine:
                 self._connect(effect)
             elif type(effect) is FailCalls:
                 self._on_failure(effect.error)
+            elif type(effect) is AskArchive:
+                self._archives.start(effect)
             else:
                 assert isinstance(effect, Disconnect), f"no client orders {effect}"
                 self.transport.disconnect(effect.name)

@@ -7,7 +7,8 @@ the end of the known leases. A reader of some shards has streams of these shards
 members are those among them. A stream continues where it was, or is reopened there (D43, D44). The
 client asks a shard that blocks others to decide its positions (`Want`, D49).
 
-Invariant: `position` never passes a frontier. See docs/protocol.md, section 7.
+Invariant: `position` never passes a frontier of a stream that is not behind it (`KnownRows`). See
+docs/protocol.md, section 7.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ziplog.client.common.requests import NEVER, Blocked, Progress, Request
+from ziplog.client.reads.known_rows import KnownRows
 from ziplog.client.reads.lease_follower import LeaseFollower
 from ziplog.client.reads.shard_stream import ShardStream
 from ziplog.client.reads.stream_readers import StreamReader, StreamReaders
@@ -25,9 +27,10 @@ from ziplog.errors import DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from ziplog.client.reads.known_rows import TableSearches
     from ziplog.client.reads.tail import LogTail
     from ziplog.types import Record
-    from ziplog.wire import Deliver, Early
+    from ziplog.wire import Deliver, Early, Trimmed
 
 FetchT = TypeVar("FetchT", bound=Request)
 _BY_GSN: Final = itemgetter(0)
@@ -43,6 +46,7 @@ class LogReader(StreamReader[FetchT]):
         deadline: int,
         position: int,
         shards: frozenset[int] | None,
+        searches: TableSearches | None = None,
     ) -> None:
         super().__init__(readers, call, deadline, position)
         #: The shards to read; None: all.
@@ -57,6 +61,10 @@ class LogReader(StreamReader[FetchT]):
         self._leases: Final = self._follower.known
         #: The rows that were returned, by shard; a shard that becomes a member again keeps them.
         self._writers: Final[dict[int, WriterTable]] = {}
+        #: The rows before the position; None: they do not count.
+        self._known_rows: Final = (
+            None if searches is None else KnownRows(searches, self._writers, self._on_table)
+        )
         #: Everything below the frontiers was merged, and nothing arrived since.
         self._is_merged = False
         self._is_closed = False
@@ -100,11 +108,22 @@ class LogReader(StreamReader[FetchT]):
         if self._is_closed:
             return
         self._leases.forget(self.position)
-        self._open_members(self._members(), self._new_stream, self._open_streams)
+        members, known_rows = self._members(), self._known_rows
+        ready = members if known_rows is None else known_rows.ready(members, self.position)
+        self._open_members(ready, self._new_stream, self._open_streams)
+
+    def _on_table(self) -> None:
+        self._open_streams()
+        self.is_dirty = True
 
     def _new_stream(self, shard: int) -> ShardStream:
-        writers = self._writers.setdefault(shard, WriterTable())
-        return ShardStream(self._context, self._routing, shard, self.position, writers)
+        writers, known_rows = self._writers.setdefault(shard, WriterTable()), self._known_rows
+        start = self.position if known_rows is None else known_rows.start_of(shard, self.position)
+        return ShardStream(self._context, self._routing, shard, start, writers)
+
+    def _start_of(self, stream: ShardStream) -> int:
+        is_behind = self._known_rows is not None and self._known_rows.is_behind(stream.shard)
+        return stream.frontier if is_behind else self.position
 
     def _members(self) -> set[int]:
         """Return the shards to read that own positions from here on, by the known leases."""
@@ -119,12 +138,35 @@ class LogReader(StreamReader[FetchT]):
         if self._follower.extend(deliver.leases, self.position):
             self._open_streams()
 
+    def on_trimmed(self, stream: ShardStream, trimmed: Trimmed) -> None:
+        """Handle a trim; see `StreamSet.on_trimmed`."""
+        self._catch_up()
+        known_rows, shard = self._known_rows, stream.shard
+        if known_rows is None or not known_rows.is_behind(shard) or trimmed.first > self.position:
+            super().on_trimmed(stream, trimmed)
+            return
+        self._close_stream(shard)
+        known_rows.on_trimmed(shard, trimmed.first, self.position)
+
     # --- results ---
 
     def end_batch(self) -> None:
         """Merge what arrived in a batch of messages; see `StreamReader.end_batch`."""
         self._is_merged = False
+        self._catch_up()
         super().end_batch()
+
+    def _catch_up(self) -> None:
+        """Drop what streams have received below the position."""
+        if self._known_rows is not None and self._error is None:
+            try:
+                self._known_rows.advance(self._streams, self.position)
+            except ProtocolError as error:
+                self._on_malformed(error)
+
+    def _on_malformed(self, error: ProtocolError) -> None:
+        self._context.counters.protocol_errors += 1
+        self._error = error
 
     def _wanted(self) -> int:
         highest = self.last if self.last != NEVER else 0
@@ -141,8 +183,7 @@ class LogReader(StreamReader[FetchT]):
         try:
             parts = [stream.pop_records(self.position, limit) for stream in self._streams.values()]
         except ProtocolError as error:
-            self._context.counters.protocol_errors += 1
-            self._error = error
+            self._on_malformed(error)
             return None
         filled = [rows for rows in parts if rows]
         rows = filled[0] if filled else []
@@ -246,12 +287,16 @@ class LogReader(StreamReader[FetchT]):
         """Close the subscription and its streams, and end the pending fetches."""
         self._is_closed = True
         self._follower.close()
+        if self._known_rows is not None:
+            self._known_rows.close()
         super().close()
 
     def check(self) -> None:
         """Assert the invariant."""
         super().check()
         assert self.position <= max(self._leases.stop, self._limit())
+        if self._known_rows is not None:
+            self._known_rows.check()
 
 
 class LogReaders(StreamReaders[LogReader[Any]]):

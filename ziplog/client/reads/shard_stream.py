@@ -14,7 +14,7 @@ from operator import itemgetter, lt
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ziplog.client.reads.frontier_stream import FrontierStream
-from ziplog.core.entries import decode_body
+from ziplog.core.entries import decode_body, decode_origin
 from ziplog.core.writer_table import WriterTable
 from ziplog.types import Record, RecordId
 
@@ -133,6 +133,23 @@ class ShardStream(FrontierStream):
         if rows and rows[0][0] < start:
             del rows[: bisect_left(rows, start, key=_BY_GSN)]
         return rows
+
+    def skip(self, stop: int) -> None:
+        """Pop the units below `stop` without their records; their origins count as rows before.
+
+        Raises:
+            ProtocolError: a unit's body is malformed.
+
+        """
+        units = self._units
+        while units and units[0].gsns[-1] < stop:
+            unit = units.popleft()
+            size = len(unit.body) + _UNIT_OVERHEAD_BYTES
+            self._buffered -= size
+            self._consumed += size
+            origin = decode_origin(unit.body)
+            if origin is not None:
+                self._writers.first_new_row(origin, len(unit.gsns))
 
     def pop_units(self) -> list[Unit]:
         """Return all buffered units as they were received; for a scan, which pops no records."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ziplog.client.common.requests import (
     NEVER,
+    ArchiveReply,
     EventsRequest,
     Fetched,
     FetchRequest,
@@ -25,6 +26,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.reads.known_rows import TableSearches
 from ziplog.client.reads.log_reader import LogReader, LogReaders
 from ziplog.client.reads.speculation import Speculation
 from ziplog.errors import ClosedError, ConfigError
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
+    from ziplog.client.reads.known_rows import Archives
     from ziplog.client.reads.tail import TailQueries
     from ziplog.types import Record
 
@@ -45,7 +48,8 @@ class Subscription(LogReader[FetchRequest]):
 
     def __init__(self, subscriptions: Subscriptions, call: int, request: SubscribeRequest) -> None:
         start = max(request.start.gsn, 1)
-        super().__init__(subscriptions, call, request.deadline, start, request.shards)
+        searches = subscriptions.table_searches if request.known_rows else None
+        super().__init__(subscriptions, call, request.deadline, start, request.shards, searches)
         #: Merged records, kept until the reader has all of them; `_handed_out` were returned.
         self._ready: list[Record] = []
         self._handed_out = 0
@@ -119,9 +123,16 @@ class Subscriptions(LogReaders):
 
     CLOSED: ClassVar[tuple[str, str]] = ("this subscription", "subscribe again to continue")
 
-    def __init__(self, context: StepContext, routing: Routing, tail_queries: TailQueries) -> None:
+    def __init__(
+        self,
+        context: StepContext,
+        routing: Routing,
+        tail_queries: TailQueries,
+        archives: Archives,
+    ) -> None:
         super().__init__(context, routing)
         self._tail_queries: Final = tail_queries
+        self.table_searches: Final = TableSearches(context, routing, archives)
 
     @property
     def calls(self) -> dict[type, Callable[[int, Any], None]]:
@@ -133,6 +144,7 @@ class Subscriptions(LogReaders):
             EventsRequest: self.fetch,
             ProgressRequest: self.progress,
             UnsubscribeRequest: self.unsubscribe,
+            ArchiveReply: self.table_searches.on_reply,
         }
 
     def get(self, number: int) -> LogReader[Any] | None:
@@ -206,3 +218,8 @@ class Subscriptions(LogReaders):
     def _close(self, number: int) -> None:
         self._tail_queries.cancel(number)
         super()._close(number)
+
+    def tick(self) -> None:
+        """Do the work that is due."""
+        self.table_searches.tick()
+        super().tick()

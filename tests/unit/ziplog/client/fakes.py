@@ -29,6 +29,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Unit, decode_body
 from ziplog.core.node import (
+    AskArchive,
     BatchEnd,
     Broadcast,
     Call,
@@ -97,6 +98,8 @@ class Glass:
         self.answers: dict[int, Any] = {}
         self.connected: list[str] = []
         self.failures: list[Exception] = []
+        #: The requests to archives that no test has taken.
+        self.asked: list[AskArchive] = []
         self._steps = self._calls = 0
         #: Deliver all events by `step`, where a client's engine uses `step_call` and `step_ack`.
         self.by_events = False
@@ -124,6 +127,8 @@ class Glass:
                     self.answers[call] = result
                 case FailCalls(error):
                     self.failures.append(error)
+                case AskArchive():
+                    self.asked.append(effect)
                 case _:
                     self.connected.append(type(effect).__name__ + " " + effect.name.decode())  # type: ignore[attr-defined]
         # A check takes time in proportion to the open calls.
@@ -528,9 +533,11 @@ class FakeCluster:
             if batch.ended:
                 return records
 
-    def subscribe(self, start: RecordId = RID_GENESIS, *, follow: bool = False) -> int:
-        number = self.result(
-            self.glass.call(SubscribeRequest(self.glass.until(60 * S), start, follow))
-        )
+    def subscribe(
+        self, start: RecordId = RID_GENESIS, *, follow: bool = False, known_rows: bool = False
+    ) -> int:
+        until = self.glass.until(60 * S)
+        request = SubscribeRequest(until, start, follow, known_rows=known_rows)
+        number = self.result(self.glass.call(request))
         assert isinstance(number, int), number
         return number

@@ -34,12 +34,14 @@ class Reader(Glass):
         leases: Any = None,
         replicas: int = 2,
         only: frozenset[int] | None = None,
+        known_rows: bool = False,
     ) -> None:
         super().__init__()
         self.connect(*(placement(s, replicas) for s in range(shards)))
         self._known = [placement(s, replicas) for s in range(4)]
         rid = RecordId(start, 0)
-        self.subscription = self.call(SubscribeRequest(self.until(), rid, True, only))
+        request = SubscribeRequest(self.until(), rid, True, only, known_rows)
+        self.subscription = self.call(request)
         self.give_leases(*(leases or [run_of(lease(range(shards)))]))
         assert self.answers.pop(self.subscription) == self.subscription
         self.opened: dict[int, wire.Subscribe] = {}

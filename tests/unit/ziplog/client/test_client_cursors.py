@@ -73,6 +73,9 @@ class Owner(Glass):
     def history(self) -> None:
         query = self.take(wire.LeaseQuery)[-1][1]
         self.give(wire.LeaseHistory(CLUSTER, query.request, [run_of(FIRST)], [placement(0)], 0))
+        for name, asked in self.take(wire.Outline):  # The rows before its position are trimmed.
+            server = int(name[3])
+            self.give(wire.Outlined(CLUSTER, 0, 1, server, asked.request, asked.start, []))
 
     def own(self, position: int = 5, **more: Any) -> int:
         """Claim the cursor, and open its subscription."""

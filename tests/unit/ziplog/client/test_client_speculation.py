@@ -49,7 +49,7 @@ class Speculator(Glass):
         self.shards = shards
         self.placements = [placement(shard) for shard in range(shards)]
         self.connect(*self.placements)
-        request = SpeculateRequest(self.until(), RecordId(start, 0), True, None, max_pending)
+        request = SpeculateRequest(self.until(), RecordId(start, 0), True, max_pending=max_pending)
         self.number = self.call(request)
         question = self.take(wire.LeaseQuery)[-1][1]
         runs = [run_of(lease(range(shards)))]

@@ -1,0 +1,390 @@
+"""Subscriptions that know the rows before their start (docs/protocol.md, 14.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.properties import examples
+from tests.unit.ziplog.client.fakes import CLUSTER, FakeCluster, Glass, S, lease, placement, refused
+from tests.unit.ziplog.client.reader import Reader
+from ziplog import wire
+from ziplog.client.common.requests import (
+    NEVER,
+    ArchiveReply,
+    FetchRequest,
+    SubscribeRequest,
+    UnsubscribeRequest,
+)
+from ziplog.client.reads.known_rows import ARCHIVE_TIMEOUT_NS
+from ziplog.core.entries import Body, Origin, Unit, decode_body, decode_origin, encode_body
+from ziplog.core.node import AskArchive
+from ziplog.core.view import run_of
+from ziplog.core.writer_table import WriterTable
+from ziplog.errors import ProtocolError, TrimmedError
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WRITER = b"w" * 16
+
+
+def written(*gsns: int, row: int, writer: bytes = WRITER, batch: int = 0) -> Unit:
+    payloads = [b"%d" % (row + index) for index in range(len(gsns))]
+    return Unit(0, list(gsns), encode_body(Body(0, None, payloads, Origin(writer, batch, row))))
+
+
+def table(*rows: tuple[bytes, int, int]) -> WriterTable:
+    return WriterTable(rows)
+
+
+class Middle(Reader):
+    """A client node with one subscription that begins at gsn 21 and knows the rows before."""
+
+    def __init__(self, *ports: int, trim: int = 0, **more: Any) -> None:
+        super().__init__(21, known_rows=True, **more)
+        for shard in sorted({asked.shard for _, asked in self.outlines()}):
+            self.outlined(shard, trim, *ports)
+
+    def outlines(self) -> list[tuple[str, Any]]:
+        return [item for item in self.sent if isinstance(item[1], wire.Outline)]
+
+    def outlined(self, shard: int, trim: int, *ports: int) -> None:
+        """Reply to the question of both replicas for their archives, at these ports."""
+        both = [m for _, m in self.outlines() if m.shard == shard]
+        self.sent = [item for item in self.sent if item[1] not in both]
+        for server in (0, 1):
+            port = ports[server] if server < len(ports) else 0
+            self.give(wire.Outlined(CLUSTER, shard, 1, server, both[-1].request, trim, [], port))
+        self.look()
+
+    def answer(self, at: int | None, *rows: tuple[bytes, int, int]) -> AskArchive:
+        """Reply to the first request of an archive; None: it does not answer."""
+        asked = self.asked.pop(0)
+        found = None if at is None else (at, table(*rows))
+        call = self.call(ArchiveReply(NEVER, asked.number, found))
+        assert self.answers.pop(call) is None
+        self.give()
+        self.look()
+        return asked
+
+
+def test_stream_without_an_archive_begins_at_the_trim_point() -> None:
+    glass = Middle(trim=5, shards=1)
+    assert glass.opened[0].start == 5
+    waiting = glass.fetch()
+    glass.deliver(0, 5, 15, written(5, 7, row=0), written(9, row=2), [11])
+    assert not glass.answers, "nothing of it is at or after the start"
+    glass.deliver(0, 15, 41, written(15, 17, row=3), written(23, 25, 27, 29, 31, 33, row=0), [35])
+    assert [r.rid.gsn for r in glass.batch(waiting).records] == [33, 35]
+
+
+def test_reader_from_the_first_position_asks_nothing() -> None:
+    glass = Reader(1, known_rows=True)
+    assert not glass.take(wire.Outline)
+    assert {m.shard: m.start for m in glass.opened.values()} == {0: 1, 1: 1}
+
+
+def test_archive_that_has_the_table_replaces_the_stretch() -> None:
+    glass = Middle(9000, 9001, shards=1)
+    assert not glass.opened
+    asked = glass.answer(21, (WRITER, 0, 2))
+    assert asked == AskArchive(asked.number, "s0r0", 9000, CLUSTER, 0, 21)
+    assert not glass.asked, "nothing is nearer"
+    assert glass.opened[0].start == 21
+    glass.deliver(0, 21, 41, written(21, 23, 25, 27, row=0))
+    assert glass.gsns() == [27]
+
+
+def test_nearest_table_of_all_archives_counts() -> None:
+    glass = Middle(9000, 9001, trim=3, shards=1)
+    glass.answer(9, (WRITER, 0, 2))
+    assert glass.answer(17, (WRITER, 0, 3)).port == 9001
+    assert glass.opened[0].start == 17
+    glass.deliver(0, 17, 41, written(17, row=4), written(21, 23, row=4))
+    assert glass.gsns() == [23]
+
+
+def test_archives_without_a_useful_answer_are_left_out() -> None:
+    glass = Middle(9000, 9001, trim=3, shards=1)
+    glass.answer(None)
+    assert glass.answer(22, (WRITER, 0, 9)).port == 9001, "a position behind the requested one"
+    assert glass.opened[0].start == 3
+
+
+def test_archive_that_does_not_answer_is_left_out() -> None:
+    glass = Middle(9000, 9001, shards=1)
+    late = glass.asked.pop(0)
+    glass.pass_time(ARCHIVE_TIMEOUT_NS - 1)
+    assert not glass.asked
+    glass.pass_time(1)
+    glass.answer(19, (WRITER, 0, 3))
+    assert glass.opened[0].start == 19
+    glass.call(ArchiveReply(NEVER, late.number, (21, table())))
+    assert not glass.look()
+
+
+def test_table_from_before_the_trim_point_does_not_count() -> None:
+    glass = Middle(9000, trim=11, shards=1)
+    glass.answer(9, (WRITER, 0, 2))
+    assert glass.opened[0].start == 11
+    glass.deliver(0, 11, 41, written(21, row=1))
+    assert glass.gsns() == [21]
+
+
+def test_table_at_the_trim_point_has_the_trimmed_rows() -> None:
+    glass = Middle(9000, trim=11, shards=1)
+    glass.answer(11, (WRITER, 0, 2))
+    glass.deliver(0, 11, 41, written(21, 23, row=2))
+    assert glass.gsns() == [23]
+
+
+def test_trim_of_the_stretch_starts_another_search() -> None:
+    glass = Middle(9000, shards=1)
+    glass.answer(3, (WRITER, 0, 0))
+    glass.deliver(0, 3, 9, written(5, row=1))
+    stream = glass.opened.pop(0)
+    glass.give(wire.Trimmed(CLUSTER, 0, 1, stream.subscription, 15))
+    glass.outlined(0, 12, 9000)
+    assert not glass.opened
+    glass.answer(9, (WRITER, 0, 1))
+    assert glass.opened[0].start == 15, "what was reported counts, if a server has not heard of it"
+    glass.deliver(0, 15, 41, written(21, 23, 25, row=0))
+    assert glass.gsns() == [25], "rows that were seen before the trim stay known"
+
+
+def test_stretch_that_arrived_before_its_trim_is_not_searched_again() -> None:
+    glass = Middle(shards=1)
+    stream = glass.opened[0]
+    number = stream.subscription
+    made = wire.Deliver(CLUSTER, 0, 1, 0, number, 1, 21, [written(5, row=0)], [], 21)
+    glass.give(made, wire.Trimmed(CLUSTER, 0, 1, number, 15))
+    assert not glass.outlines()
+    glass.look()
+    assert glass.opened[0].start == 21
+    glass.deliver(0, 21, 41, written(21, 23, row=0))
+    assert glass.gsns() == [23]
+
+
+@pytest.mark.parametrize("is_reported_early", [True, False])
+def test_trim_behind_the_start_fails_the_reader(is_reported_early: bool) -> None:
+    glass = Middle(9000, trim=31 if is_reported_early else 0, shards=1)
+    if not is_reported_early:
+        glass.answer(3)
+    assert not glass.asked
+    glass.give(wire.Trimmed(CLUSTER, 0, 1, glass.opened[0].subscription, 31))
+    glass.give_leases(run_of(lease([0])))
+    call = glass.fetch()
+    error = glass.answers.pop(call)
+    assert isinstance(error, TrimmedError)
+    assert error.first.gsn == 31
+
+
+def test_each_shard_has_its_own_table() -> None:
+    glass = Middle(9000)
+    assert glass.answer(21, (WRITER, 0, 0)).shard == 0
+    glass.deliver(0, 21, 41, written(21, 23, row=0))
+    assert not glass.gsns(), "the other shard may have a record before"
+    assert not glass.progress().caught_up
+    glass.answer(18)
+    assert {m.shard: m.start for m in glass.opened.values()} == {0: 21, 1: 18}
+    glass.deliver(1, 18, 42, written(22, row=0))
+    assert glass.gsns() == [22, 23]
+
+
+def test_lost_message_reopens_the_stretch_where_it_was() -> None:
+    glass = Middle(shards=1)
+    glass.deliver(0, 1, 9, written(5, row=0))
+    glass.deliver(0, 11, 21)
+    assert glass.look()
+    assert glass.opened[0].start == 9
+    glass.give(refused(glass.opened[0], 0, "unknown-subscription", glass.opened[0].subscription))
+    assert glass.look()
+    assert glass.opened[0].start == 9
+    glass.deliver(0, 9, 41, written(21, 23, row=0))
+    assert glass.gsns() == [23]
+
+
+def test_long_stretch_passes_the_credit_of_a_stream() -> None:
+    glass = Middle(shards=1)
+    for start in range(1, 21):
+        body = encode_body(Body(0, None, [bytes(1_000_000)], Origin(WRITER, 0, start)))
+        glass.deliver(0, start, start + 1, Unit(0, [start], body))
+    assert glass.take(wire.Credit), "what lies before the start is dropped at once"
+    assert glass.stream(0)._buffered == 0
+    glass.deliver(0, 21, 41, written(21, 23, row=20))
+    assert glass.gsns() == [23]
+
+
+def test_malformed_unit_before_the_start_fails_the_reader() -> None:
+    glass = Middle(shards=1)
+    glass.deliver(0, 1, 9, Unit(0, [5], b"\xc1"))
+    call = glass.fetch()
+    assert isinstance(glass.answers.pop(call), ProtocolError)
+
+
+def test_shard_that_joins_is_asked_too() -> None:
+    first = lease((0,))
+    glass = Middle(leases=[run_of(first)], trim=3)
+    assert set(glass.opened) == {0}
+    glass.deliver(0, 3, 1001, leases=[run_of(first.following(lease((0, 1)).members))])
+    glass.gsns()
+    glass.outlined(1, 3)
+    assert glass.opened[1].start == 3
+
+
+def test_view_change_while_the_archives_are_queried() -> None:
+    glass = Reader(21, known_rows=True, shards=1)
+    assert [name for name, _ in glass.take(wire.Outline)] == ["s0r0:1", "s0r1:1"]
+    glass.learn(placement(0, view=2))
+    glass.pass_time(0)
+    again = glass.take(wire.Outline)[-1][1]
+    assert again.view == 2
+    for server in (0, 1):
+        glass.give(wire.Outlined(CLUSTER, 0, 2, server, again.request, 7, []))
+    glass.look()
+    assert glass.opened[0].start == 7
+
+
+@pytest.mark.parametrize("has_archive", [True, False])
+def test_closed_reader_searches_no_further(has_archive: bool) -> None:
+    glass = Reader(21, known_rows=True, shards=1)
+    if has_archive:
+        asked = glass.take(wire.Outline)[-1][1]
+        for server in (0, 1):
+            glass.give(wire.Outlined(CLUSTER, 0, 1, server, asked.request, 0, [], 9000))
+        assert glass.asked
+    glass.call(UnsubscribeRequest(NEVER, glass.subscription))
+    glass.sent.clear()
+    glass.pass_time(100 * S)
+    assert not glass.take(wire.Outline)
+    assert not glass.core._subscriptions.table_searches._by_number
+    assert len(glass.asked) == has_archive
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Body(1, b"key", [b"a"]),
+        Body(1, None, [b"a", b"b"], Origin(WRITER, 7, 192)),
+        Body(1, None, [b"a", b"b"], Origin(WRITER, 7, 8), [b"k", None]),
+        Body(1, None, [b"a", b"b"], None, [b"k", None]),
+    ],
+)
+def test_origin_is_read_without_the_rest(body: Body) -> None:
+    assert decode_origin(encode_body(body)) == body.origin
+    with pytest.raises(ProtocolError):
+        decode_origin(b"\xc1" + encode_body(body))
+
+
+# --- P2': any start, with faults ---
+
+
+class RowLog(FakeCluster):
+    """Shards that hold rows with repetitions; archives with tables of any earlier position."""
+
+    def write(self, count: int) -> None:
+        for _ in range(count):
+            shard = self.random.randrange(self.shards)
+            gsn, size = self.frontiers[shard], self.random.choice((1, 1, 2, 5))
+            gsns = list(range(gsn, gsn + size * self.shards, self.shards))
+            writer = bytes([shard, self.random.randrange(3)]) * 8
+            origin = Origin(writer, self.random.randrange(2), self.random.randrange(12))
+            payloads = [b"%d" % gsn for gsn in gsns]
+            has_origin = self.random.random() < 0.8
+            body = Body(0, None, payloads, origin if has_origin else None)
+            self.units[shard].append((gsns, encode_body(body)))
+            self.frontiers[shard] = gsns[-1] + self.shards
+            self.push(shard)
+
+    def first_rows(self, after: int = 0) -> dict[int, int]:
+        """Return the shard of each record that repeats no row of [after, itself)."""
+        found = {}
+        for shard in range(self.shards):
+            table = WriterTable()
+            for gsns, data in self.units[shard]:
+                body = decode_body(data, len(gsns))
+                kept = [gsn for gsn in gsns if gsn >= after]
+                origin = body.origin
+                old = 0
+                if origin is not None and kept:
+                    skipped = len(gsns) - len(kept)
+                    origin = Origin(origin.writer, origin.batch, origin.row + skipped)
+                    old = table.first_new_row(origin, len(kept))
+                found |= dict.fromkeys(kept[old:], shard)
+        return found
+
+    def run(self, done: Callable[[], bool], within: int = 300 * S) -> None:
+        def answered() -> bool:
+            for asked in self.glass.asked:
+                self.later(self.random.randrange(5), lambda asked=asked: self.archive(asked))  # type: ignore[misc]
+            self.glass.asked.clear()
+            return done()
+
+        super().run(answered, within)
+
+    def archive(self, asked: AskArchive) -> None:
+        at = self.random.choice((0, 1, asked.gsn // 2, asked.gsn, asked.gsn))
+        table = WriterTable()
+        for gsns, data in self.units[asked.shard]:
+            origin = decode_body(data, len(gsns)).origin
+            count = sum(gsn < at for gsn in gsns)
+            if origin is not None and count:
+                table.first_new_row(origin, count)
+        found = (at, table) if at else None
+        self.glass.call(ArchiveReply(NEVER, asked.number, found))
+
+
+@examples(60, deadline=None)
+@given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.2]))
+def test_any_start_gives_what_the_first_position_gives(seed: int, loss: float) -> None:
+    glass = Glass()
+    cluster = RowLog(glass, seed)
+    glass.connect(*cluster.placements())
+    cluster.write(40)
+    cluster.loss = cluster.repetition = loss
+    end = max(cluster.frontiers.values())
+    for _ in range(3):
+        start = cluster.random.randrange(1, end)
+        number = cluster.subscribe(RecordId(start, 0), follow=True, known_rows=True)
+        cluster.write(2)
+        expected = {gsn: s for gsn, s in cluster.first_rows().items() if start <= gsn < end}
+        got: dict[int, int] = {}
+        while not got or max(got) < max(expected, default=0):
+            if not expected:
+                break
+            batch = cluster.result(glass.call(FetchRequest(NEVER, number, 7)))
+            got |= {record.rid.gsn: record.rid.shard for record in batch.records}
+        assert {gsn: s for gsn, s in got.items() if gsn <= max(expected, default=0)} == expected
+        glass.call(UnsubscribeRequest(NEVER, number))
+
+
+@examples(30, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_trim_while_a_reader_begins_makes_only_rows_it_has_trimmed_new(seed: int) -> None:
+    glass = Glass()
+    cluster = RowLog(glass, seed)
+    glass.connect(*cluster.placements())
+    cluster.write(40)
+    end = max(cluster.frontiers.values())
+    start = cluster.random.randrange(end // 2, end)
+    number = glass.call(SubscribeRequest(glass.until(60 * S), RecordId(start, 0), True, None, True))
+
+    def trim() -> None:
+        cluster.trim = cluster.random.randrange(start)
+        for shard in range(cluster.shards):
+            cluster.push(shard)
+
+    cluster.later(cluster.random.randrange(12), trim)
+    assert cluster.result(number) == number
+    got: set[int] = set()
+    surely = {gsn for gsn in cluster.first_rows() if gsn >= start}
+    while surely and max(got, default=0) < max(surely):
+        batch = cluster.result(glass.call(FetchRequest(NEVER, number, 7)))
+        got |= {record.rid.gsn for record in batch.records}
+    cluster.run(lambda: cluster.trim > 0 or not cluster.in_flight, 1 * S)
+    assert surely <= got <= set(cluster.first_rows(cluster.trim))

@@ -25,7 +25,6 @@ from ziplog.core.node import (
     BatchEnd,
     Broadcast,
     Complete,
-    Complete,
     Connect,
     Disconnect,
     Effect,

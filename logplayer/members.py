@@ -14,6 +14,7 @@ from ziplog.client.common.requests import (
     NEVER,
     ClaimQuery,
     ClaimRequest,
+    ConnectRequest,
     CursorsRequest,
     EditRequest,
     ReleaseRequest,
@@ -51,6 +52,7 @@ class Members:
         owner: str,
         *,
         on_listed: Callable[[], None],
+        on_joined: Callable[[], None],
         on_failure: Callable[[ConfigError], None],
     ) -> None:
         """Know nothing yet; the first `poll` begins.
@@ -59,14 +61,15 @@ class Members:
             calls: the log.
             settings: the player's.
             owner: describes this process to people, and to the others.
-            on_listed: called after each list, once this process has a member cursor.
+            on_listed: called after each list.
+            on_joined: called after each list that was requested with a member cursor.
             on_failure: called with the error of settings that do not fit the cursors.
 
         """
         self._calls: Final = calls
         self._settings: Final = settings
         self._owner: Final = owner
-        self._on_listed, self._on_failure = on_listed, on_failure
+        self._on_listed, self._on_joined, self._on_failure = on_listed, on_joined, on_failure
         self._prefix: Final = f"{settings.name}/"
         self._interval_ns: Final = settings.lease_ms * NS_PER_MS // _LISTS
         #: The cursors of the player, by name.
@@ -132,18 +135,21 @@ class Members:
 
     def _round(self) -> TaskSteps:
         """List the cursors; complete them; return whether that changed any."""
-        asked_at = self._calls.now
-        found: list[CursorInfo] = yield CursorsRequest(
-            asked_at + self._settings.lease_ms * NS_PER_MS
-        )
+        asked_at, slot = self._calls.now, self.slot
+        deadline = asked_at + self._settings.lease_ms * NS_PER_MS
+        if not self._calls.core.cluster:
+            yield ConnectRequest(deadline)
+        found: list[CursorInfo] = yield CursorsRequest(deadline)
         self.cursors = {one.name: one for one in found if one.name.startswith(self._prefix)}
-        self._check_partitions()
         self.answered_at = asked_at
+        self._on_listed()
+        self._check_partitions()
         has_changed: bool = yield from self._create_missing()
         if self.slot < 0:
             yield from self._claim_slot()
             return True
-        self._on_listed()
+        if slot == self.slot:
+            self._on_joined()
         if not has_changed and not self._is_over:
             has_changed = yield from self._probe()
         return has_changed

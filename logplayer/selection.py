@@ -102,9 +102,7 @@ class Selection:
     def __init__(self, spec: TargetSpec, partition: int) -> None:
         """Select the records of a partition, from 0 on."""
         self._partition, self._partitions = partition, spec.partitions
-        self._keys: Final = (
-            re.compile("|".join(map(translate, spec.keys))) if spec.keys else None
-        )
+        self._keys: Final = re.compile("|".join(map(translate, spec.keys))) if spec.keys else None
         self._map: Final[Map | None] = spec.map
         self._max_records, self._max_bytes = spec.batch_records, spec.batch_bytes
 

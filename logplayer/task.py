@@ -66,6 +66,8 @@ class PlayerTask:
         self.delivered = self.retries = self.rejected = 0
         #: From the fetch of a batch's first record until the batch is durable.
         self.delays: Final = Histogram()
+        #: Number of claims in a row that were refused.
+        self.refusals = 0
         self._task: Task | None = None
         self._step: Literal["", "open", "deliver"] = ""
         self._must_open = True
@@ -111,6 +113,7 @@ class PlayerTask:
     def on_claimed(self) -> None:
         """Handle a claim that was granted."""
         assert self.claim.state is not None
+        self.refusals = 0
         self.delivery.restart(self.claim.committed)
         self.worker = self._context.next_worker()
         self._must_open, self._is_opened, self._step = True, False, ""
@@ -124,6 +127,7 @@ class PlayerTask:
     def on_refused(self, error: Exception) -> None:
         """Handle a claim that was refused."""
         self._is_leaving = False
+        self.refusals += 1
         self.state = "free"
         if isinstance(error, TrimmedError):
             self.state, self.error = "failed", self._trimmed_text(error)
@@ -430,9 +434,7 @@ class PlayerTask:
 
     def _on_error(self, error: Exception, step: str) -> None:
         given, self.error = self.delivery.given, text_of(error)
-        if self._is_leaving:
-            self._leave()
-        elif isinstance(error, Fenced):
+        if self._is_leaving or isinstance(error, Fenced):
             self._leave()
         elif isinstance(error, BUGS):
             self._fail(self.error)

@@ -1,8 +1,8 @@
 """The contract between a player and its targets.
 
-A target receives the records of one task, in order, in batches that follow each other without a gap.
-A target that stores positions does the effect of a batch and stores `Batch.stop` in one atomic step,
-which it refuses unless it stores `Batch.start` and the term of the task. See docs/player.md.
+A target receives the records of one task, in order, in batches that follow each other without a
+gap. A target that stores positions does the effect of a batch and stores `Batch.stop` in one atomic
+step, which it refuses unless it stores `Batch.start` and the term of the task. See docs/player.md.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Retry(Exception):  # noqa: N818 - it is a verdict
     """A target failed for now; any exception that is not named here counts as this one."""
 
     def __init__(self, why: str, after_s: float | None = None) -> None:
-        """Give the reason, and after how many seconds the next attempt is due (None: by default)."""
+        """Give the reason, and the pause until the next attempt in seconds; None: the default."""
         super().__init__(why)
         self.after_s: Final = after_s
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    import ziplog.aio
     from logplayer.contract import TargetSpec
+    from ziplog.client.asynchronous import AsyncLog
     from ziplog.client.common.requests import Request
 
     Start = RecordId | Callable[[ziplog.Log], RecordId]
@@ -53,7 +53,7 @@ class Player:
 
     def __init__(
         self,
-        log: ziplog.Log | ziplog.aio.AsyncLog | str | Sequence[str],
+        log: ziplog.Log | AsyncLog | str | Sequence[str],
         name: str,
         targets: Sequence[TargetSpec],
         *,

@@ -29,8 +29,11 @@ def append(path: str, task: Task, rejected: Sequence[RejectedRecord]) -> None:
     lines = b"".join(msgspec.json.encode(_fields(task, one)) + b"\n" for one in rejected)
     is_new = not Path(path).exists()
     # One write: processes that append to the same file do not mix their lines.
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            lines = b"\n" + lines  # A process died while it wrote the last line.
         written = os.write(file, lines)
         while written < len(lines):
             written += os.write(file, lines[written:])

@@ -161,7 +161,8 @@ class Claim:
         if number != self._number or self.state is None:
             return
         if isinstance(state, Exception):
-            self._lose(str(state))
+            if not self._is_releasing:  # Else the release closes it.
+                self._lose(str(state))
         elif state.lost:
             self._lose(state.lost)
         else:

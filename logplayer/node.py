@@ -21,7 +21,8 @@ from ziplog import policy
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import NEVER
 from ziplog.client.log_tasks import LogTasks
-from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, LogWarning
+from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Halt, LogWarning
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ClosedError, ConfigError, DeadlineError
 from ziplog.types import RecordId
 
@@ -81,7 +82,8 @@ class PlayerNode:
         self._waiting: Final[dict[int, Request]] = {}
         self._forwarded: Final[dict[int, int]] = {}
         self._has_shared = self._is_stopping = self._is_released = self._is_stopped = False
-        self._has_warned = False
+        self._has_warned = self._has_halted = False
+        self._halt_at = NEVER
 
     # --- events ---
 
@@ -104,7 +106,7 @@ class PlayerNode:
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wake-up."""
-        due = min(self.members.next_wakeup(), self.feed.next_wakeup())
+        due = min(self.members.next_wakeup(), self.feed.next_wakeup(), self._halt_at)
         is_reading = False
         for task in self.tasks.values():
             if not task.is_gone:
@@ -161,6 +163,7 @@ class PlayerNode:
             self._release_if_drained()
         if waiting:
             self._answer_waiting()
+        self._halt_if_due()
 
     def _poll_feed(self, *, is_batch_end: bool) -> None:
         tasks = [task for task in self.tasks.values() if task.is_reading]
@@ -225,10 +228,18 @@ class PlayerNode:
         self._is_stopped = True
 
     def _fail(self, error: ConfigError) -> None:
-        """End the player: its settings do not fit its cursors."""
-        self.failure = error
-        self._calls.effects.append(LogWarning(str(error)))
-        self._stop()
+        """Stop: the settings do not fit the cursors; halt once the tasks are released."""
+        if self.failure is None:
+            self.failure = error
+            self._halt_at = self._calls.now + self._context.settings.lease_ms * NS_PER_MS
+            self._stop()
+
+    def _halt_if_due(self) -> None:
+        if self.failure is not None and (self._is_stopped or self._calls.now >= self._halt_at):
+            self._halt_at = NEVER
+            if not self._has_halted:
+                self._has_halted = True
+                self._calls.effects.append(Halt(str(self.failure)))
 
     # --- calls ---
 

@@ -144,6 +144,6 @@ KINDS: Final[Mapping[str, Kind]] = {
         {"function": "builtins:print"},
     ),
 }
-#: Keys whose values are paths, which start at the file; and those that name functions.
+#: Keys with a path, which starts at the file; and those that name a function.
 PATHS: Final = frozenset({"path", "dead_letter"})
 FUNCTIONS: Final = frozenset({"apply", "connect", "function", "map"})

@@ -43,7 +43,7 @@ class Workers:
         self._post: Final = post
         #: By number: those that may get further steps.
         self._open: Final[dict[int, _Worker]] = {}
-        #: Those whose threads run; the last act of a thread is to remove its worker.
+        #: Those with a running thread, which removes its worker at its end.
         self._running: Final[dict[int, _Worker]] = {}
 
     @property
@@ -53,7 +53,7 @@ class Workers:
 
     @property
     def running(self) -> list[str]:
-        """The tasks whose workers have not ended, sorted."""
+        """The tasks with a worker that has not ended, sorted."""
         return sorted({worker.task for worker in list(self._running.values())})
 
     def open(self, step: OpenTarget) -> None:

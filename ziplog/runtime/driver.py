@@ -153,8 +153,7 @@ class Driver:
         self.bad_frames = self.other_versions = 0
         self.iterations, self.short_acks = Histogram(), Histogram()
         self._node, self._transport, self._store = node, transport, store
-        self._insert_path = insert_path
-        self._describe, self._report = describe, report
+        self._insert_path, self._describe, self._report = insert_path, describe, report
         self._short: Final = self._short_handlers()
         #: Since the last `BatchEnd`, nothing but messages on the short path happened.
         self._is_resting = False
@@ -172,8 +171,7 @@ class Driver:
         self._publish, self._receive_publications = publish, receive_publications
         self._decode, self._clock = decode, clock
         self._inbox: Final = Inbox(transport.receive)
-        self._is_behind = False
-        self._is_unread = False
+        self._is_behind = self._is_unread = False
         self._posted: deque[Event] = deque()
         self._stopping = False
         self._held: list[tuple[bytes, bytes]] = []

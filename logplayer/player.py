@@ -24,7 +24,7 @@ from logplayer.settings import PlayerSettings
 from logplayer.workers import Workers
 from ziplog.client import arguments, cursor_arguments
 from ziplog.client.common.requests import NEVER
-from ziplog.core.node import Call, Complete
+from ziplog.core.node import Call, Cancelled, Complete
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
@@ -318,11 +318,13 @@ class Player:
         try:
             return call.result()
         finally:
-            self._calls.pop(number, None)
+            if self._calls.pop(number, None) is not None:  # The wait was interrupted.
+                self._post(Cancelled(number))
 
     def _check_started(self) -> None:
         if self._thread is None or self._driver is None:
-            raise ClosedError("this player", "start it first")
+            hint = "make another one to continue" if self._is_stopped else "start it first"
+            raise ClosedError("this player", hint)
 
     # --- what it does, and operators' changes ---
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MEMBERS: Final = "members"
 #: Number of lists in each lease.
 _LISTS: Final = 3
-#: Interval between lists while a call waits for positions, and after a round that changed cursors.
+#: Interval between lists while a call waits for positions, and after a claim that was refused.
 _SOON_NS: Final = 100 * NS_PER_MS
 
 
@@ -131,7 +131,7 @@ class Members:
         else:
             self.error = ""
             if result:
-                self._list_at = min(self._list_at, self._calls.now + _SOON_NS)
+                self._list_at = self._calls.now
 
     def _round(self) -> TaskSteps:
         """List the cursors; complete them; return whether that changed any."""
@@ -146,8 +146,7 @@ class Members:
         self._check_partitions()
         has_changed: bool = yield from self._create_missing()
         if self.slot < 0:
-            yield from self._claim_slot()
-            return True
+            return (yield from self._claim_slot())
         if slot == self.slot:
             self._on_joined()
         if not has_changed and not self._is_over:
@@ -200,17 +199,19 @@ class Members:
     # --- the own member cursor ---
 
     def _claim_slot(self) -> TaskSteps:
-        """Claim the first member cursor that no process owns."""
+        """Claim the first member cursor that no process owns; return whether that worked."""
         taken = {slot for slot, _ in self._owned_slots()}
         slot = next(one for one in range(len(taken) + 1) if one not in taken)
         number = yield from self._try_to_claim(slot)
-        if not number:
-            return  # Another process was faster.
+        if not number:  # Another process was faster.
+            self._list_at = self._calls.now + _SOON_NS
+            return False
         state: ClaimState = yield ClaimQuery(NEVER, number)
         self.slot, self._claim = slot, number
         self._watch(state)
         if self._is_over:
             self.release(ignore)
+        return True
 
     def _try_to_claim(self, slot: int) -> TaskSteps:
         """Return the number of the claim of a member cursor; 0: its owner is heard."""

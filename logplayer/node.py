@@ -171,7 +171,7 @@ class PlayerNode:
         trimmed = self.feed.pop_trimmed()
         if trimmed is not None:
             for task in tasks:
-                if task.delivery.looked < trimmed.first.gsn and not task.is_step_open:
+                if task.delivery.looked < trimmed.first.gsn:
                     task.on_trimmed(trimmed)
 
     def _warn_of_silence(self) -> None:

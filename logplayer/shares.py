@@ -61,7 +61,5 @@ def share(
     if len(held) > quota:
         surplus = len(held) - quota
         return Share([], 0, [name for name in reversed(order) if name in held][:surplus])
-    free = [
-        name for name in order if name not in held and (owners[name] not in owned)
-    ]
+    free = [name for name in order if name not in held and (owners[name] not in owned)]
     return Share(free, quota - len(held), [])

@@ -78,6 +78,8 @@ class PlayerTask:
         self._retry_at = NEVER
         #: Since when it has passed positions without a record of its own.
         self._passed_at: int | None = None
+        #: The records at `delivery.looked` were trimmed.
+        self._trimmed: TrimmedError | None = None
         #: When the cursor of a failed task was changed last, as far as it is known.
         self._changed_at: object = None
 
@@ -95,7 +97,8 @@ class PlayerTask:
     @property
     def is_reading(self) -> bool:
         """Whether it needs records of the log at `delivery.looked`."""
-        return self._is_opened and self.state in _READING and not self._is_leaving
+        is_active = self.state in _READING and not self._is_leaving
+        return self._is_opened and is_active and self._trimmed is None
 
     @property
     def is_step_open(self) -> bool:
@@ -117,7 +120,7 @@ class PlayerTask:
         self.delivery.restart(self.claim.committed)
         self.worker = self._context.next_worker()
         self._must_open, self._is_opened, self._step = True, False, ""
-        self._task, self._passed_at = None, None
+        self._task, self._passed_at, self._trimmed = None, None, None
         self._forget_failures()
         self.error = ""
         self._was_paused = self.claim.state.is_paused
@@ -288,7 +291,7 @@ class PlayerTask:
             self.claim.move(opened.position, opened.mark or self.claim.last_mark)
         elif is_first or spec.stores_position:
             delivery.continue_at(committed)
-        self._is_opened, self._must_open = True, False
+        self._is_opened, self._must_open, self._trimmed = True, False, None
         if self._failed_step == "open" or delivery.position > former:
             self._forget_failures()
         self._continue()
@@ -312,9 +315,11 @@ class PlayerTask:
 
     def _look(self, limit: int) -> bool:
         """Look for records; return whether the task can go on."""
-        ring = self._ring()
+        ring = self._ring() if self._trimmed is None else None
         if self.source is not None and self.source.trimmed is not None:
             self.on_trimmed(self.source.trimmed)
+        if self._trimmed is not None:
+            self._fail(self._trimmed_text(self._trimmed))
             return False
         if ring is not None and self.delivery.looked < min(ring.stop, limit):
             try:
@@ -354,8 +359,9 @@ class PlayerTask:
         return self.source is not None and self.delivery.looked >= self.source.ring.stop
 
     def on_trimmed(self, error: TrimmedError) -> None:
-        """Fail: the records at its position were trimmed."""
-        self._fail(self._trimmed_text(error))
+        """Note that the records that it needs next were trimmed; fail once it needs them."""
+        self._trimmed = error
+        self._close_source()
 
     def _trimmed_text(self, error: TrimmedError) -> str:
         return f"{error}: `ziplog cursor seek {self.name} genesis` goes on at the first record left"
@@ -485,6 +491,7 @@ class PlayerTask:
         """Open the target of a failed task again."""
         assert self.state == "failed"
         self.delivery.try_again()
+        self._trimmed = None
         self._forget_failures()
         self.worker = self._context.next_worker()
         self._continue()

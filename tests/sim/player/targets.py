@@ -7,13 +7,16 @@ fails, and is done later), or an exception that the target raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.contract import Batch, Fenced, Opened, RejectedRecord, Retry, Task
 from ziplog.errors import ConfigError
-from ziplog.types import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ziplog.types import Record
 
 #: What goes wrong with a step; None: nothing.
 Fault = str | Exception | None

@@ -231,7 +231,7 @@ class PlayerCore(FakeCore):
     def _list(self) -> list[CursorInfo]:
         return [_info(cursor, 0) for cursor in self.service.table.in_order()]
 
-    def _edit(self, _call: int, request: EditRequest) -> CursorInfo | None | ZiplogError:
+    def _edit(self, _call: int, request: EditRequest) -> CursorInfo | ZiplogError | None:
         position = request.position.gsn
         if position < 0:
             position = self.log.tail.gsn + 1

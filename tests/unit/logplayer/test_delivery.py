@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from logplayer.contract import Rejected
 from logplayer.delivery import Delivery
-from logplayer.ring import Ring
 from logplayer.selection import Selection
 from tests.properties import examples
 from tests.unit.logplayer.test_selection import record, ring_of, spec
+
+if TYPE_CHECKING:
+    from logplayer.ring import Ring
 
 FAR = 10**9
 

@@ -12,9 +12,8 @@ does not ask for is missed, and a node that asks for time without end fails the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import logplayer.node
@@ -23,12 +22,16 @@ from logplayer.contract import Batch, Target, TargetSpec, Task, cursor_name
 from logplayer.node import PlayerNode
 from logplayer.settings import PlayerSettings
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
-from logplayer.task import PlayerTask
 from tests.sim.player.targets import Connections, Fault, Sink, Store
 from tests.unit.logdb.fakelog import FakeLog
 from tests.unit.logplayer.service import PlayerCore, Service
 from ziplog.core.node import BatchEnd, Call, Complete, Event, Halt, LogWarning, Wakeup
 from ziplog.core.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logplayer.task import PlayerTask
 
 PLAYER: Final = "orders"
 #: Steps of nodes without time passing: more mean an endless loop.

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logplayer.targets import dbapi_target, function_target, sqlite_target
+from logplayer.targets import dbapi_target, function_target, http_target, sqlite_target
 from logplayer.targets.settings import target_spec
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Unpack
 
     from logplayer.contract import Target, TargetSpec
+    from logplayer.targets.http_target import Position
     from logplayer.targets.settings import Settings
     from logplayer.targets.sql import Apply, Connection
     from logplayer.targets.statement import Paramstyle
 
-__all__ = ["custom", "dbapi", "function", "postgres", "sqlite"]
+__all__ = ["custom", "dbapi", "function", "http", "postgres", "sqlite"]
 
 
 def function(
@@ -141,6 +142,40 @@ def dbapi(
     return target_spec(
         name, connector_of_tasks, settings, stores_position=True, keeps_rejected=True
     )
+
+
+def http(
+    name: str,
+    url: str,
+    *,
+    position: Position = "none",
+    secret: str | bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 10.0,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target at an HTTP endpoint, which gets a POST for each batch, in order.
+
+    Args:
+        name: of the target, up to 48 characters.
+        url: of the endpoint, http:// or https://.
+        position: "none": each record at least once, always with the same id. "endpoint": the
+            endpoint stores positions, so each record exactly once; see docs/player.md.
+        secret: signs each request in the header Ziplog-Signature.
+        headers: are sent with each request.
+        timeout_s: for a connection and for each answer, in seconds, up to 3600.
+        settings: as for all kinds; but a batch has one record, unless `batch_records` is given.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    connect = http_target.connector(
+        f"target {name}", url, position=position, secret=secret, headers=headers,
+        timeout_s=timeout_s,
+    )  # fmt: skip
+    settings.setdefault("batch_records", 1)
+    return target_spec(name, connect, settings, stores_position=position == "endpoint")
 
 
 def custom(

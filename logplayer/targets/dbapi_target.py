@@ -25,6 +25,7 @@ class AnyDialect(Dialect):
     # KEY is a reserved word in many databases.
     key_column = "record_key"
     is_known = False
+    has_explain = False
 
     def __init__(self, paramstyle: Paramstyle, blob: str) -> None:
         """Take the module's notation of parameters, and the type of a column of bytes."""

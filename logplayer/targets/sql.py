@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Protocol, TypeVar
 
 from logplayer.contract import Fenced, Opened, Rejected, Retry
+from logplayer.targets import tables
 from logplayer.targets.statement import positional, positional_row, translate
-from ziplog.errors import ConfigError
-from ziplog.types import Record, cluster_id
+from ziplog.errors import ConfigError, UnavailableError
+from ziplog.types import Record, RecordId
 
 if TYPE_CHECKING:
     from logplayer.contract import Batch, Task
     from logplayer.targets.statement import Paramstyle, Row, Statement
+    from logplayer.targets.tables import PositionRow
 
 R = TypeVar("R")
 #: Applies records in the transaction of a batch; it must neither commit nor roll back.
@@ -87,6 +89,18 @@ class Dialect:
     #: It has transactions; False: new connections are tested.
     is_known = True
 
+    #: EXPLAIN before a statement prepares it without running it.
+    has_explain = True
+
+    def is_absent(self) -> bool:
+        """Whether there is no database yet, and the first connection would create it.
+
+        Raises:
+            UnavailableError: it could not.
+
+        """
+        return False
+
     def begin(self, cursor: Cursor) -> None:
         """Begin a transaction; by default the driver does so with the first statement."""
 
@@ -107,69 +121,8 @@ class Dialect:
         return False
 
 
-#: The tables; a row of ziplog_position belongs to one cursor of one cluster. A record that is
-#: rejected again after a seek has a further row in ziplog_dead.
-_TABLES: Final = {
-    "ziplog_position": """
-CREATE TABLE IF NOT EXISTS ziplog_position (
-  player VARCHAR(48) NOT NULL, target VARCHAR(48) NOT NULL, part INTEGER NOT NULL,
-  parts INTEGER NOT NULL, cluster BIGINT NOT NULL, birth BIGINT NOT NULL, term BIGINT NOT NULL,
-  seek BIGINT NOT NULL, position BIGINT NOT NULL, PRIMARY KEY (player, target, part))""",
-    "ziplog_dead": """
-CREATE TABLE IF NOT EXISTS ziplog_dead (
-  player VARCHAR(48) NOT NULL, target VARCHAR(48) NOT NULL, gsn BIGINT NOT NULL,
-  shard INTEGER NOT NULL, {key} {blob}, payload {blob}, timestamp_us BIGINT NOT NULL,
-  why TEXT NOT NULL)""",
-}
-#: The table of a target without a statement.
-_RECORDS: Final = """
-CREATE TABLE IF NOT EXISTS records (
-  gsn BIGINT NOT NULL PRIMARY KEY, shard INTEGER NOT NULL, epoch BIGINT NOT NULL,
-  timestamp_us BIGINT NOT NULL, {key} {blob}, payload {blob} NOT NULL)"""
-_INSERT_RECORD: Final = (
-    "INSERT INTO records (gsn, shard, epoch, timestamp_us, {key}, payload)"
-    " VALUES (:gsn, :shard, :epoch, :timestamp_us, :key, :payload)"
-)
-# MySQL assigns from left to right, so `seek` is last.
-_FENCE: Final = (
-    "UPDATE ziplog_position SET position = CASE WHEN seek < ? THEN ? ELSE position END,"
-    " term = ?, seek = ? WHERE player = ? AND target = ? AND part = ?"
-    " AND parts = ? AND cluster = ? AND birth = ? AND term <= ?"
-)
-_STORED: Final = (
-    "SELECT parts, cluster, birth, term, position FROM ziplog_position"
-    " WHERE player = ? AND target = ? AND part = ?"
-)
-_OTHER_PARTS: Final = (
-    "SELECT parts FROM ziplog_position WHERE player = ? AND target = ? AND parts <> ?"
-)
-_CREATE: Final = (
-    "INSERT INTO ziplog_position (player, target, part, parts, cluster, birth, term, seek,"
-    " position) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_MOVE: Final = (
-    "UPDATE ziplog_position SET position = ?"
-    " WHERE player = ? AND target = ? AND part = ? AND term = ? AND position = ?"
-)
-_KEEP: Final = (
-    "INSERT INTO ziplog_dead (player, target, gsn, shard, {key}, payload, timestamp_us, why)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
-#: A row that no task has, to test a connection with.
-_PROBE: Final = ("-", "-", 0, 0, 0, 0, 0, 0, 0)
-_MOVE_PROBE: Final = "UPDATE ziplog_position SET position = position + 1 WHERE player = ?"
-_FIND_PROBE: Final = "SELECT term FROM ziplog_position WHERE player = ?"
-_DELETE_PROBE: Final = "DELETE FROM ziplog_position WHERE player = ?"
-
-
-class _Row(NamedTuple):
-    """A task's row of ziplog_position."""
-
-    parts: int
-    cluster: int
-    birth: int
-    term: int
-    position: int
+#: For a look at a statement.
+_EXAMPLE: Final = Record(RecordId(1, 0), b"{}", b"key", 0, 0)
 
 
 class _BatchFailedError(Exception):
@@ -243,6 +196,40 @@ class SqlTarget:
                 return
         self._run(lambda cursor: self._run_rows(cursor, batch, rows), "a record failed")
 
+    def check(self) -> None:
+        """Connect, let the database prepare the statement, and change nothing.
+
+        Raises:
+            UnavailableError: the database cannot be reached.
+            ConfigError: it refuses the statement.
+
+        """
+        if self._dialect.is_absent():
+            return
+        try:
+            connection = self._connect()
+        except Exception as error:
+            if _is_of_database(error) or isinstance(error, OSError):
+                raise UnavailableError(f"cannot connect: {brief(error)}") from error
+            raise
+        try:
+            self._explain(connection)
+        finally:
+            with suppress(Exception):
+                connection.close()
+
+    def _explain(self, connection: Connection) -> None:
+        statement = self._statement
+        if statement is None or self._has_own_table or not self._dialect.has_explain:
+            return
+        try:
+            connection.cursor().execute(f"EXPLAIN {statement.sql}", statement.row(_EXAMPLE))
+        except Exception as error:
+            if self._dialect.fault(error) == "record":
+                return  # The database got as far as the example's values.
+            problem = f"the database refuses the statement: {brief(error)}"
+            raise ConfigError("statement", statement.sql, "valid", message=problem) from error
+
     def close(self) -> None:
         """Close the connection; a transaction under way is rolled back."""
         connection, self._connection = self._connection, None
@@ -292,9 +279,9 @@ class SqlTarget:
 
     def _create_tables(self) -> None:
         """Create the tables that are absent; a role without that right needs them present."""
-        tables = _TABLES | ({"records": _RECORDS} if self._has_own_table else {})
+        needed = tables.TABLES | ({"records": tables.RECORDS} if self._has_own_table else {})
         names = {"key": self._dialect.key_column, "blob": self._dialect.blob}
-        for table, definition in tables.items():
+        for table, definition in needed.items():
             try:
                 self._run(partial(_count, table=table), "")
             except Retry:
@@ -313,14 +300,14 @@ class SqlTarget:
         if getattr(connection, "autocommit", False) is True:
             raise ConfigError("autocommit of the connection", True, "False")
         cursor = connection.cursor()
-        self._execute(cursor, _CREATE, _PROBE)
-        self._execute(cursor, _MOVE_PROBE, _PROBE[:1])
+        self._execute(cursor, tables.CREATE, tables.PROBE)
+        self._execute(cursor, tables.MOVE_PROBE, tables.PROBE[:1])
         changed = cursor.rowcount
         connection.rollback()
-        self._execute(cursor, _FIND_PROBE, _PROBE[:1])
+        self._execute(cursor, tables.FIND_PROBE, tables.PROBE[:1])
         is_kept = cursor.fetchone() is not None
         if is_kept:
-            self._execute(cursor, _DELETE_PROBE, _PROBE[:1])
+            self._execute(cursor, tables.DELETE_PROBE, tables.PROBE[:1])
         connection.commit()
         cursor.close()
         if is_kept:
@@ -337,26 +324,26 @@ class SqlTarget:
         key = (task.player, task.target, task.partition)
         owner = (task.partitions, task.cluster, task.birth, task.term)
         fence = (task.seek, task.position, task.term, task.seek, *key, *owner)
-        self._execute(cursor, _FENCE, fence)
+        self._execute(cursor, tables.FENCE, fence)
         row = self._stored(cursor, task)
         if row is None:
             self._check_may_create(cursor, task)
-            self._execute(cursor, _CREATE, (*key, *owner, task.seek, task.position))
+            self._execute(cursor, tables.CREATE, (*key, *owner, task.seek, task.position))
             return Opened(task.position)
-        _check_is_same_cursor(row, task)
+        tables.check_is_same_cursor(row, task)
         if row.term > task.term:
             raise Fenced(f"the database has the later term {row.term}, not {task.term}")
         return Opened(row.position)
 
-    def _stored(self, cursor: Cursor, task: Task) -> _Row | None:
-        self._execute(cursor, _STORED, (task.player, task.target, task.partition))
+    def _stored(self, cursor: Cursor, task: Task) -> PositionRow | None:
+        self._execute(cursor, tables.STORED, (task.player, task.target, task.partition))
         row = cursor.fetchone()
-        return None if row is None else _Row(*row)
+        return None if row is None else tables.PositionRow(*row)
 
     def _check_may_create(self, cursor: Cursor, task: Task) -> None:
-        self._execute(cursor, _OTHER_PARTS, (task.player, task.target, task.partitions))
+        self._execute(cursor, tables.OTHER_PARTS, (task.player, task.target, task.partitions))
         if (other := cursor.fetchone()) is not None:
-            raise _partitions_error(other[0], task)
+            raise tables.partitions_error(other[0], task)
         if task.has_moved:
             problem = (
                 f"the database has no position of {task.cursor}, whose cursor has moved to"
@@ -372,7 +359,7 @@ class SqlTarget:
         """Move the position, which locks its row, and keep the rejected records."""
         task = batch.task
         key = (task.player, task.target, task.partition)
-        self._execute(cursor, _MOVE, (batch.stop, *key, task.term, batch.start))
+        self._execute(cursor, tables.MOVE, (batch.stop, *key, task.term, batch.start))
         if cursor.rowcount != 1:
             self._refuse(cursor, batch)
         for record, why in batch.rejected:
@@ -380,7 +367,7 @@ class SqlTarget:
                 task.player, task.target, record.rid.gsn, record.rid.shard, record.key,
                 record.payload, record.timestamp_us, why,
             )  # fmt: skip
-            self._execute(cursor, _KEEP.format(key=self._dialect.key_column), values)
+            self._execute(cursor, tables.KEEP.format(key=self._dialect.key_column), values)
 
     def _refuse(self, cursor: Cursor, batch: Batch) -> NoReturn:
         task, row = batch.task, self._stored(cursor, batch.task)
@@ -464,7 +451,7 @@ def sql_target(
         return lambda: SqlTarget(connect, dialect, None, apply, has_own_table=False)
     has_own_table = statement is None
     translated = translate(
-        _INSERT_RECORD.format(key=dialect.key_column) if statement is None else statement,
+        tables.INSERT_RECORD.format(key=dialect.key_column) if statement is None else statement,
         dialect.paramstyle,
         where,
         operators=dialect.operators,
@@ -502,33 +489,3 @@ def _names(error: BaseException) -> set[str]:
 
 def _is_of_database(error: BaseException) -> bool:
     return bool(_names(error) & {"DatabaseError", "InterfaceError"})
-
-
-def _check_is_same_cursor(row: _Row, task: Task) -> None:
-    if row.cluster != task.cluster:
-        problem = (
-            f"the database has the position of {task.cursor} in the cluster"
-            f" {cluster_id(row.cluster)}; the player's cluster is {cluster_id(task.cluster)}"
-        )
-    elif row.birth != task.birth:
-        problem = (
-            f"the database has the position of a former cursor {task.cursor}, created in term"
-            f" {row.birth}; the present one was created in term {task.birth}"
-        )
-    elif row.parts != task.partitions:
-        raise _partitions_error(row.parts, task)
-    else:
-        return
-    hint = (
-        "use another database or target name, or delete the rows of the target in ziplog_position"
-    )
-    raise ConfigError("position", row.birth, "this cursor's", message=f"{problem}; {hint}")
-
-
-def _partitions_error(stored: int, task: Task) -> ConfigError:
-    problem = (
-        f"the target {task.target} has {task.partitions} partitions, but {stored} in the database;"
-        f" the number is fixed. Set {stored}; or pause all of its cursors at one position, and add"
-        " a target with another name that starts there"
-    )
-    return ConfigError("partitions", task.partitions, str(stored), message=problem)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logplayer.targets.sql import Dialect, sql_target
-from ziplog.errors import ConfigError
+from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,21 @@ BUSY_S: Final = 10.0
 
 class SqliteDialect(Dialect):
     """How SQLite differs."""
+
+    def __init__(self, path: str) -> None:
+        """Take the file's path."""
+        self._path: Final = Path(path)
+
+    def is_absent(self) -> bool:
+        """Whether there is no file.
+
+        Raises:
+            UnavailableError: its directory is absent as well.
+
+        """
+        if not self._path.absolute().parent.is_dir():
+            raise UnavailableError(f"cannot create {self._path}: its directory is absent")
+        return not self._path.exists()
 
     def begin(self, cursor: Cursor) -> None:
         """Begin a transaction with the lock of the file."""
@@ -65,7 +81,7 @@ def connector(
     named = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(named, str) or named in {"", ":memory:"}:
         raise ConfigError("path", path, "the path of a database file", where)
-    return sql_target(where, lambda: open_file(named), SqliteDialect(), statement, apply)
+    return sql_target(where, lambda: open_file(named), SqliteDialect(named), statement, apply)
 
 
 def open_file(path: str) -> sqlite3.Connection:

@@ -86,6 +86,8 @@ class Database:
         #: What becomes of the next commits: "", "before", "after".
         self.faults: list[str] = []
         self.targets: list[SqlTarget] = []
+        #: For what the tests run.
+        self._own: Any = connect()
         self.run(EVENTS)
 
     def target(self, statement: str | None = INSERT, apply: Apply | None = None) -> SqlTarget:
@@ -99,14 +101,10 @@ class Database:
         return FailingConnection(self._connect(), self.faults)
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
-        connection = self._connect()
-        try:
-            cursor = connection.cursor()
-            cursor.execute(sql)
-            rows = [] if cursor.description is None else cursor.fetchall()
-            connection.commit()
-        finally:
-            connection.close()
+        cursor = self._own.cursor()
+        cursor.execute(sql)
+        rows = [] if cursor.description is None else cursor.fetchall()
+        self._own.commit()
         return [tuple(row) for row in rows]
 
     def position(self) -> int | None:
@@ -120,13 +118,18 @@ class Database:
         return self.run("SELECT gsn, why FROM ziplog_dead ORDER BY gsn")
 
     def close(self) -> None:
+        self.close_targets()
+        self._own.close()
+
+    def close_targets(self) -> None:
         for target in self.targets:
             target.close()
+        self.targets.clear()
 
 
 def sqlite_database(directory: Path) -> Database:
     path = str(directory / "warehouse.db")
-    return Database(lambda: quick(open_file(path)), SqliteDialect())
+    return Database(lambda: quick(open_file(path)), SqliteDialect(path))
 
 
 def dbapi_database(directory: Path) -> Database:
@@ -134,7 +137,7 @@ def dbapi_database(directory: Path) -> Database:
     path = str(directory / "other.db")
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(path, timeout=0.1)
+        return quick(sqlite3.connect(path))
 
     return Database(connect, AnyDialect("named", "BLOB"))
 

@@ -393,11 +393,10 @@ def check_any_order(database: Database, plan: list[tuple[str, int, str]]) -> Non
         assert before is not None
         assert position >= before
         assert database.gsns() == [gsn for gsn in GSNS if gsn < position]
-    database.close()
-    database.targets.clear()
+    database.close_targets()
 
 
-@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=st.lists(steps, max_size=12))
 def test_any_order_of_steps_keeps_position_and_effects_equal(
     database: Database, plan: list[tuple[str, int, str]]

@@ -10,9 +10,10 @@ import pytest
 from logplayer import targets
 from logplayer.contract import Opened, Rejected, Retry
 from logplayer.targets import sqlite_target
+from logplayer.targets.sql import SqlTarget
 from logplayer.targets.sqlite_target import open_file
 from tests.unit.logplayer.targets.databases import batch, record, sqlite_database, task
-from ziplog.errors import ConfigError
+from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,6 +137,32 @@ def test_apply_must_not_commit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ended the transaction"):
         target.deliver(batch(task(), 1, 4))
     target.close()
+
+
+def look(path: Path, statement: str | None = None) -> None:
+    target = targets.sqlite("warehouse", path, statement).connect()
+    assert isinstance(target, SqlTarget)
+    target.check()
+
+
+def test_check_changes_nothing(path: Path) -> None:
+    look(path)
+    assert not path.exists()
+    run(path, "CREATE TABLE t (gsn BIGINT NOT NULL CHECK (gsn > 5))")
+    look(path, "INSERT INTO t VALUES (:gsn)")
+    assert run(path, "SELECT name FROM sqlite_master") == [("t",)]
+    assert run(path, "SELECT * FROM t") == []
+
+
+def test_check_finds_wrong_statements_and_unreachable_files(path: Path) -> None:
+    run(path, "CREATE TABLE t (id)")
+    with pytest.raises(ConfigError, match="refuses the statement: no such table: u"):
+        look(path, "INSERT INTO u VALUES (:gsn)")
+    with pytest.raises(UnavailableError, match="its directory is absent"):
+        look(path.parent / "absent" / "a.db")
+    path.write_bytes(b"not a database" * 100)
+    with pytest.raises(UnavailableError, match="file is not a database"):
+        look(path)
 
 
 def test_connection_with_autocommit_is_refused(path: Path) -> None:

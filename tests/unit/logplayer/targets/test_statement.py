@@ -127,7 +127,7 @@ def test_own_statements_are_in_the_drivers_notation(paramstyle: Paramstyle) -> N
 
 @given(st.lists(st.sampled_from([":gsn", "'", '"', "--", "\n", "$$", "E'", "%", "::", " x "])))
 def test_parameters_outside_of_literals_are_counted(parts: list[str]) -> None:
-    sql = "x" + "".join(parts)
+    sql = " ".join(["x", *parts])
     statement = translate(sql, "pyformat", "")
     assert statement.sql.count("%(gsn)s") == len(statement.parameters) <= parts.count(":gsn")
     assert statement.sql.replace("%(gsn)s", ":gsn").replace("%%", "%") == sql.rstrip()

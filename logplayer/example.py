@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 98
 #: The defaults of the keys that all kinds have.
-_DEFAULTS: Final = {
+_DEFAULTS: Final[dict[str, Any]] = {
     field.name: field.default
     for field in msgspec.structs.fields(TargetSpec)
     if field.name in settings.KEYS
@@ -32,8 +32,10 @@ _SHOWN: Final = {
     "apply": "module:function",
     "bootstrap": "127.0.0.1:7400",
     "dead_letter": "dead.jsonl",
+    "headers": {"Authorization": "Bearer TOKEN"},
     "keys": ("user-*",),
     "map": "module:function",
+    "secret": {"env": "SECRET"},
     "statement": "INSERT INTO events VALUES (:gsn, :key, :text)",
 }
 
@@ -41,7 +43,8 @@ _SHOWN: Final = {
 def example(kind: str) -> str:
     """Return a file with one target of a kind; `ziplog player run` runs it."""
     found = KINDS[kind]
-    common = {name: (key, _DEFAULTS[name]) for name, key in settings.KEYS.items()}
+    defaults = {**_DEFAULTS, **found.defaults}
+    common = {name: (key, defaults[name]) for name, key in settings.KEYS.items()}
     lines = [
         "# A player: `ziplog player run FILE` delivers the records of a log to its targets.",
         "# Unknown keys are refused.",

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from logplayer import targets
+from logplayer.targets.http_target import POSITIONS
 from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
 from ziplog.config_keys import Key
 
@@ -108,6 +110,52 @@ class FunctionKeys:
     batch: Annotated[bool, Key("Call it with the list of a batch's records.", bool)] = False
 
 
+@dataclass(frozen=True)
+class HttpKeys:
+    """The keys of an HTTP endpoint."""
+
+    url: Annotated[
+        str,
+        Key(
+            "The endpoint, which gets a POST for each batch.",
+            str,
+            rule="an http:// or https:// URL",
+        ),
+    ]
+    position: Annotated[
+        str,
+        Key(
+            "With none, each record at least once, always with the same id. With endpoint, the"
+            " endpoint stores positions, so each record exactly once (docs/player.md).",
+            str,
+            choices=POSITIONS,
+        ),
+    ] = "none"
+    secret: Annotated[
+        str | None,
+        Key(
+            "Signs each request; or { env = NAME } or { file = PATH }, so that it is not here.",
+            str,
+            rule="a text",
+            secret=True,
+        ),
+    ] = None
+    headers: Annotated[
+        dict[str, str] | None,
+        Key("Headers of each request.", dict, rule="a table of texts"),
+    ] = None
+    timeout_s: Annotated[
+        float,
+        Key(
+            "Maximum time for a connection, and for each answer.",
+            float,
+            unit="seconds",
+            low=0,
+            high=3600,
+        ),
+    ] = 10.0
+
+
 class Kind(NamedTuple):
     """A kind of targets."""
 
@@ -118,6 +166,8 @@ class Kind(NamedTuple):
     make: Callable[..., TargetSpec]
     #: Values of a file that works.
     example: Mapping[str, Any]
+    #: Its defaults of keys that all kinds have, where they differ.
+    defaults: Mapping[str, Any] = MappingProxyType({})
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -136,6 +186,13 @@ KINDS: Final[Mapping[str, Kind]] = {
         DbapiKeys,
         targets.dbapi,
         {"connect": "warehouse:connect", "paramstyle": "qmark"},
+    ),
+    "http": Kind(
+        "An HTTP endpoint: at least once, or exactly once if it stores positions.",
+        HttpKeys,
+        targets.http,
+        {"url": "http://127.0.0.1:8000/orders"},
+        {"batch_records": 1},
     ),
     "function": Kind(
         "A Python function: at least once.",

@@ -27,6 +27,7 @@ from ziplog.cli.terminal import counted, shown_json
 from ziplog.config_tables import LogConfig
 from ziplog.errors import ConfigError
 from ziplog.runtime.descriptors import raise_limit
+from ziplog.runtime.process import spare_collector
 from ziplog.runtime.process_logging import configure
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def run(
     player = read(file).player()
     configure(f"player@{player.name}", log)
     raise_limit()
+    spare_collector()
     for number in _SIGNALS:
         signal.signal(number, _on_signal)
     try:

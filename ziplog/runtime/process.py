@@ -24,11 +24,15 @@ def run_process(driver: Driver, transport: Transport) -> None:
     # A process may block these signals while it starts.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     transport.changes = ConnectionLog()
-    # Exclude long-lived objects from garbage collection: a full collection takes milliseconds.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
+    spare_collector()
     try:
         driver.run()
     finally:
         signal.set_wakeup_fd(-1)
+
+
+def spare_collector() -> None:
+    """Exclude long-lived objects from garbage collection: a full collection takes milliseconds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import translate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
 
@@ -132,7 +132,7 @@ class Selection:
         result = self._map(record)
         if result is None:
             return []
-        found = result if isinstance(result, list) else [result]
+        found: list[Any] = result if isinstance(result, list) else [result]
         for one in found:
             if not isinstance(one, Record):
                 text = f"the map returned {one!r} for the record {record.rid}"

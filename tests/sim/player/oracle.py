@@ -183,7 +183,8 @@ class Oracle:
         wanted = [r for r in self._of(spec, partition, log) if start <= r.rid.gsn < stop]
         assert records == wanted, (
             f"loss: {spec.name}/{partition} lacks"
-            f" {[str(r.rid) for r in wanted if r not in records]} of [{start}, {stop})"
+            f" {[str(r.rid) for r in wanted if r not in records]} of [{start}, {stop}), and has"
+            f" {[str(r.rid) for r in records if r not in wanted]} more"
         )
 
     def _compare_sink(
@@ -205,5 +206,6 @@ class Oracle:
         order = list(first)
         wanted = [record.rid.gsn for record in self._of(spec, partition, log)]
         assert order == wanted, (
-            f"at-least-once: {spec.name}/{partition} got {order[:50]}..., not {wanted[:50]}..."
+            f"at-least-once: {spec.name}/{partition} lacks {sorted({*wanted} - {*order})}, has"
+            f" {sorted({*order} - {*wanted})} more, of {len(wanted)}"
         )

@@ -61,7 +61,7 @@ class Inserter(Client):
 
     def __init__(self, shared: Shared, name: str, records: int) -> None:
         super().__init__(shared, name)
-        self.left = records
+        self.left = self.open = records
         self._think_ns: Final = SPAN_MS * MS // records
 
     def next_call(self) -> None:
@@ -81,6 +81,7 @@ class Inserter(Client):
     def _inserted(self, result: Any) -> None:
         if not isinstance(result, BaseException):
             self.shared.known += result
+        self.open -= 1
         self.next_call()
 
 
@@ -200,7 +201,7 @@ class PlayerRun(Run):
         self.oracle.check()
 
     def _open(self) -> list[object]:
-        return [*self.operator.open, *["inserts"] * bool(self.inserter.left)]
+        return [*self.operator.open, *["inserts"] * bool(self.inserter.open)]
 
     # --- faults ---
 

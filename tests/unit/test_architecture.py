@@ -123,6 +123,7 @@ CLOCKS = {
     "logdb/embedded.py": {"monotonic", "time_ns"},
     "logplayer/cli/positions.py": {"time"},
     "logplayer/player.py": {"time_ns"},
+    "logplayer/targets/http_target.py": {"time"},
     "logplayer/workers.py": {"monotonic"},
     "mms/__main__.py": {"time_ns"},
     "shard/archive/supervisor.py": {"monotonic"},

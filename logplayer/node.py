@@ -17,7 +17,6 @@ from logplayer.members import MEMBERS, Members
 from logplayer.shares import share
 from logplayer.steps import StepEnded
 from logplayer.task import PlayerTask
-from ziplog import policy
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import NEVER
 from ziplog.client.log_tasks import LogTasks
@@ -65,7 +64,7 @@ class PlayerNode:
             ConfigError: two targets have one name, or there are no or too many tasks.
 
         """
-        core = ClientCore(client, endpoints, policy.random())
+        core = ClientCore(client, endpoints, _no_shard)
         calls = self._calls = LogTasks(core, now)
         self._wall_offset_ns: Final = wall_ns - now if wall_ns else 0
         self.feed: Final = Feed(calls, settings.memory_bytes)
@@ -325,6 +324,11 @@ class PlayerNode:
         assert isinstance(request, WaitCall)
         behind = ", ".join(self._behind(request.position))
         return DeadlineError(f"these tasks are before gsn {request.position}: {behind}")
+
+
+def _no_shard(_payload: bytes, _key: bytes | None, _shards: Sequence[int]) -> int:
+    """Select no shard: a player inserts nothing."""
+    raise AssertionError("a player inserted a record")
 
 
 def _tasks(context: PlayerContext) -> list[PlayerTask]:

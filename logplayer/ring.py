@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
-from logplayer.selection import hash_of, size_of
+from logplayer.partitions import hash_of, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

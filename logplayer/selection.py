@@ -10,8 +10,7 @@ import re
 from fnmatch import translate
 from typing import TYPE_CHECKING, Any, Final
 
-from crc32c import crc32c
-
+from logplayer.partitions import size_of
 from ziplog.types import Record
 
 if TYPE_CHECKING:
@@ -20,25 +19,8 @@ if TYPE_CHECKING:
     from logplayer.contract import Map, TargetSpec
     from logplayer.ring import Ring
 
-_GSN_BYTES: Final = 8
 #: Maximum number of records that one cut looks at, which takes some milliseconds.
 MAX_LOOKED: Final = 10_000
-
-
-def hash_of(record: Record) -> int:
-    """Return the number that places a record: equal keys have equal numbers."""
-    key = record.key
-    return crc32c(record.rid.gsn.to_bytes(_GSN_BYTES, "big") if key is None else key)
-
-
-def partition_of(record: Record, partitions: int) -> int:
-    """Return the partition of a record, from 0 to `partitions` - 1."""
-    return hash_of(record) % partitions
-
-
-def size_of(record: Record) -> int:
-    """Return the size of a record's payload and key, in bytes."""
-    return len(record.payload) + len(record.key or b"")
 
 
 class Cut:

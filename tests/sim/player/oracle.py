@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logplayer.contract import cursor_name
-from logplayer.selection import Selection, hash_of
+from logplayer.partitions import hash_of
+from logplayer.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -7,8 +7,8 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logplayer.partitions import size_of
 from logplayer.ring import Ring
-from logplayer.selection import size_of
 from tests.properties import examples
 from ziplog.types import Record, RecordId
 

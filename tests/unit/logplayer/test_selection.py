@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from logplayer import selection
 from logplayer.contract import TargetSpec
+from logplayer.partitions import hash_of, partition_of, size_of
 from logplayer.ring import Ring
-from logplayer.selection import Cut, Selection, hash_of, partition_of, size_of
+from logplayer.selection import Cut, Selection
 from tests.properties import examples
 from tests.unit.logplayer.world import no_connection
 from ziplog.types import Record, RecordId

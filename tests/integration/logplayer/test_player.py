@@ -7,6 +7,7 @@ import itertools
 import json
 import signal
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -153,6 +154,25 @@ def test_operators_pause_continue_and_seek(log: ziplog.Log, tmp_path: Path) -> N
         assert run("cursor", "seek", "operated/copy/0", str(later[0]), *bootstrap).exit_code == 0
         wait_until(lambda: filled.count() == 31, "the records after the position come again")
         assert filled.rows()[-5:] == history(log, later[0])
+
+
+def test_a_target_that_hangs_delays_no_other_and_is_named_at_the_stop(log: ziplog.Log) -> None:
+    start = tail(log)
+    seen: list[Record] = []
+    release = threading.Event()
+    hanging = targets.function("hanging", lambda _: release.wait(60))
+    playing = player(log, "hang", hanging, targets.function("f", seen.append), start=start)
+    playing.start()
+    try:
+        insert(log, 100)
+        wait_until(lambda: len(seen) == 100, "the other target has all")
+        with pytest.raises(DeadlineError, match="hang/hanging/0"):
+            playing.stop(timeout=1)
+    finally:
+        release.set()
+    assert playing.join(0) is True
+    states = {cursor.name: cursor.state for cursor in log.cursors("hang/*/0")}
+    assert (states["hang/f/0"], states["hang/hanging/0"]) == ("free", "owned")
 
 
 def test_a_player_with_coroutines(log: ziplog.Log) -> None:

@@ -23,8 +23,6 @@ WEIGHTS: Final[dict[FaultKind, int]] = {
     "lead-mms": 2, "kill-mms": 1,
 }  # fmt: skip
 LEASE_MS: Final = 600
-#: Time in which records are inserted and faults begin.
-SPAN_MS: Final = 5_000
 
 
 class TargetPlan(NamedTuple):
@@ -56,14 +54,23 @@ class PlayerPlan(NamedTuple):
     unknown: float
     memory_bytes: int
     commit_ms: int
+    #: Time in which records are inserted and faults begin.
+    span_ms: int
     faults: tuple[PlayerFault, ...]
+    #: What happens to a step of unknown outcome.
+    outcomes: tuple[str, ...] = ("before", "after", "after", "late")
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing disturbs the players."""
+        return not self.unknown and all(fault.kind == "add-player" for fault in self.faults)
 
     @property
     def cluster(self) -> Plan:
         """The plan of the cluster below."""
         return draw(self.seed, faults=0)._replace(
             shards=1 + self.seed % 2, f=0, durability="memory", mms=1 + 2 * (self.seed % 2),
-            handlers=1, writers=0, readers=0, calls=0, naps=False, span_ms=SPAN_MS,
+            handlers=1, writers=0, readers=0, calls=0, naps=False, span_ms=self.span_ms,
             is_raft_real=False,
         )  # fmt: skip
 
@@ -75,12 +82,12 @@ def draw_player(seed: int) -> PlayerPlan:
         TargetPlan(random.choice(("store", "store", "sink")), random.choice((1, 1, 2, 3)), 3)
         for _ in range(random.choice((1, 2, 3)))
     )
-    players = random.choice((1, 2, 3))
+    players, span_ms = random.choice((1, 2, 3)), random.choice((1_000, 2_000, 4_000))
     kinds = random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=random.choice((0, 2, 4, 7)))
     faults = tuple(
         sorted(
             PlayerFault(
-                random.randrange(SPAN_MS), kind, random.randrange(9),
+                random.randrange(span_ms), kind, random.randrange(9),
                 random.choice((100, LEASE_MS // 2, 2 * LEASE_MS, 4 * LEASE_MS)),
             )
             for kind in kinds
@@ -89,5 +96,5 @@ def draw_player(seed: int) -> PlayerPlan:
     return PlayerPlan(
         seed, players, targets, random.choice((20, 60, 150)),
         random.choice((0.0, 0.0, 0.1, 0.3)), random.choice((200, 2_000)),
-        random.choice((20, 200)), faults,
+        random.choice((20, 200)), span_ms, faults,
     )  # fmt: skip

@@ -72,13 +72,21 @@ class ObservedSink(Sink):
 class Outside:
     """The targets of a run, and what is wrong with them."""
 
-    def __init__(self, cluster: SimCluster, unknown: float) -> None:
-        """Make no target yet; `unknown`: the probability of a step of unknown outcome."""
+    def __init__(self, cluster: SimCluster, unknown: float, outcomes: tuple[str, ...]) -> None:
+        """Make no target yet.
+
+        Args:
+            cluster: the log.
+            unknown: the probability of a step of unknown outcome.
+            outcomes: what happens to such a step.
+
+        """
         self.cluster: Final = cluster
         self.targets: Final[dict[str, Store | Sink]] = {}
         self.down: Final[set[str]] = set()
         self.slow: Final[set[str]] = set()
         self.unknown = unknown
+        self._outcomes: Final = outcomes
         #: The cursors of tasks whose last steps may have an effect later.
         self.late: set[str] = set()
 
@@ -89,7 +97,7 @@ class Outside:
         if task.target in self.down:
             return "before"
         if random.random() < self.unknown:
-            found = random.choice(("before", "after", "after", "late"))
+            found = random.choice(self._outcomes)
             if found == "late":
                 self.late.add(task.cursor)
             return found

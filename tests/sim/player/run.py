@@ -16,7 +16,7 @@ from logplayer.contract import TargetSpec, cursor_name
 from logplayer.settings import PlayerSettings
 from tests.sim import verdict
 from tests.sim.player.oracle import Oracle
-from tests.sim.player.plan import LEASE_MS, SPAN_MS, PlayerFault, PlayerPlan, draw_player
+from tests.sim.player.plan import LEASE_MS, PlayerFault, PlayerPlan, draw_player
 from tests.sim.player.process import (
     ObservedSink,
     ObservedStore,
@@ -59,10 +59,10 @@ def no_connection() -> Target:
 class Inserter(Client):
     """A client that inserts the records of a run."""
 
-    def __init__(self, shared: Shared, name: str, records: int) -> None:
+    def __init__(self, shared: Shared, name: str, plan: PlayerPlan) -> None:
         super().__init__(shared, name)
-        self.left = self.open = records
-        self._think_ns: Final = SPAN_MS * MS // records
+        self.left = self.open = plan.records
+        self._think_ns: Final = plan.span_ms * MS // plan.records
 
     def next_call(self) -> None:
         if not self.left:
@@ -141,7 +141,7 @@ class PlayerRun(Run):
     def __init__(self, kernel: Kernel, plan: PlayerPlan) -> None:
         super().__init__(kernel, plan.cluster)
         self.players_plan: Final = plan
-        self.outside: Final = Outside(self.cluster, plan.unknown)
+        self.outside: Final = Outside(self.cluster, plan.unknown, plan.outcomes)
         targets, specs = self.outside.targets, []
         for number, one in enumerate(plan.targets):
             name = f"target-{number}"
@@ -167,13 +167,12 @@ class PlayerRun(Run):
             name=PLAYER, targets=tuple(specs), lease_ms=LEASE_MS, memory_bytes=plan.memory_bytes,
             commit_ms=plan.commit_ms, idle_ms=300,
         )  # fmt: skip
-        self.inserter: Final = Inserter(self.shared, "inserter", plan.records)
+        self.inserter: Final = Inserter(self.shared, "inserter", plan)
         self.workers.append(self.inserter)
         self.admin: Final = Admin(self.shared, "admin")
         self.auditor: Final = Auditor(self.shared, "auditor")
         self.processes: Final[list[Process]] = []
         self._endings: Final[list[Callable[[], None]]] = []
-        self._lost_claims = 0
         self._faults_done = 0
 
     @property
@@ -199,6 +198,10 @@ class PlayerRun(Run):
     def check_servers(self) -> None:
         super().check_servers()
         self.oracle.check()
+        if self.players_plan.is_calm:
+            programs = [process.program for process in self.processes]
+            taken = sum(one.taken for one in programs if isinstance(one, PlayerProgram))
+            assert not taken, f"D6: {taken} claims were taken without a fault"
 
     def _open(self) -> list[object]:
         return [*self.operator.open, *["inserts"] * bool(self.inserter.open)]
@@ -229,7 +232,6 @@ class PlayerRun(Run):
     def _kill(self, fault: PlayerFault) -> None:
         process = self._process(fault)
         if process.is_up:
-            self._count_taken(process)
             process.kill()
             self.kernel.after(_RESTART_NS, process.start)
 
@@ -321,8 +323,8 @@ class PlayerRun(Run):
             return False
 
         assert self._pass_until(is_played, verdict.HEALED_NS), f"liveness: {self._states()}"
-        self._pass_until(lambda: False, 4 * LEASE_MS * MS)
-        self._check_shares()
+        are_kept = self._pass_until(self._are_shares_kept, verdict.HEALED_NS)
+        assert are_kept, f"shares: {self._states()}"
         return len(self.auditor.records)
 
     def _help_tasks(self) -> None:
@@ -350,16 +352,9 @@ class PlayerRun(Run):
         nodes = [node for process in self.processes if (node := node_of(process)) is not None]
         return [[task for task in node.tasks.values() if task.claim.is_held] for node in nodes]
 
-    def _check_shares(self) -> None:
-        owned = self._owned()
-        counts = sorted(map(len, owned))
-        assert sum(counts) == len(self.names), f"shares: {counts} of {len(self.names)}"
-        assert counts[-1] - counts[0] <= 1, f"shares: {counts}"
-
-    def _count_taken(self, process: Process) -> None:
-        program = process.program
-        if isinstance(program, PlayerProgram):
-            self._lost_claims += program.taken
+    def _are_shares_kept(self) -> bool:
+        counts = sorted(map(len, self._owned()))
+        return sum(counts) == len(self.names) and counts[-1] - counts[0] <= 1
 
     def _states(self) -> str:
         rows = [self.cluster.states()]
@@ -378,12 +373,10 @@ class PlayerRun(Run):
         plan = self.players_plan
         self.monitor.check_end()
         self.oracle.check_end(self.auditor.records)
-        for process in self.processes:
-            self._count_taken(process)
-        if not plan.unknown and all(fault.kind == "add-player" for fault in plan.faults):
-            repeated = self.oracle.repetitions
-            assert not repeated, f"at-least-once: {repeated} repetitions without a fault"
-            assert not self._lost_claims, f"D6: {self._lost_claims} claims lost without a fault"
+        repeated = self.oracle.repetitions
+        assert not plan.is_calm or not repeated, (
+            f"at-least-once: {repeated} repetitions without a fault"
+        )
         return Outcome(
             self.kernel.trace_hash(), self.kernel.now / S, self.kernel.steps, plan.records,
             self._faults_done, records, was_searched=False,

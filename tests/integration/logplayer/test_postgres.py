@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+import logplayer
 from logplayer import targets
 from logplayer.contract import Fenced, Opened, Rejected, Retry
 from tests.postgres import Server, why_not
@@ -42,10 +43,12 @@ from tests.unit.logplayer.targets.test_sql import (  # noqa: F401
     test_unreachable_database_is_a_reason_to_retry,
 )
 from ziplog.errors import ConfigError
+from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import ziplog
     from logplayer.contract import Target
     from ziplog.types import Record
 
@@ -243,6 +246,23 @@ def test_role_without_the_right_to_create_needs_the_tables_only(dsn: str) -> Non
     target.deliver(batch(task(), 1, 4))
     target.close()
     run(dsn, "DROP OWNED BY player; DROP ROLE player")
+
+
+def test_player_fills_the_database_while_its_server_crashes(
+    log: ziplog.Log, server: Server, dsn: str
+) -> None:
+    start = RecordId(log.check_tail().gsn + 1, 0)
+    target = targets.postgres("warehouse", dsn, partitions=2, batch_records=10, retry_last_ms=500)
+    rids: list[RecordId] = []
+    with logplayer.Player(log, "postgres", [target], start=start) as player:
+        for _round in range(3):
+            rids += log.insert_many([b"x"] * 200)
+            server.crash()
+            rids += log.insert_many([b"x"] * 200)
+        player.wait_until(rids[-1], timeout=60)
+    assert [row[0] for row in run(dsn, "SELECT gsn FROM records ORDER BY gsn")] == sorted(
+        rid.gsn for rid in rids
+    )
 
 
 # --- rejected records ---

@@ -171,7 +171,7 @@ class PlayerNode:
         if trimmed is not None:
             for task in tasks:
                 if task.delivery.looked < trimmed.first.gsn:
-                    task.on_trimmed(trimmed)
+                    task.reader.on_trimmed(trimmed)
 
     def _warn_of_silence(self) -> None:
         is_cut_off = self._context.is_cut_off and any(one.is_held for one in self.tasks.values())

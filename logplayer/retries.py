@@ -5,12 +5,17 @@ The jitter of a pause comes from a checksum of the task and the attempt, so a ru
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
+from logplayer.contract import Retry
+from ziplog.client.common.requests import NEVER
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from logplayer.contract import TargetSpec
 
 #: Errors of a program or its settings: no further attempt helps.
 BUGS: Final = (TypeError, AttributeError, NameError, ImportError, ConfigError)
@@ -42,6 +47,52 @@ def pause_ns(
     pause = min(doubled, last_ms) * NS_PER_MS
     share = crc32c(f"{name}/{attempt}".encode())
     return pause - pause // _JITTER * share // _UNIT
+
+
+class Attempts:
+    """The failed attempts of a task, since the last success."""
+
+    __slots__ = ("_count", "_name", "_since", "_spec", "_step", "retry_at")
+
+    def __init__(self, name: str, spec: TargetSpec) -> None:
+        """Count nothing yet; `name`: the task's."""
+        self._name: Final = name
+        self._spec: Final = spec
+        self._count = 0
+        self._since: int | None = None
+        self._step = ""
+        #: When the next one is due, in monotonic ns.
+        self.retry_at = NEVER
+
+    def reset(self) -> None:
+        """Forget them after a success."""
+        self._count, self._since, self._step, self.retry_at = 0, None, "", NEVER
+
+    def on_opened(self) -> None:
+        """Forget them if the last one was an open: its success says nothing of deliveries."""
+        if self._step == "open":
+            self.reset()
+
+    def fail(self, step: str, error: Exception, now: int) -> bool:
+        """Count a failure; return whether there is a next attempt, at `retry_at`.
+
+        Args:
+            step: what failed, "open" or "deliver".
+            error: why.
+            now: monotonic ns.
+
+        """
+        spec = self._spec
+        self._count += 1
+        self._step = step
+        if self._since is None:
+            self._since = now
+        if spec.retry_s and now - self._since >= spec.retry_s * NS_PER_S:
+            return False
+        after_s = error.after_s if isinstance(error, Retry) else None
+        first, last = spec.retry_first_ms, spec.retry_last_ms
+        self.retry_at = now + pause_ns(self._name, self._count, first, last, after_s)
+        return True
 
 
 def text_of(error: Exception) -> str:

@@ -115,7 +115,7 @@ def _task(
 
 def _source(task: PlayerTask, context: PlayerContext) -> str:
     """Return where the records of a task come from: feed, own, or "" while it reads none."""
-    if task.source is not None:
+    if task.reader.source is not None:
         return "own"
     is_with_feed = task.is_reading and context.feed.covers(task.delivery.looked)
     return "feed" if is_with_feed else ""
@@ -128,14 +128,16 @@ def _lag_s(task: PlayerTask, context: PlayerContext, wall_ns: int) -> float | No
     if delivery.cut is not None:
         first = delivery.cut.records[0] if delivery.cut.records else None
     else:
-        ring = task.source.ring if task.source is not None else feed.ring
-        is_covered = ring.covers(delivery.looked) and (task.source is not None or feed.is_open)
+        ring = task.reader.source.ring if task.reader.source is not None else feed.ring
+        is_covered = ring.covers(delivery.looked) and (
+            task.reader.source is not None or feed.is_open
+        )
         if not is_covered:
             return None
         index = ring.index(delivery.looked)
         if index < len(ring.records):
             first = ring.records[index]
-        elif task.source is not None:
+        elif own is not None:
             return None
         else:
             return 0.0

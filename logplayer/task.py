@@ -14,22 +14,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from logplayer.claim import Claim
-from logplayer.contract import Batch, Fenced, Opened, Rejected, Retry, Task, cursor_name
+from logplayer.contract import Batch, Fenced, Opened, Rejected, Task, cursor_name
 from logplayer.delivery import Delivery
-from logplayer.retries import BUGS, pause_ns, text_of
+from logplayer.retries import BUGS, Attempts, text_of
 from logplayer.selection import Selection
-from logplayer.source import Source
 from logplayer.steps import CloseTarget, Deliver, OpenTarget
+from logplayer.task_reader import TaskReader
 from ziplog.client.common.requests import NEVER
 from ziplog.core.histogram import Histogram
 from ziplog.core.node import LogWarning
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import CursorHeldError, TrimmedError
 
 if TYPE_CHECKING:
     from logplayer.context import PlayerContext
     from logplayer.contract import TargetSpec
-    from logplayer.ring import Ring
     from ziplog.types import CursorInfo, RecordId
 
 TaskState = Literal[
@@ -37,8 +36,6 @@ TaskState = Literal[
     "failed",
 ]  # fmt: skip
 
-#: The ring of a task that reads for itself is emptied before each fetch, so it needs no bound.
-_UNBOUNDED: Final = NEVER
 #: The states in which a task reads the log.
 _READING: Final = {"playing", "delivering", "retrying", "opening"}
 
@@ -58,8 +55,7 @@ class PlayerTask:
         #: The worker; 0: none.
         self.worker = 0
         self.delivery: Final = Delivery(Selection(spec, partition), spec.rejected)
-        #: The subscription of its own, while it is not with the feed.
-        self.source: Source | None = None
+        self.reader: Final = TaskReader(context, spec.batch_records)
         #: The last error; "": none since the last success.
         self.error = ""
         #: Numbers of records and of failed attempts, and of records that the target rejected.
@@ -72,14 +68,9 @@ class PlayerTask:
         self._step: Literal["", "open", "deliver"] = ""
         self._must_open = True
         self._is_opened = self._is_leaving = self._was_paused = False
-        self._attempts = 0
-        self._failing_since: int | None = None
-        self._failed_step = ""
-        self._retry_at = NEVER
+        self._attempts: Final = Attempts(self.name, spec)
         #: Since when it has passed positions without a record of its own.
         self._passed_at: int | None = None
-        #: The records at `delivery.looked` were trimmed.
-        self._trimmed: TrimmedError | None = None
         #: When the cursor of a failed task was changed last, as far as it is known.
         self._changed_at: object = None
 
@@ -98,7 +89,7 @@ class PlayerTask:
     def is_reading(self) -> bool:
         """Whether it needs records of the log at `delivery.looked`."""
         is_active = self.state in _READING and not self._is_leaving
-        return self._is_opened and is_active and self._trimmed is None
+        return self._is_opened and is_active and self.reader.trimmed is None
 
     @property
     def is_step_open(self) -> bool:
@@ -120,8 +111,8 @@ class PlayerTask:
         self.delivery.restart(self.claim.committed)
         self.worker = self._context.next_worker()
         self._must_open, self._is_opened, self._step = True, False, ""
-        self._task, self._passed_at, self._trimmed = None, None, None
-        self._forget_failures()
+        self._task, self._passed_at, self.reader.trimmed = None, None, None
+        self._attempts.reset()
         self.error = ""
         self._was_paused = self.claim.state.is_paused
         self.state = "opening"
@@ -172,12 +163,7 @@ class PlayerTask:
             self._context.calls.effects.append(CloseTarget(self.worker))
         self.worker, self._task, self._step, self._must_open = 0, None, "", True
         self.delivery.given = None
-        self._close_source()
-
-    def _close_source(self) -> None:
-        source, self.source = self.source, None
-        if source is not None:
-            source.close()
+        self.reader.close()
 
     def drain(self) -> None:
         """End the step under way, move the cursor, close and release."""
@@ -217,11 +203,10 @@ class PlayerTask:
         if self._context.hurry_to > self.claim.committed:
             self.claim.hurry()
         self.claim.poll(now)
-        if self.source is not None:
-            self.source.poll(wants_records=self._wants_records(), is_batch_end=is_batch_end)
+        self.reader.poll(self.delivery.looked, is_batch_end=is_batch_end)
         if self._step:
             return
-        if self.state == "retrying" and now >= self._retry_at:
+        if self.state == "retrying" and now >= self._attempts.retry_at:
             self._continue()
         elif self.state == "opening":
             self._open()
@@ -235,7 +220,7 @@ class PlayerTask:
         elif self._is_pause_reached():
             self.state = "paused"
             self.claim.hurry()
-            self._close_source()
+            self.reader.close()
         elif self._must_open:
             self.state = "opening"
             self._open()
@@ -291,9 +276,10 @@ class PlayerTask:
             self.claim.move(opened.position, opened.mark or self.claim.last_mark)
         elif is_first or spec.stores_position:
             delivery.continue_at(committed)
-        self._is_opened, self._must_open, self._trimmed = True, False, None
-        if self._failed_step == "open" or delivery.position > former:
-            self._forget_failures()
+        self._is_opened, self._must_open, self.reader.trimmed = True, False, None
+        self._attempts.on_opened()
+        if delivery.position > former:
+            self._attempts.reset()
         self._continue()
 
     # --- playing ---
@@ -315,11 +301,9 @@ class PlayerTask:
 
     def _look(self, limit: int) -> bool:
         """Look for records; return whether the task can go on."""
-        ring = self._ring() if self._trimmed is None else None
-        if self.source is not None and self.source.trimmed is not None:
-            self.on_trimmed(self.source.trimmed)
-        if self._trimmed is not None:
-            self._fail(self._trimmed_text(self._trimmed))
+        ring = self.reader.ring(self.delivery.looked)
+        if self.reader.trimmed is not None:
+            self._fail(self._trimmed_text(self.reader.trimmed))
             return False
         if ring is not None and self.delivery.looked < min(ring.stop, limit):
             try:
@@ -328,40 +312,6 @@ class PlayerTask:
                 self._fail(f"its map failed: {text_of(error)}")
                 return False
         return True
-
-    def _ring(self) -> Ring | None:
-        """Return the records at its position: the feed's, or those that it reads for itself."""
-        looked, feed = self.delivery.looked, self._context.feed
-        if not feed.is_open:
-            return None
-        if feed.covers(looked):
-            self._close_source()
-            return feed.ring
-        if self.source is None:
-            calls, records = self._context.calls, self.spec.batch_records
-            self.source = Source(calls, _UNBOUNDED, records)
-        own = self.source
-        if not own.ring.covers(looked) or not own.is_open:
-            own.open(looked)
-        if own.ring.stop == looked:
-            own.ring.reset(looked)  # It has all of these records.
-        own.poll(wants_records=self._wants_records(), is_batch_end=False)
-        return own.ring
-
-    def _has_more(self) -> bool:
-        """Whether it has not looked at all records of its source."""
-        feed, source, looked = self._context.feed, self.source, self.delivery.looked
-        ring = source.ring if source is not None else feed.ring
-        is_covered = source is not None or feed.covers(looked)
-        return is_covered and looked < min(ring.stop, self._limit())
-
-    def _wants_records(self) -> bool:
-        return self.source is not None and self.delivery.looked >= self.source.ring.stop
-
-    def on_trimmed(self, error: TrimmedError) -> None:
-        """Note that the records that it needs next were trimmed; fail once it needs them."""
-        self._trimmed = error
-        self._close_source()
 
     def _trimmed_text(self, error: TrimmedError) -> str:
         return f"{error}: `ziplog cursor seek {self.name} genesis` goes on at the first record left"
@@ -434,7 +384,7 @@ class PlayerTask:
         self.delivered += len(given)
         if given.records:
             self.delays.add(self._context.calls.now - given.arrived)
-        self._forget_failures()
+        self._attempts.reset()
         self.error = ""
         self._on_moved(mark)
 
@@ -453,26 +403,16 @@ class PlayerTask:
             self._retry(error, step)
 
     def _retry(self, error: Exception, step: str) -> None:
-        spec, now = self.spec, self._context.calls.now
+        spec = self.spec
         self.delivery.given = None
         self.retries += 1
-        self._attempts += 1
-        self._failed_step = step
-        if self._failing_since is None:
-            self._failing_since = now
-        if spec.retry_s and now - self._failing_since >= spec.retry_s * NS_PER_S:
+        if not self._attempts.fail(step, error, self._context.calls.now):
             self._fail(f"{self.error}; it failed for {spec.retry_s} s")
             return
         self._must_open |= spec.stores_position
-        after_s = error.after_s if isinstance(error, Retry) else None
-        first, last = spec.retry_first_ms, spec.retry_last_ms
-        self._retry_at = now + pause_ns(self.name, self._attempts, first, last, after_s)
         self.state = "retrying"
         if self._is_pause_reached():
             self._continue()
-
-    def _forget_failures(self) -> None:
-        self._attempts, self._failing_since, self._failed_step = 0, None, ""
 
     def _fail(self, why: str) -> None:
         """Stop until an operator resumes or seeks the cursor, which this process keeps."""
@@ -491,8 +431,8 @@ class PlayerTask:
         """Open the target of a failed task again."""
         assert self.state == "failed"
         self.delivery.try_again()
-        self._trimmed = None
-        self._forget_failures()
+        self.reader.trimmed = None
+        self._attempts.reset()
         self.worker = self._context.next_worker()
         self._continue()
 
@@ -500,15 +440,15 @@ class PlayerTask:
 
     def next_wakeup(self) -> int:
         """Return the time of the next poll; `NEVER`: with the next event."""
-        due = self.claim.next_wakeup()
-        if self.source is not None:
-            due = min(due, self.source.next_wakeup(wants_records=self._wants_records()))
+        due = min(self.claim.next_wakeup(), self.reader.next_wakeup(self.delivery.looked))
         if self._step or self._context.is_cut_off:
             return due
         if self.state == "retrying":
-            return min(due, self._retry_at)
+            return min(due, self._attempts.retry_at)
         if self.state == "playing":
-            is_due = self.delivery.cut is not None or self._has_more()
+            delivery = self.delivery
+            has_more = self.reader.has_more(delivery.looked, self._limit())
+            is_due = delivery.cut is not None or has_more
             return self._context.calls.now if is_due else min(due, self._idle_at())
         return due
 

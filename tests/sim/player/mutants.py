@@ -269,15 +269,15 @@ def empty_target_is_fresh() -> Iterator[None]:
 @mutant(downs)
 def ring_skips() -> Iterator[None]:
     """A task that fell out of the ring reads for itself from its own position on."""
-    ring = PlayerTask._ring
+    look = PlayerTask._look
 
-    def skipped(self: PlayerTask) -> Any:
+    def skipped(self: PlayerTask, limit: int) -> bool:
         feed, delivery = self._context.feed, self.delivery
         if feed.is_open and delivery.looked < feed.ring.start:
             delivery.looked = feed.ring.start
-        return ring(self)
+        return look(self, limit)
 
-    with replaced(PlayerTask, "_ring", skipped):
+    with replaced(PlayerTask, "_look", skipped):
         yield
 
 

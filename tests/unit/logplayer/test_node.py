@@ -63,7 +63,7 @@ def test_a_slow_task_falls_out_and_comes_back() -> None:
     world.run(2000)
     assert world.payloads("db") == world.payloads("sink")
     assert len(subscriptions(player)) >= 2
-    assert player.task("db").source is None, "it is with the feed again"
+    assert player.task("db").reader.source is None, "it is with the feed again"
     assert len(player.core.subscriptions) == 1
 
 

@@ -128,10 +128,9 @@ def _lag_s(task: PlayerTask, context: PlayerContext, wall_ns: int) -> float | No
     if delivery.cut is not None:
         first = delivery.cut.records[0] if delivery.cut.records else None
     else:
-        ring = task.reader.source.ring if task.reader.source is not None else feed.ring
-        is_covered = ring.covers(delivery.looked) and (
-            task.reader.source is not None or feed.is_open
-        )
+        own = task.reader.source
+        ring = own.ring if own is not None else feed.ring
+        is_covered = ring.covers(delivery.looked) and (own is not None or feed.is_open)
         if not is_covered:
             return None
         index = ring.index(delivery.looked)

@@ -205,6 +205,8 @@ class SqlTarget:
 
         """
         if self._dialect.is_absent():
+            if self._statement is not None and not self._has_own_table:
+                raise UnavailableError("there is no database yet, with tables for the statement")
             return
         try:
             connection = self._connect()

@@ -155,6 +155,8 @@ def test_check_changes_nothing(path: Path) -> None:
 
 
 def test_check_finds_wrong_statements_and_unreachable_files(path: Path) -> None:
+    with pytest.raises(UnavailableError, match="no database yet"):
+        look(path, "INSERT INTO t VALUES (:gsn)")
     run(path, "CREATE TABLE t (id)")
     with pytest.raises(ConfigError, match="refuses the statement: no such table: u"):
         look(path, "INSERT INTO u VALUES (:gsn)")

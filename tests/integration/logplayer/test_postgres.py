@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import logplayer
 from logplayer import targets
-from logplayer.contract import Fenced, Opened, Rejected, Retry
+from logplayer.contract import Fenced, Opened, Rejected, RejectedRecord, Retry
 from tests.postgres import Server, why_not
 from tests.properties import examples
 from tests.unit.logplayer.targets.databases import Database, batch, record, task
@@ -263,6 +263,32 @@ def test_player_fills_the_database_while_its_server_crashes(
     assert [row[0] for row in run(dsn, "SELECT gsn FROM records ORDER BY gsn")] == sorted(
         rid.gsn for rid in rids
     )
+
+
+@pytest.mark.parametrize("paramstyle", ["format", "pyformat"])
+def test_driver_may_be_used_by_its_interface_alone(dsn: str, paramstyle: Any) -> None:
+    run(dsn, "CREATE TABLE t (gsn BIGINT PRIMARY KEY, at TIMESTAMPTZ, share TEXT)")
+    statement = "INSERT INTO t VALUES (:gsn, :timestamp, '5 %')"
+    target = targets.dbapi(
+        "warehouse", lambda: psycopg.connect(dsn), statement, paramstyle=paramstyle, blob="BYTEA"
+    ).connect()
+    assert target.open(task()) == Opened(1)
+    target.deliver(batch(task(), 1, 4))
+    target.deliver(batch(task(), 4, 6, [], [RejectedRecord(record(5), "because")]))
+    with pytest.raises(Fenced):
+        target.deliver(batch(task(), 4, 6))
+    target.close()
+    assert run(dsn, "SELECT gsn, share FROM t") == [(1, "5 %"), (2, "5 %"), (3, "5 %")]
+    assert run(dsn, "SELECT record_key, why FROM ziplog_dead") == [(b"k", "because")]
+
+
+def test_connection_with_autocommit_is_refused(dsn: str) -> None:
+    def connect() -> Any:
+        return psycopg.connect(dsn, autocommit=True)
+
+    target = targets.dbapi("warehouse", connect, paramstyle="format", blob="BYTEA").connect()
+    with pytest.raises(ConfigError, match="autocommit of the connection is True"):
+        target.open(task())
 
 
 # --- rejected records ---

@@ -29,11 +29,15 @@ class PlayerContext:
         self.feed: Final = feed
         #: The membership service did not answer for a lease: no step begins.
         self.is_cut_off = False
-        #: The greatest position that a call waits for: tasks move to it at once.
-        self.hurry_to = 0
+        #: The positions that calls wait for: tasks that have passed one move there at once.
+        self.awaited: tuple[int, ...] = ()
         #: A claim was lost: the cursors are listed soon.
         self.wants_round = False
         self._workers = 0
+
+    def is_awaited(self, after: int, upto: int) -> bool:
+        """Whether a call waits for a position after the first one, up to the second one."""
+        return any(after < position <= upto for position in self.awaited)
 
     def next_worker(self) -> int:
         """Return the number of a new worker."""

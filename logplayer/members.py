@@ -81,6 +81,8 @@ class Members:
         self._claim = 0
         self._is_first = True
         self._is_running = self._is_over = False
+        #: Called when the member cursor is released after the round that runs.
+        self._on_over: Callable[[], None] | None = None
         self._list_at = calls.now
         #: Why the last round failed; "": it did not.
         self.error = ""
@@ -90,7 +92,7 @@ class Members:
     @property
     def names(self) -> list[str]:
         """The names of all processes, in the order of their member cursors."""
-        return [info.owner for _, info in self._owned_slots()]
+        return list(dict.fromkeys(info.owner for _, info in self._owned_slots()))
 
     def _slots(self) -> dict[int, CursorInfo]:
         prefix, found = f"{self._prefix}{MEMBERS}/", {}
@@ -124,7 +126,9 @@ class Members:
 
     def _on_round(self, result: bool | Exception) -> None:
         self._is_running = False
-        if isinstance(result, ConfigError):
+        if self._on_over is not None:
+            self._release_claim(self._on_over)
+        elif isinstance(result, ConfigError):
             self._on_failure(result)
         elif isinstance(result, Exception):
             self.error = str(result)
@@ -183,8 +187,10 @@ class Members:
         for group in (lasts, others):
             names = [f"{self._prefix}{name}/{index}" for name, index in group]
             missing = [name for name in names if name not in self.cursors]
-            # One that exists by now was created by another process.
-            yield [self._creation(name) for name in missing]
+            for result in (yield [self._creation(name) for name in missing]):
+                # Another process may have created it by now.
+                if isinstance(result, Exception) and not isinstance(result, ConfigError):
+                    raise result
             has_changed |= bool(missing)
         return has_changed
 
@@ -209,8 +215,6 @@ class Members:
         state: ClaimState = yield ClaimQuery(NEVER, number)
         self.slot, self._claim = slot, number
         self._watch(state)
-        if self._is_over:
-            self.release(ignore)
         return True
 
     def _try_to_claim(self, slot: int) -> TaskSteps:
@@ -266,8 +270,14 @@ class Members:
         return True
 
     def release(self, then: Callable[[], None]) -> None:
-        """Release the member cursor; list no more."""
+        """Release the member cursor, after the round that runs; list no more."""
         self._is_over = True
+        if self._is_running:
+            self._on_over = then
+        else:
+            self._release_claim(then)
+
+    def _release_claim(self, then: Callable[[], None]) -> None:
         if not self._claim:
             then()
             return

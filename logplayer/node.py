@@ -148,9 +148,10 @@ class PlayerNode:
     def _poll(self) -> None:
         """Do what is due after the events of a batch."""
         context, waiting = self._context, self._waiting
-        waits = [one.position for one in waiting.values() if isinstance(one, WaitCall)]
-        context.hurry_to = max(waits, default=0)
-        is_urgent, context.wants_round = context.wants_round or bool(waits), False
+        calls = waiting.values()
+        context.awaited = tuple(one.position for one in calls if isinstance(one, WaitCall))
+        is_urgent = context.wants_round or bool(context.awaited)
+        context.wants_round = False
         self.members.poll(is_urgent=is_urgent)
         self._poll_feed(is_batch_end=True)
         for task in self.tasks.values():

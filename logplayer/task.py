@@ -200,7 +200,7 @@ class PlayerTask:
     def poll(self, *, is_batch_end: bool) -> None:
         """Do what is due."""
         now = self._context.calls.now
-        if self._context.hurry_to > self.claim.committed:
+        if self._context.is_awaited(self.claim.committed, self.delivery.position):
             self.claim.hurry()
         self.claim.poll(now)
         self.reader.poll(self.delivery.looked, is_batch_end=is_batch_end)
@@ -355,7 +355,8 @@ class PlayerTask:
         """Return when it moves past positions without records of its own."""
         if self._passed_at is None:
             return NEVER
-        if self._context.hurry_to > self.delivery.position:
+        delivery = self.delivery
+        if self._context.is_awaited(delivery.position, delivery.looked):
             return self._passed_at
         return self._passed_at + self._context.settings.idle_ms * NS_PER_MS
 

@@ -38,6 +38,8 @@ MAX_TIMEOUT_S: Final = 3600.0
 _MAX_ANSWER: Final = 65_536
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*", re.ASCII)
+#: Headers that the target sets; also those with names that start with "ziplog-".
+_OWN_HEADERS: Final = {"content-length", "content-type", "idempotency-key", "transfer-encoding"}
 _URL_RULE: Final = "an http:// or https:// URL without a user, a password and a fragment"
 #: These mean: try again later. 409: the endpoint works on the same key.
 _LATER: Final = {408, 409, 425, 429}
@@ -227,10 +229,7 @@ class HttpTarget:
         signed = hmac.new(self._endpoint.secret, f"{now}.".encode() + body, hashlib.sha256)
         return {"Ziplog-Signature": f"t={now},v1={signed.hexdigest()}"}
 
-    def _failure(self, error: Exception) -> Exception:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            problem = f"the certificate of {self._host()} is not valid: {error.verify_message}"
-            return ConfigError("url", self._host(), "trusted", message=problem)
+    def _failure(self, error: Exception) -> Retry:
         kind = "no answer from" if isinstance(error, TimeoutError) else "cannot reach"
         return Retry(f"{kind} {self._host()}: {error or type(error).__name__}")
 
@@ -293,8 +292,10 @@ def _checked(headers: Mapping[str, str], where: str) -> dict[str, str]:
     except (TypeError, ValueError):
         raise ConfigError("headers", "(not shown)", "a table of names and texts", where) from None
     for name, value in found.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise ConfigError("a name in headers", name, "a name of an HTTP header", where)
+        is_name = isinstance(name, str) and _HEADER_NAME.fullmatch(name) is not None
+        if not is_name or name.lower() in _OWN_HEADERS or name.lower().startswith("ziplog-"):
+            allowed = "the name of an HTTP header that the target does not set itself"
+            raise ConfigError("a name in headers", name, allowed, where)
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             allowed = "a text of printable ASCII characters"
             raise ConfigError(f"the header {name}", "(not shown)", allowed, where)

@@ -132,10 +132,10 @@ def _checked(setting: str, value: object, where: str) -> object:
         is_valid = value is None or callable(value)
     elif setting == "keys":
         patterns = (value,) if isinstance(value, str) else value
-        is_valid = isinstance(patterns, Sequence) and all(
-            isinstance(pattern, str) and pattern for pattern in patterns
-        )
-        value = tuple(patterns) if is_valid and isinstance(patterns, Sequence) else value
+        is_valid = isinstance(patterns, Sequence) and bool(patterns)
+        if is_valid and isinstance(patterns, Sequence):
+            is_valid = all(isinstance(pattern, str) and pattern for pattern in patterns)
+            value = tuple(patterns)
     else:
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         is_valid = key.accepts(value)

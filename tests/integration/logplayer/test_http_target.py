@@ -273,6 +273,7 @@ def test_endpoint_without_the_position_stops_the_task(endpoint: Endpoint, made: 
         {"position": "here"}, {"secret": ""}, {"secret": 5}, {"timeout_s": 0},
         {"timeout_s": True}, {"timeout_s": float("nan")}, {"headers": {"a b": "x"}},
         {"headers": {"a": "x\r\ny: z"}}, {"headers": {"a": 5}}, {"headers": 5},
+        {"headers": {"Content-Type": "text/plain"}}, {"headers": {"ziplog-term": "5"}},
     ],
 )  # fmt: skip
 def test_invalid_arguments_are_refused(arguments: dict[str, Any]) -> None:

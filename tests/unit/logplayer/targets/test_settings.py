@@ -50,7 +50,7 @@ def test_every_setting_is_a_field_of_the_target() -> None:
     ("setting", "value"),
     [
         ("partitions", 0), ("partitions", 257), ("partitions", True), ("partitions", "4"),
-        ("keys", 5), ("keys", [b"x"]), ("keys", [""]), ("keys", ""),
+        ("keys", 5), ("keys", [b"x"]), ("keys", [""]), ("keys", ""), ("keys", []),
         ("map", "shop:to_row"), ("map", 5),
         ("batch_records", 0), ("batch_bytes", 0), ("batch_bytes", 2**30),
         ("retry_first_ms", 0), ("retry_last_ms", 50), ("retry_s", -1), ("retry_s", 0.5),

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import logplayer.task
 from logplayer.contract import Batch, Fenced, Opened, Retry, Task
+from logplayer.members import Members
 from logplayer.task import PlayerTask
 from mms.cursors import Cursors
 from tests.sim.player.plan import LEASE_MS, PlayerFault, PlayerPlan, TargetPlan
@@ -113,6 +114,11 @@ def downs(seed: int) -> PlayerPlan:
 def empties(seed: int) -> PlayerPlan:
     """Return a run in which a target loses everything."""
     return plan_of(seed, PlayerFault(500, "target-empty", 0))
+
+
+def silences(seed: int) -> PlayerPlan:
+    """Return a run in which a process does not reach the membership service."""
+    return plan_of(seed, PlayerFault(300, "isolate-player", 0, 4 * LEASE_MS), span_ms=3_000)
 
 
 def seeks(seed: int) -> PlayerPlan:
@@ -296,6 +302,13 @@ def steps_leave_gaps() -> Iterator[None]:
         replaced(PlayerTask, "_on_opened", ahead),
         replaced(PlayerTask, "check", lambda *_: None),
     ):
+        yield
+
+
+@mutant(silences)
+def silence_is_ignored() -> Iterator[None]:
+    """A process begins no step after the membership service was silent for a lease."""
+    with replaced(Members, "is_silent", lambda *_: False):
         yield
 
 

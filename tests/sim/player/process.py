@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.node import PlayerNode
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
+from tests.sim.player.plan import LEASE_MS
 from tests.sim.player.targets import Connections, Fault, Sink, Store
 from tests.simulator.kernel import MS, US
 from tests.simulator.process import Process
@@ -87,6 +88,8 @@ class Outside:
         self.slow: Final[set[str]] = set()
         self.unknown = unknown
         self._outcomes: Final = outcomes
+        #: Since when processes do not reach the membership service, by their names.
+        self.isolated: Final[dict[str, int]] = {}
         #: The cursors of tasks whose last steps may have an effect later.
         self.late: set[str] = set()
 
@@ -152,7 +155,12 @@ class PlayerProgram:
 
     def _begin(self, effect: OpenTarget | Deliver) -> None:
         task = effect.task if isinstance(effect, OpenTarget) else effect.batch.task
-        kernel = self._process.kernel
+        process, kernel = self._process, self._process.kernel
+        since = self._outside.isolated.get(process.name, kernel.now)
+        assert kernel.now <= since + LEASE_MS * MS, (
+            f"silence: {process.name} begins a step {(kernel.now - since) // MS} ms after the"
+            " membership service was heard"
+        )
         kernel.after(self._outside.step_ns(task.target), lambda: self._run(effect))
 
     def _run(self, effect: OpenTarget | Deliver) -> None:

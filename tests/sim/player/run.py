@@ -203,6 +203,17 @@ class PlayerRun(Run):
             taken = sum(one.taken for one in programs if isinstance(one, PlayerProgram))
             assert not taken, f"D6: {taken} claims were taken without a fault"
 
+    def _end_of_faults(self, began: int) -> int:
+        plan = self.players_plan
+        return began + max([plan.span_ms, *(one.at_ms + one.for_ms for one in plan.faults)]) * MS
+
+    def _settle(self) -> None:
+        """End the faults of players and targets, too."""
+        for ending in self._endings:
+            ending()
+        self.outside.unknown = 0.0
+        super()._settle()
+
     def _open(self) -> list[object]:
         return [*self.operator.open, *["inserts"] * bool(self.inserter.open)]
 
@@ -246,8 +257,10 @@ class PlayerRun(Run):
         for service in services:
             network.cut(name, service)
             network.cut(service, name)
+        self.outside.isolated.setdefault(name, self.kernel.now)
 
         def end() -> None:
+            self.outside.isolated.pop(name, None)
             for service in services:
                 network.heal(name, service)
                 network.heal(service, name)
@@ -304,10 +317,7 @@ class PlayerRun(Run):
     # --- the end ---
 
     def _audit(self) -> int:
-        """Heal the players and targets; read the log; wait until the targets have all of it."""
-        for ending in self._endings:
-            ending()
-        self.outside.unknown = 0.0
+        """Read the log; wait until the targets have all of it."""
         self.auditor.start()
         done = self._pass_until(lambda: self.auditor.is_done, verdict.HEALED_NS)
         assert done, f"the log cannot be read: {self.cluster.states()}"

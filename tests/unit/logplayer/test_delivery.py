@@ -80,6 +80,7 @@ def play(found: Delivery, ring: Ring, bad: set[int], *, named: bool) -> tuple[li
         cut = found.take(FAR)
         aside = found.rejected_of(cut)
         steps += 1
+        assert steps < 1000, "it does not end"
         assert cut.start == found.position
         wrong = [n for n, origin in enumerate(cut.origins) if origin in bad]
         if wrong:

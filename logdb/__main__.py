@@ -31,7 +31,8 @@ from ziplog.config_tables import LogConfig
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
-from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.driver import Driver
+from ziplog.runtime.process import run_process
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.transport import Transport
 

@@ -81,7 +81,7 @@ class Coordinator:
             DeadlineError: the replay took longer than `ready_timeout`.
 
         """
-        endpoints = _endpoints(log)
+        endpoints = arguments.endpoints_of(log)
         bind = bind_address(host, port, insecure=insecure)
         chosen = coordinator_settings(
             checkpoints=checkpoints,
@@ -178,19 +178,6 @@ class Coordinator:
         self._driver.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join(_STOP_S)
-
-
-def _endpoints(log: Any) -> list[str]:
-    """Return the membership nodes of a log that the user passed."""
-    if isinstance(log, (str, list, tuple)):
-        return arguments.endpoints(log, "log")
-    try:
-        return list(log.endpoints)
-    except AttributeError:
-        kind = type(log).__name__
-        raise TypeError(
-            f"log must be a ziplog.Log or 'host:port' of its nodes, not {kind}"
-        ) from None
 
 
 def bind_address(host: str, port: int, *, insecure: bool, are_options: bool = False) -> str:

@@ -35,9 +35,10 @@ from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.runtime import level_file, wire_file
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
-from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.driver import Driver
 from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.node_info import node_info, this_release
+from ziplog.runtime.process import run_process
 from ziplog.runtime.process_logging import configure
 from ziplog.runtime.publication_receiver import PublicationReceiver
 from ziplog.runtime.settings_reload import SettingsReload

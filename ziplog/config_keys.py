@@ -1,4 +1,4 @@
-"""Keys of the cluster file: each is a field with its type, range, unit and meaning.
+"""Keys of files of settings: each is a field with its type, range, unit and meaning.
 
 Rule: unknown keys are refused, with the closest name.
 """
@@ -24,7 +24,7 @@ Change = Literal["reload", "restart", "stop", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the cluster file: its type, range and meaning."""
+    """A key of a file: its type, range and meaning."""
 
     about: str
     type: type
@@ -45,12 +45,15 @@ class Key:
             return "true or false"
         if self.choices:
             return " or ".join(repr(choice) for choice in self.choices)
-        if self.type is int:
-            return f"a whole number, {self.low} to {self.high}{self.unit and ' ' + self.unit}"
+        if self.type in {int, float}:
+            kind = "a whole number" if self.type is int else "a number"
+            return f"{kind}, {self.low} to {self.high}{self.unit and ' ' + self.unit}"
         return self.rule
 
     def accepts(self, value: object) -> bool:
-        """Whether `value` is allowed."""
+        """Whether `value` is allowed; a whole number is a number, too."""
+        if self.type is float and type(value) in {int, float}:
+            return self.low <= value <= self.high  # type: ignore[operator]
         if type(value) is not self.type:
             return False
         if isinstance(value, str):
@@ -75,13 +78,21 @@ def keys_of(table: type) -> Mapping[str, tuple[Key, Any]]:
     }
 
 
-def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
-    """Raise `ConfigError` if `table`, called `where`, has an unknown key."""
+def refuse_unknown(
+    table: Mapping[str, object],
+    known: Iterable[str],
+    where: str,
+    command: str = "ziplog config show",
+) -> None:
+    """Raise `ConfigError` if `table`, called `where`, has an unknown key.
+
+    `command` shows all keys.
+    """
     names = tuple(known)
     for name, value in table.items():
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "`ziplog config show` lists all keys"
+            hint = f"did you mean {near[0]!r}?" if near else f"`{command}` lists all keys"
             problem = f"unknown key {name!r} in {where}"
             raise ConfigError(problem, value, f"left out ({hint})", message=f"{problem}; {hint}")
 

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from logdb.records import Decision, Segment
-    from logdb.tasks import TaskSteps
     from logdb.versions import Row
     from ziplog.client.common.requests import Fetched, Request
+    from ziplog.client.log_tasks import TaskSteps
 
 #: Positions covered by the first backward search; each further search covers four times as many.
 _FIRST_SEARCH: Final = 1 << 24

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from logdb.cleaner.cleaning_round import CleaningRound, WaitUntil, YieldSlice
 from logdb.cleaner.schedule import CheckpointSchedule
 from logdb.cleaner.settings import Counts, RoundSettings
-from logdb.tasks import Task
 from ziplog.client.common.requests import NEVER
+from ziplog.client.log_tasks import Task
 from ziplog.core.node import LogWarning
 from ziplog.errors import ZiplogError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from logdb.state import State
-    from logdb.tasks import LogTasks
+    from ziplog.client.log_tasks import LogTasks
 
 
 class Cleaner:

@@ -1,4 +1,4 @@
-"""One cleaning round: writes a checkpoint and trims the log; a task (`logdb/tasks.py`).
+"""One cleaning round: writes a checkpoint and trims the log; a task (`ziplog/client/log_tasks.py`).
 
     announce --ours is first--> move, copy --> save --> trim
       another coordinator's is first: skipped; the log fails: the round fails
@@ -18,7 +18,6 @@ from logdb.cleaner.checkpoint import PartEncoder
 from logdb.cleaner.relocation import Relocation, UnmovableRecord, moves_from
 from logdb.records import CheckpointBegun, CheckpointDone, encode, is_foreign
 from logdb.snapshots import SnapshotCursor
-from logdb.tasks import ignore
 from ziplog.client.common.requests import (
     NEVER,
     FetchRequest,
@@ -28,6 +27,7 @@ from ziplog.client.common.requests import (
     TrimRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.log_tasks import ignore
 from ziplog.errors import TrimmedError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from logdb.cleaner.schedule import CheckpointSchedule
     from logdb.cleaner.settings import Counts, RoundSettings
     from logdb.state import State
-    from logdb.tasks import LogTasks
     from ziplog.client.common.requests import Fetched
+    from ziplog.client.log_tasks import LogTasks
 
     Steps = Generator[Any, Any, None]
 

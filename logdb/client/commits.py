@@ -14,10 +14,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.tasks import OpenCalls
 from logdb.wire import AwaitDecision, Decided
 from ziplog.client.common.requests import NEVER, InsertRequest
 from ziplog.client.common.unknown_outcome import ResolveRequest
+from ziplog.client.log_tasks import OpenCalls
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import (
     DeadlineError,
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logdb.client.coordinators import Coordinators
-    from logdb.tasks import LogTasks
     from ziplog.client.common.step_context import StepContext
+    from ziplog.client.log_tasks import LogTasks
     from ziplog.types import RecordId
 
 #: Delay between the acks and the request for a decision that was not received.

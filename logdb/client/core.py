@@ -21,11 +21,11 @@ from logdb.client.operation_steps import StepRunner
 from logdb.client.operations import OPERATIONS
 from logdb.client.requests import DropRequest, UnwatchRequest, WatchRequest
 from logdb.errors import TransactionAborted
-from logdb.tasks import LogTasks
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
 from ziplog.client.common.requests import NEVER
 from ziplog.client.common.step_context import StepContext
+from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Call, Cancelled, ConnectionChanged, Received, Wakeup
 from ziplog.wire import NodeInfo
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logdb.client.requests import SnapshotId, WatchHandle
-    from logdb.tasks import Task
     from ziplog.client.common.requests import Policy
+    from ziplog.client.log_tasks import Task
     from ziplog.core.node import Effect, Event
     from ziplog.types import RecordId
     from ziplog.wire import InsertAck, Limits

@@ -1,7 +1,7 @@
 """The steps of an operation, and the runner that executes them.
 
-An operation is a task of `logdb/tasks.py`. It yields requests of the log, or the steps below, and
-resumes with the result, or with its exception raised at the `yield`.
+An operation is a task of `ziplog/client/log_tasks.py`. It yields requests of the log, or the steps
+below, and resumes with the result, or with its exception raised at the `yield`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from logdb.client.commits import UnknownCommit
-from logdb.tasks import Task
 from ziplog.client.common.requests import Request
+from ziplog.client.log_tasks import Task
 from ziplog.core.message import Message
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from logdb.client.commits import Commits
     from logdb.client.coordinators import Coordinators
-    from logdb.tasks import LogTasks
     from ziplog.client.common.step_context import StepContext
+    from ziplog.client.log_tasks import LogTasks
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -80,7 +80,7 @@ class StepRunner:
         self.calls: LogTasks | None = None
 
     def prepare(self, operation: Operation, on_done: Callable[[Any], None]) -> Task:
-        """Return an operation's task, which starts with `resume`; see `logdb.tasks.Task`."""
+        """Return an operation's task, which starts with `resume`; see `Task`."""
         return Task(operation, on_done, self._log, self._start_step)
 
     def _log(self) -> LogTasks:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from logdb.cleaner.checkpoint import find_checkpoint
 from logdb.errors import NoCheckpointError
 from logdb.state import State
-from logdb.tasks import ignore
 from ziplog.client.common.requests import (
     NEVER,
     BarrierRequest,
@@ -29,6 +28,7 @@ from ziplog.client.common.requests import (
     TailRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.log_tasks import ignore
 from ziplog.core.histogram import Histogram
 from ziplog.core.node import LogWarning
 from ziplog.core.units import NS_PER_S
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logdb.state import Applied
-    from logdb.tasks import LogTasks, TaskSteps
     from ziplog.client.common.requests import Fetched, Progress
+    from ziplog.client.log_tasks import LogTasks, TaskSteps
 
 #: Records applied in one step, which takes some milliseconds.
 _FETCH_RECORDS: Final = 1_000

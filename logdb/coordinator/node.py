@@ -22,7 +22,6 @@ from logdb.coordinator.sessions import Sessions
 from logdb.coordinator.status import document
 from logdb.records import TransactionId
 from logdb.snapshots import Snapshots
-from logdb.tasks import LogTasks, ignore
 from logdb.wire import (
     MAX_ENDPOINTS,
     MAX_KEYS,
@@ -42,6 +41,7 @@ from logdb.wire import (
     Watch,
 )
 from ziplog.client.client_node import ClientCore
+from ziplog.client.log_tasks import LogTasks, ignore
 from ziplog.core.node import BatchEnd, Halt, Received, Send, Wakeup
 from ziplog.core.units import NS_PER_S
 

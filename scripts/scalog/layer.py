@@ -26,7 +26,8 @@ from scalog.tracker import Tracker
 from ziplog.core.node import BatchEnd, Committed, LeaderChanged, Received, Restored, Send, Wakeup
 from ziplog.deploy.new_shard import free_ports
 from ziplog.raft.raft import Raft
-from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.driver import Driver
+from ziplog.runtime.process import run_process
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.transport import Transport
 from ziplog.wire import encode

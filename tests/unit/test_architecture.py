@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "ziplog", "mms", "failure_handler", "shard", "logdb", "spark_reader", "pyspark_ziplog",
+    "ziplog", "mms", "failure_handler", "shard", "logdb", "logplayer", "spark_reader",
+    "pyspark_ziplog",
 )  # fmt: skip
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 EVERYTHING = SOURCES + sorted(
@@ -38,6 +39,15 @@ DOES_IO = {
     "logdb.coordinator.progress",
     "logdb.defaults",
     "logdb.embedded",
+    "logplayer.aio",
+    "logplayer.cli",
+    "logplayer.config",
+    "logplayer.dead_letters",
+    "logplayer.example",
+    "logplayer.kinds",
+    "logplayer.player",
+    "logplayer.targets",
+    "logplayer.workers",
     "shard.archive",
     "shard.holdings",
     "shard.storage.data_directory",
@@ -111,6 +121,10 @@ CLOCKS = {
     "logdb/client/engines.py": {"time_ns"},
     "logdb/coordinator/progress.py": {"monotonic"},
     "logdb/embedded.py": {"monotonic", "time_ns"},
+    "logplayer/cli/positions.py": {"time"},
+    "logplayer/player.py": {"time_ns"},
+    "logplayer/targets/http_target.py": {"time"},
+    "logplayer/workers.py": {"monotonic"},
     "mms/__main__.py": {"time_ns"},
     "shard/archive/supervisor.py": {"monotonic"},
     "shard/archive/throttle.py": {"monotonic", "thread_time", "time"},

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PACKAGES: Final = ("ziplog", "shard", "mms", "failure_handler", "logdb")
+PACKAGES: Final = ("ziplog", "shard", "mms", "failure_handler", "logdb", "logplayer")
 LEVELS: Final = {"debug", "info", "warning", "error", "critical", "exception"}
 #: Fields of the logging library.
 BUILT_IN: Final = {"exc_info"}

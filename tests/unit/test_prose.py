@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 AREAS: Final = (
-    "ziplog/client", "ziplog", "shard", "mms", "failure_handler", "logdb", "spark_reader",
-    "examples", "scripts", "tests",
+    "ziplog/client", "ziplog", "shard", "mms", "failure_handler", "logdb", "logplayer",
+    "spark_reader", "examples", "scripts", "tests",
 )  # fmt: skip
 #: Words for people, of which no part of a distributed log is one.
 PEOPLE: Final = re.compile(

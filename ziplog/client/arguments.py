@@ -115,6 +115,25 @@ def endpoints(
     return list(dict.fromkeys(found))
 
 
+def endpoints_of(log: Any) -> list[str]:
+    """Return the membership nodes of a log: of a client, or as for `ziplog.connect`.
+
+    Raises:
+        TypeError: `log` is neither a client nor addresses.
+        ConfigError: an address is invalid.
+
+    """
+    if isinstance(log, (str, list, tuple)):
+        return endpoints(log, "log")
+    try:
+        return list(log.endpoints)
+    except AttributeError:
+        kind = type(log).__name__
+        raise TypeError(
+            f"log must be a ziplog.Log or 'host:port' of its nodes, not {kind}"
+        ) from None
+
+
 def log_address(bootstrap: str | Sequence[str], cluster_id: str | None) -> tuple[list[str], int]:
     """Return the endpoints of a log, and the number that its cluster must have; 0: any.
 

@@ -38,7 +38,7 @@ def check_name(name: str) -> None:
         raise ConfigError("name", name, NAME_RULE)
 
 
-def _check_position(name: str, position: RecordId) -> None:
+def check_position(name: str, position: RecordId) -> None:
     """Check a position that may be RID_RECENT; raises as `arguments.check_rid`."""
     if not (isinstance(position, RecordId) and position.gsn < 0):
         arguments.check_rid(name, position)
@@ -61,7 +61,7 @@ def claim(
 
     """
     check_name(name)
-    _check_position("start", start)
+    check_position("start", start)
     is_number = isinstance(lease_s, (int, float)) and not isinstance(lease_s, bool)
     if not is_number or not _MIN_LEASE_S <= lease_s <= _MAX_LEASE_S:
         raise ConfigError("lease_s", lease_s, f"{_MIN_LEASE_S:g} to {_MAX_LEASE_S:g} seconds")
@@ -123,7 +123,7 @@ def edit(
 
     """
     check_name(name)
-    _check_position("position", position)
+    check_position("position", position)
     return EditRequest(deadline_ns, name, what, position, _hold_s(hold_s))
 
 

@@ -15,8 +15,6 @@ Invariant: no held frame is sent before every entry that was appended before it 
 
 from __future__ import annotations
 
-import gc
-import signal
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,7 +52,6 @@ from ziplog.core.node import (
 from ziplog.core.units import NS_PER_S
 from ziplog.errors import LocalProtocolError, ProtocolError
 from ziplog.runtime.clock import now_ns
-from ziplog.runtime.connection_log import ConnectionLog
 from ziplog.runtime.inbox import Inbox
 from ziplog.runtime.process_logging import halt
 from ziplog.wire import (
@@ -92,7 +89,6 @@ _FLUSH_RETRY_NS: Final = 50_000_000
 _WARNING_INTERVAL_NS: Final = NS_PER_S
 #: What begins at a time whose last bits are 0 is timed: about one iteration or insert in 64.
 _UNTIMED: Final = 63
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 
@@ -123,6 +119,7 @@ class Driver:
         record_wire: Callable[[int], None] | None = None,
         record_level: Callable[[Durability], None] | None = None,
         receive_publications: Callable[[bytes, str], None] | None = None,
+        carry_out: dict[type[Effect], Callable[[Any], object]] | None = None,
         decode: Callable[[bytes], Message] = decode,
         describe: Callable[[int], NodeInfo] | None = None,
         report: Callable[[Driver, int], Metrics] | None = None,
@@ -144,6 +141,7 @@ class Driver:
             record_wire: stores the version of a `RecordWire` effect durably.
             record_level: stores the level of a `RecordLevel` effect durably.
             receive_publications: called with the name and endpoint of each `ReceivePublications`.
+            carry_out: carries out the node's effects of these further kinds; must not block.
             decode: decodes incoming frames.
             describe: returns the description of this node, for a request's number. With it, the
                 driver replies to peers of other versions, and to clients of another service.
@@ -155,8 +153,7 @@ class Driver:
         self.bad_frames = self.other_versions = 0
         self.iterations, self.short_acks = Histogram(), Histogram()
         self._node, self._transport, self._store = node, transport, store
-        self._insert_path = insert_path
-        self._describe, self._report = describe, report
+        self._insert_path, self._describe, self._report = insert_path, describe, report
         self._short: Final = self._short_handlers()
         #: Since the last `BatchEnd`, nothing but messages on the short path happened.
         self._is_resting = False
@@ -174,8 +171,7 @@ class Driver:
         self._publish, self._receive_publications = publish, receive_publications
         self._decode, self._clock = decode, clock
         self._inbox: Final = Inbox(transport.receive)
-        self._is_behind = False
-        self._is_unread = False
+        self._is_behind = self._is_unread = False
         self._posted: deque[Event] = deque()
         self._stopping = False
         self._held: list[tuple[bytes, bytes]] = []
@@ -184,7 +180,7 @@ class Driver:
         #: Result of `next_wakeup` at the end of the last iteration (one call per iteration).
         self._deadline: int | None = None
         self._log = structlog.get_logger()
-        self._handlers: dict[type[Effect], Callable[[Any], None]] = {
+        self._handlers: dict[type[Effect], Callable[[Any], object]] = {
             Send: self._send,
             Broadcast: self._broadcast,
             Connect: self._connect,
@@ -201,6 +197,7 @@ class Driver:
             LogWarning: self._warn,
             FailCalls: self._warn_of_failure,
             Halt: self._halt,
+            **(carry_out or {}),
         }
 
     def _short_handlers(self) -> dict[type[Message], Callable[[bytes, Any, int], bool]]:
@@ -573,25 +570,6 @@ class Driver:
         if now >= self._next_warning_at:
             self._next_warning_at = now + _WARNING_INTERVAL_NS
             self._log.warning(text, **fields)
-
-
-def run_process(driver: Driver, transport: Transport) -> None:
-    """Run a driver as its process's main loop, until SIGTERM or SIGINT; from the main thread."""
-    # A signal just before the poll would not interrupt it; the byte does.
-    signal.set_wakeup_fd(transport.wake_fd, warn_on_full_buffer=False)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, lambda *_: driver.stop())
-    # A process may block these signals while it starts.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
-    transport.changes = ConnectionLog()
-    # Exclude long-lived objects from garbage collection: a full collection takes milliseconds.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
-    try:
-        driver.run()
-    finally:
-        signal.set_wakeup_fd(-1)
 
 
 def _state(node: Node) -> str:

@@ -26,9 +26,10 @@ from ziplog.raft.raft import Raft
 from ziplog.runtime import wire_file
 from ziplog.runtime.connection import GREETING, pack_length
 from ziplog.runtime.descriptors import raise_limit
-from ziplog.runtime.driver import Driver, run_process
+from ziplog.runtime.driver import Driver
 from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.node_info import node_info, this_release
+from ziplog.runtime.process import run_process
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.publications import Publisher
 from ziplog.runtime.settings_reload import SettingsReload

@@ -121,6 +121,19 @@ def test_effects_are_carried_out_in_order() -> None:
     ]
 
 
+def test_effects_of_a_further_kind_are_carried_out_in_their_place() -> None:
+    effects = [Send(b"a", question(1)), Complete(7, "done"), Send(b"a", question(2))]
+    completed: list[Complete] = []
+    world = World(
+        lambda event: effects if isinstance(event, Received) else [],
+        carry_out={Complete: lambda effect: (completed.append(effect), world.story.append(7))},
+    )
+    world.put(0)
+    world.run()
+    assert world.story == [(b"a", question(1)), 7, (b"a", question(2))]
+    assert completed == [Complete(7, "done")]
+
+
 def persist_and_ack(event: Event) -> list[Effect]:
     if not isinstance(event, Received):
         return []

@@ -3,7 +3,7 @@
 `FakeLog` is the log itself: shards whose positions interleave with holes, one sealed frontier and
 one trim point. Like the real one it does not respect real time: an insert takes any free position
 above what it names and above all that a subscription has passed. `FakeCore` is one client of it,
-and stands where a `ClientCore` does: inside `logdb.tasks.LogTasks`, or stepped by hand.
+and stands where a `ClientCore` does: inside `ziplog.client.log_tasks.LogTasks`, or stepped by hand.
 
     log = FakeLog(seed=1, shards=3)
     log.insert(b"payload")                           # another client's record

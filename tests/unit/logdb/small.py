@@ -16,8 +16,8 @@ from logdb.errors import NoCheckpointError
 from logdb.log_usage import LogUsage
 from logdb.records import Commit, TransactionId, Value, Write, decode, encode, value_at
 from logdb.state import State
-from logdb.tasks import LogTasks
 from ziplog.client.common.requests import NEVER, Fetched, FetchRequest, SubscribeRequest
+from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Wakeup
 from ziplog.errors import TrimmedError, UnavailableError, ZiplogError
 from ziplog.types import RID_GENESIS, Record, RecordId
@@ -25,8 +25,8 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logdb.tasks import TaskSteps
     from tests.unit.logdb.fakelog import FakeLog
+    from ziplog.client.log_tasks import TaskSteps
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS

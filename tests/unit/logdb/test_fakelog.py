@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logdb.tasks import LogTasks
 from tests.unit.logdb.fakelog import (
     OUTCOME_UNKNOWN_IN,
     OUTCOME_UNKNOWN_OUT,
@@ -30,6 +29,7 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
 )
 from ziplog.client.common.unknown_outcome import ResolveRequest
+from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Wakeup
 from ziplog.errors import (
     ClosedError,

@@ -192,8 +192,28 @@ class UnsubscribeRequest(Request, frozen=True, gc=False):
     subscription: int
 
 
+class ClaimState(NamedTuple):
+    """A claimed cursor, as far as this client knows."""
+
+    name: str
+    term: int
+    #: The last position that was committed, and the mark that was committed with it.
+    position: RecordId
+    mark: bytes
+    is_paused: bool
+    #: What ended the claim; "": nothing did.
+    lost: str
+    #: The term of the cursor's creation, and the number of its seeks.
+    birth: int = 0
+    seek: int = 0
+    #: It was moved since it was created or sought.
+    has_moved: bool = False
+    #: While it is paused: the gsn where it stops; 0: at once.
+    pause_at: int = 0
+
+
 class ClaimRequest(Request, frozen=True, gc=False):
-    """Claim a cursor, and subscribe from its position on. Result: the subscription's number."""
+    """Claim a cursor, and subscribe from its position on. Result: the number of both."""
 
     name: str
     #: The position of a new cursor; RID_RECENT: behind the last record.
@@ -204,6 +224,8 @@ class ClaimRequest(Request, frozen=True, gc=False):
     hold_s: int
     #: Wait while another client owns it.
     wait: bool
+    #: Whether a subscription belongs to it.
+    reads: bool = True
 
 
 class CommitRequest(Request, frozen=True, gc=False):
@@ -220,6 +242,17 @@ class ClaimQuery(Request, frozen=True, gc=False):
     """Get the state of a claim. Result, at once: a `ClaimState`."""
 
     subscription: int
+
+
+class WatchClaimRequest(Request, frozen=True, gc=False):
+    """Wait until a claim is paused, continued or lost. Result: its `ClaimState`.
+
+    It is due as soon as the state differs from `known` in `is_paused`, `pause_at` or `lost`, and at
+    the deadline.
+    """
+
+    subscription: int
+    known: ClaimState
 
 
 class ReleaseRequest(Request, frozen=True, gc=False):
@@ -239,22 +272,6 @@ class EditRequest(Request, frozen=True, gc=False):
     edit: Edit
     position: RecordId = RID_GENESIS
     hold_s: int = 0
-
-
-class ClaimState(NamedTuple):
-    """A claimed cursor, as far as this client knows."""
-
-    name: str
-    term: int
-    #: The last position that was committed, and the mark that was committed with it.
-    position: RecordId
-    mark: bytes
-    is_paused: bool
-    #: What ended the claim; "": nothing did.
-    lost: str
-    #: The term of the cursor's creation, and the number of its seeks.
-    birth: int = 0
-    seek: int = 0
 
 
 class ExtentsRequest(Request, frozen=True, gc=False):

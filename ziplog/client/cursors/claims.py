@@ -1,6 +1,6 @@
 """The cursors that this client claims: their renewals, moves and releases.
 
-    ClaimRequest --> claiming --granted--> owned, with a subscription --> released
+    ClaimRequest --> claiming --granted--> owned, most with a subscription --> released
                      claiming --owned by another client--> claiming again, or failed
     owned --another term, or deleted--> lost: the subscription fails
 
@@ -28,6 +28,7 @@ from ziplog.client.common.requests import (
     ReleaseRequest,
     SubscribeRequest,
     UnsubscribeRequest,
+    WatchClaimRequest,
 )
 from ziplog.core.cursors import Cursor
 from ziplog.core.units import NS_PER_MS, NS_PER_S
@@ -62,7 +63,7 @@ _RENEWALS: Final = 3
 
 
 class PendingClaim(PendingRequest, kw_only=True):
-    """A call about a claim: to claim, to move, or to release."""
+    """A call about a claim: to claim, to move, to watch, or to release."""
 
     name: str
     #: Of a claim.
@@ -70,6 +71,9 @@ class PendingClaim(PendingRequest, kw_only=True):
     start: int = 0
     #: The owner that the service reported; "": none.
     owner: str = ""
+    #: Of a watch: the claim's number, and the state that the caller knows.
+    claim: int = 0
+    known: ClaimState | None = None
 
 
 class Claim(msgspec.Struct):
@@ -79,12 +83,16 @@ class Claim(msgspec.Struct):
     #: The shard of the committed position.
     shard: int
     lease_ns: int
+    #: Whether a subscription belongs to it.
+    reads: bool
     #: Number of moves so far.
     moves: int = 0
     #: A move that is not sent yet, and when it is due.
     soon: tuple[RecordId, bytes] | None = None
     soon_at: int = 0
     is_paused: bool = False
+    #: Where it pauses; 0: at once.
+    pause_at: int = 0
     #: What ended it; "": nothing did.
     lost: str = ""
 
@@ -95,7 +103,7 @@ class Claim(msgspec.Struct):
         position = RecordId(cursor.position, self.shard)
         return ClaimState(
             cursor.name, cursor.term, position, cursor.mark, self.is_paused, self.lost,
-            cursor.birth, cursor.seek,
+            cursor.birth, cursor.seek, cursor.has_moved, self.pause_at,
         )  # fmt: skip
 
 
@@ -112,7 +120,7 @@ class Claims(PendingRequests[PendingClaim]):
         super().__init__(context, routing)
         self._tail_queries: Final = tail_queries
         self._subscriptions: Final = subscriptions
-        #: By the number of the subscription.
+        #: By the number of the claim, which its subscription has as well.
         self._claims: Final[dict[int, Claim]] = {}
         #: The pending renewal, and when the next one is due.
         self._renewal = 0
@@ -125,6 +133,7 @@ class Claims(PendingRequests[PendingClaim]):
             ClaimRequest: self.start,
             CommitRequest: self.commit,
             ClaimQuery: self.query,
+            WatchClaimRequest: self.watch,
             ReleaseRequest: self.release,
             UnsubscribeRequest: self.unsubscribe,
         }
@@ -205,21 +214,50 @@ class Claims(PendingRequests[PendingClaim]):
     ) -> None:
         call, lease_ns = pending.call, request.lease_ms * NS_PER_MS
         super().cancel(call)
-        claim = self._claims[call] = Claim(cursor, shard, lease_ns, is_paused=cursor.is_paused)
-        start = RecordId(cursor.position, shard)
-        self._subscriptions.start(
-            call, SubscribeRequest(request.deadline, start, follow=True, known_rows=True)
-        )
+        claim = self._claims[call] = Claim(cursor, shard, lease_ns, request.reads)
+        if request.reads:
+            start = RecordId(cursor.position, shard)
+            self._subscriptions.start(
+                call, SubscribeRequest(request.deadline, start, follow=True, known_rows=True)
+            )
+        else:
+            self._context.complete(call, call)
         self._apply_pause(call, claim, cursor if cursor.is_paused else None)
         self._renew_at = min(self._renew_at, self._context.now + lease_ns // _RENEWALS)
         self._context.set_timer(self._renew_at)
 
-    # --- moves ---
+    # --- the state of a claim ---
 
     def query(self, call: int, request: ClaimQuery) -> None:
         """Return the state of a claim."""
         claim = self._claims.get(request.subscription)
         self._context.complete(call, claim.state if claim is not None else _closed())
+
+    def watch(self, call: int, request: WatchClaimRequest) -> None:
+        """Return the state of a claim once it is news to the caller."""
+        number, known = request.subscription, request.known
+        pending = PendingClaim(call, request.deadline, name=known.name, claim=number, known=known)
+        self._add(pending)
+        self._notify_watch(pending)
+
+    def _notify(self, number: int) -> None:
+        """Complete the watches of a claim to which its state is news."""
+        for pending in list(self._pending.values()):
+            if pending.claim == number and pending.known is not None:
+                self._notify_watch(pending)
+
+    def _notify_watch(self, pending: PendingClaim) -> None:
+        claim, known = self._claims.get(pending.claim), pending.known
+        if claim is None or known is None:
+            self._finish(pending, _closed())
+            return
+        state = claim.state
+        if (state.is_paused, state.pause_at, state.lost) != (
+            known.is_paused, known.pause_at, known.lost,
+        ):  # fmt: skip
+            self._finish(pending, state)
+
+    # --- moves ---
 
     def commit(self, call: int, request: CommitRequest) -> None:
         """Move a cursor forward, now or soon."""
@@ -273,7 +311,7 @@ class Claims(PendingRequests[PendingClaim]):
                 if position.gsn >= claim.cursor.position:
                     claim.shard = position.shard
                     claim.cursor = msgspec.structs.replace(
-                        claim.cursor, position=position.gsn, mark=mark
+                        claim.cursor, position=position.gsn, mark=mark, has_moved=True
                     )
                 on_end(position)
 
@@ -297,6 +335,7 @@ class Claims(PendingRequests[PendingClaim]):
         """Send the move that is due, then end the ownership."""
         number, claim = request.subscription, self._claims.get(request.subscription)
         if claim is None or claim.lost:
+            self._forget_lost(number)
             self._context.complete(call, None)
             return
         pending = PendingClaim(call, request.deadline, name=claim.cursor.name)
@@ -306,12 +345,21 @@ class Claims(PendingRequests[PendingClaim]):
             if call not in self._pending:
                 return  # Its deadline has passed.
             if isinstance(result, Exception):
+                self._forget_lost(number)
                 self._finish(pending, None if claim.lost else result)
                 return
             pending.service_request = self._send_release(claim, lambda: self._finish(pending, None))
             self._claims.pop(number, None)
+            self._notify(number)
 
         self._move_soon(number, claim, on_moved)
+
+    def _forget_lost(self, number: int) -> None:
+        """Forget a lost claim that no subscription keeps."""
+        claim = self._claims.get(number)
+        if claim is not None and claim.lost and not claim.reads:
+            del self._claims[number]
+            self._notify(number)
 
     def _send_release(self, claim: Claim, on_end: Callable[[], None]) -> int:
         cursor = claim.cursor
@@ -328,7 +376,10 @@ class Claims(PendingRequests[PendingClaim]):
     def _drop(self, number: int) -> None:
         """Send a claim's last move and its release, without waiting."""
         claim = self._claims.pop(number, None)
-        if claim is None or claim.lost:
+        if claim is None:
+            return
+        self._notify(number)
+        if claim.lost:
             return
         if claim.soon is not None:
             self._move(number, claim, *claim.soon, lambda _result: None)
@@ -354,6 +405,7 @@ class Claims(PendingRequests[PendingClaim]):
         reader, error = self._subscriptions.get(number), self._error_of(claim)
         if reader is not None and error is not None:
             reader.fail(error)
+        self._notify(number)
 
     # --- renewals ---
 
@@ -383,15 +435,15 @@ class Claims(PendingRequests[PendingClaim]):
                 self._apply_pause(number, claim, paused.get(name))
 
     def _apply_pause(self, number: int, claim: Claim, paused: Cursor | None) -> None:
-        """Pause or continue the subscription of a claim."""
-        reader = self._subscriptions.get(number)
-        if reader is None:
-            return
-        if paused is not None:
-            reader.pause(paused.pause_at)
-        else:
-            reader.resume()
+        """Pause or continue a claim, and its subscription."""
         claim.is_paused = paused is not None
+        claim.pause_at = paused.pause_at if paused is not None else 0
+        reader = self._subscriptions.get(number)
+        if reader is not None and paused is not None:
+            reader.pause(paused.pause_at)
+        elif reader is not None:
+            reader.resume()
+        self._notify(number)
 
     def tick(self) -> None:
         """Do the work that is due."""
@@ -407,14 +459,17 @@ class Claims(PendingRequests[PendingClaim]):
                 context.set_timer(claim.soon_at)
 
     def cancel(self, call: int) -> None:
-        """Cancel a call; a claim that has no open subscription ends with it."""
+        """Cancel a call; a claim whose subscription is not open yet ends with it."""
         self._tail_queries.cancel(call)
         super().cancel(call)
-        reader = self._subscriptions.get(call)
-        if reader is None or not reader.is_open:
+        claim, reader = self._claims.get(call), self._subscriptions.get(call)
+        if claim is not None and claim.reads and (reader is None or not reader.is_open):
             self._drop(call)
 
-    def _result_at_deadline(self, pending: PendingClaim) -> UnavailableError:
+    def _result_at_deadline(self, pending: PendingClaim) -> ClaimState | UnavailableError:
+        claim = self._claims.get(pending.claim)
+        if pending.known is not None and claim is not None:
+            return claim.state
         if pending.owner:
             return CursorHeldError(pending.name, pending.owner)
         return DeadlineError(

@@ -21,10 +21,10 @@ from logdb.records import (
     decode,
     encode,
 )
-from logdb.tasks import LogTasks
 from tests.properties import examples
 from tests.unit.logdb.fakelog import UNAVAILABLE, FakeLog, fail
 from ziplog.client.common.requests import ReadRequest, Request, TailRequest
+from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Wakeup
 from ziplog.errors import UnavailableError, ZiplogError
 from ziplog.types import RecordId

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from logdb.coordinator.log_tailer import LogTailer
 from logdb.errors import NoCheckpointError
-from logdb.tasks import LogTasks
 from tests.unit.logdb.cleaner.test_checkpoint import write as write_checkpoint
 from tests.unit.logdb.fakelog import UNAVAILABLE, FakeLog, fail
 from tests.unit.logdb.glass import Core, S, commit
@@ -22,6 +21,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
+from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, LogWarning, Wakeup
 from ziplog.errors import UnavailableError
 

@@ -22,6 +22,7 @@ from ziplog.client.common.requests import (
     FetchRequest,
     ReleaseRequest,
     UnsubscribeRequest,
+    WatchClaimRequest,
 )
 from ziplog.client.cursors.claims import COMMIT_INTERVAL_NS
 from ziplog.core.cursors import Cursor
@@ -59,10 +60,15 @@ class Owner(Glass):
         self.connect(placement(0), leases=[run_of(FIRST)])
 
     def claim(
-        self, *, start: RecordId = RID_GENESIS, wait: bool = True, timeout: int = 10 * S
+        self,
+        *,
+        start: RecordId = RID_GENESIS,
+        wait: bool = True,
+        timeout: int = 10 * S,
+        reads: bool = True,
     ) -> int:
         deadline = self.until(timeout)
-        return self.call(ClaimRequest(deadline, "x", start, "host:1", LEASE_MS, 60, wait))
+        return self.call(ClaimRequest(deadline, "x", start, "host:1", LEASE_MS, 60, wait, reads))
 
     def reply(self, kind: type, cursor: Cursor | None = None, error: Any = "", **more: Any) -> Any:
         """Answer the last request of a kind; return the request."""
@@ -84,6 +90,17 @@ class Owner(Glass):
         self.history()
         assert self.answers[call] == call
         return call
+
+    def own_without_reading(self, **more: Any) -> int:
+        """Claim the cursor without a subscription."""
+        call = self.claim(reads=False)
+        self.reply(wire.CursorClaim, cursor(**more))
+        assert self.answers[call] == call
+        return call
+
+    def watch(self, call: int, timeout: int = 60 * S) -> int:
+        """Wait for news of a claim."""
+        return self.call(WatchClaimRequest(self.until(timeout), call, self.state(call)))
 
     def state(self, call: int) -> ClaimState:
         found = self.answers[self.call(ClaimQuery(NEVER, call))]
@@ -207,7 +224,27 @@ def test_cancelled_claim_is_released_when_it_was_granted() -> None:
     assert not owner.core.has_claims
 
 
+def test_claim_without_a_subscription_reads_nothing() -> None:
+    owner = Owner()
+    call = owner.own_without_reading(position=7, mark=b"m", has_moved=True)
+    assert owner.take(wire.LeaseQuery) == []
+    assert owner.state(call) == ClaimState(
+        "x", 1, RecordId(7, 0), b"m", is_paused=False, lost="", birth=1, has_moved=True
+    )
+    assert isinstance(owner.answers[owner.call(FetchRequest(NEVER, call, 10))], ClosedError)
+
+
 # --- moves ---
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_move_is_part_of_the_state(reads: bool) -> None:
+    owner = Owner()
+    call = owner.own() if reads else owner.own_without_reading()
+    assert not owner.state(call).has_moved
+    owner.commit(call, 5)
+    owner.reply(wire.CursorMove, cursor(position=5))
+    assert owner.state(call).has_moved
 
 
 def test_commit_returns_once_the_service_confirms_it() -> None:
@@ -310,6 +347,40 @@ def test_dropped_cursor_is_moved_and_released(is_closed: bool) -> None:
     assert not owner.core.has_claims
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_dropped_claim_without_a_subscription_is_released(is_closed: bool) -> None:
+    owner = Owner()
+    call = owner.own_without_reading()
+    watch = owner.watch(call)
+    owner.commit(call, 6, soon=True)
+    if is_closed:
+        owner.step(Closing())
+    else:
+        owner.call(UnsubscribeRequest(NEVER, call))
+    assert owner.take(wire.CursorMove)[0][1].position == 6
+    assert owner.take(wire.CursorRelease)[0][1].term == 1
+    assert isinstance(owner.answers[watch], ClosedError)
+
+
+def test_late_cancellation_of_a_granted_claim_leaves_it() -> None:
+    owner = Owner()
+    call = owner.own_without_reading()
+    owner.cancel(call)
+    assert owner.core.has_claims
+    owner.call(ReleaseRequest(owner.until(), call))
+    owner.reply(wire.CursorRelease, cursor(owner=b""))
+    assert isinstance(owner.answers[owner.call(ClaimQuery(NEVER, call))], ClosedError)
+
+
+def test_release_forgets_a_lost_claim_without_a_subscription() -> None:
+    owner = Owner()
+    call = owner.own_without_reading()
+    owner.pass_time(S)
+    owner.renewed(deleted=["x"])
+    assert owner.answers[owner.call(ReleaseRequest(owner.until(), call))] is None
+    assert isinstance(owner.answers[owner.call(ClaimQuery(NEVER, call))], ClosedError)
+
+
 # --- renewals ---
 
 
@@ -404,6 +475,70 @@ def test_pause_at_a_position_is_exact() -> None:
     owner.renewed()
     owner.step(BatchEnd())
     assert [record.rid.gsn for record in owner.answers[fetch].records] == [7, 8]
+
+
+def test_watch_reports_the_begin_and_the_end_of_a_pause() -> None:
+    owner = Owner()
+    call = owner.own_without_reading()
+    watch = owner.watch(call)
+    owner.pass_time(S)
+    owner.renewed()
+    assert watch not in owner.answers
+    owner.pass_time(S)
+    owner.renewed(paused=[cursor(is_paused=True, pause_at=9)])
+    state = owner.answers[watch]
+    assert (state.is_paused, state.pause_at) == (True, 9)
+    watch = owner.watch(call)
+    owner.pass_time(S)
+    owner.renewed(paused=[cursor(is_paused=True, pause_at=9)])
+    assert watch not in owner.answers
+    owner.pass_time(S)
+    owner.renewed()
+    state = owner.answers[watch]
+    assert (state.is_paused, state.pause_at) == (False, 0)
+
+
+def test_watch_reports_a_pause_that_was_there_before() -> None:
+    owner = Owner()
+    call = owner.own_without_reading(is_paused=True)
+    known = owner.state(call)._replace(is_paused=False)
+    watch = owner.call(WatchClaimRequest(NEVER, call, known))
+    assert owner.answers[watch].is_paused
+
+
+@pytest.mark.parametrize("how", ["renewal", "move"])
+def test_watch_reports_a_loss(how: str) -> None:
+    owner = Owner()
+    call = owner.own_without_reading()
+    watch = owner.watch(call)
+    other = cursor(term=2, owner=b"other:9")
+    if how == "renewal":
+        owner.pass_time(S)
+        owner.renewed(lost=[other])
+    else:
+        owner.commit(call, 9)
+        owner.reply(wire.CursorMove, other, "stale-term")
+    assert owner.answers[watch].lost == "other:9 claimed it"
+    assert isinstance(owner.answers[owner.commit(call, 10)], CursorLostError)
+
+
+def test_watch_returns_the_state_at_its_deadline() -> None:
+    owner = Owner()
+    call = owner.own_without_reading()
+    watch = owner.watch(call, timeout=500 * MS)
+    owner.pass_time(S)
+    assert owner.answers[watch] == owner.state(call)
+
+
+def test_claims_with_and_without_subscriptions_are_renewed_together() -> None:
+    owner = Owner()
+    owner.own()
+    call = owner.call(ClaimRequest(owner.until(), "y", RID_GENESIS, "h", LEASE_MS, 60, True, False))
+    owner.reply(wire.CursorClaim, msgspec.structs.replace(cursor(), name="y"))
+    assert owner.answers[call] == call
+    owner.pass_time(S)
+    ((_, message),) = owner.take(wire.CursorRenewal)
+    assert [one.name for one in message.owned] == ["x", "y"]
 
 
 # --- operators ---

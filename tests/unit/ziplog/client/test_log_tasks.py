@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logdb.tasks import LogTasks, Task
 from tests.unit.logdb.fakelog import FakeLog, fail
 from ziplog.client.common.requests import NEVER, InsertRequest, ReadRequest, TailRequest
+from ziplog.client.log_tasks import LogTasks, Task
 from ziplog.core.node import Wakeup
 from ziplog.errors import NoSuchRecordError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
@@ -16,7 +16,7 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from logdb.tasks import TaskSteps
+    from ziplog.client.log_tasks import TaskSteps
 
 
 def insert(payload: bytes) -> InsertRequest:

@@ -3,8 +3,9 @@
 A *task* is a generator that yields requests of `ziplog.client.common.requests`. It resumes with the
 result of the request, or with its exception raised at the `yield`. It may yield a list of requests,
 which run concurrently; it resumes with the list of their results, exceptions included. Any other
-step is started by a hook of the `Task`. Only exceptions of the log and of LogDB end a task; others
-are programming errors. Only the node may pop the core's effects. Deterministic, like the core.
+step is started by a hook of the `Task`. A `ZiplogError` that it does not catch ends a task; other
+exceptions are programming errors. Only the node may pop the core's effects. LogDB's coordinators
+and clients use it, and players. Deterministic, like the core.
 """
 
 from __future__ import annotations
@@ -164,10 +165,8 @@ class Task:
             on_done: gets its return value or the exception that ended it, unless it is cancelled.
             log: returns the log; called at the first request.
             start_step: hook for steps that are not requests. It gets the task and the step, must
-                have
-                `resume` called once, possibly before it returns, and may return a function that
-                stops
-                the step.
+                have `resume` called once, possibly before it returns, and may return a function
+                that stops the step.
 
         """
         self._steps: Final = steps

@@ -1,0 +1,111 @@
+"""The player of `logplayer` with coroutines; it still runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from logplayer import player
+from ziplog.runtime.descriptors import start_thread
+from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    import ziplog
+    import ziplog.aio
+    from logplayer.contract import TargetSpec
+    from logplayer.player import Start
+
+T = TypeVar("T")
+
+
+class Player:
+    """Delivers the records of a log to targets; use it in an `async with` statement."""
+
+    def __init__(
+        self,
+        log: ziplog.Log | ziplog.aio.AsyncLog | str | Sequence[str],
+        name: str,
+        targets: Sequence[TargetSpec],
+        *,
+        start: Start = RID_GENESIS,
+        **options: Any,
+    ) -> None:
+        """Check the arguments; they are those of `logplayer.Player`."""
+        self._player: Final = player.Player(log, name, targets, start=start, **options)
+
+    async def __aenter__(self) -> Self:
+        """Start the player, and return it."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop the player."""
+        await self.stop()
+
+    def __repr__(self) -> str:
+        return f"<logplayer.aio.Player {self._player.name}>"
+
+    async def start(self, timeout: float | None = None) -> None:
+        """See `logplayer.Player.start`."""
+        await _in_thread(lambda: self._player.start(timeout))
+
+    async def join(self, timeout: float | None = None) -> bool:
+        """See `logplayer.Player.join`."""
+        return await _in_thread(lambda: self._player.join(timeout))
+
+    async def stop(self, timeout: float = 30.0) -> None:
+        """See `logplayer.Player.stop`."""
+        await _in_thread(lambda: self._player.stop(timeout))
+
+    async def status(self, timeout: float | None = None) -> dict[str, Any]:
+        """See `logplayer.Player.status`."""
+        return await _in_thread(lambda: self._player.status(timeout))
+
+    async def wait_until(self, position: RecordId, timeout: float | None = None) -> None:
+        """See `logplayer.Player.wait_until`."""
+        await _in_thread(lambda: self._player.wait_until(position, timeout))
+
+    async def pause(self, target: str | None = None) -> None:
+        """See `logplayer.Player.pause`."""
+        await _in_thread(lambda: self._player.pause(target))
+
+    async def resume(self, target: str | None = None) -> None:
+        """See `logplayer.Player.resume`."""
+        await _in_thread(lambda: self._player.resume(target))
+
+    async def seek(self, target: str, position: RecordId) -> None:
+        """See `logplayer.Player.seek`."""
+        await _in_thread(lambda: self._player.seek(target, position))
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Return the result of a blocking call.
+
+    Its thread does not keep the event loop or the process from ending, as those of
+    `asyncio.to_thread` do.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def finish(set_result: Callable[[Any], None], result: Any) -> None:
+        if not done.done():
+            set_result(result)
+
+    def run() -> None:
+        set_result: Callable[[Any], None] = done.set_result
+        result: Any
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            set_result, result = done.set_exception, error
+        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+            loop.call_soon_threadsafe(finish, set_result, result)
+
+    thread = threading.Thread(target=run, name="player call", daemon=True)
+    start_thread(thread, "cannot call a player")
+    return await done

@@ -1,0 +1,201 @@
+"""The commands `ziplog player`: deliver the records of a log to targets, as a file has it.
+
+As in `ziplog.cli`, stdout carries data only. `run` prints one line on stdout when it is ready, and
+logs to stderr. It ends at SIGTERM or Ctrl-C, after the steps under way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import msgspec
+import typer
+from rich.live import Live
+
+from logplayer.cli.positions import document
+from logplayer.config import read
+from logplayer.example import example
+from logplayer.kinds import KINDS
+from ziplog.cli.options import Json, Timeout, connect, say
+from ziplog.cli.tables import cell, stdout, table
+from ziplog.cli.terminal import counted, shown_json
+from ziplog.config_tables import LogConfig
+from ziplog.errors import ConfigError
+from ziplog.runtime.descriptors import raise_limit
+from ziplog.runtime.process import spare_collector
+from ziplog.runtime.process_logging import configure
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from logplayer.contract import TargetSpec
+    from logplayer.player import Player
+
+app: Final = typer.Typer(
+    help="Deliver the records of a log to targets, in order.",
+    epilog="See docs/player.md.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_REFRESH_S: Final = 1.0
+_COLUMNS: Final = ("target", "part", "state", "position", "lag", "owner")
+_RIGHT: Final = frozenset({"part", "lag"})
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The player's file.")]
+
+
+class _StopSignal(BaseException):
+    """SIGTERM or SIGINT."""
+
+
+@app.command()
+def run(
+    file: File,
+    *,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            "--drain-s", min=0, metavar="SECONDS", help="Time limit of the steps under way at stop."
+        ),
+    ] = 30.0,
+    log_level: Annotated[
+        str, typer.Option("--log-level", help="debug, info, warning or error.")
+    ] = LogConfig.level,
+    log_format: Annotated[str, typer.Option("--log-format", help="logfmt or json.")] = (
+        LogConfig.format
+    ),
+    timeout: Timeout = 10.0,
+) -> None:
+    """Run a player until SIGTERM or Ctrl-C. Processes with the same file share its tasks.
+
+    At the end it finishes the steps under way and releases its tasks; a second signal ends it at
+    once. Exit code 1: it cannot start, or a target did not return in time.
+    """
+    log = LogConfig(level=log_level, format=log_format)
+    player = read(file).player()
+    configure(f"player@{player.name}", log)
+    raise_limit()
+    spare_collector()
+    for number in _SIGNALS:
+        signal.signal(number, _on_signal)
+    try:
+        player.start(timeout)
+        _print_ready(player)
+        player.join()
+    except _StopSignal:
+        pass
+    for number in _SIGNALS:
+        signal.signal(number, _on_second_signal)
+    player.stop(drain_s)
+
+
+def _on_signal(*_: object) -> NoReturn:
+    raise _StopSignal
+
+
+def _on_second_signal(number: int, _frame: object) -> NoReturn:
+    os._exit(128 + number)
+
+
+def _print_ready(player: Player) -> None:
+    shown = player.status()
+    here = sum(task["owner"] == shown["owner"] for task in shown["tasks"])
+    total = sum(spec.partitions for spec in player.targets)
+    sys.stdout.write(f"player {player.name} ready: {counted(total, 'task')}, {here} here\n")
+    sys.stdout.flush()
+
+
+@app.command()
+def check(file: File, *, timeout: Timeout = 10.0) -> None:
+    """Check a file, its log and its targets, and say what a player would do; it changes nothing.
+
+    Exit code 2: the file is not valid. 1: the log or a target cannot be reached.
+    """
+    found = read(file)
+    options = found.options
+    with connect(",".join(options.endpoints), timeout) as log:
+        tasks = document(log, found)["tasks"]
+        start = options.find_start(log)
+    for spec, kind in zip(found.targets, found.kinds, strict=True):
+        _check_target(spec)
+        here = [task for task in tasks if task["target"] == spec.name]
+        positions = sorted({task["position"] or f"new, from {start}" for task in here})
+        promise = "exactly once" if spec.stores_position else "at least once"
+        say(
+            f"target {spec.name}: {kind}, {promise}, {counted(spec.partitions, 'task')},"
+            f" position {', '.join(positions)}"
+        )
+    say(f"{file} is valid: player {options.name}, {counted(len(tasks), 'task')}")
+
+
+def _check_target(spec: TargetSpec) -> None:
+    """Connect to a target that can be checked, and change nothing there."""
+    target = spec.connect()
+    try_target = getattr(target, "check", None)
+    if try_target is not None:
+        try_target()
+
+
+@app.command()
+def status(
+    file: File,
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")
+    ] = False,
+    json: Json = False,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Show the tasks of a player and how far they are; no process of it need run.
+
+    lag: age of the first record that the target has not; 0 if it has all.
+    """
+    found = read(file)
+    with connect(",".join(found.options.endpoints), timeout) as log:
+        shown = document(log, found)
+        if not watch or json or not sys.stdout.isatty():
+            _print(shown, json=json)
+            while watch:
+                time.sleep(_REFRESH_S)
+                _print(document(log, found), json=json)
+            return
+        with Live(_table(shown), auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(_table(document(log, found)), refresh=True)
+                time.sleep(_REFRESH_S)
+
+
+def _print(shown: dict[str, Any], *, json: bool) -> None:
+    if json:
+        sys.stdout.write(shown_json(msgspec.json.encode(shown).decode()) + "\n")
+    else:
+        stdout().print(_table(shown))
+    sys.stdout.flush()
+
+
+def _table(shown: dict[str, Any]) -> Table:
+    made = table(*_COLUMNS, right=_RIGHT)
+    for task in shown["tasks"]:
+        lag = None if task["lag_s"] is None else f"{task['lag_s']:,.1f} s"
+        row = (task["target"], task["partition"], task["state"], task["position"], lag)
+        made.add_row(*map(cell, (*row, task["owner"])))
+    return made
+
+
+@app.command("example")
+def print_example(
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help=f"Of the target: {', '.join(KINDS)}.")
+    ],
+) -> None:
+    """Print a file with one target, and every key with its meaning and default."""
+    if kind not in KINDS:
+        raise ConfigError("KIND", kind, " or ".join(repr(name) for name in KINDS))
+    sys.stdout.write(example(kind))

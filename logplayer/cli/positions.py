@@ -1,0 +1,71 @@
+"""Where the tasks of a player are, from the cursors and the log alone: no process need run."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from logplayer.contract import cursor_name
+from ziplog.errors import TrimmedError
+
+if TYPE_CHECKING:
+    import ziplog
+    from logplayer.config import PlayerFile
+    from ziplog.types import CursorInfo, RecordId
+
+_US_PER_S: Final = 1_000_000
+#: The second part of the names of cursors that stand for processes.
+_MEMBERS: Final = "members"
+
+
+def document(log: ziplog.Log, file: PlayerFile) -> dict[str, Any]:
+    """Return the processes and tasks of a player, as `ziplog player status --json` prints them."""
+    name = file.options.name
+    cursors = {cursor.name: cursor for cursor in log.cursors(f"{name}/*")}
+    members = [
+        cursor.owner
+        for cursor in cursors.values()
+        if cursor.owner and cursor.name.startswith(f"{name}/{_MEMBERS}/")
+    ]
+    lags: dict[RecordId, float] = {}
+    tasks = [
+        _task(log, spec.name, partition, cursors.get(cursor_name(name, spec.name, partition)), lags)
+        for spec in file.targets
+        for partition in range(spec.partitions)
+    ]
+    return {"player": name, "members": sorted(members), "tasks": tasks}
+
+
+def _task(
+    log: ziplog.Log,
+    target: str,
+    partition: int,
+    cursor: CursorInfo | None,
+    lags: dict[RecordId, float],
+) -> dict[str, Any]:
+    head: dict[str, Any] = {"target": target, "partition": partition}
+    if cursor is None:
+        return head | {"state": "new", "owner": None, "term": 0, "position": None, "lag_s": None}
+    if cursor.position not in lags:
+        lags[cursor.position] = _lag_s(log, cursor.position)
+    return head | {
+        "state": cursor.state,
+        "owner": cursor.owner or None,
+        "term": cursor.term,
+        "position": str(cursor.position),
+        "lag_s": round(lags[cursor.position], 3),
+    }
+
+
+def _lag_s(log: ziplog.Log, position: RecordId) -> float:
+    """Return the age of the first record from a position on; 0: there is none."""
+    try:
+        with log.subscribe(position, follow=False) as subscription:
+            found = list(itertools.islice(subscription, 1))
+    except TrimmedError as error:
+        with log.subscribe(error.first, follow=False) as subscription:
+            found = list(itertools.islice(subscription, 1))
+    if not found:
+        return 0.0
+    return max(time.time() - found[0].timestamp_us / _US_PER_S, 0.0)

@@ -1,0 +1,72 @@
+"""The file of records that a target refused for good: one JSON object a line.
+
+A line has the names of `ziplog tail --json`, the task, and the reason. The same record may have
+several lines, if a process ended before its task had moved on.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logplayer.contract import RejectedRecord, Task
+
+
+def append(path: str, task: Task, rejected: Sequence[RejectedRecord]) -> None:
+    """Append records to a file, and have them on stable storage.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    """
+    lines = b"".join(msgspec.json.encode(_fields(task, one)) + b"\n" for one in rejected)
+    is_new = not Path(path).exists()
+    # One write: processes that append to the same file do not mix their lines.
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            lines = b"\n" + lines  # A process died while it wrote the last line.
+        written = os.write(file, lines)
+        while written < len(lines):
+            written += os.write(file, lines[written:])
+        os.fsync(file)
+    finally:
+        os.close(file)
+    if is_new:
+        directory = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _fields(task: Task, one: RejectedRecord) -> dict[str, Any]:
+    record = one.record
+    return {
+        "player": task.player,
+        "target": task.target,
+        "partition": task.partition,
+        "why": one.why,
+        "rid": str(record.rid),
+        "gsn": record.rid.gsn,
+        "shard": record.rid.shard,
+        "epoch": record.epoch,
+        "timestamp": record.timestamp.isoformat(),
+        **_bytes("key", record.key),
+        **_bytes("payload", record.payload),
+    }
+
+
+def _bytes(name: str, value: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_b64": base64.b64encode(value or b"").decode()}

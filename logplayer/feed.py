@@ -1,0 +1,83 @@
+"""The feed: the subscription that the tasks of a process share.
+
+It begins at the greatest position of the tasks that read when it opens. It never waits for a task
+to keep up: a task below the ring reads for itself until it reaches the ring. The feed waits while
+no task is with it, that is while no task's position is in the ring.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from logplayer.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logplayer.ring import Ring
+    from ziplog.client.log_tasks import LogTasks
+    from ziplog.errors import TrimmedError
+
+_FETCH_RECORDS: Final = 1000
+
+
+class Feed:
+    """The shared subscription of a process, and its ring."""
+
+    def __init__(self, calls: LogTasks, memory_bytes: int) -> None:
+        """Make a closed feed; `memory_bytes`: the bound of its ring."""
+        self._source: Final = Source(calls, memory_bytes, _FETCH_RECORDS)
+        self._wants_records = False
+
+    @property
+    def ring(self) -> Ring:
+        """The last records."""
+        return self._source.ring
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it covers positions."""
+        return self._source.is_open
+
+    @property
+    def blocked_on(self) -> str:
+        """The shard that the feed waits for; "": none."""
+        blocked = self._source.blocked_on
+        return f"shard {blocked.shard}" if blocked is not None else ""
+
+    def covers(self, position: int) -> bool:
+        """Whether a task at a position is with the feed."""
+        return self._source.is_open and self._source.ring.covers(position)
+
+    def poll(self, positions: Sequence[int], *, is_batch_end: bool) -> None:
+        """Open, continue, wait or close, as the positions of the reading tasks require."""
+        source = self._source
+        if not positions:
+            self.close()
+            return
+        if not source.is_open or all(position > source.ring.stop for position in positions):
+            source.open(max(positions))
+        self._wants_records = any(map(source.ring.covers, positions))
+        source.poll(wants_records=self._wants_records, is_batch_end=is_batch_end)
+
+    def pop_trimmed(self) -> TrimmedError | None:
+        """Return the error if the position of the feed was trimmed, and close it."""
+        trimmed = self._source.trimmed
+        if trimmed is not None:
+            self.close()
+        return trimmed
+
+    def close(self) -> None:
+        """Close the subscription, and drop the records."""
+        if self._source.is_open:
+            self._source.close()
+            self._source.ring.reset(0)
+        self._wants_records = False
+
+    def next_wakeup(self) -> int:
+        """Return the time of the next poll."""
+        return self._source.next_wakeup(wants_records=self._wants_records)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self._source.ring.check()

@@ -1,0 +1,206 @@
+"""The kinds of targets in a player's file: their keys, and how a target is made of them.
+
+The keys that all kinds have are `logplayer.targets.settings.KEYS`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+from logplayer import targets
+from logplayer.targets.http_target import POSITIONS
+from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
+from ziplog.config_keys import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from logplayer.contract import TargetSpec
+
+#: A function in a module beside the file: "module:name".
+REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+REFERENCE_RULE: Final = "'MODULE:NAME'; modules are searched in the file's directory first"
+_STATEMENT: Final = Key(
+    "An SQL statement, which is run with each record. Its parameters are"
+    f" {' '.join(f':{name}' for name in PARAMETERS)}. Without it and `apply`, records are inserted"
+    " in the table `records`.",
+    str,
+    rule="an SQL statement",
+)
+_APPLY: Final = Key(
+    "A function of a database cursor and a list of records, in place of a statement. It runs in"
+    " the transaction of a batch, and must not commit.",
+    str,
+    pattern=REFERENCE,
+    rule=REFERENCE_RULE,
+)
+
+
+@dataclass(frozen=True)
+class SqliteKeys:
+    """The keys of an SQLite file."""
+
+    path: Annotated[
+        str,
+        Key(
+            "The database's file. A relative path starts at this file.",
+            str,
+            rule="the path of a file",
+        ),
+    ]
+    statement: Annotated[str | None, _STATEMENT] = None
+    apply: Annotated[str | None, _APPLY] = None
+
+
+@dataclass(frozen=True)
+class PostgresKeys:
+    """The keys of a PostgreSQL database."""
+
+    dsn: Annotated[
+        str,
+        Key(
+            "A connection string or URI of libpq; or { env = NAME } or { file = PATH }, so that no"
+            " password is here.",
+            str,
+            rule="a connection string of libpq",
+            secret=True,
+        ),
+    ]
+    statement: Annotated[str | None, _STATEMENT] = None
+    apply: Annotated[str | None, _APPLY] = None
+
+
+@dataclass(frozen=True)
+class DbapiKeys:
+    """The keys of another database, with a DB-API 2.0 module."""
+
+    connect: Annotated[
+        str,
+        Key(
+            "A function that returns a new connection without autocommit.",
+            str,
+            pattern=REFERENCE,
+            rule=REFERENCE_RULE,
+        ),
+    ]
+    paramstyle: Annotated[str, Key("The module's paramstyle.", str, choices=PARAMSTYLES)]
+    statement: Annotated[str | None, _STATEMENT] = None
+    apply: Annotated[str | None, _APPLY] = None
+    blob: Annotated[str, Key("The database's type of a column of bytes.", str, rule="a type")] = (
+        "BLOB"
+    )
+
+
+@dataclass(frozen=True)
+class FunctionKeys:
+    """The keys of a Python function."""
+
+    function: Annotated[
+        str,
+        Key(
+            "A function of a record; or a class with the methods of logplayer.Target.",
+            str,
+            pattern=REFERENCE,
+            rule=REFERENCE_RULE,
+        ),
+    ]
+    batch: Annotated[bool, Key("Call it with the list of a batch's records.", bool)] = False
+
+
+@dataclass(frozen=True)
+class HttpKeys:
+    """The keys of an HTTP endpoint."""
+
+    url: Annotated[
+        str,
+        Key(
+            "The endpoint, which gets a POST for each batch.",
+            str,
+            rule="an http:// or https:// URL",
+        ),
+    ]
+    position: Annotated[
+        str,
+        Key(
+            "With none, each record at least once, always with the same id. With endpoint, the"
+            " endpoint stores positions, so each record exactly once (docs/player.md).",
+            str,
+            choices=POSITIONS,
+        ),
+    ] = "none"
+    secret: Annotated[
+        str | None,
+        Key(
+            "Signs each request; or { env = NAME } or { file = PATH }, so that it is not here.",
+            str,
+            rule="a text",
+            secret=True,
+        ),
+    ] = None
+    headers: Annotated[
+        dict[str, str] | None,
+        Key("Headers of each request.", dict, rule="a table of texts"),
+    ] = None
+    timeout_s: Annotated[
+        float,
+        Key(
+            "Maximum time for a connection, and for each answer.",
+            float,
+            unit="seconds",
+            low=0,
+            high=3600,
+        ),
+    ] = 10.0
+
+
+class Kind(NamedTuple):
+    """A kind of targets."""
+
+    about: str
+    #: The class of its own keys.
+    keys: type
+    #: Makes a target of its name, its own keys and those of all kinds.
+    make: Callable[..., TargetSpec]
+    #: Values of a file that works.
+    example: Mapping[str, Any]
+    #: Its defaults of keys that all kinds have, where they differ.
+    defaults: Mapping[str, Any] = MappingProxyType({})
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "sqlite": Kind(
+        "An SQLite file: exactly once.", SqliteKeys, targets.sqlite, {"path": "copy.db"}
+    ),
+    "postgres": Kind(
+        "A PostgreSQL database: exactly once. Needs `pip install 'ziplog[postgres]'`.",
+        PostgresKeys,
+        targets.postgres,
+        {"dsn": {"env": "DATABASE_URL"}},
+    ),
+    "dbapi": Kind(
+        "A database with a DB-API 2.0 module: exactly once. The module of `connect` is beside this"
+        " file.",
+        DbapiKeys,
+        targets.dbapi,
+        {"connect": "warehouse:connect", "paramstyle": "qmark"},
+    ),
+    "http": Kind(
+        "An HTTP endpoint: at least once, or exactly once if it stores positions.",
+        HttpKeys,
+        targets.http,
+        {"url": "http://127.0.0.1:8000/orders"},
+        {"batch_records": 1},
+    ),
+    "function": Kind(
+        "A Python function: at least once.",
+        FunctionKeys,
+        targets.function,
+        {"function": "builtins:print"},
+    ),
+}
+#: Keys with a path, which starts at the file; and those that name a function.
+PATHS: Final = frozenset({"path", "dead_letter"})
+FUNCTIONS: Final = frozenset({"apply", "connect", "function", "map"})

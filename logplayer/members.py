@@ -1,0 +1,290 @@
+"""The processes of a player, and its cursors as the membership service lists them.
+
+Every process claims a member cursor, the first free one of `PLAYER/members/0`, `/1`, ...; so the
+list of cursors names the processes. Three times in each lease a process lists the cursors. A
+process that died keeps its member cursor until another process claims it: each process tries that
+with the member that follows it, and the service refuses while the member is heard.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ziplog.client.common.requests import (
+    NEVER,
+    ClaimQuery,
+    ClaimRequest,
+    ConnectRequest,
+    CursorsRequest,
+    EditRequest,
+    ReleaseRequest,
+    UnsubscribeRequest,
+    WatchClaimRequest,
+)
+from ziplog.client.log_tasks import ignore
+from ziplog.core.units import NS_PER_MS
+from ziplog.errors import ConfigError, CursorHeldError, TrimmedError
+from ziplog.types import RID_GENESIS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logplayer.settings import PlayerSettings
+    from ziplog.client.common.requests import ClaimState, Request
+    from ziplog.client.log_tasks import LogTasks, TaskSteps
+    from ziplog.types import CursorInfo
+
+#: No target has this name.
+MEMBERS: Final = "members"
+#: Number of lists in each lease.
+_LISTS: Final = 3
+#: Interval between lists while a call waits for positions, and after a claim that was refused.
+_SOON_NS: Final = 100 * NS_PER_MS
+
+
+class Members:
+    """The member cursor of this process, and what the last list said."""
+
+    def __init__(
+        self,
+        calls: LogTasks,
+        settings: PlayerSettings,
+        owner: str,
+        *,
+        on_listed: Callable[[], None],
+        on_joined: Callable[[], None],
+        on_failure: Callable[[ConfigError], None],
+    ) -> None:
+        """Know nothing yet; the first `poll` begins.
+
+        Args:
+            calls: the log.
+            settings: the player's.
+            owner: describes this process to people, and to the others.
+            on_listed: called after each list.
+            on_joined: called after each list that was requested with a member cursor.
+            on_failure: called with the error of settings that do not fit the cursors.
+
+        """
+        self._calls: Final = calls
+        self._settings: Final = settings
+        self._owner: Final = owner
+        self._on_listed, self._on_joined, self._on_failure = on_listed, on_joined, on_failure
+        self._prefix: Final = f"{settings.name}/"
+        self._interval_ns: Final = settings.lease_ms * NS_PER_MS // _LISTS
+        #: The cursors of the player, by name.
+        self.cursors: dict[str, CursorInfo] = {}
+        #: When the last answered list was requested, in monotonic ns.
+        self.answered_at = calls.now
+        #: The number of the own member cursor, and of its claim; -1 and 0: none.
+        self.slot = -1
+        self._claim = 0
+        self._is_first = True
+        self._is_running = self._is_over = False
+        #: Called when the member cursor is released after the round that runs.
+        self._on_over: Callable[[], None] | None = None
+        self._list_at = calls.now
+        #: Why the last round failed; "": it did not.
+        self.error = ""
+
+    # --- what the last list said ---
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all processes, in the order of their member cursors."""
+        return list(dict.fromkeys(info.owner for _, info in self._owned_slots()))
+
+    def _slots(self) -> dict[int, CursorInfo]:
+        prefix, found = f"{self._prefix}{MEMBERS}/", {}
+        for name, info in self.cursors.items():
+            if name.startswith(prefix) and name[len(prefix) :].isdecimal():
+                found[int(name[len(prefix) :])] = info
+        return dict(sorted(found.items()))
+
+    def _owned_slots(self) -> list[tuple[int, CursorInfo]]:
+        return [(slot, info) for slot, info in self._slots().items() if info.owner]
+
+    def is_silent(self, now: int) -> bool:
+        """Whether the service did not answer for a lease."""
+        return now - self.answered_at >= self._settings.lease_ms * NS_PER_MS
+
+    # --- rounds ---
+
+    def poll(self, *, is_urgent: bool) -> None:
+        """List the cursors if that is due; `is_urgent`: soon."""
+        now = self._calls.now
+        if is_urgent:
+            self._list_at = min(self._list_at, max(now, self.answered_at + _SOON_NS))
+        if not self._is_running and not self._is_over and now >= self._list_at:
+            self._is_running = True
+            self._list_at = now + self._interval_ns
+            self._calls.run(self._round(), self._on_round)
+
+    def next_wakeup(self) -> int:
+        """Return the time of the next poll."""
+        return NEVER if self._is_running or self._is_over else self._list_at
+
+    def _on_round(self, result: bool | Exception) -> None:
+        self._is_running = False
+        if self._on_over is not None:
+            self._release_claim(self._on_over)
+        elif isinstance(result, ConfigError):
+            self._on_failure(result)
+        elif isinstance(result, Exception):
+            self.error = str(result)
+        else:
+            self.error = ""
+            if result:
+                self._list_at = self._calls.now
+
+    def _round(self) -> TaskSteps:
+        """List the cursors; complete them; return whether that changed any."""
+        asked_at, slot = self._calls.now, self.slot
+        deadline = asked_at + self._settings.lease_ms * NS_PER_MS
+        if not self._calls.core.cluster:
+            yield ConnectRequest(deadline)
+        found: list[CursorInfo] = yield CursorsRequest(deadline)
+        self.cursors = {one.name: one for one in found if one.name.startswith(self._prefix)}
+        self.answered_at = asked_at
+        self._on_listed()
+        self._check_partitions()
+        has_changed: bool = yield from self._create_missing()
+        if self.slot < 0:
+            return (yield from self._claim_slot())
+        if slot == self.slot:
+            self._on_joined()
+        if not has_changed and not self._is_over:
+            has_changed = yield from self._probe()
+        return has_changed
+
+    def _check_partitions(self) -> None:
+        """Compare the cursors of each target with its partitions.
+
+        Raises:
+            ConfigError: they differ.
+
+        """
+        for spec in self._settings.targets:
+            prefix = f"{self._prefix}{spec.name}/"
+            ends = [name[len(prefix) :] for name in self.cursors if name.startswith(prefix)]
+            last = max((int(end) for end in ends if end.isdecimal()), default=-1)
+            is_fewer = self._is_first and 0 <= last < spec.partitions - 1
+            if last >= spec.partitions or is_fewer:
+                text = (
+                    f"the target {spec.name} has {last + 1} partitions, not {spec.partitions}: the"
+                    f" last cursor is {prefix}{last}; to change their number, pause the cursors at"
+                    f" one position (`ziplog cursor pause '{prefix}*' --at RID`), wait, and begin a"
+                    " target of another name there"
+                )
+                raise ConfigError("partitions", spec.partitions, str(last + 1), message=text)
+        self._is_first = False
+
+    def _create_missing(self) -> TaskSteps:
+        """Create the cursors that are missing, the last one of each target first."""
+        settings, has_changed = self._settings, False
+        lasts = [(spec.name, spec.partitions - 1) for spec in settings.targets]
+        others = [(name, index) for name, last in lasts for index in range(last)]
+        for group in (lasts, others):
+            names = [f"{self._prefix}{name}/{index}" for name, index in group]
+            missing = [name for name in names if name not in self.cursors]
+            for result in (yield [self._creation(name) for name in missing]):
+                # Another process may have created it by now.
+                if isinstance(result, Exception) and not isinstance(result, ConfigError):
+                    raise result
+            has_changed |= bool(missing)
+        return has_changed
+
+    def _creation(self, name: str) -> Request:
+        deadline = self._calls.now + self._settings.lease_ms * NS_PER_MS
+        settings = self._settings
+        return EditRequest(deadline, name, "create", settings.start, settings.hold_s)
+
+    def _name(self, slot: int) -> str:
+        return f"{self._prefix}{MEMBERS}/{slot}"
+
+    # --- the own member cursor ---
+
+    def _claim_slot(self) -> TaskSteps:
+        """Claim the first member cursor that no process owns; return whether that worked."""
+        taken = {slot for slot, _ in self._owned_slots()}
+        slot = next(one for one in range(len(taken) + 1) if one not in taken)
+        number = yield from self._try_to_claim(slot)
+        if not number:  # Another process was faster.
+            self._list_at = self._calls.now + _SOON_NS
+            return False
+        state: ClaimState = yield ClaimQuery(NEVER, number)
+        self.slot, self._claim = slot, number
+        self._watch(state)
+        return True
+
+    def _try_to_claim(self, slot: int) -> TaskSteps:
+        """Return the number of the claim of a member cursor; 0: its owner is heard."""
+        name = self._name(slot)
+        request = ClaimRequest(
+            NEVER, name, RID_GENESIS, self._owner, self._settings.lease_ms, 0,
+            wait=False, reads=False,
+        )  # fmt: skip
+        [result] = yield [request]
+        if isinstance(result, TrimmedError):
+            # Its position means nothing. Only the cursor of a silent owner is found trimmed.
+            deadline = self._calls.now + self._settings.lease_ms * NS_PER_MS
+            yield EditRequest(deadline, name, "seek", result.first)
+            [result] = yield [request]
+        if isinstance(result, CursorHeldError):
+            return 0
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _watch(self, state: ClaimState) -> None:
+        claim = self._claim
+
+        def on_changed(state: ClaimState | Exception) -> None:
+            if claim != self._claim:
+                return
+            if isinstance(state, Exception) or state.lost:
+                self._forget_claim()
+                self._list_at = self._calls.now
+            else:
+                self._watch(state)
+
+        self._calls.call(WatchClaimRequest(NEVER, claim, state), on_changed)
+
+    def _forget_claim(self) -> None:
+        claim, self._claim, self.slot = self._claim, 0, -1
+        if claim:
+            self._calls.call(UnsubscribeRequest(NEVER, claim), ignore)
+
+    def _probe(self) -> TaskSteps:
+        """Try to claim the member cursor of the process that follows; release it if that works."""
+        others = [(slot, one) for slot, one in self._owned_slots() if one.owner != self._owner]
+        if not others:
+            return False
+        after = [slot for slot, _ in others if slot > self.slot]
+        slot = after[0] if after else others[0][0]
+        number = yield from self._try_to_claim(slot)
+        if not number:
+            return False
+        yield ReleaseRequest(NEVER, number)
+        yield UnsubscribeRequest(NEVER, number)
+        return True
+
+    def release(self, then: Callable[[], None]) -> None:
+        """Release the member cursor, after the round that runs; list no more."""
+        self._is_over = True
+        if self._is_running:
+            self._on_over = then
+        else:
+            self._release_claim(then)
+
+    def _release_claim(self, then: Callable[[], None]) -> None:
+        if not self._claim:
+            then()
+            return
+        claim, self._claim, self.slot = self._claim, 0, -1
+
+        def on_released(_result: object) -> None:
+            self._calls.call(UnsubscribeRequest(NEVER, claim), ignore)
+            then()
+
+        self._calls.call(ReleaseRequest(NEVER, claim), on_released)

@@ -1,0 +1,347 @@
+"""A process of a player: claims its share of the tasks, and plays the log into their targets.
+
+The node emits `OpenTarget`, `Deliver` and `CloseTarget`; what carries them out posts `StepEnded`.
+Rules: a process plays only tasks whose cursors it holds; it begins no step after the membership
+service was silent for a lease; a process that stops drains its tasks and releases their cursors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from logplayer import status
+from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
+from logplayer.context import PlayerContext
+from logplayer.feed import Feed
+from logplayer.members import MEMBERS, Members
+from logplayer.shares import share
+from logplayer.steps import StepEnded
+from logplayer.task import PlayerTask
+from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import NEVER
+from ziplog.client.log_tasks import LogTasks
+from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Halt, LogWarning
+from ziplog.core.units import NS_PER_MS
+from ziplog.errors import ClosedError, ConfigError, DeadlineError
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logplayer.settings import PlayerSettings
+    from ziplog.client.common.requests import Request
+    from ziplog.core.node import Effect, Event
+    from ziplog.errors import ZiplogError
+
+#: Maximum number of tasks of a player.
+MAX_TASKS: Final = 256
+
+
+class PlayerNode:
+    """One process of a player, as a deterministic node."""
+
+    def __init__(
+        self,
+        client: bytes,
+        endpoints: Sequence[str],
+        settings: PlayerSettings,
+        *,
+        owner: str,
+        now: int,
+        wall_ns: int = 0,
+    ) -> None:
+        """Make a process of a player; it starts with its first step.
+
+        Args:
+            client: 16 random bytes, never used by another client of the log.
+            endpoints: "host:port" of the log's membership service.
+            settings: the player's, the same ones in all its processes.
+            owner: describes this process to people; no other process has the same text.
+            now: monotonic nanoseconds.
+            wall_ns: Unix time in nanoseconds at `now`; 0: unknown, and no lag is known.
+
+        Raises:
+            ConfigError: two targets have one name, or there are no or too many tasks.
+
+        """
+        core = ClientCore(client, endpoints, _no_shard)
+        calls = self._calls = LogTasks(core, now)
+        self._wall_offset_ns: Final = wall_ns - now if wall_ns else 0
+        self.feed: Final = Feed(calls, settings.memory_bytes)
+        self._context: Final = PlayerContext(calls, settings, owner, self.feed)
+        #: By the names of their cursors.
+        self.tasks: Final = {one.name: one for one in _tasks(self._context)}
+        self.members: Final = Members(
+            calls, settings, owner,
+            on_listed=self._on_listed, on_joined=self._share_tasks, on_failure=self._fail,
+        )  # fmt: skip
+        #: The error that ended the player; None: it runs.
+        self.failure: ZiplogError | None = None
+        #: Calls that wait, by their ids, and the numbers of the log's calls.
+        self._waiting: Final[dict[int, Request]] = {}
+        self._forwarded: Final[dict[int, int]] = {}
+        self._has_shared = self._is_stopping = self._is_released = self._is_stopped = False
+        self._has_warned = self._has_halted = False
+        self._halt_at = NEVER
+
+    # --- events ---
+
+    def step(self, event: Event, now: int) -> list[Effect]:
+        """Handle one event; see `ziplog.core.node`."""
+        calls = self._calls
+        calls.now = now
+        self._context.is_cut_off = self.members.is_silent(now)
+        if isinstance(event, StepEnded):
+            self._on_step_ended(event)
+        elif isinstance(event, Call):
+            self._on_call(event.id, event.request)
+        elif isinstance(event, Cancelled):
+            self._cancel(event.id)
+        else:
+            calls.step(event, now)
+        if isinstance(event, BatchEnd):
+            self._poll()
+        return calls.pop_effects() if calls.effects else []
+
+    def next_wakeup(self) -> int | None:
+        """Return the time of the next wake-up."""
+        due = min(self.members.next_wakeup(), self.feed.next_wakeup(), self._halt_at)
+        is_reading = False
+        for task in self.tasks.values():
+            if not task.is_gone:
+                due = min(due, task.next_wakeup())
+                is_reading |= task.is_reading
+        if is_reading and not self.feed.is_open:
+            due = self._calls.now
+        for request in self._waiting.values():
+            due = min(due, request.deadline)
+        core = self._calls.core.next_wakeup()
+        due = due if core is None else min(core, due)
+        return due if due != NEVER else None
+
+    def check(self) -> None:
+        """Assert the invariants of all parts."""
+        self._calls.core.check()
+        self.feed.check()
+        workers = [task.worker for task in self.tasks.values() if task.worker]
+        assert len(workers) == len(set(workers)), "two tasks have one worker"
+        for task in self.tasks.values():
+            task.check()
+        assert not self._is_stopped or all(task.is_gone for task in self.tasks.values())
+
+    def status(self, now: int) -> dict[str, Any]:
+        """Return the status, which JSON can hold; `now`: monotonic nanoseconds."""
+        return status.document(
+            self._context,
+            self.members,
+            list(self.tasks.values()),
+            failure=str(self.failure or ""),
+            wall_ns=now + self._wall_offset_ns if self._wall_offset_ns else 0,
+        )
+
+    def _on_step_ended(self, event: StepEnded) -> None:
+        for task in self.tasks.values():
+            if task.worker == event.worker and task.is_step_open:
+                task.on_step_ended(event.result)
+                return
+
+    def _poll(self) -> None:
+        """Do what is due after the events of a batch."""
+        context, waiting = self._context, self._waiting
+        calls = waiting.values()
+        context.awaited = tuple(one.position for one in calls if isinstance(one, WaitCall))
+        is_urgent = context.wants_round or bool(context.awaited)
+        context.wants_round = False
+        self.members.poll(is_urgent=is_urgent)
+        self._poll_feed(is_batch_end=True)
+        for task in self.tasks.values():
+            if not task.is_gone:
+                task.poll(is_batch_end=True)
+        self._poll_feed(is_batch_end=False)
+        self._warn_of_silence()
+        if self._is_stopping and not self._is_released:
+            self._release_if_drained()
+        if waiting:
+            self._answer_waiting()
+        self._halt_if_due()
+
+    def _poll_feed(self, *, is_batch_end: bool) -> None:
+        tasks = [task for task in self.tasks.values() if task.is_reading]
+        self.feed.poll([task.delivery.looked for task in tasks], is_batch_end=is_batch_end)
+        trimmed = self.feed.pop_trimmed()
+        if trimmed is not None:
+            for task in tasks:
+                if task.delivery.looked < trimmed.first.gsn:
+                    task.reader.on_trimmed(trimmed)
+
+    def _warn_of_silence(self) -> None:
+        is_cut_off = self._context.is_cut_off and any(one.is_held for one in self.tasks.values())
+        if is_cut_off and not self._has_warned:
+            text = "the membership service did not answer for a lease: no step begins until it does"
+            self._calls.effects.append(LogWarning(text))
+        self._has_warned = is_cut_off
+
+    # --- shares ---
+
+    def _on_listed(self) -> None:
+        """Compare the claims with a new list."""
+        self._context.is_cut_off = False
+        for name, info in self.members.cursors.items():
+            task = self.tasks.get(name)
+            if task is not None:
+                task.on_listed(info)
+
+    def _share_tasks(self) -> None:
+        """Claim and drain tasks, by the last list."""
+        members, owner = self.members, self._context.owner
+        names = members.names
+        if self._is_stopping or owner not in names:
+            return
+        listed = members.cursors
+        owners = {name: listed[name].owner if name in listed else "" for name in self.tasks}
+        held = [name for name, task in self.tasks.items() if task.is_held]
+        found = share(owner, members.slot, names, owners, held)
+        for name in found.drain:
+            self.tasks[name].drain()
+        free = [self.tasks[name] for name in found.claim if self.tasks[name].is_gone]
+        free.sort(key=lambda task: task.refusals)
+        for task in free[: found.missing]:
+            info = listed.get(task.name)
+            start = self._context.settings.start
+            task.start_claim(RecordId(info.position.gsn, 0) if info is not None else start)
+        self._has_shared = True
+
+    # --- the end ---
+
+    def _stop(self) -> None:
+        """Drain every task."""
+        self._is_stopping = True
+        for task in self.tasks.values():
+            task.drain()
+
+    def _release_if_drained(self) -> None:
+        if all(task.is_gone for task in self.tasks.values()):
+            self._is_released = True
+            self.members.release(self._on_released)
+
+    def _on_released(self) -> None:
+        self._is_stopped = True
+
+    def _fail(self, error: ConfigError) -> None:
+        """Stop: the settings do not fit the cursors; halt once the tasks are released."""
+        if self.failure is None:
+            self.failure = error
+            self._halt_at = self._calls.now + self._context.settings.lease_ms * NS_PER_MS
+            self._stop()
+
+    def _halt_if_due(self) -> None:
+        if self.failure is not None and (self._is_stopped or self._calls.now >= self._halt_at):
+            self._halt_at = NEVER
+            if not self._has_halted:
+                self._has_halted = True
+                self._calls.effects.append(Halt(str(self.failure)))
+
+    # --- calls ---
+
+    def _on_call(self, number: int, request: Any) -> None:
+        if isinstance(request, StatusCall):
+            self._complete(number, self.status(self._calls.now))
+        elif isinstance(request, StartedCall | WaitCall | StopCall):
+            if isinstance(request, StopCall):
+                self._stop()
+            self._waiting[number] = request
+        else:
+            self._forward(number, request)
+
+    def _forward(self, number: int, request: Request) -> None:
+        """Pass a call to the log."""
+        is_answered = False
+
+        def on_result(result: object) -> None:
+            nonlocal is_answered
+            is_answered = True
+            self._forwarded.pop(number, None)
+            self._complete(number, result)
+
+        call = self._calls.call(request, on_result)
+        if not is_answered:
+            self._forwarded[number] = call
+
+    def _cancel(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        call = self._forwarded.pop(number, None)
+        if call is not None:
+            self._calls.cancel(call)
+
+    def _complete(self, number: int, result: object) -> None:
+        self._calls.effects.append(Complete(number, result))
+
+    def _answer_waiting(self) -> None:
+        """Answer the calls that are done, or whose deadline has passed."""
+        now = self._calls.now
+        for number, request in list(self._waiting.items()):
+            done, result = self._result_of(request)
+            if not done and now >= request.deadline:
+                done, result = True, self._deadline_error(request)
+            if done:
+                del self._waiting[number]
+                self._complete(number, result)
+
+    def _result_of(self, request: Request) -> tuple[bool, Exception | None]:
+        """Return whether a call is done, and its result."""
+        if isinstance(request, StopCall):
+            return self._is_stopped, None
+        if self.failure is not None:
+            return True, self.failure
+        if self._is_stopping:
+            return True, ClosedError("this player", "start it again to continue")
+        if isinstance(request, StartedCall):
+            is_claiming = any(task.state == "claiming" for task in self.tasks.values())
+            return self._has_shared and not is_claiming, None
+        assert isinstance(request, WaitCall)
+        return not self._behind(request.position), None
+
+    def _behind(self, position: int) -> list[str]:
+        """Return the tasks that have not committed a position."""
+        listed = self.members.cursors
+        found = []
+        for name, task in self.tasks.items():
+            info = listed.get(name)
+            committed = info.position.gsn if info is not None else -1
+            if task.claim.state is not None:
+                committed = task.claim.committed
+            if committed < position:
+                found.append(name)
+        return found
+
+    def _deadline_error(self, request: Request) -> DeadlineError:
+        if isinstance(request, StopCall):
+            left = [name for name, task in self.tasks.items() if not task.is_gone]
+            text = f"these tasks did not end before the deadline: {', '.join(left) or 'none'}"
+            return DeadlineError(text)
+        if isinstance(request, StartedCall):
+            why = self.members.error or "the claims were not answered"
+            return DeadlineError(f"the player did not start before the deadline: {why}")
+        assert isinstance(request, WaitCall)
+        behind = ", ".join(self._behind(request.position))
+        return DeadlineError(f"these tasks are before gsn {request.position}: {behind}")
+
+
+def _no_shard(_payload: bytes, _key: bytes | None, _shards: Sequence[int]) -> int:
+    """Select no shard: a player inserts nothing."""
+    raise AssertionError("a player inserted a record")
+
+
+def _tasks(context: PlayerContext) -> list[PlayerTask]:
+    """Return all tasks of a player."""
+    targets = context.settings.targets
+    names = [spec.name for spec in targets]
+    for name in names:
+        if names.count(name) > 1 or name == MEMBERS:
+            raise ConfigError("name", name, f"a name that no other target has, not {MEMBERS}")
+    count = sum(spec.partitions for spec in targets)
+    if not 1 <= count <= MAX_TASKS:
+        raise ConfigError("partitions", count, f"1 to {MAX_TASKS} for all targets together")
+    return [
+        PlayerTask(context, spec, index) for spec in targets for index in range(spec.partitions)
+    ]

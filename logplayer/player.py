@@ -1,0 +1,434 @@
+"""A player in a thread of this program.
+
+It runs the player's node on the driver of the log's servers, and each target in a thread of its own
+(`workers`). It does not survive `os.fork`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+import ziplog
+from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
+from logplayer.contract import cursor_name
+from logplayer.node import PlayerNode
+from logplayer.options import PlayerOptions, check_targets
+from logplayer.settings import PlayerSettings
+from logplayer.workers import Workers
+from ziplog.client import arguments, cursor_arguments
+from ziplog.client.common.requests import NEVER
+from ziplog.core.node import Call, Cancelled, Complete
+from ziplog.errors import ClosedError, ConfigError, DeadlineError, ZiplogError
+from ziplog.runtime.clock import now_ns
+from ziplog.runtime.descriptors import start_thread
+from ziplog.runtime.driver import Driver
+from ziplog.runtime.transport import Transport
+from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from logplayer.contract import TargetSpec
+    from ziplog.client.asynchronous import AsyncLog
+    from ziplog.client.common.requests import Request
+
+    Start = RecordId | Callable[[ziplog.Log], RecordId]
+
+#: Time that targets get to close after the player has stopped, at least, in seconds.
+_CLOSE_S: Final = 1.0
+#: Maximum length of the host name in the owner's text of a cursor.
+_MAX_HOST: Final = 200
+
+
+class Player:
+    """Delivers the records of a log to targets. Start it, or use it in a `with` statement."""
+
+    def __init__(
+        self,
+        log: ziplog.Log | AsyncLog | str | Sequence[str],
+        name: str,
+        targets: Sequence[TargetSpec],
+        *,
+        start: Start = RID_GENESIS,
+        lease_s: float = 10.0,
+        memory_bytes: int = 64 * 1024 * 1024,
+        commit_ms: int = 1000,
+        idle_ms: int = 10_000,
+        hold_s: int = 604_800,
+    ) -> None:
+        """Check the arguments; nothing is connected before `start`.
+
+        Args:
+            log: a client of the log, from which only the addresses are taken; or the log's
+                membership nodes as for `ziplog.connect`.
+            name: 1 to 48 letters, digits, '.', '_' or '-'. All processes of a player have the same
+                name, and the same targets; they share the tasks.
+            targets: what `logplayer.targets` returns, with 1 to 256 tasks.
+            start: the first position of cursors that do not exist yet; RID_RECENT: behind the last
+                record. Or a function that finds it with a client.
+            lease_s: silence of a process after which others take over its tasks, 1 to 300 seconds.
+            memory_bytes: memory for the records that the tasks share, from 1 MiB on.
+            commit_ms: maximum time between a step of a target and the move of its cursor, 10 to
+                60,000 milliseconds.
+            idle_ms: time without a record of its own after which a task passes those of others, 100
+                to 3,600,000 milliseconds.
+            hold_s: the log is not trimmed behind the player until its cursors were not used for so
+                many seconds; 0: they hold nothing.
+
+        Raises:
+            ConfigError: an argument is invalid.
+            TypeError: an argument is of another type.
+
+        """
+        self._endpoints: Final = arguments.endpoints_of(log)
+        self._options: Final = PlayerOptions(
+            name, lease_s, memory_bytes, commit_ms, idle_ms, hold_s
+        )
+        self._targets: Final = check_targets(targets)
+        if not callable(start):
+            cursor_arguments.check_position("start", start)
+        self._start: Final = start
+        self._process: Final = os.getpid()
+        self._numbers: Final = itertools.count(1)
+        #: Held while calls are added, and while all of them end.
+        self._lock: Final = threading.Lock()
+        #: By number: the calls of this program that the node has not answered.
+        self._calls: Final[dict[int, _PendingCall]] = {}
+        self._transport: Transport | None = None
+        self._driver: Driver | None = None
+        self._workers: Final = Workers(self._targets, self._post)
+        self._thread: threading.Thread | None = None
+        self._is_stopped = False
+        self._failure: ZiplogError | None = None
+        #: The thread has ended.
+        self._ended: Final = threading.Event()
+
+    def __enter__(self) -> Self:
+        """Start the player, and return it."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the player."""
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<logplayer.Player {self.name} on {','.join(self._endpoints)}>"
+
+    @property
+    def name(self) -> str:
+        """The player's name."""
+        return self._options.name
+
+    @property
+    def targets(self) -> tuple[TargetSpec, ...]:
+        """Its targets."""
+        return self._targets
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The membership nodes of its log, "host:port"."""
+        return self._endpoints
+
+    # --- start and stop ---
+
+    def start(self, timeout: float | None = None) -> None:
+        """Start; return once the first claims of tasks were answered.
+
+        Targets may still be opening then: one that cannot be reached is tried again.
+
+        Args:
+            timeout: in seconds; 10 if None.
+
+        Raises:
+            ClosedError: it was started before.
+            UnavailableError: the log does not reply in time.
+            ConfigError: the log has another player of this name, with other partitions.
+
+        """
+        seconds = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
+        deadline_ns = arguments.deadline_ns(timeout, seconds)
+        with self._lock:
+            if self._thread is not None or self._is_stopped:
+                raise ClosedError("this player", "a player starts once; make another one")
+            self._thread = threading.Thread(target=self._run, name=f"player {self.name}")
+            self._thread.daemon = True
+        try:
+            # A client's errors say why a log cannot be reached.
+            with ziplog.connect(self._endpoints, timeout=seconds) as log:
+                found = self._start(log) if callable(self._start) else self._start
+            self._begin(self._thread, found)
+            self._call(StartedCall(deadline_ns))
+        except BaseException:
+            self._end(0)
+            raise
+
+    def _begin(self, thread: threading.Thread, start: RecordId) -> None:
+        options, client = self._options, os.urandom(16)
+        settings = PlayerSettings(
+            name=options.name,
+            targets=self._targets,
+            start=start,
+            lease_ms=int(options.lease_s * 1000),
+            memory_bytes=options.memory_bytes,
+            commit_ms=options.commit_ms,
+            idle_ms=options.idle_ms,
+            hold_s=options.hold_s,
+        )
+        owner = f"{socket.gethostname()[:_MAX_HOST]}:{os.getpid()}:{client[:4].hex()}"
+        node = PlayerNode(
+            client,
+            self._endpoints,
+            settings,
+            owner=owner,
+            now=now_ns(),
+            wall_ns=time.time_ns(),
+        )
+        transport = self._transport = Transport()
+        self._driver = Driver(
+            node,
+            transport,
+            carry_out={Complete: self._complete, **self._workers.effects},
+            on_halt=lambda reason, state: self._on_halt(node, reason, state),
+        )
+        try:
+            start_thread(thread, "cannot run a player")
+        except BaseException:
+            transport.close()
+            raise
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the player has stopped; return whether it has.
+
+        Args:
+            timeout: in seconds; None: without limit.
+
+        Raises:
+            ZiplogError: the player itself failed. A task that failed ends no other one; it is in
+                `status`.
+
+        """
+        self._check_started()
+        if not self._ended.wait(timeout):
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Finish the steps under way, commit the positions, release the tasks. Idempotent.
+
+        In a forked child it does nothing.
+
+        Args:
+            timeout: in seconds.
+
+        Raises:
+            DeadlineError: a target did not return in time; its task is free for others after
+                `lease_s`.
+
+        """
+        if os.getpid() != self._process:
+            return
+        deadline_ns = arguments.deadline_ns(timeout, timeout)
+        with self._lock:
+            is_running = self._thread is not None and not self._is_stopped
+            self._is_stopped = True
+        if not is_running:
+            return
+        late: DeadlineError | None = None
+        try:
+            if not self._ended.is_set():
+                self._call(StopCall(deadline_ns))
+        except DeadlineError as error:
+            late = error
+        except ZiplogError as error:
+            structlog.get_logger().warning("the player failed while it stopped", error=str(error))
+        finally:
+            self._end(max((deadline_ns - now_ns()) / 1e9, _CLOSE_S))
+        if late is not None:
+            raise late
+        if self._workers.running:
+            names = ", ".join(self._workers.running)
+            raise DeadlineError(f"these targets did not close in time: {names}")
+
+    def _end(self, timeout_s: float) -> None:
+        """End the threads; wait for those of the targets at most for `timeout_s`."""
+        self._is_stopped = True
+        thread, driver = self._thread, self._driver
+        if driver is not None:
+            driver.stop()
+        if thread is not None and thread.ident is not None:
+            if threading.current_thread() is not thread:
+                thread.join()
+        else:
+            self._ended.set()
+        self._workers.stop(timeout_s)
+
+    # --- the thread of the node ---
+
+    def _run(self) -> None:
+        driver, transport = self._driver, self._transport
+        assert driver is not None, "the thread started before there was a driver"
+        assert transport is not None, "a driver has a transport"
+        try:
+            driver.run()
+        finally:
+            transport.close()
+            error = self._failure or ClosedError("this player", "make another one to continue")
+            with self._lock:
+                self._ended.set()
+                calls = list(self._calls.values())
+                self._calls.clear()
+            for call in calls:
+                call.complete(error)
+            self._workers.stop(0)
+
+    def _post(self, event: Any) -> None:
+        assert self._driver is not None, "a worker ran before the player"
+        self._driver.post(event)
+
+    def _on_halt(self, node: PlayerNode, reason: str, state: str) -> None:
+        """Record that the node stopped; the program around it continues."""
+        self._failure = node.failure or ZiplogError(f"the player failed: {reason}")
+        structlog.get_logger().error("player stopped", reason=reason, state=state[:8192])
+
+    def _complete(self, effect: Complete) -> None:
+        call = self._calls.pop(effect.id, None)
+        if call is not None:
+            call.complete(effect.result)
+
+    def _call(self, request: Request) -> Any:
+        """Return the node's result of a call; raise its error."""
+        self._check_started()
+        number, call = next(self._numbers), _PendingCall()
+        with self._lock:
+            if self._ended.is_set():
+                raise self._failure or ClosedError("this player", "make another one to continue")
+            self._calls[number] = call
+        self._post(Call(number, request))
+        try:
+            return call.result()
+        finally:
+            if self._calls.pop(number, None) is not None:  # The wait was interrupted.
+                self._post(Cancelled(number))
+
+    def _check_started(self) -> None:
+        if self._thread is None or self._driver is None:
+            hint = "make another one to continue" if self._is_stopped else "start it first"
+            raise ClosedError("this player", hint)
+
+    # --- what it does, and operators' changes ---
+
+    def status(self, timeout: float | None = None) -> dict[str, Any]:
+        """Return what this process knows of the player, for people and monitors.
+
+        Args:
+            timeout: in seconds; 10 if None.
+
+        Raises:
+            ClosedError: the player does not run.
+
+        """
+        deadline_ns = arguments.deadline_ns(timeout, arguments.DEFAULT_TIMEOUT_S)
+        document: dict[str, Any] = self._call(StatusCall(deadline_ns))
+        return document
+
+    def wait_until(self, position: RecordId, timeout: float | None = None) -> None:
+        """Wait until all tasks have delivered, and committed, what is at or below a position.
+
+        Tasks of other processes count as well. Tasks that are paused or have failed do not move.
+
+        Args:
+            position: for example, the last record's that is of interest.
+            timeout: in seconds; None: without limit.
+
+        Raises:
+            ClosedError: the player does not run, or stopped meanwhile.
+            DeadlineError: a task has not got so far in time.
+
+        """
+        arguments.check_rid("position", position)
+        deadline_ns = NEVER if timeout is None else arguments.deadline_ns(timeout, timeout)
+        self._call(WaitCall(deadline_ns, position.gsn + 1))
+
+    def pause(self, target: str | None = None) -> None:
+        """Pause the tasks of a target, or of all, wherever they run; the player need not run.
+
+        Their owners learn of it within a third of the lease, and finish the step under way.
+
+        Raises:
+            ConfigError: there is no such target, or it has no cursors yet.
+            UnavailableError: the log does not reply.
+
+        """
+        names = self._cursors(target)
+        with ziplog.connect(self._endpoints) as log:
+            for name in names:
+                log.pause_cursor(name)
+
+    def resume(self, target: str | None = None) -> None:
+        """End a pause; a task that had failed is tried again. Errors are those of `pause`."""
+        names = self._cursors(target)
+        with ziplog.connect(self._endpoints) as log:
+            for name in names:
+                log.resume_cursor(name)
+
+    def seek(self, target: str, position: RecordId) -> None:
+        """Set the position of a target's tasks, forward or back.
+
+        Args:
+            target: a target's name.
+            position: RID_GENESIS: the first position that is not trimmed; RID_RECENT: behind the
+                last record.
+
+        Raises:
+            ConfigError: there is no such target, or it has no cursors yet.
+            NoSuchRecordError: no shard owns the position yet.
+            UnavailableError: the log does not reply.
+
+        """
+        names = self._cursors(target)
+        with ziplog.connect(self._endpoints) as log:
+            for name in names:
+                log.seek_cursor(name, position)
+
+    def _cursors(self, target: str | None) -> list[str]:
+        """Return the names of a target's cursors; None: of all targets."""
+        chosen = [spec for spec in self._targets if target in {None, spec.name}]
+        if not chosen:
+            names = " or ".join(repr(spec.name) for spec in self._targets)
+            raise ConfigError("target", target, f"{names}, or None")
+        return [
+            cursor_name(self.name, spec.name, partition)
+            for spec in chosen
+            for partition in range(spec.partitions)
+        ]
+
+
+class _PendingCall:
+    """A call that a thread waits for."""
+
+    __slots__ = ("_is_done", "_result")
+
+    def __init__(self) -> None:
+        self._is_done: Final = threading.Event()
+        self._result: Any = None
+
+    def complete(self, result: Any) -> None:
+        self._result = result
+        self._is_done.set()
+
+    def result(self) -> Any:
+        self._is_done.wait()
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result

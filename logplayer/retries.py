@@ -1,0 +1,101 @@
+"""Pauses between the attempts of a task, and which errors are attempted again.
+
+The jitter of a pause comes from a checksum of the task and the attempt, so a run can be repeated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from logplayer.contract import Retry
+from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from logplayer.contract import TargetSpec
+
+#: Errors of a program or its settings: no further attempt helps.
+BUGS: Final = (TypeError, AttributeError, NameError, ImportError, ConfigError)
+#: The longest pause that a target may ask for, in seconds.
+MAX_AFTER_S: Final = 3600.0
+#: The jitter of a pause is up to a fifth of it.
+_JITTER: Final = 5
+_UNIT: Final = 2**32
+#: Doublings after which every pause is the last one.
+_MAX_DOUBLINGS: Final = 32
+
+
+def pause_ns(
+    name: str, attempt: int, first_ms: int, last_ms: int, after_s: float | None = None
+) -> int:
+    """Return the pause before the next attempt, in ns.
+
+    Args:
+        name: the task's.
+        attempt: number of attempts that failed in a row, from 1.
+        first_ms: the pause after the first one, in ms; it doubles with each further one.
+        last_ms: the longest pause, in ms.
+        after_s: the pause that the target asked for, in seconds, at most `MAX_AFTER_S`.
+
+    """
+    if after_s is not None:
+        return int(min(max(after_s, 0.0), MAX_AFTER_S) * NS_PER_S)
+    doubled = first_ms << min(attempt - 1, _MAX_DOUBLINGS)
+    pause = min(doubled, last_ms) * NS_PER_MS
+    share = crc32c(f"{name}/{attempt}".encode())
+    return pause - pause // _JITTER * share // _UNIT
+
+
+class Attempts:
+    """The failed attempts of a task, since the last success."""
+
+    __slots__ = ("_count", "_name", "_since", "_spec", "_step", "retry_at")
+
+    def __init__(self, name: str, spec: TargetSpec) -> None:
+        """Count nothing yet; `name`: the task's."""
+        self._name: Final = name
+        self._spec: Final = spec
+        self._count = 0
+        self._since: int | None = None
+        self._step = ""
+        #: When the next one is due, in monotonic ns.
+        self.retry_at = NEVER
+
+    def reset(self) -> None:
+        """Forget them after a success."""
+        self._count, self._since, self._step, self.retry_at = 0, None, "", NEVER
+
+    def on_opened(self) -> None:
+        """Forget them if the last one was an open: its success says nothing of deliveries."""
+        if self._step == "open":
+            self.reset()
+
+    def fail(self, step: str, error: Exception, now: int) -> bool:
+        """Count a failure; return whether there is a next attempt, at `retry_at`.
+
+        Args:
+            step: what failed, "open" or "deliver".
+            error: why.
+            now: monotonic ns.
+
+        """
+        spec = self._spec
+        self._count += 1
+        self._step = step
+        if self._since is None:
+            self._since = now
+        if spec.retry_s and now - self._since >= spec.retry_s * NS_PER_S:
+            return False
+        after_s = error.after_s if isinstance(error, Retry) else None
+        first, last = spec.retry_first_ms, spec.retry_last_ms
+        self.retry_at = now + pause_ns(self._name, self._count, first, last, after_s)
+        return True
+
+
+def text_of(error: Exception) -> str:
+    """Return an error as one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,163 @@
+"""What a task gets of the log: the records of its partition and keys, as its map returns them.
+
+A selection is a pure function of a record, so every owner of a task, at any time, delivers the same
+records for the same positions.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from typing import TYPE_CHECKING, Any, Final
+
+from logplayer.partitions import size_of
+from ziplog.types import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logplayer.contract import Map, TargetSpec
+    from logplayer.ring import Ring
+
+#: Maximum number of records that one cut looks at, which takes some milliseconds.
+MAX_LOOKED: Final = 10_000
+
+
+class Cut:
+    """Selected records of the positions [start, stop), before they are a batch."""
+
+    __slots__ = ("arrived", "origins", "records", "size", "start", "stop")
+
+    def __init__(self, start: int, stop: int, arrived: int) -> None:
+        """Make an empty cut.
+
+        Args:
+            start: its first position.
+            stop: the position behind it.
+            arrived: when its first record was fetched, in monotonic ns.
+
+        """
+        self.start, self.stop, self.arrived = start, stop, arrived
+        #: What the target gets, and for each of them the gsn of the log's record.
+        self.records: list[Record] = []
+        self.origins: list[int] = []
+        #: Size of `records`, in bytes.
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def positions(self) -> list[int]:
+        """Return the gsns of the log's records in it, in order."""
+        return sorted(set(self.origins))
+
+    def head(self, stop: int) -> Cut:
+        """Return its part below a position."""
+        if stop >= self.stop:
+            return self
+        return self._part(self.start, stop)
+
+    def tail(self, start: int) -> Cut:
+        """Return its part from a position on."""
+        return self._part(start, self.stop)
+
+    def _part(self, start: int, stop: int) -> Cut:
+        part = Cut(start, stop, self.arrived)
+        for record, origin in zip(self.records, self.origins, strict=True):
+            if start <= origin < stop:
+                part.add([record], origin)
+        return part
+
+    def add(self, records: Sequence[Record], origin: int) -> None:
+        """Append what one record of the log became."""
+        for record in records:
+            self.records.append(record)
+            self.origins.append(origin)
+            self.size += size_of(record)
+
+
+class Selection:
+    """The selection of one task."""
+
+    __slots__ = ("_keys", "_map", "_max_bytes", "_max_records", "_partition", "_partitions")
+
+    def __init__(self, spec: TargetSpec, partition: int) -> None:
+        """Select the records of a partition, from 0 on."""
+        self._partition, self._partitions = partition, spec.partitions
+        self._keys: Final = re.compile("|".join(map(translate, spec.keys))) if spec.keys else None
+        self._map: Final[Map | None] = spec.map
+        self._max_records, self._max_bytes = spec.batch_records, spec.batch_bytes
+
+    def has(self, record: Record, number: int) -> bool:
+        """Whether the task gets a record; `number`: its `hash_of`."""
+        if number % self._partitions != self._partition:
+            return False
+        if self._keys is None:
+            return True
+        key = record.key
+        if key is None:
+            return False
+        try:
+            return self._keys.match(key.decode()) is not None
+        except UnicodeDecodeError:
+            return False
+
+    def mapped(self, record: Record) -> list[Record]:
+        """Return what the target gets for a record.
+
+        Raises:
+            TypeError: the map returned neither None, nor a record, nor a list of records.
+
+        """
+        if self._map is None:
+            return [record]
+        result = self._map(record)
+        if result is None:
+            return []
+        found: list[Any] = result if isinstance(result, list) else [result]
+        for one in found:
+            if not isinstance(one, Record):
+                text = f"the map returned {one!r} for the record {record.rid}"
+                raise TypeError(f"{text}; it must return None, a record, or a list of records")
+        return found
+
+    def cut(self, ring: Ring, start: int, reached: int, limit: int) -> Cut:
+        """Return the next records of a task; without records it covers all that was looked at.
+
+        Args:
+            ring: covers `reached`.
+            start: the task's position.
+            reached: [start, reached) has no record of the task.
+            limit: the position to stop at.
+
+        """
+        stop = max(min(ring.stop, limit), start)
+        found = Cut(start, stop, 0)
+        records, gsns, hashes = ring.records, ring.gsns, ring.hashes
+        first = ring.index(reached)
+        last = min(first + MAX_LOOKED, len(records))
+        if last < len(records):
+            found.stop = min(gsns[last], limit)
+        for index in range(first, last):
+            gsn = gsns[index]
+            if gsn >= limit:
+                break
+            record = records[index]
+            if not self.has(record, hashes[index]):
+                continue
+            became = self.mapped(record)
+            if not became:
+                continue
+            if found.records and self._is_full(found, became):
+                break
+            if not found.records:
+                found.arrived = ring.arrived(index)
+            found.add(became, gsn)
+            found.stop = gsn + 1
+        return found
+
+    def _is_full(self, cut: Cut, more: list[Record]) -> bool:
+        """Whether a batch would be too large with further records."""
+        if len(cut) + len(more) > self._max_records:
+            return True
+        return cut.size + sum(map(size_of, more)) > self._max_bytes

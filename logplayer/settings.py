@@ -1,0 +1,26 @@
+"""The settings of a player."""
+
+from __future__ import annotations
+
+import msgspec
+
+from logplayer.contract import TargetSpec
+from ziplog.types import RID_GENESIS, RecordId
+
+
+class PlayerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a player; all processes of a player have the same ones."""
+
+    name: str
+    targets: tuple[TargetSpec, ...]
+    #: Where new cursors begin; RID_RECENT: behind the last record.
+    start: RecordId = RID_GENESIS
+    lease_ms: int = 10_000
+    #: Bound of the records that the tasks share, in bytes.
+    memory_bytes: int = 64 * 1024 * 1024
+    #: Maximum time between a step and the move of its cursor.
+    commit_ms: int = 1000
+    #: After so long without a record of its own, a task moves past the positions of others.
+    idle_ms: int = 10_000
+    #: The cursors hold trims until they were not used for so long; 0: never.
+    hold_s: int = 604_800

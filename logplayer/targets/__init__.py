@@ -1,0 +1,206 @@
+"""The targets of players: each function returns the `TargetSpec` of one kind.
+
+All kinds take the settings of `logplayer.targets.settings.Settings` as keywords. All arguments are
+checked, and nothing is connected: the tasks of a player connect. See docs/player.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from logplayer.targets import dbapi_target, function_target, http_target, sqlite_target
+from logplayer.targets.settings import target_spec
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+    from typing import Unpack
+
+    from logplayer.contract import Target, TargetSpec
+    from logplayer.targets.http_target import Position
+    from logplayer.targets.settings import Settings
+    from logplayer.targets.sql import Apply, Connection
+    from logplayer.targets.statement import Paramstyle
+
+__all__ = ["custom", "dbapi", "function", "http", "postgres", "sqlite"]
+
+
+def function(
+    name: str, function: Any, *, batch: bool = False, **settings: Unpack[Settings]
+) -> TargetSpec:
+    """Return a target that calls a Python function: each record at least once, in order.
+
+    A failed call is repeated, and those of records whose position was not committed yet when the
+    player's process ended. A `TypeError`, `AttributeError`, `NameError` or `ImportError` stops the
+    task.
+
+    Args:
+        name: of the target, up to 48 characters.
+        function: is called with each record. Or a target: an object with the methods of
+            `logplayer.Target` and the attribute `stores_position`; or its class, of which each
+            task makes an object.
+        batch: call it with the list of a batch's records.
+        settings: as for all kinds.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    partitions = settings.get("partitions", 1)
+    connect, stores_position = function_target.connector(
+        function, f"target {name}", batch=batch, partitions=partitions
+    )
+    return target_spec(name, connect, settings, stores_position=stores_position)
+
+
+def sqlite(
+    name: str,
+    path: str | os.PathLike[str],
+    statement: str | None = None,
+    apply: Apply | None = None,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target in an SQLite file: each record exactly once, in order.
+
+    Args:
+        name: of the target, up to 48 characters.
+        path: of the file, which is created if its directory exists.
+        statement: is run with each record. Its parameters are :gsn :shard :epoch :timestamp_us
+            :timestamp :key :key_text :payload :text. Without it and `apply`, records are inserted
+            in the table `records`.
+        apply: is called in the transaction of a batch, with a DB-API cursor and the list of
+            records.
+        settings: as for all kinds.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    connect = sqlite_target.connector(f"target {name}", path, statement, apply)
+    return target_spec(name, connect, settings, stores_position=True, keeps_rejected=True)
+
+
+def postgres(
+    name: str,
+    dsn: str,
+    statement: str | None = None,
+    apply: Apply | None = None,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target in a PostgreSQL database: each record exactly once, in order.
+
+    Args:
+        name: of the target, up to 48 characters.
+        dsn: a connection string or URI of libpq.
+        statement: as for `sqlite`.
+        apply: as for `sqlite`; its cursor is one of psycopg 3. It has 30 seconds between two
+            statements.
+        settings: as for all kinds.
+
+    Raises:
+        ConfigError: an argument is invalid.
+        ModuleNotFoundError: psycopg is not installed.
+
+    """
+    from logplayer.targets import postgres_target  # noqa: PLC0415 - it needs psycopg
+
+    connect = postgres_target.connector(f"target {name}", dsn, statement, apply)
+    return target_spec(name, connect, settings, stores_position=True, keeps_rejected=True)
+
+
+def dbapi(
+    name: str,
+    connect: Callable[[], Connection],
+    statement: str | None = None,
+    apply: Apply | None = None,
+    *,
+    paramstyle: Paramstyle,
+    blob: str = "BLOB",
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target in a database of any DB-API 2.0 module: each record exactly once, in order.
+
+    The database must have transactions with row locks, and durable commits: a commit that returned
+    outlives a crash.
+
+    Args:
+        name: of the target, up to 48 characters.
+        connect: returns a new connection without autocommit; is called by the task's thread.
+        statement: as for `sqlite`.
+        apply: as for `sqlite`.
+        paramstyle: the module's: qmark, numeric, named, format or pyformat.
+        blob: the database's type of a column of bytes.
+        settings: as for all kinds.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    connector_of_tasks = dbapi_target.connector(
+        f"target {name}", connect, statement, apply, paramstyle=paramstyle, blob=blob
+    )
+    return target_spec(
+        name, connector_of_tasks, settings, stores_position=True, keeps_rejected=True
+    )
+
+
+def http(
+    name: str,
+    url: str,
+    *,
+    position: Position = "none",
+    secret: str | bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 10.0,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target at an HTTP endpoint, which gets a POST for each batch, in order.
+
+    Args:
+        name: of the target, up to 48 characters.
+        url: of the endpoint, http:// or https://.
+        position: "none": each record at least once, always with the same id. "endpoint": the
+            endpoint stores positions, so each record exactly once; see docs/player.md.
+        secret: signs each request in the header Ziplog-Signature.
+        headers: are sent with each request.
+        timeout_s: for a connection and for each answer, in seconds, up to 3600.
+        settings: as for all kinds; but a batch has one record, unless `batch_records` is given.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    connect = http_target.connector(
+        f"target {name}", url, position=position, secret=secret, headers=headers,
+        timeout_s=timeout_s,
+    )  # fmt: skip
+    settings.setdefault("batch_records", 1)
+    return target_spec(name, connect, settings, stores_position=position == "endpoint")
+
+
+def custom(
+    name: str,
+    connect: Callable[[], Target],
+    *,
+    stores_position: bool,
+    keeps_rejected: bool = False,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target of your own.
+
+    Args:
+        name: of the target, up to 48 characters.
+        connect: returns a new object with the methods of `logplayer.Target`, for each claim of a
+            task.
+        stores_position: it stores positions with its effects, and its `open` returns them; False:
+            the cursor's position counts, so each record is delivered at least once.
+        keeps_rejected: it keeps the records in `Batch.rejected` itself.
+        settings: as for all kinds.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    return target_spec(
+        name, connect, settings, stores_position=stores_position, keeps_rejected=keeps_rejected
+    )

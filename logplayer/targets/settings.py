@@ -1,0 +1,160 @@
+"""The settings that targets of all kinds have, and their checks.
+
+Rule: a setting that cannot work raises here, before anything is connected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypedDict, get_type_hints
+
+from logplayer.contract import Map, OnRejected, Target, TargetSpec
+from ziplog.config_keys import Key
+from ziplog.errors import ConfigError
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}", re.ASCII)
+NAME_RULE: Final = (
+    "1 to 48 of the characters A-Z a-z 0-9 . _ -, the first one a letter or a digit; and not"
+    " 'members'"
+)
+#: The player's processes have cursors of their own under this name.
+_RESERVED: Final = "members"
+_HOUR_MS: Final = 3_600_000
+
+
+class Settings(TypedDict, total=False):
+    """Settings of a target; `logplayer.contract.TargetSpec` has their defaults."""
+
+    partitions: Annotated[
+        int, Key("number of tasks; fixed once the cursors exist", int, low=1, high=256)
+    ]
+    keys: Annotated[
+        str | Sequence[str],
+        Key(
+            "patterns of the keys that it receives; left out: all records",
+            tuple,
+            rule="one or more patterns of keys, such as 'user-*'",
+        ),
+    ]
+    map: Annotated[
+        Map | None,
+        Key(
+            "what it receives in place of a record",
+            object,
+            rule="a function of a record that returns a record, a list of records or None",
+        ),
+    ]
+    batch_records: Annotated[
+        int, Key("maximum number of records of a batch", int, low=1, high=100_000)
+    ]
+    batch_bytes: Annotated[
+        int, Key("maximum size of a batch with several records", int, "bytes", 1, 64 * 1024 * 1024)
+    ]
+    retry_first_ms: Annotated[
+        int, Key("pause before the second attempt", int, "milliseconds", 1, _HOUR_MS)
+    ]
+    retry_last_ms: Annotated[
+        int, Key("longest pause between attempts", int, "milliseconds", 1, _HOUR_MS)
+    ]
+    retry_s: Annotated[
+        int, Key("time after which a failing task stops; 0: never", int, "seconds", 0, 2**31 - 1)
+    ]
+    rejected: Annotated[
+        OnRejected,
+        Key(
+            "what happens to a record that the target refuses for good",
+            str,
+            choices=("stop", "skip", "dead-letter"),
+        ),
+    ]
+    dead_letter: Annotated[
+        str | os.PathLike[str],
+        Key(
+            "file of rejected records", str, rule="the path of a file, with rejected='dead-letter'"
+        ),
+    ]
+
+
+#: The common settings by name; a file of a player has them under the same names.
+KEYS: Final[Mapping[str, Key]] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Settings, include_extras=True).items()
+}
+
+
+def target_spec(
+    name: str,
+    connect: Callable[[], Target],
+    settings: Mapping[str, object],
+    *,
+    stores_position: bool,
+    keeps_rejected: bool = False,
+) -> TargetSpec:
+    """Return a target with these settings.
+
+    Raises:
+        ConfigError: the name or a setting is invalid, or there is no setting of this name.
+
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == _RESERVED:
+        raise ConfigError("the target's name", name, NAME_RULE)
+    where = f"target {name}"
+    if not callable(connect):
+        raise ConfigError("connect", connect, "a function that returns a target", where)
+    checked: dict[str, Any] = {}
+    for setting, value in settings.items():
+        if setting not in KEYS:
+            near = difflib.get_close_matches(setting, KEYS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KEYS)}"
+            problem = f"unknown setting {setting!r}"
+            raise ConfigError(
+                setting, value, f"left out ({hint})", where, message=f"{problem}; {hint}"
+            )
+        checked[setting] = _checked(setting, value, where)
+    spec = TargetSpec(
+        name=name,
+        connect=connect,
+        stores_position=stores_position,
+        keeps_rejected=keeps_rejected,
+        **checked,
+    )
+    _check_together(spec, where)
+    return spec
+
+
+def _checked(setting: str, value: object, where: str) -> object:
+    """Return one setting in the type that `TargetSpec` has."""
+    key = KEYS[setting]
+    if setting == "map":
+        is_valid = value is None or callable(value)
+    elif setting == "keys":
+        patterns = (value,) if isinstance(value, str) else value
+        is_valid = isinstance(patterns, Sequence) and bool(patterns)
+        if is_valid and isinstance(patterns, Sequence):
+            is_valid = all(isinstance(pattern, str) and pattern for pattern in patterns)
+            value = tuple(patterns)
+    else:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        is_valid = key.accepts(value)
+    if not is_valid:
+        raise ConfigError(setting, value, key.allowed, where)
+    return value
+
+
+def _check_together(spec: TargetSpec, where: str) -> None:
+    if spec.retry_last_ms < spec.retry_first_ms:
+        allowed = f"at least retry_first_ms, which is {spec.retry_first_ms}"
+        raise ConfigError("retry_last_ms", spec.retry_last_ms, allowed, where)
+    needs_file = spec.rejected == "dead-letter" and not spec.keeps_rejected
+    if needs_file and not spec.dead_letter:
+        raise ConfigError("dead_letter", spec.dead_letter, KEYS["dead_letter"].allowed, where)
+    if spec.dead_letter and not needs_file:
+        reason = (
+            "left out: this target keeps rejected records itself"
+            if spec.keeps_rejected
+            else f"left out with rejected={spec.rejected!r}"
+        )
+        raise ConfigError("dead_letter", spec.dead_letter, reason, where)

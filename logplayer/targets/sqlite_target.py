@@ -1,0 +1,97 @@
+"""Targets in SQLite files: exactly once.
+
+`BEGIN IMMEDIATE` takes the lock of the file before anything is read, so two players take turns. A
+process that is suspended in a transaction keeps the file locked until it continues or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from logplayer.targets.sql import Dialect, sql_target
+from ziplog.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logplayer.targets.sql import Apply, Connection, Cursor, Fault, SqlTarget
+    from logplayer.targets.statement import Row
+    from ziplog.types import Record
+
+#: How long a statement waits for another connection's lock, in seconds.
+BUSY_S: Final = 10.0
+
+
+class SqliteDialect(Dialect):
+    """How SQLite differs."""
+
+    def __init__(self, path: str) -> None:
+        """Take the file's path."""
+        self._path: Final = Path(path)
+
+    def is_absent(self) -> bool:
+        """Whether there is no file.
+
+        Raises:
+            UnavailableError: its directory is absent as well.
+
+        """
+        if not self._path.absolute().parent.is_dir():
+            raise UnavailableError(f"cannot create {self._path}: its directory is absent")
+        return not self._path.exists()
+
+    def begin(self, cursor: Cursor) -> None:
+        """Begin a transaction with the lock of the file."""
+        cursor.execute("BEGIN IMMEDIATE")
+
+    def timestamp(self, record: Record) -> str:
+        """Return the text that SQLite's functions of dates take."""
+        return record.timestamp.isoformat(timespec="microseconds")
+
+    def fault(self, error: Exception) -> Fault:
+        """Return what is at fault: one code stands for malformed JSON and for a missing table."""
+        is_general = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+        return "unclear" if is_general else super().fault(error)
+
+    def has_transaction(self, connection: Connection) -> bool:
+        """Whether a transaction is under way."""
+        return bool(getattr(connection, "in_transaction", True))
+
+    def is_valid(self, connection: Connection, sql: str, row: Row) -> bool:
+        """Whether SQLite can prepare a statement."""
+        try:
+            connection.cursor().execute(f"EXPLAIN {sql}", row)
+        except sqlite3.Error:
+            return False
+        return True
+
+
+def connector(
+    where: str, path: str | os.PathLike[str], statement: str | None, apply: Apply | None
+) -> Callable[[], SqlTarget]:
+    """Return how tasks connect to a file.
+
+    Raises:
+        ConfigError: the path, the statement or `apply` is invalid.
+
+    """
+    named = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(named, str) or named in {"", ":memory:"}:
+        raise ConfigError("path", path, "the path of a database file", where)
+    return sql_target(where, lambda: open_file(named), SqliteDialect(named), statement, apply)
+
+
+def open_file(path: str) -> sqlite3.Connection:
+    """Open a file, so that commits survive a power cut."""
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    try:
+        # FULL, and the directory after the journal is deleted. Without that, a power cut may bring
+        # the journal back, and with it the state before a commit that has returned.
+        connection.execute("PRAGMA synchronous = EXTRA")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,317 @@
+"""Players against real servers: order, shares, deaths, zombies, pauses, and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+import logplayer
+from logplayer import Rejected, Retry, targets
+from tests.integration.logplayer.playing import (
+    LEASE_S,
+    Filled,
+    Process,
+    assert_exactly_once,
+    history,
+    insert,
+)
+from tests.unit.ziplog.cli.fakes import run
+from tests.waiting import wait_until
+from ziplog.errors import ClosedError, ConfigError, DeadlineError
+from ziplog.types import RID_GENESIS, Record, RecordId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import ziplog
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def tail(log: ziplog.Log) -> RecordId:
+    """Return the position after the last record."""
+    return RecordId(log.check_tail().gsn + 1, 0)
+
+
+def player(log: ziplog.Log, name: str, *chosen: object, start: RecordId) -> logplayer.Player:
+    return logplayer.Player(log, name, chosen, start=start, lease_s=LEASE_S, commit_ms=50)  # type: ignore[arg-type]
+
+
+# --- one process ---
+
+
+def test_targets_get_all_records_in_order(log: ziplog.Log, tmp_path: Path) -> None:
+    start = tail(log)
+    insert(log, 500)
+    filled = Filled(tmp_path, log, "order", start)
+    seen: list[Record] = []
+    attempts = itertools.count()
+
+    def handle(record: Record) -> None:
+        if next(attempts) % 100 == 5:
+            raise Retry("not now", after_s=0.01)
+        seen.append(record)
+
+    copy = targets.sqlite(
+        "copy", filled.path, "INSERT INTO events VALUES (:gsn, :key_text, :text)", batch_records=64
+    )
+    function = targets.function("function", handle, partitions=3)
+    with player(log, "order", copy, function, start=start) as playing:
+        last = insert(log, 500)[-1]
+        playing.wait_until(last, timeout=60)
+        expected = history(log, start)
+        assert filled.rows() == expected
+        assert_exactly_once(
+            [(one.rid.gsn, (one.key or b"").decode(), one.payload.decode()) for one in seen],
+            expected,
+        )
+        document = json.loads(json.dumps(playing.status()))
+        assert [task["state"] for task in document["tasks"]] == ["playing"] * 4
+        assert document["tasks"][0]["delivered"] == 1000
+        assert playing.join(0) is False
+    with pytest.raises(ClosedError):
+        playing.status()
+    assert playing.join(0) is True
+    assert {cursor.state for cursor in log.cursors("order/*")} == {"free"}
+    last = insert(log, 10)[-1]
+    with player(log, "order", copy, function, start=RID_GENESIS) as playing:
+        playing.wait_until(last, timeout=60)
+    assert filled.rows() == history(log, start)
+
+
+def test_rejected_records_are_kept_aside(log: ziplog.Log, tmp_path: Path) -> None:
+    start = tail(log)
+    rids = insert(log, 20, keys=1)
+    seen: list[int] = []
+
+    def handle(record: Record) -> None:
+        if record.rid in rids[3:5]:
+            raise Rejected("unlucky")
+        seen.append(record.rid.gsn)
+
+    file = tmp_path / "dead.jsonl"
+    function = targets.function("f", handle, rejected="dead-letter", dead_letter=file)
+    with player(log, "dead", function, start=start) as playing:
+        playing.wait_until(rids[-1], timeout=60)
+        assert playing.status()["tasks"][0]["rejected"] == 2
+    assert list(dict.fromkeys(seen)) == [rid.gsn for rid in rids if rid not in rids[3:5]]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["gsn"] for line in lines] == [rid.gsn for rid in rids[3:5]]
+
+
+def test_a_rejected_record_stops_its_task_until_it_is_passed(
+    log: ziplog.Log, tmp_path: Path
+) -> None:
+    start = tail(log)
+    rids = insert(log, 10, keys=1)
+    filled = Filled(tmp_path, log, "stop", start)
+
+    def apply(cursor: sqlite3.Cursor, records: list[Record]) -> None:
+        for index, record in enumerate(records):
+            if record.rid == rids[4]:
+                raise Rejected("no", index)
+            cursor.execute("INSERT INTO events VALUES (?, '', '')", [record.rid.gsn])
+
+    copy = targets.sqlite("copy", filled.path, apply=apply)
+    with player(log, "stop", copy, start=start) as playing:
+        wait_until(lambda: playing.status()["tasks"][0]["state"] == "failed", "the task fails")
+        assert "no" in playing.status()["tasks"][0]["last_error"]
+        assert [row[0] for row in filled.rows()] == [rid.gsn for rid in rids[:4]]
+        playing.seek("copy", RecordId(rids[4].gsn + 1, 0))
+        playing.wait_until(rids[-1], timeout=60)
+        expected = [rid.gsn for rid in rids if rid != rids[4]]
+        assert [row[0] for row in filled.rows()] == expected
+
+
+def test_operators_pause_continue_and_seek(log: ziplog.Log, tmp_path: Path) -> None:
+    start = tail(log)
+    rids = insert(log, 20)
+    filled = Filled(tmp_path, log, "operated", start)
+    bootstrap = ("--bootstrap", ",".join(log.endpoints))
+    with logplayer.load(filled.file) as playing:
+        playing.wait_until(rids[-1], timeout=60)
+        stop = insert(log, 1)[-1]
+        playing.wait_until(stop, timeout=60)
+        at = str(stop.gsn + 1)
+        assert run("cursor", "pause", "operated/copy/*", "--at", at, *bootstrap).exit_code == 0
+        wait_until(lambda: playing.status()["tasks"][0]["state"] == "paused", "it pauses")
+        later = insert(log, 5)
+        with pytest.raises(DeadlineError, match="operated/copy/0"):
+            playing.wait_until(later[-1], timeout=0.5)
+        assert filled.count() == 21
+        playing.resume()
+        playing.wait_until(later[-1], timeout=60)
+        assert filled.rows() == history(log, start)
+        assert run("cursor", "seek", "operated/copy/0", str(later[0]), *bootstrap).exit_code == 0
+        wait_until(lambda: filled.count() == 31, "the records after the position come again")
+        assert filled.rows()[-5:] == history(log, later[0])
+
+
+def test_a_target_that_hangs_delays_no_other_and_is_named_at_the_stop(log: ziplog.Log) -> None:
+    start = tail(log)
+    seen: list[Record] = []
+    release = threading.Event()
+    hanging = targets.function("hanging", lambda _: release.wait(60))
+    playing = player(log, "hang", hanging, targets.function("f", seen.append), start=start)
+    playing.start()
+    try:
+        insert(log, 100)
+        wait_until(lambda: len(seen) == 100, "the other target has all")
+        with pytest.raises(DeadlineError, match="hang/hanging/0"):
+            playing.stop(timeout=1)
+    finally:
+        release.set()
+    assert playing.join(0) is True
+    states = {cursor.name: cursor.state for cursor in log.cursors("hang/*/0")}
+    assert (states["hang/f/0"], states["hang/hanging/0"]) == ("free", "owned")
+
+
+def test_a_player_with_coroutines(log: ziplog.Log) -> None:
+    start = tail(log)
+    seen: list[Record] = []
+
+    async def play() -> None:
+        function = targets.function("f", seen.extend, batch=True)
+        async with logplayer.aio.Player(log, "aio", [function], start=start) as playing:
+            last = (await asyncio.to_thread(insert, log, 10))[-1]
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(playing.join(), 0.05)
+            await playing.wait_until(last, timeout=60)
+            assert (await playing.status())["player"] == "aio"
+
+    asyncio.run(play())
+    assert len(seen) == 10
+
+
+# --- several processes ---
+
+
+def test_processes_share_tasks_and_survive_deaths(log: ziplog.Log, tmp_path: Path) -> None:
+    start = tail(log)
+    filled = Filled(tmp_path, log, "shared", start, partitions=4)
+    insert(log, 200)
+    with Process(filled.file) as first:
+        assert first.ready() == "player shared ready: 4 tasks, 4 here\n"
+        with Process(filled.file) as second:
+            second.ready()
+            both = {str(first.pid): 2, str(second.pid): 2}
+            wait_until(lambda: filled.owners(log) == both, "both have two tasks")
+            insert(log, 200)
+            first.send(signal.SIGKILL)
+            killed_at = time.monotonic()
+            insert(log, 200)
+            only = {str(second.pid): 4}
+            wait_until(lambda: filled.owners(log) == only, "the other takes over")
+            took_s = time.monotonic() - killed_at
+            insert(log, 200)
+            wait_until(lambda: filled.count() >= 800, "all records are there")
+            assert_exactly_once(filled.rows(), history(log, start))
+            assert took_s < LEASE_S + 15
+            assert second.stop()[0] == 0
+    assert {cursor.state for cursor in log.cursors("shared/*")} == {"free"}
+
+
+def test_a_process_that_was_suspended_repeats_nothing(log: ziplog.Log, tmp_path: Path) -> None:
+    start = tail(log)
+    filled = Filled(tmp_path, log, "zombie", start, partitions=2)
+    insert(log, 100)
+    with Process(filled.file) as first, Process(filled.file) as second:
+        first.ready()
+        wait_until(lambda: filled.count() == 100, "the first records are there")
+        first.send(signal.SIGSTOP)
+        insert(log, 100)
+        second.ready()
+        only = {str(second.pid): 2}
+        wait_until(lambda: filled.owners(log) == only, "the other takes over")
+        insert(log, 100)
+        wait_until(lambda: filled.count() >= 300, "all records are there")
+        first.send(signal.SIGCONT)
+        insert(log, 100)
+        both = {str(first.pid): 1, str(second.pid): 1}
+        wait_until(lambda: filled.owners(log) == both, "both have a task again")
+        insert(log, 100)
+        wait_until(lambda: filled.count() >= 500, "all records are there")
+        assert_exactly_once(filled.rows(), history(log, start))
+        assert first.stop()[0] == 0
+        wait_until(lambda: filled.owners(log) == only, "its task is free at once")
+        assert second.stop()[0] == 0
+
+
+# --- the command line ---
+
+
+def test_the_example_runs_as_it_is(
+    log: ziplog.Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZIPLOG_BOOTSTRAP", ",".join(log.endpoints))
+    last = insert(log, 10)[-1]
+    file = tmp_path / "player.toml"
+    file.write_text(run("player", "example", "sqlite").stdout)
+    before = json.loads(run("player", "status", str(file), "--json").stdout)
+    assert [task["state"] for task in before["tasks"]] == ["new"]
+    assert not (tmp_path / "copy.db").exists()
+    checked = run("player", "check", str(file))
+    assert (checked.exit_code, "exactly once" in checked.stderr) == (0, True)
+    with Process(file) as process:
+        assert process.ready() == "player orders ready: 1 task, 1 here\n"
+        wait_until(lambda: log.cursors("orders/copy/0")[0].position > last, "it has all")
+        playing = json.loads(run("player", "status", str(file), "--json").stdout)
+        assert playing["members"] == [log.cursors("orders/copy/0")[0].owner]
+        assert (playing["tasks"][0]["state"], playing["tasks"][0]["lag_s"]) == ("owned", 0.0)
+        process.send(signal.SIGINT)
+        assert process.end()[0] == 0
+    insert(log, 1)
+    time.sleep(0.1)
+    after = json.loads(run("player", "status", str(file), "--json").stdout)
+    assert after["members"] == []
+    assert after["tasks"][0]["state"] == "free"
+    assert after["tasks"][0]["lag_s"] >= 0.1
+    assert "free" in run("player", "status", str(file)).stdout
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as database:
+        found = database.execute("SELECT gsn FROM records ORDER BY rowid").fetchall()
+    assert [gsn for (gsn,) in found][-1] == last.gsn
+
+
+def test_other_partitions_are_refused(log: ziplog.Log, tmp_path: Path) -> None:
+    filled = Filled(tmp_path, log, "parts", tail(log), partitions=2)
+    with logplayer.load(filled.file):
+        pass
+    filled.file.write_text(filled.file.read_text().replace("partitions = 2", "partitions = 3"))
+    with pytest.raises(ConfigError, match="has 2 partitions, not 3"):
+        logplayer.load(filled.file).start()
+    with Process(filled.file) as process:
+        code, stderr = process.end()
+        assert (code, "has 2 partitions" in stderr) == (2, True)
+
+
+def test_positions_of_another_cluster_are_refused(log: ziplog.Log, tmp_path: Path) -> None:
+    filled = Filled(tmp_path, log, "foreign", tail(log))
+    last = insert(log, 1)[-1]
+    with logplayer.load(filled.file) as playing:
+        playing.wait_until(last, timeout=60)
+    with closing(sqlite3.connect(filled.path)) as database:
+        database.execute("UPDATE ziplog_position SET cluster = 5")
+        database.commit()
+    with logplayer.load(filled.file) as playing:
+        wait_until(lambda: playing.status()["tasks"][0]["state"] == "failed", "the task fails")
+        assert "cluster" in playing.status()["tasks"][0]["last_error"]
+
+
+def test_a_log_that_does_not_reply_is_reported(tmp_path: Path, log: ziplog.Log) -> None:
+    filled = Filled(tmp_path, log, "unreachable", tail(log))
+    text = filled.file.read_text()
+    filled.file.write_text(text.replace(",".join(log.endpoints), "127.0.0.1:9"))
+    with Process(filled.file, "--timeout", "1") as process:
+        code, stderr = process.end()
+    assert code == 1
+    assert "127.0.0.1:9" in stderr
+    assert len(stderr.splitlines()) == 1

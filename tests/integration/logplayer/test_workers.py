@@ -1,0 +1,179 @@
+"""Workers: threads that open, deliver and close, and keep what a target refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logplayer import Batch, Opened, Rejected, RejectedRecord, Retry, Task, targets
+from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
+from logplayer.workers import Workers
+from tests.waiting import wait_until
+from ziplog.types import Record, RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TASK = Task("p", "t", 0, 1, 7, 1, 2, 0, 5, b"", False)
+
+
+class FakeTarget:
+    """Notes its calls; `answer` gets each batch."""
+
+    def __init__(self, answer: Callable[[Batch], Any]) -> None:
+        self.calls: list[str] = []
+        self.answer = answer
+
+    def open(self, task: Task) -> Opened:
+        self.calls.append(f"open {task.term}")
+        return Opened(task.position, b"m")
+
+    def deliver(self, batch: Batch) -> Any:
+        self.calls.append(f"deliver {batch.start}")
+        return self.answer(batch)
+
+    def close(self) -> None:
+        self.calls.append("close")
+        raise OSError("it was broken already")
+
+
+class Bench:
+    """Workers of one target."""
+
+    def __init__(self, answer: Callable[[Batch], Any] = lambda _: None, **settings: Any) -> None:
+        self.made: list[FakeTarget] = []
+        self.ends: SimpleQueue[StepEnded] = SimpleQueue()
+
+        def connect() -> FakeTarget:
+            self.made.append(FakeTarget(answer))
+            return self.made[-1]
+
+        spec = targets.custom("t", connect, stores_position=True, **settings)
+        self.workers = Workers([spec], self.ends.put)  # type: ignore[arg-type]
+
+    def open(self, worker: int = 1) -> Any:
+        self.workers.open(OpenTarget(worker, TASK))
+        return self.end(worker)
+
+    def deliver(self, batch: Batch, worker: int = 1) -> Any:
+        self.workers.deliver(Deliver(worker, batch))
+        return self.end(worker)
+
+    def end(self, worker: int = 1) -> Any:
+        ended = self.ends.get(timeout=30)
+        assert ended.worker == worker
+        return ended.result
+
+
+def batch(start: int = 5, *gsns: int, rejected: tuple[RejectedRecord, ...] = ()) -> Batch:
+    records = [record(gsn) for gsn in gsns]
+    return Batch(TASK, start, start + 10, records, 9, rejected)
+
+
+def record(gsn: int, payload: bytes = b"x") -> Record:
+    return Record(RecordId(gsn, 0), payload, b"\xff", 0, 1)
+
+
+def test_a_worker_opens_delivers_and_closes_one_target() -> None:
+    bench = Bench(lambda _: b"mark")
+    assert bench.open() == Opened(5, b"m")
+    assert bench.deliver(batch(5)) == b"mark"
+    assert bench.open() == Opened(5, b"m")
+    bench.workers.close(CloseTarget(1))
+    bench.workers.stop(30)
+    (target,) = bench.made
+    assert target.calls == ["open 2", "deliver 5", "open 2", "close"]
+    assert bench.workers.running == []
+
+
+def test_each_worker_has_its_own_target() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.open(2)
+    bench.workers.stop(30)
+    assert [target.calls for target in bench.made] == [["open 2", "close"]] * 2
+
+
+@pytest.mark.parametrize(
+    "error", [Retry("later", 3.0), Rejected("no", 1), OSError("broken"), TypeError("a bug")]
+)
+def test_errors_of_a_target_are_results(error: Exception) -> None:
+    def answer(_: Batch) -> None:
+        raise error
+
+    bench = Bench(answer)
+    bench.open()
+    assert bench.deliver(batch()) is error
+    bench.workers.stop(30)
+
+
+def test_an_exit_of_a_target_is_a_failed_attempt() -> None:
+    def answer(_: Batch) -> None:
+        raise SystemExit(3)
+
+    bench = Bench(answer)
+    bench.open()
+    assert isinstance(bench.deliver(batch()), Retry)
+    assert isinstance(bench.deliver(batch()), Retry)
+    bench.workers.stop(30)
+
+
+@pytest.mark.parametrize("result", ["text", 5, Opened(5)])
+def test_a_result_of_another_type_is_a_bug_of_the_target(result: Any) -> None:
+    bench = Bench(lambda _: result)
+    bench.open()
+    assert isinstance(bench.deliver(batch()), TypeError)
+    bench.workers.stop(30)
+
+
+def test_a_target_that_hangs_delays_no_other() -> None:
+    release = threading.Event()
+    bench = Bench(lambda given: release.wait(30) and None if given.start == 1 else None)
+    bench.open(1)
+    bench.open(2)
+    bench.workers.deliver(Deliver(1, batch(1)))
+    for start in range(2, 10):
+        assert bench.deliver(batch(start), 2) is None
+    bench.workers.close(CloseTarget(1))
+    bench.workers.stop(0.01)
+    assert bench.workers.running == ["p/t/0"]
+    release.set()
+    wait_until(lambda: not bench.workers.running, "the worker ends")
+
+
+def test_rejected_records_are_kept_before_the_delivery_and_once(tmp_path: Path) -> None:
+    file = tmp_path / "dead.jsonl"
+    seen: list[int] = []
+
+    def answer(_: Batch) -> None:
+        seen.append(len(file.read_text().splitlines()))
+        if len(seen) == 1:
+            raise Retry("again")
+
+    bench = Bench(answer, rejected="dead-letter", dead_letter=file)
+    bench.open()
+    rejected = (RejectedRecord(record(6, b"\xfe"), "too odd"), RejectedRecord(record(7), "no"))
+    assert isinstance(bench.deliver(batch(5, 8, rejected=rejected)), Retry)
+    assert bench.deliver(batch(5, 8, rejected=rejected)) is None
+    bench.workers.stop(30)
+    assert seen == [2, 2]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["gsn"], line["why"], line["target"]) for line in lines] == [
+        (6, "too odd", "t"), (7, "no", "t")
+    ]  # fmt: skip
+    assert lines[0]["payload_b64"] == "/g=="
+    assert lines[1]["payload"] == "x"
+
+
+def test_records_are_not_passed_if_they_cannot_be_kept(tmp_path: Path) -> None:
+    bench = Bench(rejected="dead-letter", dead_letter=tmp_path / "none" / "dead.jsonl")
+    bench.open()
+    result = bench.deliver(batch(5, rejected=(RejectedRecord(record(6), "no"),)))
+    assert isinstance(result, OSError)
+    bench.workers.stop(30)
+    assert bench.made[0].calls == ["open 2", "close"]

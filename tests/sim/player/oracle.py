@@ -1,0 +1,212 @@
+"""What targets hold, compared with the log and with the cursors.
+
+A store holds exactly the records of its task in [start, position), each once, in order. A sink has
+first deliveries without a gap, and repeats only records from the position of the claim on. No step
+of an older term has an effect after a later term was opened. A cursor is never ahead of its target.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from logplayer.contract import cursor_name
+from logplayer.partitions import hash_of
+from logplayer.selection import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from logplayer.contract import Batch, TargetSpec, Task
+    from tests.sim.player.targets import Row, Sink, Store
+    from ziplog.core.cursors import Cursor
+    from ziplog.types import CursorInfo, Record
+
+
+class Era(NamedTuple):
+    """A cursor from its creation or a seek to the next one."""
+
+    birth: int
+    seek: int
+
+
+class Oracle:
+    """What happened at the targets of one player."""
+
+    def __init__(
+        self,
+        player: str,
+        specs: Sequence[TargetSpec],
+        targets: dict[str, Store | Sink],
+        cursor: Callable[[str], Cursor | None],
+    ) -> None:
+        """Observe targets.
+
+        Args:
+            player: its name.
+            specs: the settings of its targets.
+            targets: by name.
+            cursor: returns the committed state of a cursor.
+
+        """
+        self._player: Final = player
+        self._specs: Final = {spec.name: spec for spec in specs}
+        self._targets: Final = targets
+        self._cursor: Final = cursor
+        #: By cursor: the highest term that opened its target.
+        self._opened: Final[dict[str, int]] = {}
+        #: By cursor and era: where it began.
+        self._starts: Final[dict[tuple[str, Era], int]] = {}
+        #: Targets whose content was lost; their tasks fail, and are sought.
+        self.emptied: Final[set[str]] = set()
+        #: Stretches of stores that a seek has ended: (spec, partition, start, position, records).
+        self._former: Final[list[tuple[TargetSpec, int, int, int, list[Record]]]] = []
+        #: Numbers of repetitions of records at sinks, and of stretches that a late step may touch.
+        self.repetitions = 0
+        self.late: set[str] = set()
+        self._checked: Final[dict[str, int]] = {}
+
+    # --- steps ---
+
+    def opened(self, task: Task) -> None:
+        """Note that a term opened a target."""
+        self._opened[task.cursor] = max(self._opened.get(task.cursor, 0), task.term)
+
+    def ended(self, spec: TargetSpec, partition: int, row: Row) -> None:
+        """Note the end of a stretch by a seek."""
+        self._former.append((spec, partition, row.start, row.position, list(row.records)))
+        self._checked.pop(cursor_name(self._player, spec.name, partition), None)
+
+    def refused(self, batch: Batch, row: Row | None) -> None:
+        """Check a delivery that the store refused (P5, P9)."""
+        name = batch.task.cursor
+        is_own = row is not None and row.term == batch.task.term
+        is_explained = name in self.late or batch.task.target in self.emptied
+        assert not is_own or is_explained, (
+            f"P5: {name} delivers from {batch.start}, its target is at {row and row.position}"
+        )
+
+    def delivered(self, batch: Batch) -> None:
+        """Check the effect of a step."""
+        name = batch.task.cursor
+        assert batch.task.term >= self._opened.get(name, 0), (
+            f"fence: {name}: term {batch.task.term} has an effect after {self._opened[name]}"
+        )
+        self.check_task(self._specs[batch.task.target], batch.task.partition)
+
+    # --- checks at any time ---
+
+    def check(self) -> None:
+        """Check all tasks."""
+        for spec in self._specs.values():
+            for partition in range(spec.partitions):
+                self.check_task(spec, partition)
+
+    def check_task(self, spec: TargetSpec, partition: int) -> None:
+        """Check what can be seen of one task without the log."""
+        target = self._targets[spec.name]
+        name = cursor_name(self._player, spec.name, partition)
+        rows: Any = target.rows.get(partition)
+        if rows is None:
+            return
+        cursor = self._cursor(name)
+        if isinstance(rows, list):
+            self._check_sink(name, rows)
+            return
+        done = self._checked.get(name, 0)
+        gsns = [record.rid.gsn for record in rows.records[max(done - 1, 0) :]]
+        assert gsns == sorted(set(gsns)), f"exactly-once: {name} holds {gsns}"
+        assert not gsns or rows.start <= gsns[0] <= gsns[-1] < rows.position, (
+            f"exactly-once: {name} holds {gsns} of [{rows.start}, {rows.position})"
+        )
+        self._checked[name] = len(rows.records)
+        if cursor is None or cursor.birth != rows.birth or cursor.seek != rows.seek:
+            return
+        assert cursor.position <= rows.position, (
+            f"cursor-ahead: {name} is at {cursor.position}, its target at {rows.position}"
+        )
+
+    def _check_sink(self, name: str, rows: Iterable[tuple[int, int, Record]]) -> None:
+        for _, claimed_at, record in rows:
+            assert record.rid.gsn >= claimed_at, f"at-least-once: {name} repeats {record.rid}"
+
+    def sought(self, name: str, info: CursorInfo) -> None:
+        """Note where an era of a cursor begins."""
+        cursor = self._cursor(name)
+        if cursor is not None:
+            era = Era(cursor.birth, info.seek)
+            self._starts.setdefault((name, era), info.position.gsn)
+
+    def forget(self, target: str) -> None:
+        """Note that a target lost all that it had."""
+        for partition in range(self._specs[target].partitions):
+            self._checked.pop(cursor_name(self._player, target, partition), None)
+
+    # --- the end ---
+
+    def check_end(self, log: Sequence[Record]) -> None:
+        """Compare everything with the log; `log`: all its records, in order."""
+        for spec, partition, start, position, records in self._former:
+            self._compare(spec, partition, start, position, records, log)
+        for spec in self._specs.values():
+            for partition in range(spec.partitions):
+                self._check_end_of(spec, partition, log)
+
+    def _check_end_of(self, spec: TargetSpec, partition: int, log: Sequence[Record]) -> None:
+        name = cursor_name(self._player, spec.name, partition)
+        rows: Any = self._targets[spec.name].rows.get(partition)
+        cursor = self._cursor(name)
+        assert rows is not None, f"{name} was never opened"
+        assert cursor is not None, f"{name} is gone"
+        era = Era(cursor.birth, cursor.seek)
+        if isinstance(rows, list):
+            self._compare_sink(spec, partition, rows, log, is_sought=bool(cursor.seek))
+            return
+        assert (rows.birth, rows.seek) == era, f"seek: {name} is in {era}, its target is not"
+        began = self._starts.get((name, era), 0)
+        assert rows.start <= max(began, 1), f"loss: {name} begins at {rows.start}, not at {began}"
+        self._compare(spec, partition, rows.start, rows.position, rows.records, log)
+        last = log[-1].rid.gsn if log else 0
+        assert rows.position > last, f"{name} ends at {rows.position}, the log at {last}"
+
+    def _of(self, spec: TargetSpec, partition: int, log: Sequence[Record]) -> list[Record]:
+        selection = Selection(spec, partition)
+        return [record for record in log if selection.has(record, hash_of(record))]
+
+    def _compare(
+        self,
+        spec: TargetSpec,
+        partition: int,
+        start: int,
+        stop: int,
+        records: list[Record],
+        log: Sequence[Record],
+    ) -> None:
+        wanted = [r for r in self._of(spec, partition, log) if start <= r.rid.gsn < stop]
+        assert records == wanted, (
+            f"loss: {spec.name}/{partition} lacks"
+            f" {[str(r.rid) for r in wanted if r not in records]} of [{start}, {stop}), and has"
+            f" {[str(r.rid) for r in records if r not in wanted]} more"
+        )
+
+    def _compare_sink(
+        self,
+        spec: TargetSpec,
+        partition: int,
+        rows: list[tuple[int, int, Record]],
+        log: Sequence[Record],
+        *,
+        is_sought: bool,
+    ) -> None:
+        first: dict[int, Record] = {}
+        for _, _, record in rows:
+            known = first.setdefault(record.rid.gsn, record)
+            assert known == record, f"at-least-once: two records are at {record.rid}"
+        self.repetitions += len(rows) - len(first)
+        if is_sought:
+            return
+        order = list(first)
+        wanted = [record.rid.gsn for record in self._of(spec, partition, log)]
+        assert order == wanted, (
+            f"at-least-once: {spec.name}/{partition} lacks {sorted({*wanted} - {*order})}, has"
+            f" {sorted({*order} - {*wanted})} more, of {len(wanted)}"
+        )

@@ -1,0 +1,100 @@
+"""Plan of a run with players, drawn from a seed: processes, targets, records, faults.
+
+A plan is data: equal plans give equal runs.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, Literal, NamedTuple
+
+from tests.sim.plan import Plan, draw
+
+Kind = Literal["store", "sink"]
+FaultKind = Literal[
+    "kill-player", "pause-player", "isolate-player", "add-player", "target-down", "target-slow",
+    "target-empty", "pause", "resume", "seek", "release", "lead-mms", "kill-mms",
+]  # fmt: skip
+
+#: Weights of the faults of a drawn plan.
+WEIGHTS: Final[dict[FaultKind, int]] = {
+    "kill-player": 6, "pause-player": 6, "isolate-player": 4, "add-player": 2, "target-down": 5,
+    "target-slow": 3, "target-empty": 1, "pause": 2, "resume": 2, "seek": 3, "release": 2,
+    "lead-mms": 2, "kill-mms": 1,
+}  # fmt: skip
+LEASE_MS: Final = 600
+
+
+class TargetPlan(NamedTuple):
+    """A target."""
+
+    kind: Kind
+    partitions: int
+    batch_records: int
+
+
+class PlayerFault(NamedTuple):
+    """A fault, or an operator's change, of a player, a target or a cursor by their numbers."""
+
+    at_ms: int
+    kind: FaultKind
+    number: int = 0
+    for_ms: int = 0
+
+
+class PlayerPlan(NamedTuple):
+    """The plan of one run."""
+
+    seed: int
+    #: Processes at the beginning.
+    players: int
+    targets: tuple[TargetPlan, ...]
+    records: int
+    #: Probability that a step of a target fails before or after its effect, or is late.
+    unknown: float
+    memory_bytes: int
+    commit_ms: int
+    #: Time in which records are inserted and faults begin.
+    span_ms: int
+    faults: tuple[PlayerFault, ...]
+    #: What happens to a step of unknown outcome.
+    outcomes: tuple[str, ...] = ("before", "after", "after", "late")
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing disturbs the players."""
+        return not self.unknown and all(fault.kind == "add-player" for fault in self.faults)
+
+    @property
+    def cluster(self) -> Plan:
+        """The plan of the cluster below."""
+        return draw(self.seed, faults=0)._replace(
+            shards=1 + self.seed % 2, f=0, durability="memory", mms=1 + 2 * (self.seed % 2),
+            handlers=1, writers=0, readers=0, calls=0, naps=False, span_ms=self.span_ms,
+            is_raft_real=False,
+        )  # fmt: skip
+
+
+def draw_player(seed: int) -> PlayerPlan:
+    """Return the plan of a seed."""
+    random = Random(f"player {seed}")
+    targets = tuple(
+        TargetPlan(random.choice(("store", "store", "sink")), random.choice((1, 1, 2, 3)), 3)
+        for _ in range(random.choice((1, 2, 3)))
+    )
+    players, span_ms = random.choice((1, 2, 3)), random.choice((1_000, 2_000, 4_000))
+    kinds = random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=random.choice((0, 2, 4, 7)))
+    faults = tuple(
+        sorted(
+            PlayerFault(
+                random.randrange(span_ms), kind, random.randrange(9),
+                random.choice((100, LEASE_MS // 2, 2 * LEASE_MS, 4 * LEASE_MS)),
+            )
+            for kind in kinds
+        )
+    )  # fmt: skip
+    return PlayerPlan(
+        seed, players, targets, random.choice((20, 60, 150)),
+        random.choice((0.0, 0.0, 0.1, 0.3)), random.choice((200, 2_000)),
+        random.choice((20, 200)), span_ms, faults,
+    )  # fmt: skip

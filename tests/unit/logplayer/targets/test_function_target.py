@@ -1,0 +1,130 @@
+"""Targets that are Python functions: at least once, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logplayer import targets
+from logplayer.contract import Batch, Opened, Rejected, Retry, Task
+from tests.unit.logplayer.targets.databases import batch, record, task
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ziplog.types import Record
+
+
+def gsns(records: list[Record]) -> list[int]:
+    return [one.rid.gsn for one in records]
+
+
+def test_function_is_called_with_each_record() -> None:
+    seen: list[Record] = []
+    target = targets.function("list", seen.append).connect()
+    assert target.open(task()) == Opened(None)
+    assert target.deliver(batch(task(), 1, 4)) is None
+    assert target.deliver(batch(task(), 4, 9)) is None
+    target.close()
+    assert gsns(seen) == [1, 2, 3, 5, 8]
+
+
+def test_function_may_be_called_with_batches() -> None:
+    seen: list[Any] = []
+    target = targets.function("list", seen.append, batch=True).connect()
+    target.open(task())
+    target.deliver(batch(task(), 1, 4))
+    target.deliver(batch(task(), 6, 8))  # no record in it
+    assert [gsns(one) for one in seen] == [[1, 2, 3]]
+
+
+def test_retry_does_not_repeat_the_records_that_are_done() -> None:
+    seen: list[int] = []
+
+    def handle(one: Record) -> None:
+        seen.append(one.rid.gsn)
+        if seen == [1, 2]:
+            raise Retry("busy")
+
+    target = targets.function("list", handle).connect()
+    target.open(task())
+    with pytest.raises(Retry):
+        target.deliver(batch(task(), 1, 4))
+    target.deliver(batch(task(), 1, 4))
+    assert seen == [1, 2, 2, 3]
+
+
+def test_rejected_record_has_its_index_and_may_be_left_out() -> None:
+    seen: list[int] = []
+
+    def handle(one: Record) -> None:
+        if one.payload == b"bad":
+            raise Rejected("no")
+        seen.append(one.rid.gsn)
+
+    target = targets.function("list", handle).connect()
+    target.open(task())
+    records = [record(1), record(2, b"bad"), record(3)]
+    with pytest.raises(Rejected, match="no") as caught:
+        target.deliver(batch(task(), 1, 4, records))
+    assert caught.value.index == 1
+    target.deliver(batch(task(), 1, 4, [records[0], records[2]]))
+    assert seen == [1, 3]
+
+
+def test_claim_begins_without_knowledge_of_the_former_one() -> None:
+    seen: list[int] = []
+
+    def handle(one: Record) -> None:
+        seen.append(one.rid.gsn)
+        if len(seen) == 2:
+            raise OSError("broken")
+
+    target = targets.function("list", handle).connect()
+    target.open(task())
+    with pytest.raises(OSError, match="broken"):
+        target.deliver(batch(task(), 1, 4))
+    target.open(task(2))
+    target.deliver(batch(task(2), 1, 4))
+    assert seen == [1, 2, 1, 2, 3]
+
+
+class Own:
+    """A target of its own."""
+
+    stores_position = True
+
+    def open(self, of: Task) -> Opened:
+        return Opened(of.position)
+
+    def deliver(self, step: Batch) -> None:
+        """Take a batch."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_target_object_is_used_as_it_is() -> None:
+    own = Own()
+    spec = targets.function("own", own)
+    assert spec.stores_position
+    assert spec.connect() is own
+
+
+def test_class_of_a_target_makes_one_for_each_task() -> None:
+    spec = targets.function("own", Own, partitions=4)
+    assert isinstance(spec.connect(), Own)
+    assert spec.connect() is not spec.connect()
+
+
+def test_unusable_targets_are_refused() -> None:
+    with pytest.raises(ConfigError, match="partitions is 4; it must be 1 with one target object"):
+        targets.function("own", Own(), partitions=4)
+    with pytest.raises(ConfigError, match="batch is True; it must be left out"):
+        targets.function("own", Own, batch=True)
+
+    class Silent(Own):
+        stores_position = None  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="stores_position of the target is None"):
+        targets.function("own", Silent)

@@ -1,0 +1,147 @@
+"""How a task goes through its records: steps, unknown outcomes, rejected records."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logplayer.contract import Rejected
+from logplayer.delivery import Delivery
+from logplayer.selection import Selection
+from tests.properties import examples
+from tests.unit.logplayer.test_selection import record, ring_of, spec
+
+if TYPE_CHECKING:
+    from logplayer.ring import Ring
+
+FAR = 10**9
+
+
+def delivery(policy: Any = "stop", **more: Any) -> Delivery:
+    found = Delivery(Selection(spec(**more), 0), policy)
+    found.restart(1)
+    return found
+
+
+def looked(count: int = 8, policy: Any = "stop") -> Delivery:
+    found = delivery(policy)
+    found.look(ring_of([record(2 * n) for n in range(1, count + 1)]), FAR)
+    return found
+
+
+def test_steps_follow_each_other_without_a_gap() -> None:
+    found, ring = delivery(batch_records=2), ring_of([record(2 * n) for n in range(1, 6)])
+    spans = []
+    while found.looked < ring.stop:
+        found.look(ring, FAR)
+        spans.append((found.take(FAR).start, found.take(FAR).stop))
+        found.succeed()
+        found.check()
+    assert spans == [(1, 5), (5, 9), (9, 11)]
+
+
+@pytest.mark.parametrize("position", range(1, 18))
+def test_after_an_unknown_outcome_it_continues_where_the_target_stands(position: int) -> None:
+    found, ring = looked(), ring_of([record(2 * n) for n in range(1, 9)])
+    found.take(FAR)
+    found.given = None
+    found.continue_at(position)
+    found.check()
+    if found.cut is None and found.looked < ring.stop:
+        found.look(ring, FAR)
+    left = found.cut.origins if found.cut is not None else []
+    assert left == [gsn for gsn in range(2, 17, 2) if gsn >= position]
+
+
+def test_a_target_that_went_back_gets_everything_from_there() -> None:
+    found = looked()
+    found.take(FAR)
+    found.succeed()
+    found.continue_at(5)
+    assert (found.position, found.looked, found.cut) == (5, 5, None)
+
+
+def play(found: Delivery, ring: Ring, bad: set[int], *, named: bool) -> tuple[list[int], int, str]:
+    """Return what a target took, the number of its steps, and why the task stopped."""
+    done: list[int] = []
+    kept: list[int] = []
+    steps = 0
+    while found.looked < ring.stop or found.cut is not None:
+        if found.cut is None:
+            found.look(ring, FAR)
+            if found.cut is None:
+                break
+        if found.stopped_by:
+            return done, steps, found.stopped_by
+        cut = found.take(FAR)
+        aside = found.rejected_of(cut)
+        steps += 1
+        assert steps < 1000, "it does not end"
+        assert cut.start == found.position
+        wrong = [n for n, origin in enumerate(cut.origins) if origin in bad]
+        if wrong:
+            found.reject(Rejected("no", wrong[0] if named else None))
+        else:
+            done += cut.origins
+            kept += [one.record.rid.gsn for one in aside]
+            found.succeed()
+        found.check()
+    assert kept == (sorted(bad) if found._policy == "dead-letter" else [])
+    return done, steps, ""
+
+
+@examples(200)
+@given(st.sets(st.integers(1, 24)), st.booleans(), st.sampled_from(["skip", "dead-letter"]))
+def test_rejected_records_are_left_out_and_all_others_are_done_in_order(
+    bad: set[int], named: bool, policy: str
+) -> None:
+    ring = ring_of([record(n) for n in range(1, 25)])
+    done, steps, _ = play(delivery(policy, batch_records=10), ring, bad, named=named)
+    assert done == [n for n in range(1, 25) if n not in bad]
+    each = 2 if named else 2 * math.ceil(math.log2(10)) + 3
+    assert steps <= 3 + each * len(bad)
+
+
+@examples(100)
+@given(st.sets(st.integers(1, 24), min_size=1), st.booleans())
+def test_a_task_stops_in_front_of_a_rejected_record(bad: set[int], named: bool) -> None:
+    ring = ring_of([record(n) for n in range(1, 25)])
+    found = delivery("stop", batch_records=10)
+    done, _, why = play(found, ring, bad, named=named)
+    assert done == list(range(1, min(bad)))
+    assert why == f"the target rejects gsn {min(bad)}: no"
+    assert found.position == min(bad) or not done or found.position == done[-1] + 1
+    found.try_again()
+    again, _, _ = play(found, ring, set(), named=named)
+    assert done + again == list(range(1, 25))
+
+
+def test_all_records_of_one_that_was_mapped_are_rejected_together() -> None:
+    found = Delivery(Selection(spec(map=lambda one: [one, one]), 0), "skip")
+    found.restart(1)
+    found.look(ring_of([record(4)]), FAR)
+    found.take(FAR)
+    assert len(found.reject(Rejected("no"))) == 2
+    assert found.take(FAR).records == []
+
+
+def test_one_of_the_records_that_a_map_returned_is_rejected_alone() -> None:
+    found = Delivery(Selection(spec(map=lambda one: [one, one]), 0), "dead-letter")
+    found.restart(1)
+    found.look(ring_of([record(4)]), FAR)
+    found.take(FAR)
+    assert len(found.reject(Rejected("no", 1))) == 1
+    cut = found.take(FAR)
+    assert len(cut) == len(found.rejected_of(cut)) == 1
+
+
+def test_a_limit_ends_a_step_before_it() -> None:
+    found = looked()
+    cut = found.take(7)
+    assert (cut.origins, cut.stop) == ([2, 4, 6], 7)
+    found.succeed()
+    assert found.take(FAR).origins == [8, 10, 12, 14, 16]

@@ -1,0 +1,336 @@
+"""A player's node: the feed, the calls of the application, the status, the stop."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from logplayer.calls import StartedCall, StatusCall, WaitCall
+from logplayer.contract import Retry
+from logplayer.steps import CloseTarget, Deliver
+from tests.sim.player.targets import Sink, Store
+from tests.unit.logdb.fakelog import UNAVAILABLE, fail
+from tests.unit.logplayer.test_members import check_all_done, shared
+from tests.unit.logplayer.world import Player, World, spec
+from ziplog.client.common.requests import (
+    NEVER,
+    CursorsRequest,
+    FetchRequest,
+    SubscribeRequest,
+)
+from ziplog.core.node import Cancelled
+from ziplog.errors import ClosedError, ConfigError, DeadlineError
+
+
+def of_two(**settings: Any) -> tuple[World, Player]:
+    """Return a world with one player, two targets and 20 records."""
+    world = World([Store("db"), Sink("sink")], **settings)
+    player = world.add_player()
+    world.fill(20)
+    return world, player
+
+
+def subscriptions(player: Player) -> list[int]:
+    return [r.start.gsn for r in player.core.requests if isinstance(r, SubscribeRequest)]
+
+
+# --- the feed and the ring ---
+
+
+def test_tasks_share_one_subscription() -> None:
+    world, player = of_two()
+    world.run(2000)
+    world.fill(500)
+    world.run(2000)
+    assert len(subscriptions(player)) == 1
+    assert len(world.payloads("db")) == len(world.payloads("sink")) == 520
+
+
+def test_a_slow_task_falls_out_and_comes_back() -> None:
+    world, player = of_two(memory_bytes=50)
+    world.run(1000)
+    down = True
+    player.fault = lambda _kind, one: (
+        Retry("down", 0.05) if down and "db" in str(one)[:200] else None
+    )
+    world.fill(200)
+    world.run(1000)
+    assert len(world.payloads("sink")) == 220, "others do not wait for it"
+    assert player.node.feed.ring.size <= 50
+    down = False
+    world.run(2000)
+    assert world.payloads("db") == world.payloads("sink")
+    assert len(subscriptions(player)) >= 2
+    assert player.task("db").reader.source is None, "it is with the feed again"
+    assert len(player.core.subscriptions) == 1
+
+
+def test_the_feed_waits_while_no_task_is_with_it() -> None:
+    world = World([Store("db")], memory_bytes=50)
+    player = world.add_player()
+    world.run(1000)
+    player.hangs = True
+    world.fill(100)
+    world.run(500)
+    world.fill(100)
+    world.run(500)
+    stop = player.node.feed.ring.stop
+    world.fill(300)
+    world.run(2000)
+    assert player.node.feed.ring.stop == stop
+    player.go_on()
+    world.run(3000)
+    assert len(world.payloads()) == 500
+
+
+def test_a_task_behind_the_others_reads_for_itself() -> None:
+    world, _player = of_two(commit_ms=10)
+    world.run(1000)
+    world.edit("seek", world.log.gsns[3], "sink")
+    world.run(3000)
+    assert len(world.payloads("sink")) == 20 + 17
+    assert world.payloads("sink")[20:] == world.payloads("db")[3:]
+
+
+def test_a_failed_subscription_is_opened_again() -> None:
+    world, player = of_two()
+    world.run(1000)
+    world.log.faults.append(fail(SubscribeRequest, UNAVAILABLE, times=2))
+    player.core.subscriptions.clear()
+    world.fill(3)
+    world.run(4000)
+    assert len(world.payloads("db")) == len(world.payloads("sink")) == 23
+    assert any("cannot read the log" in text for text in player.warnings)
+
+
+def test_a_quiet_node_sleeps() -> None:
+    world, player = of_two()
+    world.run(3000)
+    steps = 0
+    original = player.step
+
+    def counted() -> None:
+        nonlocal steps
+        steps += 1
+        original()
+
+    player.step = counted  # type: ignore[method-assign]
+    world.run(10_000)
+    assert steps < 100
+
+
+# --- calls ---
+
+
+def test_a_start_is_answered_after_the_first_claims() -> None:
+    world = World([Store("db")])
+    world.service.is_down = True
+    player = world.add_player()
+    call = player.call(StartedCall(player.deadline(10_000)))
+    late = player.call(StartedCall(player.deadline(1000)))
+    world.run(2000)
+    assert isinstance(player.results[late], DeadlineError)
+    assert call not in player.results
+    world.service.is_down = False
+    world.run(4000)
+    assert player.results[call] is None
+    assert player.held
+
+
+def test_a_start_is_answered_although_others_own_all_tasks() -> None:
+    world, [_] = shared(partitions=1, players=1)
+    other = world.add_player()
+    call = other.call(StartedCall(other.deadline()))
+    world.run(2000)
+    assert other.results[call] is None
+    assert not other.held
+
+
+def test_a_start_with_other_partitions_is_answered_with_the_error() -> None:
+    world, [_] = shared(partitions=2, players=1)
+    target = world.targets["db"]
+    other = world.add_player(World([target], [spec(target, partitions=3)]).settings)
+    start, wait = other.call(StartedCall(NEVER)), other.call(WaitCall(NEVER, 7))
+    world.run(2000)
+    assert isinstance(other.results[start], ConfigError)
+    assert isinstance(other.results[wait], ConfigError)
+
+
+def test_a_wait_ends_when_every_task_of_all_processes_has_committed() -> None:
+    world, [first, second] = shared()
+    last = world.fill(40, keys=17)[-1]
+    target = max(world.log.tail.gsn, last) + 1
+    call = first.call(WaitCall(first.deadline(), target))
+    world.run(1500)
+    assert first.results[call] is None
+    positions = [world.cursor("db", n).position for n in range(4)]
+    assert min(positions) >= target
+    check_all_done(world)
+    del second
+
+
+def test_a_wait_names_the_tasks_that_are_behind() -> None:
+    world, player = of_two()
+    world.run(1000)
+    world.edit("pause", 0, "sink")
+    world.run(1000)
+    world.fill(5)
+    call = player.call(WaitCall(player.deadline(2000), world.log.tail.gsn + 1))
+    world.run(3000)
+    error = player.results[call]
+    assert isinstance(error, DeadlineError)
+    assert "orders/sink/0" in str(error)
+    assert "orders/db/0" not in str(error)
+
+
+def test_a_wait_that_is_cancelled_is_not_answered() -> None:
+    world, player = of_two()
+    call = player.call(WaitCall(player.deadline(2000), 10**9))
+    world.run(500)
+    player.posted.append(Cancelled(call))
+    world.run(3000)
+    assert call not in player.results
+
+
+def test_calls_of_the_log_are_passed_on() -> None:
+    world, player = of_two()
+    world.run(1000)
+    call = player.call(CursorsRequest(player.deadline()))
+    world.run(100)
+    assert next(info.name for info in player.results[call]) == "orders/db/0"
+
+
+# --- the stop ---
+
+
+def test_a_stop_drains_moves_and_releases() -> None:
+    world, player = of_two(commit_ms=60_000)
+    world.run(1000)
+    world.fill(5)
+    player.hangs = True
+    world.run(50)
+    call = player.stop()
+    world.run(1000)
+    assert call not in player.results, "two steps are under way"
+    assert player.states() == ["draining", "draining"]
+    player.go_on()
+    world.run(200)
+    assert player.results[call] is None
+    assert player.states() == ["free", "free"]
+    assert not [one for one in world.service.table.in_order() if one.owner]
+    assert world.cursor("db").position == player.task("db").delivery.position
+    assert world.cursor("sink").position == player.task("sink").delivery.position
+    assert sum(isinstance(step, CloseTarget) for step in player.steps) == 2
+    assert not player.core.subscriptions
+    other = world.add_player()
+    world.run(1000)
+    assert len(other.held) == 2, "no lease is waited for"
+    assert len(world.payloads("sink")) == 25
+
+
+def test_a_stop_names_the_tasks_that_do_not_end() -> None:
+    world, player = of_two()
+    player.hangs = True
+    world.run(1000)
+    call = player.stop(2000)
+    world.run(3000)
+    error = player.results[call]
+    assert isinstance(error, DeadlineError)
+    assert "orders/db/0, orders/sink/0" in str(error)
+
+
+def test_calls_that_wait_end_with_a_stop() -> None:
+    world, player = of_two()
+    world.run(500)
+    call = player.call(WaitCall(NEVER, 10**9))
+    world.run(100)
+    stop = player.stop()
+    world.run(500)
+    assert isinstance(player.results[call], ClosedError)
+    assert player.results[stop] is None
+
+
+def test_a_stop_during_the_first_claims_releases_them() -> None:
+    world = World([Store("db")])
+    player = world.add_player()
+    stop = player.stop()
+    world.run(3000)
+    assert player.results[stop] is None
+    assert not [one for one in world.service.table.in_order() if one.owner]
+
+
+def test_a_stopped_node_begins_nothing() -> None:
+    world, player = of_two()
+    world.run(500)
+    player.stop()
+    world.run(500)
+    requests = len(player.core.requests)
+    world.fill(5)
+    world.run(20_000)
+    assert len(player.core.requests) == requests
+    assert not [r for r in player.core.requests[-3:] if isinstance(r, FetchRequest)]
+
+
+# --- the status ---
+
+
+def test_the_status_describes_every_task() -> None:
+    world, [first, second] = shared(partitions=3)
+    status = first.node.status(world.now)
+    json.dumps(status)
+    assert status["player"] == "orders"
+    assert status["members"] == [first.owner, second.owner]
+    tasks = {one["partition"]: one for one in status["tasks"]}
+    assert len(tasks) == 3
+    for partition, one in tasks.items():
+        cursor = world.cursor("db", partition)
+        assert (one["target"], one["owner"]) == ("db", cursor.owner_text)
+        assert (one["term"], one["position"]) == (cursor.term, cursor.position)
+        is_own = cursor.owner_text == first.owner
+        assert one["state"] == ("playing" if is_own else "owned")
+        assert one["source"] == ("feed" if is_own else "")
+        assert one["lag_s"] == (0.0 if is_own else None)
+        assert one["delivered"] == (first.task("db", partition).delivered if is_own else 0)
+        assert (one["delay_us"]["p50"] is not None) == is_own
+    call = first.call(StatusCall(NEVER))
+    world.run(10)
+    assert first.results[call]["player"] == "orders"
+
+
+def test_the_status_names_the_last_error_and_the_lag() -> None:
+    world, player = of_two()
+    world.run(1000)
+    player.node._wall_offset_ns = 10**18
+    player.fault = lambda *_: Retry("the disk is full")
+    at_us = (world.now + 10**18) // 1000
+    world.log.insert(b"new", timestamp_us=at_us - 7_000_000)
+    world.run(3000)
+    [db, sink] = player.node.status(world.now)["tasks"]
+    assert "the disk is full" in db["last_error"]
+    assert (db["state"], db["retries"] > 1) == ("retrying", True)
+    assert db["lag_s"] == sink["lag_s"] == pytest.approx(10, abs=0.1)
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["members"], []])
+def test_targets_have_names_of_their_own(names: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        World([], [spec(Store(name)) for name in names] or []).add_player()
+
+
+def test_a_player_has_at_most_256_tasks() -> None:
+    target = Store("db")
+    World([target], [spec(target, partitions=256)]).add_player()
+    with pytest.raises(ConfigError, match="1 to 256"):
+        World([target], [spec(target, partitions=257)]).add_player()
+
+
+def test_every_step_has_a_worker_of_its_own() -> None:
+    _, players = shared(partitions=4)
+    for player in players:
+        workers = {s.batch.task.partition: s.worker for s in player.steps if isinstance(s, Deliver)}
+        assert len(set(workers.values())) == len(workers)

@@ -1,0 +1,39 @@
+"""Pauses between attempts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logplayer.contract import Retry
+from logplayer.retries import MAX_AFTER_S, pause_ns, text_of
+from tests.properties import examples
+from ziplog.core.units import NS_PER_MS, NS_PER_S
+
+
+@examples(200)
+@given(st.text(max_size=10), st.integers(1, 200), st.integers(1, 1000), st.integers(0, 60_000))
+def test_a_pause_doubles_up_to_the_last_one_less_a_fifth(
+    name: str, attempt: int, first: int, more: int
+) -> None:
+    last = first + more
+    whole = min(first * 2 ** (attempt - 1), last) * NS_PER_MS
+    pause = pause_ns(name, attempt, first, last)
+    assert whole * 4 // 5 <= pause <= whole
+    assert pause == pause_ns(name, attempt, first, last)
+
+
+def test_pauses_of_tasks_differ() -> None:
+    pauses = {pause_ns(f"orders/db/{n}", 3, 100, 30_000) for n in range(20)}
+    assert len(pauses) > 15
+
+
+def test_a_target_chooses_its_pause_up_to_an_hour() -> None:
+    assert pause_ns("a", 9, 100, 30_000, 2.5) == int(2.5 * NS_PER_S)
+    assert pause_ns("a", 9, 100, 30_000, -1.0) == 0
+    assert pause_ns("a", 9, 100, 30_000, 1e9) == MAX_AFTER_S * NS_PER_S
+
+
+def test_an_error_is_one_line() -> None:
+    assert text_of(Retry("a\n  b")) == "Retry: a b"
+    assert text_of(OSError()) == "OSError"

@@ -1,0 +1,572 @@
+"""The state machine of a task: the ends of its steps, and the changes of its cursor."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logplayer.contract import Batch, Fenced, Rejected, Retry
+from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
+from tests.sim.player.targets import Sink, Store
+from tests.unit.logplayer.world import World, spec
+from ziplog.core.units import NS_PER_MS
+from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.logplayer.world import Player
+
+
+def played(target: Store | Sink | None = None, **more: Any) -> tuple[World, Player]:
+    """Return a world with one player that has opened its target, and 20 records."""
+    target = target or Store("db")
+    settings = {name: more.pop(name) for name in ("commit_ms", "idle_ms") if name in more}
+    world = World([target], [spec(target, **more)], **settings)
+    player = world.add_player()
+    world.fill(20)
+    return world, player
+
+
+def numbers(*ranges: tuple[int, int]) -> list[bytes]:
+    return [b"%d" % n for start, stop in ranges for n in range(start, stop)]
+
+
+def once(kind: str, fault: Any, nth: int = 1) -> Callable[[str, Any], Any]:
+    """Return a fault of the nth step of a kind."""
+    seen = 0
+
+    def chooses(step: str, _argument: Any) -> Any:
+        nonlocal seen
+        seen += step == kind
+        return fault if step == kind and seen == nth else None
+
+    return chooses
+
+
+def log_payloads(world: World) -> list[bytes]:
+    return [world.log.records[gsn].payload for gsn in world.log.gsns]
+
+
+def test_a_task_delivers_the_whole_log_once_and_in_order() -> None:
+    world, player = played(batch_records=3)
+    world.run(2000)
+    assert world.payloads() == log_payloads(world)
+    assert len(player.batches()) == 7
+    spans = player.batches()
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(spans))
+    assert world.cursor().position == spans[-1][1]
+    assert player.states() == ["playing"]
+
+
+def test_records_that_arrive_later_are_delivered_at_once() -> None:
+    world, player = played()
+    world.run(2000)
+    world.insert(b"new")
+    world.run(5)
+    assert world.payloads()[-1] == b"new"
+    assert player.task().delivered == 21
+
+
+def test_one_step_is_under_way_at_a_time() -> None:
+    world, player = played(batch_records=2)
+    player.hangs = True
+    world.run(3000)
+    assert len(player.running) == 1
+    player.go_on()
+    world.run(1000)
+    assert world.payloads() == log_payloads(world)
+
+
+# --- moves of the cursor (P6) ---
+
+
+def test_the_cursor_moves_only_to_what_the_target_has() -> None:
+    world, player = played(batch_records=4)
+    target = world.targets["db"]
+    world.checks.append(lambda: check_cursor(world))
+
+    def check_cursor(world: World) -> None:
+        assert world.cursor().position <= target.rows[0].position  # type: ignore[union-attr]
+
+    world.run(300)
+    player.hangs = True
+    world.fill(20)
+    world.run(3000)
+    assert world.cursor().position == target.rows[0].position  # type: ignore[union-attr]
+    assert player.task().delivery.cut is not None
+
+
+def test_moves_of_a_task_are_one_in_each_interval() -> None:
+    world, player = played(commit_ms=1000)
+    world.run(500)
+    for _ in range(300):
+        world.insert(b"more")
+        world.run(10)
+    assert 3 <= world.cursor().move <= 5
+    world.run(2000)
+    assert world.cursor().position == player.task().delivery.position
+
+
+# --- exceptions of steps ---
+
+
+@pytest.mark.parametrize("error", [Retry("away"), OSError("away"), ValueError("odd")])
+@pytest.mark.parametrize("kind", ["open", "deliver"])
+def test_an_error_is_tried_again_after_a_pause(kind: str, error: Exception) -> None:
+    world, player = played()
+    player.fault = once(kind, error)
+    world.run(70)
+    assert player.states() == ["retrying"]
+    assert "away" in player.task().error or "odd" in player.task().error
+    world.run(200)
+    assert player.states() == ["playing"]
+    assert world.payloads() == log_payloads(world)
+    assert player.task().retries == 1
+
+
+def test_pauses_double_while_a_target_is_down() -> None:
+    world, player = played()
+    times = []
+
+    def fault(_kind: str, _argument: Any) -> Any:
+        times.append(world.now // NS_PER_MS)
+        return Retry("down")
+
+    player.fault = fault
+    world.run(8000)
+    pauses = [two - one for one, two in itertools.pairwise(times)]
+    assert len(pauses) >= 5
+    for n, pause in enumerate(pauses):
+        assert 80 * 2**n <= pause <= 100 * 2**n + 5
+    player.fault = lambda *_: None
+    world.run(15_000)
+    assert world.payloads() == log_payloads(world)
+
+
+def test_a_target_asks_for_a_pause() -> None:
+    world, player = played()
+    player.fault = once("deliver", Retry("busy", 3.0))
+    world.run(2900)
+    assert player.states() == ["retrying"]
+    world.run(200)
+    assert world.payloads() == log_payloads(world)
+
+
+def test_a_target_that_stores_positions_is_opened_after_a_failure() -> None:
+    """P5: an unknown outcome is not taken for a failure or a success."""
+    for fault in ("before", "after", "late"):
+        world, player = played()
+        player.fault = once("deliver", fault)
+        world.run(3000)
+        assert world.payloads() == log_payloads(world), fault
+        kinds = [type(step) for step in player.steps]
+        assert kinds[:3] == [OpenTarget, Deliver, OpenTarget], fault
+
+
+def test_other_targets_get_the_batch_again_without_an_open() -> None:
+    sink = Sink("db")
+    world, player = played(sink)
+    player.fault = once("deliver", "after")
+    world.run(3000)
+    kinds = [type(step) for step in player.steps]
+    assert kinds == [OpenTarget, Deliver, Deliver]
+    first, second = sink.batches
+    assert (first.start, first.stop, first.records) == (second.start, second.stop, second.records)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TypeError(), AttributeError(), NameError(), ImportError(), ConfigError("a", 1, "2")],
+)
+@pytest.mark.parametrize("kind", ["open", "deliver"])
+def test_a_bug_fails_the_task_at_once(kind: str, error: Exception) -> None:
+    world, player = played()
+    player.fault = once(kind, error)
+    world.run(5000)
+    assert player.states() == ["failed"]
+    assert type(error).__name__ in player.task().error
+    assert player.held, "its cursor stays claimed"
+    assert isinstance(player.steps[-1], CloseTarget)
+
+
+def test_a_task_that_fails_too_long_has_failed() -> None:
+    world, player = played(retry_s=3)
+    player.fault = lambda *_: Retry("down")
+    world.run(2500)
+    assert player.states() == ["retrying"]
+    world.run(4000)
+    assert player.states() == ["failed"]
+    assert "it failed for 3 s" in player.task().error
+
+
+@pytest.mark.parametrize("kind", ["open", "deliver"])
+def test_a_fenced_task_is_released(kind: str) -> None:
+    world, player = played()
+    player.fault = once(kind, Fenced("later"))
+    world.run(200)
+    assert player.states() == ["free"]
+    assert not world.cursor().owner
+    assert isinstance(player.steps[-1], CloseTarget)
+    world.run(3000)
+    assert world.payloads() == log_payloads(world), "it is claimed again"
+
+
+def test_a_map_that_fails_fails_the_task() -> None:
+    def broken(_record: Any) -> Any:
+        raise KeyError("id")
+
+    world, player = played(map=broken)
+    world.run(500)
+    assert player.states() == ["failed"]
+    assert "map" in player.task().error
+    assert "KeyError" in player.task().error
+
+
+# --- opening (P7) ---
+
+
+def test_an_empty_target_behind_a_cursor_that_moved_fails_the_task() -> None:
+    world, player = played()
+    world.run(2000)
+    player.stop()
+    world.run(500)
+    world.targets["db"].rows.clear()
+    other = world.add_player()
+    world.run(2000)
+    assert other.states() == ["failed"]
+    assert "ziplog cursor seek orders/db/0 genesis" in other.task().error
+    world.edit("seek", 0)
+    world.run(3000)
+    assert world.payloads() == log_payloads(world)
+
+
+def test_a_target_that_lost_all_while_it_played_fails_the_task() -> None:
+    world, player = played()
+    world.run(2000)
+    world.targets["db"].rows.clear()
+    world.insert(b"new")
+    world.run(3000)
+    assert player.states() == ["failed"] or player.task().error
+
+
+def test_the_position_of_the_target_counts() -> None:
+    world, player = played(batch_records=5, commit_ms=60_000)
+    world.run(1000)
+    assert world.cursor().position < player.task().delivery.position
+    player.is_dead = True
+    other = world.add_player()
+    world.run(8000)
+    assert other.batches() == []
+    assert world.payloads() == log_payloads(world)
+    assert world.cursor().position == player.task().delivery.position
+
+
+def test_a_target_before_its_cursor_gets_records_again() -> None:
+    world, player = played(batch_records=5)
+    world.run(2000)
+    player.stop()
+    world.run(200)
+    row: Any = world.targets["db"].rows[0]
+    row.position, row.records = row.effects[1][2], row.records[:10]
+    other = world.add_player()
+    world.run(3000)
+    assert any("older state" in text for text in other.warnings)
+    assert world.payloads() == log_payloads(world)
+
+
+def test_a_cursor_below_the_trim_point_fails_the_task() -> None:
+    world, player = played()
+    world.run(2000)
+    player.stop()
+    world.run(200)
+    world.fill(10)
+    world.service.trim(world.log.tail.gsn)
+    other = world.add_player()
+    world.run(3000)
+    assert other.states() == ["failed"]
+    assert "were trimmed" in other.task().error
+    world.edit("seek", world.log.first)
+    world.run(3000)
+    assert other.states() == ["playing"]
+
+
+def test_a_target_below_the_trim_point_fails_the_task() -> None:
+    world, player = played(batch_records=5)
+    world.run(2000)
+    player.stop()
+    world.run(200)
+    row: Any = world.targets["db"].rows[0]
+    row.position, row.records = row.effects[1][2], row.records[:10]
+    world.service.trim(world.cursor().position)
+    other = world.add_player()
+    world.run(3000)
+    assert other.states() == ["failed"]
+    assert "were trimmed" in other.task().error
+
+
+def test_records_that_are_trimmed_by_force_under_a_slow_task_fail_it() -> None:
+    world, player = played()
+    world.run(2000)
+    player.fault = lambda *_: Retry("down")
+    world.fill(5)
+    world.run(500)
+    world.edit("pause")
+    world.run(1000)
+    world.fill(5)
+    world.service.trim(world.log.tail.gsn)
+    player.fault = lambda *_: None
+    world.edit("resume")
+    world.run(20_000)
+    assert player.states() == ["failed"]
+    assert "were trimmed" in player.task().error
+
+
+# --- rejected records ---
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("kind", [Store, Sink])
+@pytest.mark.parametrize("policy", ["stop", "skip", "dead-letter"])
+def test_rejected_records(kind: type[Store | Sink], policy: Any, *, is_named: bool) -> None:
+    target = kind("db")
+    target.rejects = lambda record: "odd" if record.payload in {b"4", b"11"} else ""
+    target.names_rejected = is_named
+    world, player = played(target, rejected=policy)
+    world.run(3000)
+    whole = log_payloads(world)
+    task = player.task()
+    if policy == "stop":
+        at = min(whole.index(b"4"), whole.index(b"11"))
+        assert world.payloads() == whole[:at]
+        assert player.states() == ["failed"]
+        assert "odd" in task.error
+        assert world.cursor().position <= world.log.gsns[at]
+        return
+    assert world.payloads() == [one for one in whole if one not in {b"4", b"11"}]
+    assert player.states() == ["playing"]
+    assert task.rejected == 2
+    assert task.error == ""
+    kept = []
+    for step in player.steps:
+        if isinstance(step, Deliver):
+            kept += [one.record.payload for one in step.batch.rejected]
+    assert sorted(set(kept)) == ([b"11", b"4"] if policy == "dead-letter" else [])
+    if isinstance(target, Store) and policy == "dead-letter":
+        assert sorted(one.record.payload for one in target.rows[0].rejected) == [b"11", b"4"]
+
+
+def test_the_search_for_a_rejected_record_halves_the_batch() -> None:
+    target = Store("db")
+    target.rejects = lambda record: "odd" if record.payload == b"7" else ""
+    target.names_rejected = False
+    world, player = played(target, rejected="skip")
+    world.run(3000)
+    assert len(player.batches()) <= 2 * 5 + 3
+
+
+def test_a_resumed_cursor_tries_a_failed_task_again() -> None:
+    target = Store("db")
+    target.rejects = lambda record: "odd" if record.payload == b"7" else ""
+    world, player = played(target)
+    world.run(6000)
+    assert player.states() == ["failed"]
+    target.rejects = lambda _record: ""
+    world.edit("resume")
+    world.run(3000)
+    assert player.states() == ["playing"]
+    assert world.payloads() == log_payloads(world)
+
+
+def test_a_failed_task_stays_failed_without_a_change_of_its_cursor() -> None:
+    world, player = played()
+    player.fault = once("open", TypeError("x"))
+    world.run(30_000)
+    assert player.states() == ["failed"]
+    assert sum(isinstance(step, OpenTarget) for step in player.steps) == 1
+
+
+def test_a_seek_skips_a_rejected_record() -> None:
+    target = Store("db")
+    target.rejects = lambda record: "odd" if record.payload == b"7" else ""
+    world, player = played(target)
+    world.run(4000)
+    at = log_payloads(world).index(b"7")
+    world.edit("seek", world.log.gsns[at] + 1)
+    world.run(3000)
+    assert player.states() == ["playing"]
+    assert world.payloads() == log_payloads(world)[at + 1 :]
+
+
+# --- pauses ---
+
+
+def test_a_paused_task_finishes_its_step_and_moves_its_cursor() -> None:
+    world, player = played(batch_records=2, commit_ms=60_000)
+    player.hangs = True
+    world.run(500)
+    world.edit("pause")
+    world.run(100)
+    assert player.states() == ["opening"]
+    player.go_on()
+    world.run(100)
+    assert player.states() == ["paused"]
+    world.edit("resume")
+    world.run(500)
+    assert world.payloads() == log_payloads(world)
+    world.edit("pause")
+    world.run(100)
+    assert world.cursor().position == player.task().delivery.position, "the move is not due yet"
+    world.insert(b"new")
+    world.run(3000)
+    assert b"new" not in world.payloads()
+    world.edit("resume")
+    world.run(100)
+    assert world.payloads()[-1] == b"new"
+
+
+@pytest.mark.parametrize("kind", [Store, Sink])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_task_pauses_at_a_position(kind: type[Store | Sink], *, is_early: bool) -> None:
+    world, player = played(kind("db"), batch_records=3)
+    at = world.log.gsns[10]
+    if is_early:
+        world.service.edit("orders/db/0", "create", 0)
+        world.edit("pause", at)
+        world.run(2000)
+    else:
+        at = world.log.tail.gsn + 7
+        world.run(1000)
+        world.edit("pause", at)
+        world.run(100)
+        world.log.sealed = at
+        world.fill(5)
+        world.run(2000)
+    assert player.states() == ["paused"]
+    below = [gsn for gsn in world.log.gsns if gsn < at]
+    assert world.payloads() == [world.log.records[gsn].payload for gsn in below]
+    assert world.cursor().position == at
+    world.edit("resume")
+    world.run(500)
+    assert world.payloads() == log_payloads(world)
+
+
+def test_a_pause_ends_the_attempts_of_a_task() -> None:
+    world, player = played()
+    player.fault = lambda *_: Retry("down")
+    world.run(500)
+    world.edit("pause")
+    world.run(100)
+    assert player.states() == ["paused"]
+    steps = len(player.steps)
+    world.run(5000)
+    assert len(player.steps) == steps
+    player.fault = lambda *_: None
+    world.edit("resume")
+    world.run(500)
+    assert world.payloads() == log_payloads(world)
+
+
+def test_a_paused_cursor_may_be_claimed_and_stays_paused() -> None:
+    world, player = played()
+    world.service.edit("orders/db/0", "create", 0)
+    world.edit("pause")
+    world.run(3000)
+    assert player.states() == ["paused"]
+    assert not player.steps
+    assert world.cursor().owner_text == player.owner
+
+
+# --- the end of a claim ---
+
+
+@pytest.mark.parametrize("edit", ["seek", "release"])
+def test_a_claim_that_is_lost_ends_the_worker_and_is_made_again(edit: str) -> None:
+    world, player = played(batch_records=4)
+    player.hangs = True
+    world.run(500)
+    worker = player.task().worker
+    world.edit(edit, 0)
+    world.run(10)
+    assert CloseTarget(worker) in player.steps
+    player.go_on()
+    world.run(3000)
+    assert world.payloads() == log_payloads(world)
+    assert player.task().worker != worker
+
+
+def test_the_result_of_a_worker_that_was_closed_is_ignored() -> None:
+    world, player = played()
+    world.run(500)
+    player.hangs = True
+    world.insert(b"new")
+    world.run(100)
+    task, worker = player.task(), player.task().worker
+    position = task.delivery.position
+    world.edit("release")
+    world.run(5)
+    player.posted.append(StepEnded(worker, None))
+    world.run(5)
+    assert task.delivery.position == position
+
+
+def test_a_deleted_cursor_is_created_again_and_its_target_refuses_it() -> None:
+    world, player = played()
+    world.run(1000)
+    world.edit("delete")
+    world.run(3000)
+    assert player.states() == ["failed"]
+    assert "ConfigError" in player.task().error
+
+
+def test_a_seek_back_delivers_again_from_there() -> None:
+    world, player = played()
+    world.run(1000)
+    at = world.log.gsns[5]
+    world.edit("seek", at)
+    world.run(3000)
+    assert world.payloads() == log_payloads(world)[5:]
+    assert player.states() == ["playing"]
+
+
+# --- idle tasks ---
+
+
+def test_a_task_passes_the_records_of_others() -> None:
+    for kind in (Store, Sink):
+        target = kind("db")
+        world, player = played(target, keys=("none-*",))
+        world.run(300)
+        assert world.cursor().position == 1
+        world.run(1500)
+        assert world.cursor().position == world.log.tail.gsn + 1
+        steps = [step for step in player.steps if isinstance(step, Deliver)]
+        assert len(steps) == (1 if kind is Store else 0)
+        assert all(not step.batch.records for step in steps)
+
+
+def test_the_delays_of_records_are_counted() -> None:
+    world, player = played(batch_records=5)
+    world.run(1000)
+    assert sum(player.task().delays.counts) == 4
+
+
+def test_a_batch_has_its_task_and_size() -> None:
+    world, player = played()
+    world.run(1000)
+    batches = [step.batch for step in player.steps if isinstance(step, Deliver)]
+    batch: Batch = batches[0]
+    assert (batch.task.player, batch.task.target, batch.task.partition) == ("orders", "db", 0)
+    assert batch.task.cluster == 77
+    assert batch.task.term == world.cursor().term
+    assert batch.size == sum(len(one.payload) for one in batch.records)
+
+
+def test_a_rejection_of_nothing_is_tried_again() -> None:
+    world, player = played(keys=("none-*",))
+    player.fault = once("deliver", Rejected("odd"))
+    world.run(3000)
+    assert player.states() == ["playing"]
+    assert player.task().retries == 1

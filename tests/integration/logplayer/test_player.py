@@ -88,6 +88,19 @@ def test_targets_get_all_records_in_order(log: ziplog.Log, tmp_path: Path) -> No
     assert filled.rows() == history(log, start)
 
 
+def test_rows_that_a_writer_repeats_are_delivered_once(log: ziplog.Log) -> None:
+    """The player ends between the rows and their repetition."""
+    start, rows, writer = tail(log), [b"row %d" % number for number in range(20)], bytes(16)
+    shard = start.shard
+    seen: list[bytes] = []
+    function = targets.function("f", lambda record: seen.append(record.payload))
+    for count in (12, 20):
+        log.insert_rows(rows[:count], shard=shard, writer=writer, batch=0)
+        with player(log, "rows", function, start=start) as playing:
+            playing.wait_until(log.check_tail(), timeout=60)
+        assert seen == rows[:count]
+
+
 def test_rejected_records_are_kept_aside(log: ziplog.Log, tmp_path: Path) -> None:
     start = tail(log)
     rids = insert(log, 20, keys=1)

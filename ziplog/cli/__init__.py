@@ -2,7 +2,7 @@
 
 Rule: stdout carries data only; messages for people go to stderr. Exit codes: 0 done, 1 the
 operation failed (one line says why and what to do), 2 bad usage, 130 Ctrl-C. Other packages add
-verbs through the entry-point group `ziplog.commands`, loaded on first use.
+verbs through the entry-point group `ziplog.commands`. Each verb is loaded on first use.
 """
 
 from __future__ import annotations
@@ -16,41 +16,48 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import typer
 
-from ziplog.cli import (
-    bench,
-    check,
-    completion,
-    cursors,
-    demo,
-    epochs,
-    events,
-    membership,
-    monitor,
-    nodes,
-    options,
-    records,
-    restart,
-    servers,
-    settings,
-    shards,
-    status,
-    tail,
-    top,
-    trim,
-    upgrade,
-    version,
-)
+from ziplog.cli import completion, options
 from ziplog.cli.options import say
-from ziplog.cli.plugins import PluginGroup
+from ziplog.cli.plugins import PluginGroup, Verb
 from ziplog.errors import ConfigError, ZiplogError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+
+#: The verbs, in the order of the help text.
+_VERBS: Final = {
+    "up": Verb("ziplog.cli.servers", "up"),
+    "down": Verb("ziplog.cli.servers", "down"),
+    "restart": Verb("ziplog.cli.restart", "restart"),
+    "status": Verb("ziplog.cli.status", "status"),
+    "top": Verb("ziplog.cli.top", "top"),
+    "events": Verb("ziplog.cli.events", "events"),
+    "epochs": Verb("ziplog.cli.epochs", "epochs"),
+    "check": Verb("ziplog.cli.check", "check"),
+    "monitor": Verb("ziplog.cli.monitor", "monitor"),
+    "insert": Verb("ziplog.cli.records", "insert"),
+    "append": Verb("ziplog.cli.records", "append"),
+    "read": Verb("ziplog.cli.records", "read", takes_signs=True),
+    "tail": Verb("ziplog.cli.tail", "tail"),
+    "trim": Verb("ziplog.cli.trim", "trim", takes_signs=True),
+    "demo": Verb("ziplog.cli.demo", "demo"),
+    "completion": Verb("ziplog.cli.completion", "completion"),
+    "version": Verb("ziplog.cli.version", "version"),
+    "bench": Verb("ziplog.cli.bench", "app"),
+    "node": Verb("ziplog.cli.nodes", "app"),
+    "shard": Verb("ziplog.cli.shards", "app"),
+    "upgrade": Verb("ziplog.cli.upgrade", "app"),
+    "membership": Verb("ziplog.cli.membership", "app"),
+    "config": Verb("ziplog.cli.settings", "app"),
+    "cursor": Verb("ziplog.cli.cursors", "app"),
+}
 
 
 class Verbs(PluginGroup):
     """Our verbs and those of other packages; maps errors to one line and an exit code."""
 
+    verbs: ClassVar[Mapping[str, Verb]] = _VERBS
     entry_points: ClassVar[str] = "ziplog.commands"
 
     def invoke(self, ctx: Any) -> Any:
@@ -112,30 +119,6 @@ app: Final = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.callback()(options.root)
-app.command("up")(servers.up)
-app.command("down")(servers.down)
-app.command("restart")(restart.restart)
-app.command("status")(status.status)
-app.command("top")(top.top)
-app.command("events")(events.events)
-app.command("epochs")(epochs.epochs)
-app.command("check")(check.check)
-app.command("monitor")(monitor.monitor)
-app.command("insert")(records.insert)
-app.command("append")(records.append)
-app.command("read", context_settings={"ignore_unknown_options": True})(records.read)
-app.command("tail")(tail.tail)
-app.command("trim", context_settings={"ignore_unknown_options": True})(trim.trim)
-app.command("demo")(demo.demo)
-app.command("completion")(completion.completion)
-app.command("version")(version.version)
-app.add_typer(bench.app, name="bench")
-app.add_typer(nodes.app, name="node")
-app.add_typer(shards.app, name="shard")
-app.add_typer(upgrade.app, name="upgrade")
-app.add_typer(membership.app, name="membership")
-app.add_typer(settings.app, name="config")
-app.add_typer(cursors.app, name="cursor")
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["ziplog.cli", "ziplog.wire", "ziplog.cli.status"])
+@pytest.mark.parametrize("name", ["ziplog.cli", "ziplog.wire", "ziplog.cli.settings"])
 def test_ctrl_c_while_the_command_line_is_loaded_is_silent(name: str) -> None:
     program = _INTERRUPTED.format(name=name)
     done = subprocess.run(

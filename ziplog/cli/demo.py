@@ -48,7 +48,7 @@ def demo(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Start 2 shards x 2 replicas, insert events of flights, read them back, check everything.
+    """Start 2 shards x 2 replicas; insert, read and copy events of flights; check everything.
 
     Exit code 1: a check failed.
     """
@@ -77,13 +77,18 @@ def _new(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """Show three progress bars on a terminal, and none in a pipe."""
+    """Show progress bars on a terminal, and none in a pipe."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
     ) as bars:
-        names = {"convert": "flights to events", "insert": "inserted", "deliver": "delivered"}
+        names = {
+            "convert": "flights to events",
+            "insert": "inserted",
+            "deliver": "delivered",
+            "play": "copied into SQLite",
+        }
         tasks = {stage: bars.add_task(name, total=total) for stage, name in names.items()}
         yield lambda stage, done: bars.update(tasks[stage], completed=done)
 
@@ -109,6 +114,9 @@ def _report(summary: Summary) -> str:
         "insert": f"p50 {summary.p50_us:,.0f} us, p99 {summary.p99_us:,.0f} us"
         f" ({summary.singles:,} single inserts after the load)",
         "fast path": f"{summary.fast_path_share:.1%} of all inserts ({summary.retries:,} retries)",
+        "player": f"{summary.played.rows:,} copied into SQLite in {summary.played.seconds:.1f} s,"
+        f" killed at {summary.played.killed_at:,}; each once, in order:"
+        f" {_verdict(summary.is_complete)}",
     }
     return "".join(f"{name:<11} {text}\n" for name, text in lines.items())
 

@@ -2,7 +2,8 @@
 
 2 shards x 2 replicas. Several processes insert, each for its own aircraft; another process
 subscribes from the beginning and checks order, chains, count and contents. The last events are
-inserted one at a time, after the load, to measure the latency of a single insert.
+inserted one at a time, after the load, to measure the latency of a single insert. At last a player
+copies the log into SQLite, and is killed in the middle.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import threading
 import time
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,6 +23,7 @@ import msgspec
 import ziplog
 from ziplog.demo import flights
 from ziplog.demo.parts import Delivered, Inserted, Progress, Report
+from ziplog.demo.playing import Played, play
 from ziplog.deploy.supervisor import environment, python
 from ziplog.errors import UnavailableError
 from ziplog.local import Cluster
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
     from ziplog.demo.flights import Flight
 
-    #: Called with "convert", "insert" or "deliver", and the number of records done.
+    #: Called with "convert", "insert", "deliver" or "play", and the number of records done.
     OnProgress = Callable[[str, int], None]
 
 #: Number of the last events that are inserted one by one (at most a tenth of all).
@@ -69,11 +72,15 @@ class Summary(msgspec.Struct, frozen=True):
     singles: int
     fast_path_share: float
     retries: int
+    #: The copy in SQLite; it is complete: it has each record once, in order.
+    played: Played
+    is_complete: bool
 
     @property
     def passed(self) -> bool:
         """Whether every check passed."""
-        return self.inserted == self.delivered and self.same_contents and not self.fault
+        is_read = self.inserted == self.delivered and self.same_contents and not self.fault
+        return is_read and self.is_complete
 
 
 def run(
@@ -107,8 +114,10 @@ def run(
         workers.start("inserter", "insert", *address, "--file", str(last), "--after", after)
         singles = workers.inserted(1, on_progress)[0]
         delivered = workers.delivered(on_progress)
+        total_s = time.monotonic() - began
+        played = play(directory, cluster.endpoint, events, partial(on_progress, "play"))
         config = cluster.config
-        return _summary(config, batched, singles, delivered, insert_s, time.monotonic() - began)
+        return _summary(config, batched, singles, delivered, played, insert_s, total_s)
 
 
 def _write_events(
@@ -136,6 +145,7 @@ def _summary(
     batched: list[Inserted],
     singles: Inserted,
     delivered: Delivered,
+    played: Played,
     insert_s: float,
     total_s: float,
 ) -> Summary:
@@ -164,6 +174,8 @@ def _summary(
         singles=singles.records,
         fast_path_share=fast / max(1, units),
         retries=sum(result.retries for result in every),
+        played=played,
+        is_complete=(played.positions, played.late, played.checksum) == (played.rows, 0, contents),
     )
 
 

@@ -87,6 +87,7 @@ nightly: $(BIN)/.installed
 	$(PYTEST) --nightly $(ARGS)
 	$(BIN)/python -m tests.sim --seed $(SEED) --count 1000 --quiet
 	$(BIN)/python scripts/chaos.py --seed $(SEED) --minutes 10
+	$(BIN)/python scripts/player_faults.py --seed $(SEED) --minutes 10
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import signal
 import sqlite3
 import threading
@@ -186,6 +187,21 @@ def test_a_target_that_hangs_delays_no_other_and_is_named_at_the_stop(log: ziplo
     assert playing.join(0) is True
     states = {cursor.name: cursor.state for cursor in log.cursors("hang/*/0")}
     assert (states["hang/f/0"], states["hang/hanging/0"]) == ("free", "owned")
+
+
+def test_a_child_of_the_process_does_not_wait_for_the_player(
+    log: ziplog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = targets.function("all", lambda _: None)
+    with player(log, "forked", target, start=tail(log)) as running:
+        own = os.getpid()
+        monkeypatch.setattr("os.getpid", lambda: own + 1)
+        with pytest.raises(ClosedError, match="the parent"):
+            running.status()
+        running.stop(None)
+        monkeypatch.undo()
+        assert running.status()["player"] == "forked"
+        running.stop(None)
 
 
 def test_a_player_with_coroutines(log: ziplog.Log) -> None:

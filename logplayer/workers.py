@@ -145,8 +145,9 @@ class _Worker:
                 return self._open(step.task)
             return self._deliver(step.batch)
         except BUGS as error:
-            # The task fails, so it is logged once.
-            structlog.get_logger().exception("target failed", task=self.task)
+            # The task fails, so it is logged once. A ConfigError's text says what to do.
+            if not isinstance(error, ConfigError):
+                structlog.get_logger().exception("target failed", task=self.task)
             return error.with_traceback(None)
         except Exception as error:  # noqa: BLE001 - targets are foreign code; the node decides
             return _checked(error, self._spec.name).with_traceback(None)

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from logplayer import Batch, Opened, Rejected, RejectedRecord, Retry, Task, targets
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
@@ -205,7 +206,7 @@ def test_what_an_error_of_a_target_has_is_checked(error: Exception) -> None:
 def test_the_position_of_a_target_is_checked(position: Any) -> None:
     bench = Bench()
     bench.open()
-    bench.made[0].open = lambda _task: Opened(position)  # type: ignore[method-assign]
+    bench.made[0].open = lambda _task: Opened(position)  # type: ignore[method-assign,assignment]
     assert isinstance(bench.open(), TypeError)
     bench.workers.stop(30)
 
@@ -215,8 +216,21 @@ def test_the_mark_of_a_target_is_checked(mark: Any) -> None:
     bench = Bench(lambda _: mark)
     bench.open()
     assert isinstance(bench.deliver(batch()), TypeError | ConfigError)
-    bench.made[0].open = lambda _task: Opened(5, mark)  # type: ignore[method-assign]
+    bench.made[0].open = lambda _task: Opened(5, mark)  # type: ignore[method-assign,assignment]
     assert isinstance(bench.open(), TypeError | ConfigError)
+    bench.workers.stop(30)
+
+
+@pytest.mark.parametrize("error", [TypeError("a bug"), ConfigError("position", 1, "2")])
+def test_only_bugs_are_logged_with_their_traceback(error: Exception) -> None:
+    def answer(_: Batch) -> None:
+        raise error
+
+    bench = Bench(answer)
+    bench.open()
+    with capture_logs() as logs:
+        assert bench.deliver(batch()) is error
+    assert len(logs) == isinstance(error, TypeError)
     bench.workers.stop(30)
 
 

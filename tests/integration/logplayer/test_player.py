@@ -344,3 +344,25 @@ def test_a_log_that_does_not_reply_is_reported(tmp_path: Path, log: ziplog.Log) 
     assert code == 1
     assert "127.0.0.1:9" in stderr
     assert len(stderr.splitlines()) == 1
+
+
+def test_check_names_the_target_that_it_cannot_use(log: ziplog.Log, tmp_path: Path) -> None:
+    file = tmp_path / "player.toml"
+    head = f'[player]\nname = "checked"\nbootstrap = "{",".join(log.endpoints)}"\n'
+    head += '[[target]]\nname = "good"\nkind = "function"\nfunction = "builtins:print"\n'
+    absent = tmp_path / "absent"
+    for more, problem in (
+        (f'kind = "sqlite"\npath = "{absent}/x.db"', "target bad: cannot create"),
+        (
+            'kind = "function"\nfunction = "builtins:print"\nrejected = "dead-letter"\n'
+            f'dead_letter = "{absent}/x.jsonl"',
+            "target bad: cannot write",
+        ),
+    ):
+        file.write_text(f'{head}[[target]]\nname = "bad"\n{more}\n')
+        checked = run("player", "check", str(file))
+        assert checked.exit_code == 1
+        assert "target good: function, at least once, 1 task, position new, from genesis" in (
+            checked.stderr
+        )
+        assert problem in checked.stderr

@@ -58,7 +58,7 @@ class Player:
         """See `logplayer.Player.join`."""
         return await _in_thread(lambda: self._player.join(timeout))
 
-    async def stop(self, timeout: float = 30.0) -> None:
+    async def stop(self, timeout: float | None = None) -> None:
         """See `logplayer.Player.stop`."""
         await _in_thread(lambda: self._player.stop(timeout))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: The variable and the address that all commands of `ziplog` use.
 _BOOTSTRAP_VARIABLE: Final = "ZIPLOG_BOOTSTRAP"
 _BOOTSTRAP: Final = "127.0.0.1:7400"
-_EXAMPLE: Final = "ziplog player example"
+_EXAMPLE: Final = "ziplog player example KIND"
 #: Where a secret may be, in place of its value.
 _PLACES: Final = ("env", "file")
 
@@ -183,7 +183,7 @@ def _target(table: dict[str, Any], directory: Path) -> TargetSpec:
 
 
 def _check_kind(kind: object, where: str) -> None:
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         near = difflib.get_close_matches(str(kind), KINDS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
         sentence = f"unknown kind {kind!r} of {where}; {hint}"

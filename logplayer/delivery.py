@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from logplayer.contract import RejectedRecord
+from logplayer.retries import reason_of
 from logplayer.selection import Cut
 
 if TYPE_CHECKING:
@@ -147,12 +148,12 @@ class Delivery:
             return []
         else:
             found = list(range(len(given)))
-        origin = given.origins[found[0]]
+        origin, why = given.origins[found[0]], reason_of(error)
         self._suspect = 0
         if self._policy == "stop":
-            self._stop_before = (origin, str(error))
+            self._stop_before = (origin, why)
             return []
-        out = [RejectedRecord(given.records[index], str(error)) for index in found]
+        out = [RejectedRecord(given.records[index], why) for index in found]
         self._leave_out(found, given)
         if self._policy == "dead-letter":
             self._aside += [(origin, one) for one in out]

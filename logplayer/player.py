@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     Start = RecordId | Callable[[ziplog.Log], RecordId]
 
+#: Default time limit of `stop`, in seconds.
+_STOP_S: Final = 30.0
 #: Time that targets get to close after the player has stopped, at least, in seconds.
 _CLOSE_S: Final = 1.0
 #: Maximum length of the host name in the owner's text of a cursor.
@@ -223,13 +225,13 @@ class Player:
             raise self._failure
         return True
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self, timeout: float | None = None) -> None:
         """Finish the steps under way, commit the positions, release the tasks. Idempotent.
 
         In a forked child it does nothing.
 
         Args:
-            timeout: in seconds.
+            timeout: in seconds; 30 if None.
 
         Raises:
             DeadlineError: a target did not return in time; its task is free for others after
@@ -238,7 +240,7 @@ class Player:
         """
         if os.getpid() != self._process:
             return
-        deadline_ns = arguments.deadline_ns(timeout, timeout)
+        deadline_ns = arguments.deadline_ns(timeout, _STOP_S)
         with self._lock:
             is_running = self._thread is not None and not self._is_stopped
             self._is_stopped = True
@@ -322,6 +324,8 @@ class Player:
                 self._post(Cancelled(number))
 
     def _check_started(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError("this player", "it runs in the parent; make another one here")
         if self._thread is None or self._driver is None:
             hint = "make another one to continue" if self._is_stopped else "start it first"
             raise ClosedError("this player", hint)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 BUGS: Final = (TypeError, AttributeError, NameError, ImportError, ConfigError)
 #: The longest pause that a target may ask for, in seconds.
 MAX_AFTER_S: Final = 3600.0
+#: Maximum length of an error's text.
+MAX_TEXT: Final = 2000
 #: The jitter of a pause is up to a fifth of it.
 _JITTER: Final = 5
 _UNIT: Final = 2**32
@@ -95,7 +97,17 @@ class Attempts:
         return True
 
 
-def text_of(error: Exception) -> str:
+def text_of(error: BaseException) -> str:
     """Return an error as one line."""
-    text = " ".join(str(error).split())
+    text = reason_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of an error as one line that every log, file and database can hold."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a foreign class
+        text = "its text cannot be shown"
+    line = " ".join(text[:MAX_TEXT].split())
+    return line.replace("\0", "\\x00").encode(errors="backslashreplace").decode()

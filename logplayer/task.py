@@ -308,7 +308,7 @@ class PlayerTask:
         if ring is not None and self.delivery.looked < min(ring.stop, limit):
             try:
                 self.delivery.look(ring, limit)
-            except Exception as error:  # noqa: BLE001 - a user's map may raise anything
+            except BaseException as error:  # noqa: BLE001 - a user's map may raise anything
                 self._fail(f"its map failed: {text_of(error)}")
                 return False
         return True
@@ -391,7 +391,10 @@ class PlayerTask:
 
     def _on_error(self, error: Exception, step: str) -> None:
         given, self.error = self.delivery.given, text_of(error)
-        if self._is_leaving or isinstance(error, Fenced):
+        if self._is_leaving:
+            self._leave()
+        elif isinstance(error, Fenced):
+            self._warn(f"its target refuses the claim: {self.error}")
             self._leave()
         elif isinstance(error, BUGS):
             self._fail(self.error)

@@ -7,6 +7,7 @@ no other one. A worker also keeps rejected records aside for targets that do not
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from queue import SimpleQueue
@@ -15,17 +16,23 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from logplayer import dead_letters
-from logplayer.contract import Opened, Retry
-from logplayer.retries import BUGS
+from logplayer.contract import Opened, Rejected, Retry
+from logplayer.retries import BUGS, text_of
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
-from ziplog.errors import UnavailableError
+from ziplog.core.cursors import MAX_MARK_BYTES
+from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime.descriptors import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import TypeGuard
 
     from logplayer.contract import Batch, Target, TargetSpec, Task
     from ziplog.core.node import Effect, Event
+
+
+#: The greatest position of a log.
+_MAX_GSN: Final = 2**63 - 1
 
 
 class Workers:
@@ -96,6 +103,8 @@ class Workers:
             self.close(CloseTarget(number))
         deadline = time.monotonic() + timeout_s
         for worker in list(self._running.values()):
+            if worker.thread is threading.current_thread():
+                continue  # A target stops its own player.
             worker.thread.join(max(deadline - time.monotonic(), 0))
 
 
@@ -136,13 +145,14 @@ class _Worker:
                 return self._open(step.task)
             return self._deliver(step.batch)
         except BUGS as error:
-            # The task fails, so it is logged once.
-            structlog.get_logger().exception("target failed", task=self.task)
+            # The task fails, so it is logged once. A ConfigError's text says what to do.
+            if not isinstance(error, ConfigError):
+                structlog.get_logger().exception("target failed", task=self.task)
             return error.with_traceback(None)
         except Exception as error:  # noqa: BLE001 - targets are foreign code; the node decides
-            return error.with_traceback(None)
+            return _checked(error, self._spec.name).with_traceback(None)
         except BaseException as error:  # noqa: BLE001 - it must not end the thread
-            return Retry(f"{type(error).__name__}: {error}")
+            return Retry(text_of(error))
 
     def _open(self, task: Task) -> Opened:
         if self._target is None:
@@ -150,15 +160,20 @@ class _Worker:
         opened: object = self._target.open(task)
         if not isinstance(opened, Opened):
             raise TypeError(f"open() of {self._spec.name} returned {opened!r}, not an Opened")
+        position: object = opened.position
+        if position is not None and not (_is_whole(position) and position <= _MAX_GSN):
+            allowed = "the number of a position, or None"
+            raise TypeError(f"open() of {self._spec.name} returned {opened!r}, not {allowed}")
+        _check_mark(opened.mark, f"open() of {self._spec.name}")
         return opened
 
     def _deliver(self, batch: Batch) -> bytes | None:
         assert self._target is not None, "a batch came before the target was opened"
         self._keep_rejected(batch)
         mark: object = self._target.deliver(batch)
-        if mark is not None and not isinstance(mark, bytes):
-            raise TypeError(f"deliver() of {self._spec.name} returned {mark!r}, not bytes or None")
-        return mark
+        if mark is not None:
+            _check_mark(mark, f"deliver() of {self._spec.name}")
+        return mark  # type: ignore[return-value]
 
     def _keep_rejected(self, batch: Batch) -> None:
         """Append rejected records to the file, unless the target keeps them, or they are there."""
@@ -177,3 +192,29 @@ class _Worker:
             self._target.close()
         except Exception as error:  # noqa: BLE001 - its connection may be broken already
             structlog.get_logger().debug("target not closed", task=self.task, error=str(error))
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_mark(mark: object, what: str) -> None:
+    if not isinstance(mark, bytes):
+        raise TypeError(f"{what} returned the mark {mark!r}, not bytes")
+    if len(mark) > MAX_MARK_BYTES:
+        sentence = f"{what} returned a mark of {len(mark)} bytes; it has at most {MAX_MARK_BYTES}"
+        raise ConfigError("mark", len(mark), f"at most {MAX_MARK_BYTES} bytes", message=sentence)
+
+
+def _checked(error: Exception, target: str) -> Exception:
+    """Return the error of a target, or one that says what is wrong with it."""
+    if isinstance(error, Retry):
+        after_s: object = error.after_s
+        is_number = isinstance(after_s, (int, float)) and not math.isnan(after_s)
+        if after_s is not None and not is_number:
+            return TypeError(f"{target} raised Retry with after_s={after_s!r}, not with seconds")
+    elif isinstance(error, Rejected):
+        index: object = error.index
+        if index is not None and not _is_whole(index):
+            return TypeError(f"{target} raised Rejected with index={index!r}, not with a number")
+    return error

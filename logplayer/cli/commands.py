@@ -25,10 +25,11 @@ from ziplog.cli.options import Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import counted, shown_json
 from ziplog.config_tables import LogConfig
-from ziplog.errors import ConfigError
+from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.process import spare_collector
 from ziplog.runtime.process_logging import configure
+from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -126,7 +127,8 @@ def check(file: File, *, timeout: Timeout = 10.0) -> None:
     for spec, kind in zip(found.targets, found.kinds, strict=True):
         _check_target(spec)
         here = [task for task in tasks if task["target"] == spec.name]
-        positions = sorted({task["position"] or f"new, from {start}" for task in here})
+        beginning = "genesis" if start == RID_GENESIS else start
+        positions = sorted({task["position"] or f"new, from {beginning}" for task in here})
         promise = "exactly once" if spec.stores_position else "at least once"
         say(
             f"target {spec.name}: {kind}, {promise}, {counted(spec.partitions, 'task')},"
@@ -139,8 +141,20 @@ def _check_target(spec: TargetSpec) -> None:
     """Connect to a target that can be checked, and change nothing there."""
     target = spec.connect()
     try_target = getattr(target, "check", None)
-    if try_target is not None:
-        try_target()
+    try:
+        if spec.dead_letter:
+            _check_directory(Path(spec.dead_letter))
+        if try_target is not None:
+            try_target()
+    except (ConfigError, UnavailableError) as error:
+        error.args = (f"target {spec.name}: {error}", *error.args[1:])
+        raise
+
+
+def _check_directory(file: Path) -> None:
+    """Raise UnavailableError unless a file can be written, or made."""
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UnavailableError(f"cannot write the file {file} of rejected records")
 
 
 @app.command()

@@ -120,6 +120,10 @@ class Dialect:
         """Whether a statement can run at all, after one that failed for an unclear reason."""
         return False
 
+    def is_broken(self, error: Exception) -> bool:  # noqa: ARG002
+        """Whether no further statement of a connection can succeed, after an error."""
+        return False
+
 
 #: For a look at a statement.
 _EXAMPLE: Final = Record(RecordId(1, 0), b"{}", b"key", 0, 0)
@@ -253,6 +257,8 @@ class SqlTarget:
             cursor.close()
         except BaseException as error:
             self._roll_back(connection)
+            if isinstance(error, Exception) and self._dialect.is_broken(error):
+                self.close()
             if _is_of_database(error):
                 raise Retry(f"{failure}: {brief(error)}") from error
             raise

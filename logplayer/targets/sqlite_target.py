@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 #: How long a statement waits for another connection's lock, in seconds.
 BUSY_S: Final = 10.0
+#: The bits of an error's code without its details.
+_PRIMARY: Final = 0xFF
+#: A file that was deleted or replaced is reported as read-only, or as malformed.
+_BROKEN: Final = {
+    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR
+}  # fmt: skip
 
 
 class SqliteDialect(Dialect):
@@ -53,7 +59,7 @@ class SqliteDialect(Dialect):
 
     def fault(self, error: Exception) -> Fault:
         """Return what is at fault: one code stands for malformed JSON and for a missing table."""
-        is_general = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+        is_general = _code(error) == sqlite3.SQLITE_ERROR
         return "unclear" if is_general else super().fault(error)
 
     def has_transaction(self, connection: Connection) -> bool:
@@ -67,6 +73,15 @@ class SqliteDialect(Dialect):
         except sqlite3.Error:
             return False
         return True
+
+    def is_broken(self, error: Exception) -> bool:
+        """Whether the file was replaced: SQLite never writes again with that connection."""
+        return _code(error) & _PRIMARY in _BROKEN
+
+
+def _code(error: Exception) -> int:
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    return code
 
 
 def connector(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import signal
 import sqlite3
 import threading
@@ -188,6 +189,21 @@ def test_a_target_that_hangs_delays_no_other_and_is_named_at_the_stop(log: ziplo
     assert (states["hang/f/0"], states["hang/hanging/0"]) == ("free", "owned")
 
 
+def test_a_child_of_the_process_does_not_wait_for_the_player(
+    log: ziplog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = targets.function("all", lambda _: None)
+    with player(log, "forked", target, start=tail(log)) as running:
+        own = os.getpid()
+        monkeypatch.setattr("os.getpid", lambda: own + 1)
+        with pytest.raises(ClosedError, match="the parent"):
+            running.status()
+        running.stop(None)
+        monkeypatch.undo()
+        assert running.status()["player"] == "forked"
+        running.stop(None)
+
+
 def test_a_player_with_coroutines(log: ziplog.Log) -> None:
     start = tail(log)
     seen: list[Record] = []
@@ -328,3 +344,22 @@ def test_a_log_that_does_not_reply_is_reported(tmp_path: Path, log: ziplog.Log) 
     assert code == 1
     assert "127.0.0.1:9" in stderr
     assert len(stderr.splitlines()) == 1
+
+
+def test_check_names_the_target_that_it_cannot_use(log: ziplog.Log, tmp_path: Path) -> None:
+    file = tmp_path / "player.toml"
+    head = f'[player]\nname = "checked"\nbootstrap = "{",".join(log.endpoints)}"\n'
+    head += '[[target]]\nname = "good"\nkind = "function"\nfunction = "builtins:print"\n'
+    absent = tmp_path / "absent"
+    rest = 'kind = "function"\nfunction = "builtins:print"\nrejected = "dead-letter"\n'
+    rest += f'dead_letter = "{absent}/x.jsonl"'
+    for more, problem in (
+        (f'kind = "sqlite"\npath = "{absent}/x.db"', "target bad: cannot create"),
+        (rest, "target bad: cannot write"),
+    ):
+        file.write_text(f'{head}[[target]]\nname = "bad"\n{more}\n')
+        checked = run("player", "check", str(file))
+        assert checked.exit_code == 1
+        new = "target good: function, at least once, 1 task, position new, from genesis"
+        assert new in checked.stderr
+        assert problem in checked.stderr

@@ -8,11 +8,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from logplayer import Batch, Opened, Rejected, RejectedRecord, Retry, Task, targets
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
 from logplayer.workers import Workers
 from tests.waiting import wait_until
+from ziplog.errors import ConfigError
 from ziplog.types import Record, RecordId
 
 if TYPE_CHECKING:
@@ -177,3 +179,62 @@ def test_records_are_not_passed_if_they_cannot_be_kept(tmp_path: Path) -> None:
     assert isinstance(result, OSError)
     bench.workers.stop(30)
     assert bench.made[0].calls == ["open 2", "close"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Retry("later", float("nan")),
+        Retry("later", "5"),  # type: ignore[arg-type]
+        Rejected("no", "5"),  # type: ignore[arg-type]
+        Rejected("no", 0.5),  # type: ignore[arg-type]
+    ],
+)
+def test_what_an_error_of_a_target_has_is_checked(error: Exception) -> None:
+    def answer(_: Batch) -> None:
+        raise error
+
+    bench = Bench(answer)
+    bench.open()
+    result = bench.deliver(batch())
+    assert isinstance(result, TypeError)
+    assert type(error).__name__ in str(result)
+    bench.workers.stop(30)
+
+
+@pytest.mark.parametrize("position", [-1, "5", 2**63, True, 0.5])
+def test_the_position_of_a_target_is_checked(position: Any) -> None:
+    bench = Bench()
+    bench.open()
+    bench.made[0].open = lambda _task: Opened(position)  # type: ignore[method-assign,assignment]
+    assert isinstance(bench.open(), TypeError)
+    bench.workers.stop(30)
+
+
+@pytest.mark.parametrize("mark", ["m", b"x" * 513])
+def test_the_mark_of_a_target_is_checked(mark: Any) -> None:
+    bench = Bench(lambda _: mark)
+    bench.open()
+    assert isinstance(bench.deliver(batch()), TypeError | ConfigError)
+    bench.made[0].open = lambda _task: Opened(5, mark)  # type: ignore[method-assign,assignment]
+    assert isinstance(bench.open(), TypeError | ConfigError)
+    bench.workers.stop(30)
+
+
+@pytest.mark.parametrize("error", [TypeError("a bug"), ConfigError("position", 1, "2")])
+def test_only_bugs_are_logged_with_their_traceback(error: Exception) -> None:
+    def answer(_: Batch) -> None:
+        raise error
+
+    bench = Bench(answer)
+    bench.open()
+    with capture_logs() as logs:
+        assert bench.deliver(batch()) is error
+    assert len(logs) == isinstance(error, TypeError)
+    bench.workers.stop(30)
+
+
+def test_a_target_may_stop_its_own_workers() -> None:
+    bench = Bench(lambda _: bench.workers.stop(1))
+    bench.open()
+    assert bench.deliver(batch()) is None

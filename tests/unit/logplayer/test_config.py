@@ -83,6 +83,7 @@ def test_a_file_has_a_player_and_its_targets(
         (f"{PLAYER}{TARGET}map = 'sys:path'\n", "map is ["),
         (f"{PLAYER}[[target]]\nname = 'a'\nkind = 'sqlit'\n", "did you mean 'sqlite'?"),
         (f"{PLAYER}[[target]]\nname = 'a'\nkind = 'kafka'\n", "unknown kind 'kafka'"),
+        (f"{PLAYER}[[target]]\nname = 'a'\nkind = ['sqlite']\n", "unknown kind ['sqlite']"),
         (f"{PLAYER}[[target]]\nname = 'a'\nkind = 'sqlite'\n", "path is missing in target 'a'"),
         (f"{PLAYER}[[target]]\nkind = 'sqlite'\n", "name is missing in [[target]]"),
         (f"{PLAYER}{TARGET}".replace("copy", "members"), "not 'members'"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logplayer.contract import Retry
-from logplayer.retries import MAX_AFTER_S, pause_ns, text_of
+from logplayer.retries import MAX_AFTER_S, MAX_TEXT, pause_ns, text_of
 from tests.properties import examples
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 
@@ -37,3 +37,13 @@ def test_a_target_chooses_its_pause_up_to_an_hour() -> None:
 def test_an_error_is_one_line() -> None:
     assert text_of(Retry("a\n  b")) == "Retry: a b"
     assert text_of(OSError()) == "OSError"
+
+
+def test_an_error_is_text_that_can_be_written() -> None:
+    class UnprintableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    assert text_of(Retry("a\0b\ud800")) == "Retry: a\\x00b\\ud800"
+    assert text_of(UnprintableError()) == "UnprintableError: its text cannot be shown"
+    assert len(text_of(Retry("x" * 3_000_000))) == MAX_TEXT + len("Retry: ")

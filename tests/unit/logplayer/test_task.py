@@ -210,13 +210,15 @@ def test_a_fenced_task_is_released(kind: str) -> None:
     assert player.states() == ["free"]
     assert not world.cursor().owner
     assert isinstance(player.steps[-1], CloseTarget)
+    assert any("refuses the claim: Fenced: later" in one for one in player.warnings)
     world.run(3000)
     assert world.payloads() == log_payloads(world), "it is claimed again"
 
 
-def test_a_map_that_fails_fails_the_task() -> None:
+@pytest.mark.parametrize("error", [KeyError("id"), SystemExit("KeyError")])
+def test_a_map_that_fails_fails_the_task(error: BaseException) -> None:
     def broken(_record: Any) -> Any:
-        raise KeyError("id")
+        raise error
 
     world, player = played(map=broken)
     world.run(500)

@@ -50,6 +50,27 @@ def test_file_is_created_and_filled(path: Path) -> None:
     assert run(path, "SELECT gsn, key, payload FROM records")[-1] == (8, b"k", b"good")
 
 
+def test_replaced_file_is_opened_again(path: Path) -> None:
+    target = targets.sqlite("warehouse", path).connect()
+    target.open(task())
+    target.deliver(batch(task(), 1, 9))
+    older = path.read_bytes()
+    target.deliver(batch(task(), 9, 22))
+    path.unlink()
+    path.write_bytes(older)
+    with pytest.raises(Retry):
+        target.deliver(batch(task(), 22, 40))
+    moved = task(2, 22, has_moved=True)
+    assert target.open(moved) == Opened(9)
+    target.deliver(batch(moved, 9, 40))
+    path.unlink()
+    with pytest.raises(Retry):
+        target.deliver(batch(moved, 40, 41))
+    with pytest.raises(ConfigError, match="has no position"):
+        target.open(moved)
+    target.close()
+
+
 def test_timestamp_is_a_text_for_sqlites_functions(path: Path) -> None:
     run(path, "CREATE TABLE t (day TEXT, at TEXT)")
     statement = "INSERT INTO t VALUES (date(:timestamp), :timestamp)"

@@ -360,11 +360,14 @@ def test_rejected_records(kind: type[Store | Sink], policy: Any, *, is_named: bo
 
 def test_the_search_for_a_rejected_record_halves_the_batch() -> None:
     target = Store("db")
-    target.rejects = lambda record: "odd" if record.payload == b"7" else ""
+    target.rejects = lambda record: "odd" if record.payload == b"odd" else ""
     target.names_rejected = False
     world, player = played(target, rejected="skip")
+    world.fill(200)
+    world.insert(b"odd")
     world.run(3000)
-    assert len(player.batches()) <= 2 * 5 + 3
+    assert player.task().rejected == 1
+    assert len(player.batches()) <= 2 * 8 + 3
 
 
 def test_a_resumed_cursor_tries_a_failed_task_again() -> None:

@@ -524,12 +524,25 @@ def test_a_deleted_cursor_is_created_again_and_its_target_refuses_it() -> None:
     assert "ConfigError" in player.task().error
 
 
+def test_a_list_of_the_cursors_reports_a_lost_claim() -> None:
+    world, player = played()
+    world.run(500)
+    term = world.cursor().term
+    player.core.is_unaware = True
+    world.edit("release")
+    world.run(1200)
+    player.core.is_unaware = False
+    assert player.task().claim.state is not None
+    assert player.task().claim.state.term == world.cursor().term > term + 1
+
+
 def test_a_seek_back_delivers_again_from_there() -> None:
     world, player = played()
     world.run(1000)
     at = world.log.gsns[5]
+    world.run(50)
     world.edit("seek", at)
-    world.run(3000)
+    world.run(150)
     assert world.payloads() == log_payloads(world)[5:]
     assert player.states() == ["playing"]
 

@@ -370,6 +370,17 @@ def test_the_search_for_a_rejected_record_halves_the_batch() -> None:
     assert len(player.batches()) <= 2 * 8 + 3
 
 
+@pytest.mark.parametrize("kind", [Store, Sink])
+def test_a_batch_of_nothing_but_rejected_records(kind: type[Store | Sink]) -> None:
+    target = kind("db")
+    target.rejects = lambda record: "odd" if record.payload in {b"4", b"11"} else ""
+    target.names_rejected = False
+    world, player = played(target, rejected="skip", batch_records=1)
+    world.run(3000)
+    assert len(world.payloads()) == 18
+    assert player.states() == ["playing"]
+
+
 def test_a_resumed_cursor_tries_a_failed_task_again() -> None:
     target = Store("db")
     target.rejects = lambda record: "odd" if record.payload == b"7" else ""
@@ -380,6 +391,18 @@ def test_a_resumed_cursor_tries_a_failed_task_again() -> None:
     world.edit("resume")
     world.run(3000)
     assert player.states() == ["playing"]
+    assert world.payloads() == log_payloads(world)
+
+
+def test_the_end_of_a_pause_tries_a_failed_task_again_at_once() -> None:
+    world, player = played()
+    player.fault = once("open", TypeError("x"))
+    world.run(500)
+    world.edit("pause")
+    world.run(20)
+    assert player.states() == ["failed"]
+    world.edit("resume")
+    world.run(50)
     assert world.payloads() == log_payloads(world)
 
 

@@ -378,6 +378,10 @@ def test_a_batch_of_nothing_but_rejected_records(kind: type[Store | Sink]) -> No
     world, player = played(target, rejected="skip", batch_records=1)
     world.run(3000)
     assert len(world.payloads()) == 18
+    world.insert(b"4")
+    world.run(3000)
+    assert len(world.payloads()) == 18
+    assert world.cursor().position == world.log.tail.gsn + 1
     assert player.states() == ["playing"]
 
 

@@ -421,7 +421,7 @@ def main(first: int, last: int, *, is_traced: bool = False) -> int:
             outcome = run_player(draw_player(seed), print if is_traced else None)
         except AssertionError as error:
             failed += 1
-            print(f"seed {seed}: {' '.join(str(error).split())[:600]}")  # noqa: T201
+            print(f"seed {seed}: {' '.join(str(error).split())[:600]}", flush=True)  # noqa: T201
         else:
             if is_traced:
                 print(outcome)  # noqa: T201

@@ -131,6 +131,7 @@ class Delivery:
 
     def skip(self, stop: int) -> None:
         """Pass positions without a step: the target stores no position."""
+        self.given = None
         self.position = stop
         self._pass(stop)
 

@@ -7,6 +7,7 @@ of an older term has an effect after a later term was opened. A cursor is never 
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logplayer.contract import cursor_name
@@ -58,8 +59,8 @@ class Oracle:
         self._starts: Final[dict[tuple[str, Era], int]] = {}
         #: Targets whose content was lost; their tasks fail, and are sought.
         self.emptied: Final[set[str]] = set()
-        #: Stretches of stores that a seek has ended: (spec, partition, start, position, records).
-        self._former: Final[list[tuple[TargetSpec, int, int, int, list[Record]]]] = []
+        #: Stretches of stores that a seek has ended.
+        self._former: Final[list[tuple[TargetSpec, int, Row]]] = []
         #: Numbers of repetitions of records at sinks, and of stretches that a late step may touch.
         self.repetitions = 0
         self.late: set[str] = set()
@@ -73,7 +74,7 @@ class Oracle:
 
     def ended(self, spec: TargetSpec, partition: int, row: Row) -> None:
         """Note the end of a stretch by a seek."""
-        self._former.append((spec, partition, row.start, row.position, list(row.records)))
+        self._former.append((spec, partition, copy(row)))
         self._checked.pop(cursor_name(self._player, spec.name, partition), None)
 
     def refused(self, batch: Batch, row: Row | None) -> None:
@@ -145,8 +146,8 @@ class Oracle:
 
     def check_end(self, log: Sequence[Record]) -> None:
         """Compare everything with the log; `log`: all its records, in order."""
-        for spec, partition, start, position, records in self._former:
-            self._compare(spec, partition, start, position, records, log)
+        for spec, partition, row in self._former:
+            self._compare(spec, partition, row, log)
         for spec in self._specs.values():
             for partition in range(spec.partitions):
                 self._check_end_of(spec, partition, log)
@@ -164,28 +165,32 @@ class Oracle:
         assert (rows.birth, rows.seek) == era, f"seek: {name} is in {era}, its target is not"
         began = self._starts.get((name, era), 0)
         assert rows.start <= max(began, 1), f"loss: {name} begins at {rows.start}, not at {began}"
-        self._compare(spec, partition, rows.start, rows.position, rows.records, log)
+        self._compare(spec, partition, rows, log)
         last = log[-1].rid.gsn if log else 0
         assert rows.position > last, f"{name} ends at {rows.position}, the log at {last}"
 
-    def _of(self, spec: TargetSpec, partition: int, log: Sequence[Record]) -> list[Record]:
+    def _of(
+        self, spec: TargetSpec, partition: int, log: Sequence[Record]
+    ) -> tuple[list[Record], list[Record]]:
+        """Return the records that a task must have, and those that its target rejects."""
         selection = Selection(spec, partition)
-        return [record for record in log if selection.has(record, hash_of(record))]
+        own = [record for record in log if selection.has(record, hash_of(record))]
+        rejects = self._targets[spec.name].rejects
+        return [r for r in own if not rejects(r)], [r for r in own if rejects(r)]
 
-    def _compare(
-        self,
-        spec: TargetSpec,
-        partition: int,
-        start: int,
-        stop: int,
-        records: list[Record],
-        log: Sequence[Record],
-    ) -> None:
-        wanted = [r for r in self._of(spec, partition, log) if start <= r.rid.gsn < stop]
+    def _compare(self, spec: TargetSpec, partition: int, row: Row, log: Sequence[Record]) -> None:
+        part = [record for record in log if row.start <= record.rid.gsn < row.position]
+        wanted, odd = self._of(spec, partition, part)
+        records = row.records
         assert records == wanted, (
             f"loss: {spec.name}/{partition} lacks"
-            f" {[str(r.rid) for r in wanted if r not in records]} of [{start}, {stop}), and has"
+            f" {[str(r.rid) for r in wanted if r not in records]} of"
+            f" [{row.start}, {row.position}), and has"
             f" {[str(r.rid) for r in records if r not in wanted]} more"
+        )
+        kept = [one.record for one in row.rejected]
+        assert kept == (odd if spec.rejected == "dead-letter" else []), (
+            f"dead letters: {spec.name}/{partition} keeps {[str(r.rid) for r in kept]}"
         )
 
     def _compare_sink(
@@ -205,7 +210,7 @@ class Oracle:
         if is_sought:
             return
         order = list(first)
-        wanted = [record.rid.gsn for record in self._of(spec, partition, log)]
+        wanted = [record.rid.gsn for record in self._of(spec, partition, log)[0]]
         assert order == wanted, (
             f"at-least-once: {spec.name}/{partition} lacks {sorted({*wanted} - {*order})}, has"
             f" {sorted({*order} - {*wanted})} more, of {len(wanted)}"

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple
 from tests.sim.plan import Plan, draw
 
 Kind = Literal["store", "sink"]
+Rejecting = Literal["", "skip", "dead-letter"]
 FaultKind = Literal[
     "kill-player", "pause-player", "isolate-player", "add-player", "target-down", "target-slow",
     "target-empty", "pause", "resume", "seek", "release", "lead-mms", "kill-mms",
@@ -31,6 +32,9 @@ class TargetPlan(NamedTuple):
     kind: Kind
     partitions: int
     batch_records: int
+    #: It rejects a seventh of the records; what happens to them, and whether it names them.
+    rejected: Rejecting = ""
+    names_rejected: bool = True
 
 
 class PlayerFault(NamedTuple):
@@ -78,10 +82,7 @@ class PlayerPlan(NamedTuple):
 def draw_player(seed: int) -> PlayerPlan:
     """Return the plan of a seed."""
     random = Random(f"player {seed}")
-    targets = tuple(
-        TargetPlan(random.choice(("store", "store", "sink")), random.choice((1, 1, 2, 3)), 3)
-        for _ in range(random.choice((1, 2, 3)))
-    )
+    targets = tuple(_draw_target(random) for _ in range(random.choice((1, 2, 3))))
     players, span_ms = random.choice((1, 2, 3)), random.choice((1_000, 2_000, 4_000))
     kinds = random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=random.choice((0, 2, 4, 7)))
     faults = tuple(
@@ -98,3 +99,10 @@ def draw_player(seed: int) -> PlayerPlan:
         random.choice((0.0, 0.0, 0.1, 0.3)), random.choice((200, 2_000)),
         random.choice((20, 200)), span_ms, faults,
     )  # fmt: skip
+
+
+def _draw_target(random: Random) -> TargetPlan:
+    kind: Kind = random.choice(("store", "store", "sink"))
+    partitions = random.choice((1, 1, 2, 3))
+    rejected: Rejecting = random.choice(("", "", "skip", "dead-letter"))
+    return TargetPlan(kind, partitions, 3, rejected, random.random() < 0.5)

@@ -25,6 +25,7 @@ from tests.sim.player.process import (
     add_player,
     node_of,
 )
+from tests.sim.player.targets import is_odd
 from tests.sim.simulated import simulated
 from tests.sim.stages import Outcome, Run
 from tests.sim.workload import FETCH_NS, FETCH_RECORDS, Client
@@ -149,8 +150,11 @@ class PlayerRun(Run):
             spec = TargetSpec(
                 name=name, connect=no_connection, stores_position=target.stores_position,
                 partitions=one.partitions, batch_records=one.batch_records, retry_first_ms=20,
-                retry_last_ms=200,
+                retry_last_ms=200, rejected=one.rejected or "stop", keeps_rejected=True,
             )  # fmt: skip
+            if one.rejected:
+                target.rejects = lambda record: "it is odd" if is_odd(record) else ""
+                target.names_rejected = one.names_rejected
             targets[name] = target
             target.spec = spec
             specs.append(spec)
@@ -417,7 +421,7 @@ def main(first: int, last: int, *, is_traced: bool = False) -> int:
             outcome = run_player(draw_player(seed), print if is_traced else None)
         except AssertionError as error:
             failed += 1
-            print(f"seed {seed}: {' '.join(str(error).split())[:600]}")  # noqa: T201
+            print(f"seed {seed}: {' '.join(str(error).split())[:600]}", flush=True)  # noqa: T201
         else:
             if is_traced:
                 print(outcome)  # noqa: T201

@@ -14,7 +14,7 @@ from tests.sim.player.run import run_player
 BUDGET_SEEDS: Final = 30
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [4, 9, 14])
 def test_a_run_violates_nothing(seed: int) -> None:
     assert run_player(draw_player(seed)).records
 
@@ -28,7 +28,7 @@ def test_many_runs_violate_nothing(first: int) -> None:
 
 
 def test_equal_seeds_give_equal_runs() -> None:
-    assert run_player(draw_player(4)) == run_player(draw_player(4))
+    assert run_player(draw_player(6)) == run_player(draw_player(6))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=str)

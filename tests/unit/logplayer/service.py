@@ -97,6 +97,10 @@ class PlayerCore(FakeCore):
         self.client: Final = client
         #: It reaches the log's shards, but not the membership service.
         self.is_isolated = False
+        #: Its renewals are not answered, so it does not learn that it lost a claim.
+        self.is_unaware = False
+        #: Its claims of tasks, or of member cursors, are not answered yet.
+        self.holds_claims = self.holds_members = False
         self.cluster = 0
         self.endpoints: Final = ["fake:1"]
         self.claims: Final[dict[int, _Claim]] = {}
@@ -131,6 +135,8 @@ class PlayerCore(FakeCore):
             return self._news(request) is not None
         if isinstance(request, ClaimQuery | ProgressRequest):
             return True
+        if isinstance(request, ClaimRequest) and self._is_held(request.name):
+            return False
         if type(request) in self._cursor_calls:
             return not self.cut_off
         return super()._is_due(call)
@@ -155,6 +161,8 @@ class PlayerCore(FakeCore):
         assert not request.wait
         assert not request.reads
         service, name = self.service, request.name
+        if self._is_held(name):
+            return _WAITS  # type: ignore[return-value]
         cursor = service.table.get(name)
         if cursor is not None and cursor.owner and not service.is_silent(cursor):
             return CursorHeldError(name, cursor.owner_text)
@@ -171,9 +179,12 @@ class PlayerCore(FakeCore):
         self.claims[call] = _Claim(service.get(name))
         return call
 
+    def _is_held(self, name: str) -> bool:
+        return self.holds_members if "/members/" in name else self.holds_claims
+
     def _lost(self, claim: _Claim) -> str:
         now = self.service.table.get(claim.cursor.name)
-        if self.cut_off:
+        if self.cut_off or self.is_unaware:
             return ""
         if now is None:
             return "it was deleted"

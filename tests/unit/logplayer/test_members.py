@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from tests.sim.player.targets import Sink, Store
+from tests.unit.logplayer.service import PlayerCore
 from tests.unit.logplayer.world import PLAYER, Player, World, spec
+from ziplog.client.common.requests import NEVER, ClaimRequest, EditRequest
+from ziplog.core.node import Call, Wakeup
+from ziplog.types import RID_GENESIS
 
 
 def shared(partitions: int = 4, players: int = 2) -> tuple[World, list[Player]]:
@@ -161,6 +165,22 @@ def test_a_process_that_is_cut_off_stops_after_a_lease() -> None:
     check_all_done(world)
 
 
+def test_a_process_that_is_cut_off_opens_no_target() -> None:
+    world, [player] = shared(players=1)
+    player.fault = lambda *_: "before"
+    world.fill(20, keys=17)
+    world.run(500)
+    player.core.is_isolated = True
+    world.run(3500)
+    steps = len(player.steps)
+    world.run(60_000)
+    assert len(player.steps) == steps
+    player.fault = lambda *_: None
+    player.core.is_isolated = False
+    world.run(3000)
+    check_all_done(world)
+
+
 def test_without_a_leader_it_plays_for_a_lease_and_goes_on_with_the_same_terms() -> None:
     world, players = shared()
     terms = {name: world.service.get(name).term for name in players[0].node.tasks}
@@ -221,6 +241,32 @@ def test_cursors_that_were_half_created_are_completed() -> None:
     world.run(2000)
     assert player.node.failure is None
     assert len(player.held) == 3
+
+
+def test_the_last_cursor_of_a_target_is_created_first() -> None:
+    _, [player] = shared(partitions=3, players=1)
+    created = [one.name for one in player.core.requests if isinstance(one, EditRequest)]
+    assert created == [f"{PLAYER}/db/{n}" for n in (2, 0, 1)]
+
+
+def test_a_task_that_cannot_be_claimed_keeps_no_other_one_from_it() -> None:
+    target = Store("db")
+    world = World([target], [spec(target, partitions=2)])
+    world.fill(20)
+    world.service.edit(f"{PLAYER}/db/0", "create", world.log.tail.gsn)
+    world.service.edit(f"{PLAYER}/db/1", "create", 0)
+    world.service.trim(world.log.tail.gsn)
+    other = PlayerCore(world.service, b"other")
+    other.step(Wakeup(), world.now)
+    claim = ClaimRequest(
+        NEVER, f"{PLAYER}/members/0", RID_GENESIS, "other", 3000, 0, wait=False, reads=False
+    )
+    other.step(Call(1, claim), world.now)
+    player = world.add_player()
+    world.run(2500)
+    assert player.node.members.names == ["other", player.owner]
+    assert player.held == [f"{PLAYER}/db/0"]
+    assert "were trimmed" in player.task("db", 1).error
 
 
 def test_new_cursors_begin_at_the_start_of_the_settings() -> None:

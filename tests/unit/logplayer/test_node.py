@@ -139,6 +139,44 @@ def test_a_start_is_answered_after_the_first_claims() -> None:
     assert player.held
 
 
+def test_a_start_waits_for_the_claims_under_way() -> None:
+    world = World([Store("db")])
+    player = world.add_player()
+    player.core.holds_claims = True
+    call = player.call(StartedCall(player.deadline()))
+    world.run(3000)
+    assert player.states() == ["claiming"]
+    assert call not in player.results
+    player.core.holds_claims = False
+    world.run(1500)
+    assert player.results[call] is None
+
+
+def test_a_wait_ends_at_once_although_the_next_record_is_of_another_task() -> None:
+    target = Store("db")
+    settings = [spec(target, partitions=3)]
+    world = World([target], settings, idle_ms=60_000, commit_ms=60_000)
+    player = world.add_player()
+    world.fill(10, keys=7)
+    world.run(1000)
+    world.insert(b"last", key=b"key")
+    call = player.call(WaitCall(player.deadline(), world.log.tail.gsn + 1))
+    world.run(30)
+    assert player.results[call] is None
+
+
+def test_a_wait_for_a_far_position_makes_no_steps() -> None:
+    target = Store("db")
+    world = World([target], [spec(target, keys=("none",))], idle_ms=60_000)
+    player = world.add_player()
+    world.run(1000)
+    player.call(WaitCall(NEVER, 10**12))
+    for _ in range(20):
+        world.fill(2)
+        world.run(50)
+    assert not player.batches()
+
+
 def test_a_start_is_answered_although_others_own_all_tasks() -> None:
     world, [_] = shared(partitions=1, players=1)
     other = world.add_player()
@@ -259,6 +297,21 @@ def test_a_stop_during_the_first_claims_releases_them() -> None:
     world.run(3000)
     assert player.results[stop] is None
     assert not [one for one in world.service.table.in_order() if one.owner]
+
+
+def test_a_stop_waits_for_the_claims_under_way() -> None:
+    for kind in ("holds_claims", "holds_members"):
+        world = World([Store("db")])
+        player = world.add_player()
+        setattr(player.core, kind, True)
+        world.run(500)
+        stop = player.stop()
+        world.run(500)
+        assert stop not in player.results, kind
+        setattr(player.core, kind, False)
+        world.run(500)
+        assert player.results[stop] is None
+        assert not [one for one in world.service.table.in_order() if one.owner]
 
 
 def test_a_stopped_node_begins_nothing() -> None:

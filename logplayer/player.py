@@ -24,7 +24,8 @@ from logplayer.settings import PlayerSettings
 from logplayer.workers import Workers
 from ziplog.client import arguments, cursor_arguments
 from ziplog.client.common.requests import NEVER
-from ziplog.core.node import Call, Cancelled, Complete
+from ziplog.client.engines.archive_requests import ArchiveRequests
+from ziplog.core.node import AskArchive, Call, Cancelled, Complete
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
@@ -107,6 +108,7 @@ class Player:
         self._transport: Transport | None = None
         self._driver: Driver | None = None
         self._workers: Final = Workers(self._targets, self._post)
+        self._archives: Final = ArchiveRequests(self._on_archive_reply)
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self._failure: ZiplogError | None = None
@@ -198,7 +200,11 @@ class Player:
         self._driver = Driver(
             node,
             transport,
-            carry_out={Complete: self._complete, **self._workers.effects},
+            carry_out={
+                Complete: self._complete,
+                AskArchive: self._archives.start,
+                **self._workers.effects,
+            },
             on_halt=lambda reason, state: self._on_halt(node, reason, state),
         )
         try:
@@ -297,6 +303,10 @@ class Player:
     def _post(self, event: Any) -> None:
         assert self._driver is not None, "a worker ran before the player"
         self._driver.post(event)
+
+    def _on_archive_reply(self) -> None:
+        """Post a reply; it is called once for each of them."""
+        self._post(Call(next(self._numbers), self._archives.replies.popleft()))
 
     def _on_halt(self, node: PlayerNode, reason: str, state: str) -> None:
         """Record that the node stopped; the program around it continues."""

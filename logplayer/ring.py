@@ -12,14 +12,15 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from logplayer.partitions import hash_of, size_of
+from ziplog.types import Record, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ziplog.types import Record
-
 #: The lists are cut once so many records were dropped from their fronts.
 _CUT_RECORDS: Final = 4096
+#: In the place of a record that was dropped: its memory is free before the lists are cut.
+_DROPPED: Final = Record(RecordId(0, 0), b"", None, 0, 0)
 
 
 class Ring:
@@ -76,6 +77,7 @@ class Ring:
         while self.size > self.memory_bytes and first < last:
             self.size -= self._sizes[first]
             self.start = self.gsns[first] + 1
+            self.records[first] = _DROPPED
             first += 1
         self._first = first
         if first >= _CUT_RECORDS:
@@ -104,3 +106,4 @@ class Ring:
         assert not kept or self.start <= kept[0] <= kept[-1] < self.stop
         assert self.size == sum(self._sizes[self._first :])
         assert self.size <= self.memory_bytes or len(kept) <= 1
+        assert self.size == sum(map(size_of, self.records)), "a dropped record is kept"

@@ -27,6 +27,8 @@ from tests.integration.logplayer.playing import (
 )
 from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
+from ziplog.client.reads.known_rows import TableSearch, TableSearches
+from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import ClosedError, ConfigError, DeadlineError
 from ziplog.types import RID_GENESIS, Record, RecordId
 
@@ -100,6 +102,29 @@ def test_rows_that_a_writer_repeats_are_delivered_once(log: ziplog.Log) -> None:
         with player(log, "rows", function, start=start) as playing:
             playing.wait_until(log.check_tail(), timeout=60)
         assert seen == rows[:count]
+
+
+def test_a_player_asks_archives_for_the_rows_before_its_start(
+    log: ziplog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage servers announce an archive once they have sealed a segment; this log has none."""
+    (port,) = free_ports(1, "127.0.0.1")
+    search = TableSearches._on_archives
+    asked: list[int] = []
+
+    def with_archive(self: TableSearches, of: TableSearch, trim: int, _none: object) -> None:
+        asked.append(of.shard)
+        search(self, of, trim, [("127.0.0.1", port)])
+
+    monkeypatch.setattr(TableSearches, "_on_archives", with_archive)
+    log.insert_many([b"before"] * 10)
+    got: list[bytes] = []
+    target = targets.function("all", lambda record: got.append(record.payload))
+    with player(log, "archive", target, start=tail(log)) as running:
+        running.wait_until(log.insert_many([b"last"])[0], 30)
+        assert running.status()["failure"] == ""
+    assert got == [b"last"]
+    assert asked
 
 
 def test_rejected_records_are_kept_aside(log: ziplog.Log, tmp_path: Path) -> None:

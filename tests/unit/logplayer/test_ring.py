@@ -92,6 +92,13 @@ def test_a_ring_forgets_dropped_records() -> None:
     ring.check()
 
 
+def test_the_memory_of_a_dropped_record_is_free_at_once() -> None:
+    ring = Ring(3000)
+    for gsn in range(1, 100):
+        ring.append([record(gsn, 1000)], now=0)
+        assert sum(map(size_of, ring.records)) <= 3000
+
+
 def test_an_extension_never_goes_back() -> None:
     ring = Ring(100)
     ring.reset(5)

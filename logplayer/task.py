@@ -123,10 +123,13 @@ class PlayerTask:
         self._is_leaving = False
         self.refusals += 1
         self.state = "free"
+        if isinstance(error, CursorHeldError):
+            return
+        former, self.error = self.error, text_of(error)
         if isinstance(error, TrimmedError):
             self.state, self.error = "failed", self._trimmed_text(error)
-        elif not isinstance(error, CursorHeldError):
-            self.error = text_of(error)
+        if self.error != former:  # The next list claims it again.
+            self._warn(f"cannot claim its cursor: {self.error}")
 
     def on_claim_changed(self) -> None:
         """Handle a pause or its end."""

@@ -290,6 +290,7 @@ def test_a_cursor_below_the_trim_point_fails_the_task() -> None:
     world.run(3000)
     assert other.states() == ["failed"]
     assert "were trimmed" in other.task().error
+    assert sum("were trimmed" in one for one in other.warnings) == 1
     world.edit("seek", world.log.first)
     world.run(3000)
     assert other.states() == ["playing"]

@@ -76,7 +76,8 @@ class AsyncLog(AsyncAdministration):
     @property
     def limits(self) -> Limits:
         """The cluster's limits of payloads and keys, as of the connection."""
-        return self._limits
+        limits: Limits = self._limits
+        return limits
 
     # --- inserting ---
 

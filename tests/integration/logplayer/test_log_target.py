@@ -79,8 +79,16 @@ batch_records = 64
 def wait_for_copy(log: ziplog.Log, mirror: ziplog.Log, start: RecordId, begin: RecordId) -> None:
     """Wait until the mirror has what the log has, and compare them."""
     expected = rows(log, start)
-    wait_until(lambda: len(rows(mirror, begin)) >= len(expected), "all records are there", 60)
+    wait_for(mirror, begin, len(expected))
     assert rows(mirror, begin) == expected
+
+
+def wait_for(mirror: ziplog.Log, begin: RecordId, count: int) -> None:
+    """Wait until the mirror has a number of records."""
+    # A subscription that follows: reading it again and again would take long.
+    with mirror.subscribe(begin, known_rows=True) as records:
+        for _ in range(count):
+            assert records.fetch(1, timeout=60), "not within 60 s"
 
 
 class Inserts:
@@ -98,8 +106,8 @@ class Inserts:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(0.02):
-            insert(self._log, 50)
+        while not self._stop.wait(0.05):
+            insert(self._log, 40)
 
 
 def test_mirror_has_keys_payloads_and_the_order(log: ziplog.Log, mirror: ziplog.Log) -> None:
@@ -143,7 +151,7 @@ def test_deaths_and_suspensions_of_owners(
             had = len(rows(mirror, begin))
             with Process(file) as process:
                 process.ready()
-                wait_until(lambda had=had: len(rows(mirror, begin)) > had + 100, "it copies", 60)
+                wait_for(mirror, begin, had + 100)
                 process.send(signal.SIGKILL)
         with Process(file) as first, Process(file) as second:
             first.ready()
@@ -157,14 +165,14 @@ def test_deaths_and_suspensions_of_owners(
             former = first if owner() == str(first.pid) else second
             latter = second if former is first else first
             had = len(rows(mirror, begin))
-            wait_until(lambda: len(rows(mirror, begin)) > had + 100, "it copies", 60)
+            wait_for(mirror, begin, had + 100)
             former.send(signal.SIGSTOP)
             wait_until(lambda: owner() == str(latter.pid), "the other takes over", 60)
             had = len(rows(mirror, begin))
-            wait_until(lambda: len(rows(mirror, begin)) > had + 100, "it copies", 60)
+            wait_for(mirror, begin, had + 100)
             former.send(signal.SIGCONT)
             had = len(rows(mirror, begin))
-            wait_until(lambda: len(rows(mirror, begin)) > had + 100, "it copies", 60)
+            wait_for(mirror, begin, had + 100)
             former.send(signal.SIGKILL)
             assert latter.stop()[0] == 0
     with Process(file) as process:
@@ -182,7 +190,7 @@ def test_shard_of_the_mirror_is_removed_under_way(
     file = write_file(tmp_path, log, mirror, "removal", start, f"shard = {shard}")
     with Inserts(log), Process(file) as first:
         first.ready()
-        wait_until(lambda: len(rows(mirror, begin)) > 100, "it copies", 60)
+        wait_for(mirror, begin, 100)
         remover = threading.Thread(target=lambda: other.remove_shard(shard))
         remover.start()
         wait_until(
@@ -198,7 +206,7 @@ def test_shard_of_the_mirror_is_removed_under_way(
     with Inserts(log), Process(file) as second:
         second.ready()
         had = len(rows(mirror, begin))
-        wait_until(lambda: len(rows(mirror, begin)) > had + 100, "it copies elsewhere", 60)
+        wait_for(mirror, begin, had + 100)
     with Process(file) as third:
         third.ready()
         wait_for_copy(log, mirror, start, begin)

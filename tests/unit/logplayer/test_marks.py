@@ -72,7 +72,6 @@ def test_a_new_mark_is_committed_before_the_first_batch() -> None:
 def test_a_task_waits_while_its_mark_cannot_be_committed() -> None:
     world, player, _target = played(lease_ms=60_000)
     world.fill(20)
-    world.at(world.now, lambda: None)
     step = player.connections.open
 
     def open_and_cut(task: Task) -> Any:

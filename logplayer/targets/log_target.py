@@ -249,9 +249,7 @@ class LogTarget:
         self._position = batch.stop
         return self._mark.encode()
 
-    def _insert(
-        self, payloads: list[bytes], keys: list[bytes | None], shard: int, row: int
-    ) -> int:
+    def _insert(self, payloads: list[bytes], keys: list[bytes | None], shard: int, row: int) -> int:
         """Insert rows, a unit at a time; return the position of the last one."""
         log, gsn = self._connected(), 0
         for start, stop in split_into_units(payloads, keys):

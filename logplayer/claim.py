@@ -3,8 +3,8 @@
     free --claim--> claiming --granted--> held --release--> free
                        '--refused--> free    '--lost--> free
 
-Rules: at most one move is under way; it carries the greatest position; a position that is not above
-the committed one is not sent.
+Rules: at most one move is under way; it carries the greatest position. A position that is not above
+the committed one is not sent, except with another mark.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Claim:
     def move(self, position: int, mark: bytes) -> None:
         """Move the cursor within `commit_ms`; the target has everything below the position."""
         self.last_mark = mark
-        if position > self.committed:
+        if (position, mark) != (self.committed, self.mark) and position >= self.committed:
             self._wanted = (position, mark)
 
     def hurry(self) -> None:

@@ -2,7 +2,9 @@
 
 A target receives the records of one task, in order, in batches that follow each other without a
 gap. A target that stores positions does the effect of a batch and stores `Batch.stop` in one atomic
-step, which it refuses unless it stores `Batch.start` and the term of the task. See docs/player.md.
+step, which it refuses unless it stores `Batch.start` and the term of the task. Or a repetition of a
+batch has no effect, whichever owner repeats it: then it returns the position and mark of the cursor
+as its own. See docs/player.md.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class Opened(NamedTuple):
 
     #: The gsn below which it has everything; None: it stores no position, so the cursor's counts.
     position: int | None = None
+    #: If it is not the cursor's mark, it is committed before the first batch; b"": no change.
     mark: bytes = b""
 
 
@@ -137,7 +140,8 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     #: Returns the connection of a task; connects to nothing.
     connect: Callable[[], Target]
-    #: It stores positions with its effects (exactly once); False: at least once.
+    #: It stores positions with its effects, or repetitions have none (exactly once); False: at
+    #: least once.
     stores_position: bool
     #: It keeps rejected records itself; False: they are appended to the file `dead_letter`.
     keeps_rejected: bool = False

@@ -36,6 +36,7 @@ _SHOWN: Final = {
     "keys": ("user-*",),
     "map": "module:function",
     "secret": {"env": "SECRET"},
+    "shard": 0,
     "statement": "INSERT INTO events VALUES (:gsn, :key, :text)",
 }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from logplayer import targets
 from logplayer.targets.http_target import POSITIONS
+from logplayer.targets.log_target import MAX_TIMEOUT_S, ORDERS
 from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
 from ziplog.config_keys import Key
 
@@ -156,6 +157,56 @@ class HttpKeys:
     ] = 10.0
 
 
+@dataclass(frozen=True)
+class LogKeys:
+    """The keys of another log."""
+
+    bootstrap: Annotated[
+        str,
+        Key(
+            "Nodes of the other log's membership service.",
+            str,
+            rule="'host:port', several separated by commas",
+        ),
+    ]
+    order: Annotated[
+        str,
+        Key(
+            "With total, one task, and the order of the source. With key, a task and a shard for"
+            " each partition; records with equal keys are in order.",
+            str,
+            choices=ORDERS,
+        ),
+    ] = "total"
+    shard: Annotated[
+        int | None,
+        Key(
+            "The first shard of the other log, with order = 'total'; left out: one of the live"
+            " ones. If it is removed, another one follows.",
+            int,
+            low=0,
+            high=2**31 - 1,
+        ),
+    ] = None
+    envelope: Annotated[
+        bool,
+        Key(
+            "A payload is MessagePack of [gsn, shard, epoch, timestamp in microseconds, payload].",
+            bool,
+        ),
+    ] = False
+    timeout_s: Annotated[
+        float,
+        Key(
+            "Maximum time for a connection, and for each call of the other log.",
+            float,
+            unit="seconds",
+            low=0,
+            high=MAX_TIMEOUT_S,
+        ),
+    ] = 30.0
+
+
 class Kind(NamedTuple):
     """A kind of targets."""
 
@@ -193,6 +244,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         targets.http,
         {"url": "http://127.0.0.1:8000/orders"},
         {"batch_records": 1},
+    ),
+    "log": Kind(
+        "Another log, as a mirror of this one: exactly once.",
+        LogKeys,
+        targets.log,
+        {"bootstrap": "127.0.0.1:7500"},
     ),
     "function": Kind(
         "A Python function: at least once.",

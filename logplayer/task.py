@@ -6,7 +6,8 @@
 
 Rules: one step is under way at a time. After a step of unknown outcome a target that stores
 positions is opened before anything else. The cursor moves only to what is durable at the target. A
-claim that is lost ends the task's worker; what the worker returns afterwards is ignored.
+new mark that `open` returns is committed before the first batch. A claim that is lost ends the
+task's worker; what the worker returns afterwards is ignored.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class PlayerTask:
         self._step: Literal["", "open", "deliver"] = ""
         self._must_open = True
         self._is_opened = self._is_leaving = self._was_paused = False
+        #: The target returned a new mark, which is not committed yet.
+        self._awaits_mark = False
         self._attempts: Final = Attempts(self.name, spec)
         #: Since when it has passed positions without a record of its own.
         self._passed_at: int | None = None
@@ -138,6 +141,8 @@ class PlayerTask:
         if self.state == "failed" and was_paused and not self._was_paused:
             self.try_again()
         elif self.state in {"playing", "retrying", "paused", "opening"} and not self._step:
+            if self._awaits_mark:
+                return
             if self.state == "retrying" and not self._is_pause_reached():
                 return
             self._continue()
@@ -149,7 +154,10 @@ class PlayerTask:
         self._end()
 
     def on_committed(self) -> None:
-        """Handle a move that was committed."""
+        """Handle a move that was committed; the new mark of the target may be the last of them."""
+        if self._awaits_mark and self.claim.is_settled:
+            self._awaits_mark = False
+            self._continue()
 
     def on_released(self) -> None:
         """Handle the end of a release."""
@@ -165,6 +173,7 @@ class PlayerTask:
         if self.worker and self._task is not None:
             self._context.calls.effects.append(CloseTarget(self.worker))
         self.worker, self._task, self._step, self._must_open = 0, None, "", True
+        self._awaits_mark = False
         self.delivery.given = None
         self.reader.close()
 
@@ -211,7 +220,7 @@ class PlayerTask:
             return
         if self.state == "retrying" and now >= self._attempts.retry_at:
             self._continue()
-        elif self.state == "opening":
+        elif self.state == "opening" and not self._awaits_mark:
             self._open()
         elif self.state == "playing":
             self._play()
@@ -248,6 +257,9 @@ class PlayerTask:
     def _open(self) -> None:
         if self._context.is_cut_off:
             return
+        if self._task is None and not self.claim.is_settled:
+            self.claim.hurry()  # A new worker begins where the last one has ended.
+            return
         state, settings = self.claim.state, self._context.settings
         assert state is not None
         self._task = Task(
@@ -276,6 +288,7 @@ class PlayerTask:
                     f"its target is at gsn {opened.position}, before the cursor at {committed}: an"
                     " older state was put back; the records from there on are delivered again"
                 )
+            self._awaits_mark = opened.mark not in {b"", self.claim.last_mark}
             self.claim.move(opened.position, opened.mark or self.claim.last_mark)
         elif is_first or spec.stores_position:
             delivery.continue_at(committed)
@@ -283,7 +296,13 @@ class PlayerTask:
         self._attempts.on_opened()
         if delivery.position > former:
             self._attempts.reset()
-        self._continue()
+        # A target that an older state was put back of has a position that cannot be committed.
+        self._awaits_mark &= not self.claim.is_settled
+        if self._awaits_mark:
+            self.claim.hurry()
+            self.state = "opening"
+        else:
+            self._continue()
 
     # --- playing ---
 

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logplayer.targets import dbapi_target, function_target, http_target, sqlite_target
+from logplayer.targets import (
+    dbapi_target,
+    function_target,
+    http_target,
+    log_target,
+    sqlite_target,
+)
 from logplayer.targets.settings import target_spec
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Unpack
 
     from logplayer.contract import Target, TargetSpec
     from logplayer.targets.http_target import Position
+    from logplayer.targets.log_target import Order
     from logplayer.targets.settings import Settings
     from logplayer.targets.sql import Apply, Connection
     from logplayer.targets.statement import Paramstyle
 
-__all__ = ["custom", "dbapi", "function", "http", "postgres", "sqlite"]
+__all__ = ["custom", "dbapi", "function", "http", "log", "postgres", "sqlite"]
 
 
 def function(
@@ -178,6 +185,43 @@ def http(
     return target_spec(name, connect, settings, stores_position=position == "endpoint")
 
 
+def log(
+    name: str,
+    bootstrap: str | Sequence[str],
+    *,
+    order: Order = "total",
+    shard: int | None = None,
+    envelope: bool = False,
+    timeout_s: float = 30.0,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target that is another log, a mirror: readers get each record exactly once.
+
+    A seek of its cursor fails the task: delete the cursor, and create it at the position.
+
+    Args:
+        name: of the target, up to 48 characters.
+        bootstrap: nodes of the other log's membership service, as for `ziplog.connect`.
+        order: "total": one task, and the records have the order of the source. "key": `partitions`
+            tasks with a shard each; records with equal keys are in order.
+        shard: the first shard of the other log with order="total"; None: one of the live ones. If
+            it is removed, another one follows.
+        envelope: a payload is MessagePack of [gsn, shard, epoch, timestamp in microseconds,
+            payload], as the other log gives records rids and timestamps of its own.
+        timeout_s: for each call of the other log, and for connecting, in seconds, up to 3600.
+        settings: as for all kinds.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    connect = log_target.connector(
+        f"target {name}", bootstrap, order=order, shard=shard, envelope=envelope,
+        timeout_s=timeout_s, partitions=settings.get("partitions", 1),
+    )  # fmt: skip
+    return target_spec(name, connect, settings, stores_position=True)
+
+
 def custom(
     name: str,
     connect: Callable[[], Target],
@@ -192,8 +236,9 @@ def custom(
         name: of the target, up to 48 characters.
         connect: returns a new object with the methods of `logplayer.Target`, for each claim of a
             task.
-        stores_position: it stores positions with its effects, and its `open` returns them; False:
-            the cursor's position counts, so each record is delivered at least once.
+        stores_position: it stores positions with its effects, and its `open` returns them; or its
+            `open` returns the cursor's, because a repetition has no effect. False: the cursor's
+            position counts, so each record is delivered at least once.
         keeps_rejected: it keeps the records in `Batch.rejected` itself.
         settings: as for all kinds.
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ziplog.client.bulk.outline import ShardOutline
     from ziplog.client.common.requests import Policy
     from ziplog.client.inserts.measurements import Measurements
+    from ziplog.wire import Limits
 
 
 class AsyncLog(AsyncAdministration):
@@ -71,6 +72,12 @@ class AsyncLog(AsyncAdministration):
     def cluster_number(self) -> int:
         """The number by which servers distinguish clusters."""
         return self._core.cluster
+
+    @property
+    def limits(self) -> Limits:
+        """The cluster's limits of payloads and keys, as of the connection."""
+        limits: Limits = self._limits
+        return limits
 
     # --- inserting ---
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ziplog.client.bulk.outline import ShardOutline
     from ziplog.client.common.requests import Policy
     from ziplog.client.inserts.measurements import Measurements
+    from ziplog.wire import Limits
 
 
 class Log(Administration):
@@ -72,6 +73,12 @@ class Log(Administration):
     def cluster_number(self) -> int:
         """The number by which servers distinguish clusters."""
         return self._core.cluster
+
+    @property
+    def limits(self) -> Limits:
+        """The cluster's limits of payloads and keys, as of the connection."""
+        limits: Limits = self._limits
+        return limits
 
     # --- inserting ---
 

@@ -158,10 +158,19 @@ def test_a_secret_is_in_no_error(tmp_path: Path, dsn: str, error: str) -> None:
     assert "password" not in str(caught.value)
 
 
+def test_a_file_has_a_mirror(tmp_path: Path) -> None:
+    head = f"{PLAYER}[[target]]\nname = 'copy'\nkind = 'log'\nbootstrap = '127.0.0.1:1'\n"
+    found = parse(tmp_path, f"{head}order = 'key'\npartitions = 4\nenvelope = true\n")
+    (spec,) = found.targets
+    assert (spec.partitions, spec.stores_position, found.kinds) == (4, True, ("log",))
+    with pytest.raises(ConfigError, match=r"order.* is 'all'"):
+        parse(tmp_path, f"{head}order = 'all'\n")
+
+
 # --- examples ---
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "http", "function"])
+@pytest.mark.parametrize("kind", ["sqlite", "http", "log", "function"])
 def test_an_example_is_a_file_that_works(tmp_path: Path, kind: str) -> None:
     assert parse(tmp_path, example(kind)).kinds == (kind,)
 
@@ -169,10 +178,10 @@ def test_an_example_is_a_file_that_works(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_an_example_shows_every_key_with_a_value_that_is_toml(kind: str) -> None:
     text = example(kind)
-    lines = [line.removeprefix("# ") for line in text.splitlines()]
-    shown = [line for line in lines if " = " in line and line.split(" = ")[0].isidentifier()]
-    assert len(shown) == len({line.split(" = ")[0] for line in shown}) + 1  # two names
-    assert tomllib.loads("\n".join(dict.fromkeys(line for line in shown if "name" not in line)))
+    for table in text.split("[[target]]"):
+        lines = [line.removeprefix("# ") for line in table.splitlines()]
+        shown = [line for line in lines if " = " in line and line.split(" = ")[0].isidentifier()]
+        assert len(tomllib.loads("\n".join(shown))) == len(shown) > 5
     assert max(map(len, text.splitlines())) <= 120
 
 

@@ -24,7 +24,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.log_tasks import ignore
 from ziplog.core.node import LogWarning
 from ziplog.core.units import NS_PER_MS
-from ziplog.errors import CursorLostError
+from ziplog.errors import CursorLostError, NoSuchRecordError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ class ClaimListener(Protocol):
 
     def on_committed(self) -> None:
         """Handle a move that was committed."""
+        ...
+
+    def on_beyond_log(self, position: int) -> None:
+        """Handle the refusal of a move to a position that no shard owns yet."""
         ...
 
     def on_released(self) -> None:
@@ -225,6 +229,11 @@ class Claim:
         self._is_moving = False
         if isinstance(result, CursorLostError):
             self._lose(result.reason)
+        elif isinstance(result, NoSuchRecordError):
+            self._wanted = None
+            self._listener.on_beyond_log(position)
+            if self._is_releasing:
+                self._send_release()
         elif isinstance(result, Exception):
             self._calls.effects.append(LogWarning(f"cannot move the cursor {self.name}: {result}"))
             self._wanted = self._wanted or (position, mark)

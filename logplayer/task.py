@@ -159,6 +159,15 @@ class PlayerTask:
             self._awaits_mark = False
             self._continue()
 
+    def on_beyond_log(self, position: int) -> None:
+        """Handle a position of the target that no shard of the log owns yet."""
+        if not self._is_leaving:
+            self._fail(
+                f"the target {self.spec.name} is at gsn {position}, where the log has no position"
+                " yet: its stored position is damaged, or of another log; correct it, and continue"
+                f" with `ziplog cursor resume {self.name}`"
+            )
+
     def on_released(self) -> None:
         """Handle the end of a release."""
         self._end()

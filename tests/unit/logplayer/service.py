@@ -37,6 +37,7 @@ from ziplog.errors import (
     CursorHeldError,
     CursorLostError,
     DeadlineError,
+    NoSuchRecordError,
     TrimmedError,
     ZiplogError,
 )
@@ -226,6 +227,8 @@ class PlayerCore(FakeCore):
         refusal = self.service.table.move(step, _STOP, self.service.now // 1000)
         if refusal in {"stale-term", "no-such-cursor"}:
             return CursorLostError(own.name, own.term, "it has another term")
+        if refusal == "no-such-position":
+            return NoSuchRecordError(request.position, "no shard owns the position yet")
         assert not refusal, refusal
         return request.position
 

@@ -245,6 +245,29 @@ def test_an_empty_target_behind_a_cursor_that_moved_fails_the_task() -> None:
     assert world.payloads() == log_payloads(world)
 
 
+def test_a_target_beyond_the_log_fails_the_task() -> None:
+    world, player = played()
+    world.run(2000)
+    row = world.targets["db"].rows[0]
+    right, row.position = row.position, 2**62 + 1
+    player.is_dead = True
+    other = world.add_player()
+    world.run(5000)
+    assert other.states() == ["failed"]
+    assert f"gsn {2**62 + 1}" in other.task().error
+    row.position = right
+    world.edit("resume")
+    world.run(3000)
+    assert world.payloads() == log_payloads(world)
+    row.position = 2**62 + 1
+    other.is_dead = True
+    last = world.add_player()
+    world.run(5000)
+    last.stop()
+    world.run(500)
+    assert last.task().is_gone
+
+
 def test_a_target_that_lost_all_while_it_played_fails_the_task() -> None:
     world, player = played()
     world.run(2000)

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here cuts the power of the real disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
 def opened(directory: Path, term: int = 1, **more: Any) -> tuple[FilesTarget, Task]:
     target, of = FilesTarget(directory), task(term, **more)
     target.open(of)
@@ -340,7 +346,7 @@ def test_unfinished_files_of_former_terms_are_removed(tmp_path: Path) -> None:
 # --- crashes ---
 
 
-def test_any_crash_leaves_each_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_crash_leaves_each_record_once(tmp_path: Path) -> None:
     """The machine stops at any operation; afterwards the directory has all names, or synced ones.
 
     What `deliver` or `open` returned is there: the cursor may have moved.
@@ -350,7 +356,7 @@ def test_any_crash_leaves_each_record_once(tmp_path: Path, monkeypatch: pytest.M
         directory = tmp_path / str(allowed)
         part = directory / "a" / "part-000"
         part.mkdir(parents=True)
-        disk, returned = Disk(monkeypatch, part, allowed), 0
+        disk, returned = Disk(pytest.MonkeyPatch(), part, allowed), 0
         try:
             target, of = FilesTarget(directory / "a"), task()
             returned = target.open(of).position or 0
@@ -379,28 +385,27 @@ def test_any_crash_leaves_each_record_once(tmp_path: Path, monkeypatch: pytest.M
         allowed += 1
 
 
-def test_name_that_a_former_owner_did_not_sync_is_synced_before_it_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("term", [1, 2])
+def test_name_that_was_not_synced_is_synced_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: int
 ) -> None:
-    former, of = opened(tmp_path)
-
-    def die(_: object) -> None:
-        raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files_target, "sync_directory", die)
-        with pytest.raises(Crash):
-            former.deliver(batch(of, 1, 4))
+    target, of = opened(tmp_path)
+    sync = files_target.sync_directory
     synced: list[list[str]] = []
-    fsync = files_target.sync_directory
 
-    def sync(directory: Path) -> None:
+    def fail(_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    def noted(directory: Path) -> None:
         synced.append(sorted(path.name for path in directory.iterdir()))
-        fsync(directory)
+        sync(directory)
 
-    monkeypatch.setattr(files_target, "sync_directory", sync)
-    assert FilesTarget(tmp_path).open(task(2)) == Opened(4)
-    assert "0000000000000000001.jsonl" in synced[-1]
+    monkeypatch.setattr(files_target, "sync_directory", fail)
+    with pytest.raises(Retry, match="broken"):
+        target.deliver(batch(of, 1, 4))
+    monkeypatch.setattr(files_target, "sync_directory", noted)
+    assert target.open(task(term)) == Opened(4)
+    assert synced[-1] == [f".ziplog-{term:019}", "0000000000000000001.jsonl"]
 
 
 # --- any order of steps ---

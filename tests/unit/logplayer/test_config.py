@@ -160,7 +160,7 @@ def test_a_secret_is_in_no_error(tmp_path: Path, dsn: str, error: str) -> None:
 # --- examples ---
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "http", "function"])
+@pytest.mark.parametrize("kind", ["sqlite", "files", "logdb", "http", "function"])
 def test_an_example_is_a_file_that_works(tmp_path: Path, kind: str) -> None:
     assert parse(tmp_path, example(kind)).kinds == (kind,)
 

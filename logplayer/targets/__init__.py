@@ -188,8 +188,8 @@ def http(
 def files(name: str, directory: str | os.PathLike[str], **settings: Unpack[Settings]) -> TargetSpec:
     """Return a target in files of JSON lines: each record exactly once, in order.
 
-    Each batch becomes a file, whose lines are those of `ziplog tail --json`, and whose name is the
-    gsn of its first record. A partition is a directory.
+    Each batch becomes a file with the lines of `ziplog tail --json`. Its name is the gsn of its
+    first record. A partition is a directory.
 
     Args:
         name: of the target, up to 48 characters.

@@ -1,7 +1,7 @@
 """Targets in directories of files: exactly once.
 
     part-003/0000000000000001200.jsonl       records; the name is the gsn of the first one
-    part-003/.ziplog-0000000000000000007     whose directory it is, and a position; of term 7
+    part-003/.ziplog-0000000000000000007     the owner of the directory, a position; of term 7
     part-003/.NAME.TERM.PID.NUMBER.part      a file that has no name yet
 
 Rules: a link gives a file its name, and fails if the name exists. `open` creates the identity file
@@ -46,7 +46,7 @@ _numbers: Final = itertools.count()
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose directory it is; and a position below which it has everything."""
+    """The owner of a directory; and a position below which it has everything."""
 
     cluster: str
     player: str
@@ -215,7 +215,7 @@ class FilesTarget:
         return _identity_of(self._part, self._term)
 
     def _written(self, name: str, contents: bytes) -> Path:
-        """Return a new file without a name, whose contents are synced."""
+        """Return a new file without a name; its contents are synced."""
         part = self._part / f".{name}.{self._term}.{os.getpid()}.{next(_numbers)}.part"
         try:
             with part.open("xb") as file:

@@ -302,14 +302,50 @@ def test_owner_that_stood_still_before_its_link_adds_nothing(
     assert stored(tmp_path) == [8]
 
 
+@pytest.mark.parametrize("has_part", [False, True])
 def test_owner_that_stood_still_as_it_opened_is_fenced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_part: bool
 ) -> None:
     former = FilesTarget(tmp_path)
-    before_link(monkeypatch, lambda: opened(tmp_path, 2))
+    write = former._written
+
+    def written(name: str, contents: bytes) -> Path:
+        opened(tmp_path, 2)
+        return write(name, contents)
+
+    if has_part:
+        before_link(monkeypatch, lambda: opened(tmp_path, 2))
+    else:
+        monkeypatch.setattr(former, "_written", written)
     with pytest.raises(Fenced):
         former.open(task(1))
     assert names(tmp_path) == [".ziplog-0000000000000000002"]
+
+
+def test_file_that_a_former_owner_adds_during_an_open_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, of = opened(tmp_path)
+    before_link(monkeypatch, lambda: former.deliver(batch(of, 1, 4)))
+    assert FilesTarget(tmp_path).open(task(2)) == Opened(4)
+
+
+def test_file_that_a_former_owner_starts_during_an_open_gets_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, _ = opened(tmp_path)
+    unlink, parts = Path.unlink, list[Path]()
+
+    def start(path: Path, **options: bool) -> None:
+        if path == former._own and not parts:
+            parts.append(former._written("0000000000000000001.jsonl", as_json(record(1))))
+            assert former._own.exists()
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", start)
+    assert FilesTarget(tmp_path).open(task(2)) == Opened(1)
+    with pytest.raises(Fenced, match="another process removed"):
+        former._link(parts[0], tmp_path / "part-000" / "0000000000000000001.jsonl")
 
 
 @pytest.mark.parametrize("stop", [4, 9, 15])

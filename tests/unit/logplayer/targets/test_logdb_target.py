@@ -400,6 +400,7 @@ def test_any_order_of_steps_keeps_position_and_effects_equal(
     database = FakeDatabase()
     owners, term = [Owner(database), Owner(database)], 0
     owners[0].open()
+    owners[1].task = task(-1)  # not claimed yet
     for what, number, fault in plan:
         owner, database.faults = owners[number], [fault] if fault else []
         if what == "claim":

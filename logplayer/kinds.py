@@ -11,8 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from logplayer import targets
+from logplayer.targets.files_target import BATCH_BYTES, BATCH_RECORDS
 from logplayer.targets.http_target import POSITIONS
 from logplayer.targets.log_target import MAX_TIMEOUT_S, ORDERS
+from logplayer.targets.settings import VALUES
 from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
 from ziplog.config_keys import Key
 
@@ -93,6 +95,60 @@ class DbapiKeys:
     blob: Annotated[str, Key("The database's type of a column of bytes.", str, rule="a type")] = (
         "BLOB"
     )
+
+
+@dataclass(frozen=True)
+class FilesKeys:
+    """The keys of a directory of files."""
+
+    directory: Annotated[
+        str,
+        Key(
+            "The directory of all partitions. A relative path starts at this file.",
+            str,
+            rule="the path of a directory",
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class LogdbKeys:
+    """The keys of a LogDB database."""
+
+    coordinators: Annotated[
+        str | None,
+        Key(
+            "Coordinators of the database; left out: those of $LOGDB_COORDINATOR, else"
+            " 127.0.0.1:7500. Its log must not be the player's, unless `map` is given.",
+            str,
+            rule="'host:port', several separated by commas",
+        ),
+    ] = None
+    apply: Annotated[
+        str | None,
+        Key(
+            "A function of a transaction and a list of records. It runs in the transaction of a"
+            " batch, perhaps several times. Left out: a record's key gets its payload.",
+            str,
+            pattern=REFERENCE,
+            rule=REFERENCE_RULE,
+        ),
+    ] = None
+    value: Annotated[
+        str,
+        Key("What a payload becomes: bytes, a text, or what its JSON has.", str, choices=VALUES),
+    ] = "payload"
+    tombstones: Annotated[bool, Key("An empty payload deletes its key.", bool)] = False
+    timeout_s: Annotated[
+        float,
+        Key(
+            "Maximum time for a connection, and for each transaction.",
+            float,
+            unit="seconds",
+            low=0,
+            high=3600,
+        ),
+    ] = 10.0
 
 
 @dataclass(frozen=True)
@@ -238,6 +294,19 @@ KINDS: Final[Mapping[str, Kind]] = {
         targets.dbapi,
         {"connect": "warehouse:connect", "paramstyle": "qmark"},
     ),
+    "files": Kind(
+        "A directory of files with JSON lines, one for each batch: exactly once.",
+        FilesKeys,
+        targets.files,
+        {"directory": "copy"},
+        {"batch_records": BATCH_RECORDS, "batch_bytes": BATCH_BYTES},
+    ),
+    "logdb": Kind(
+        "A LogDB database: exactly once.",
+        LogdbKeys,
+        targets.logdb,
+        {"coordinators": "127.0.0.1:7500"},
+    ),
     "http": Kind(
         "An HTTP endpoint: at least once, or exactly once if it stores positions.",
         HttpKeys,
@@ -259,5 +328,5 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
 }
 #: Keys with a path, which starts at the file; and those that name a function.
-PATHS: Final = frozenset({"path", "dead_letter"})
+PATHS: Final = frozenset({"dead_letter", "directory", "path"})
 FUNCTIONS: Final = frozenset({"apply", "connect", "function", "map"})

@@ -387,6 +387,7 @@ class CoordinatorNode:
 
     def _status(self, route: bytes, status: Status) -> None:
         text = document(
+            self._cluster,
             self.endpoint,
             self.tailer,
             self.cleaner,

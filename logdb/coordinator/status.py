@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ziplog.types import cluster_id
+
 if TYPE_CHECKING:
     from logdb.cleaner.cleaner import Cleaner
     from logdb.coordinator.cache import ValueCache
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def document(
+    cluster: int,
     endpoint: str,
     tailer: LogTailer,
     cleaner: Cleaner | None,
@@ -31,6 +34,7 @@ def document(
     state = tailer.state
     fields = {
         "ready": tailer.is_ready,
+        "cluster": cluster_id(cluster),
         "endpoint": endpoint,
         "position": str(state.position),
         "passed": tailer.passed,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from logplayer.targets import (
     dbapi_target,
+    files_target,
     function_target,
     http_target,
     log_target,
@@ -25,11 +26,22 @@ if TYPE_CHECKING:
     from logplayer.contract import Target, TargetSpec
     from logplayer.targets.http_target import Position
     from logplayer.targets.log_target import Order
-    from logplayer.targets.settings import Settings
+    from logplayer.targets.logdb_target import Apply as ApplyToDatabase
+    from logplayer.targets.settings import Settings, Value
     from logplayer.targets.sql import Apply, Connection
     from logplayer.targets.statement import Paramstyle
 
-__all__ = ["custom", "dbapi", "function", "http", "log", "postgres", "sqlite"]
+__all__ = [
+    "custom",
+    "dbapi",
+    "files",
+    "function",
+    "http",
+    "log",
+    "logdb",
+    "postgres",
+    "sqlite",
+]
 
 
 def function(
@@ -220,6 +232,69 @@ def log(
         timeout_s=timeout_s, partitions=settings.get("partitions", 1),
     )  # fmt: skip
     return target_spec(name, connect, settings, stores_position=True)
+
+
+def files(name: str, directory: str | os.PathLike[str], **settings: Unpack[Settings]) -> TargetSpec:
+    """Return a target in files of JSON lines: each record exactly once, in order.
+
+    Each batch becomes a file with the lines of `ziplog tail --json`. Its name is the gsn of its
+    first record. A partition is a directory.
+
+    Args:
+        name: of the target, up to 48 characters.
+        directory: of all partitions; it is created if its own directory exists. Its file system
+            needs hard links.
+        settings: as for all kinds; but a batch has up to 10,000 records and 64 MiB, unless
+            `batch_records` and `batch_bytes` are given. A `map` must keep the rids of records.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    connect = files_target.connector(f"target {name}", directory)
+    settings.setdefault("batch_records", files_target.BATCH_RECORDS)
+    settings.setdefault("batch_bytes", files_target.BATCH_BYTES)
+    return target_spec(name, connect, settings, stores_position=True)
+
+
+def logdb(
+    name: str,
+    coordinators: str | Sequence[str] | None = None,
+    apply: ApplyToDatabase | None = None,
+    *,
+    value: Value = "payload",
+    tombstones: bool = False,
+    timeout_s: float = 10.0,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target in a LogDB database: each record exactly once, in order.
+
+    Without `apply` the record's payload becomes the value of its key; a record without a key is
+    rejected.
+
+    Args:
+        name: of the target, up to 48 characters.
+        coordinators: of the database, as for `logdb.connect`. Its log must not be the player's,
+            unless `map` is given.
+        apply: is called in the transaction of a batch, with the transaction and the list of
+            records. It may be called several times, so it should only use the transaction.
+        value: what a payload becomes: bytes ("payload"), a str ("text"), or what its JSON has
+            ("json").
+        tombstones: an empty payload deletes its key.
+        timeout_s: for a connection and for each transaction, in seconds, up to 3600.
+        settings: as for all kinds.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    from logplayer.targets import logdb_target  # noqa: PLC0415 - a database's client
+
+    connect = logdb_target.connector(
+        f"target {name}", coordinators, apply, value=value, tombstones=tombstones,
+        timeout_s=timeout_s, is_mapped=settings.get("map") is not None,
+    )  # fmt: skip
+    return target_spec(name, connect, settings, stores_position=True, keeps_rejected=True)
 
 
 def custom(

@@ -5,7 +5,7 @@
 
 The number of a row is the count of the task's rows before it, from the cursor's start on. So it is
 a function of that start and of the source log, and every owner gives every row the same number. See
-docs/player.md, section 7.
+docs/player.md, section 9.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, TypedDict, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
 from logplayer.contract import Map, OnRejected, Target, TargetSpec
 from ziplog.config_keys import Key
@@ -23,6 +23,11 @@ NAME_RULE: Final = (
 #: The player's processes have cursors of their own under this name.
 _RESERVED: Final = "members"
 _HOUR_MS: Final = 3_600_000
+
+
+#: What a payload becomes in a LogDB database.
+Value = Literal["payload", "text", "json"]
+VALUES: Final = get_args(Value)
 
 
 class Settings(TypedDict, total=False):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-NAMES = ("pwritev", "pwrite", "fsync", "fdatasync", "ftruncate")
+NAMES = ("pwritev", "pwrite", "fsync", "fdatasync", "ftruncate", "link")
 
 
 class Crash(BaseException):

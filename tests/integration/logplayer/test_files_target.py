@@ -1,0 +1,126 @@
+"""Processes of a player that fill a directory, are killed and suspended; docs/player.md, 7."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+import logplayer
+from logplayer import targets
+from tests.integration.logplayer.playing import (
+    LEASE_S,
+    Process,
+    assert_exactly_once,
+    history,
+    insert,
+)
+from tests.unit.ziplog.cli.fakes import run
+from tests.waiting import wait_until
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import ziplog
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def rows(directory: Path) -> list[tuple[int, str, str]]:
+    """Return the records of all partitions, in the order of their files."""
+    return [
+        (line["gsn"], line["key"], line["payload"])
+        for path in sorted(directory.rglob("*.jsonl"))
+        for line in map(json.loads, path.read_text().splitlines())
+    ]
+
+
+def tail(log: ziplog.Log) -> RecordId:
+    return RecordId(log.check_tail().gsn + 1, 0)
+
+
+def player_file(path: Path, log: ziplog.Log, name: str, partitions: int) -> Path:
+    path.write_text(f"""\
+[player]
+name = "{name}"
+bootstrap = "{",".join(log.endpoints)}"
+start = "{tail(log)}"
+lease_s = {LEASE_S}
+commit_ms = 100
+idle_ms = 200
+[[target]]
+name = "copy"
+kind = "files"
+directory = "{name}"
+partitions = {partitions}
+batch_records = 50
+""")
+    return path
+
+
+def test_processes_are_killed_and_suspended(log: ziplog.Log, tmp_path: Path) -> None:
+    start, directory = tail(log), tmp_path / "killed"
+    file = player_file(tmp_path / "player.toml", log, "killed", partitions=2)
+    with Process(file) as first, Process(file) as second:
+        first.ready()
+        second.ready()
+        insert(log, 300)
+        first.send(signal.SIGKILL)
+        insert(log, 300)
+        wait_until(lambda: len(rows(directory)) >= 600, "the other process has all")
+        with Process(file) as third:
+            third.ready()
+            second.send(signal.SIGSTOP)
+            insert(log, 300)
+            wait_until(lambda: len(rows(directory)) >= 900, "the third process has all")
+            second.send(signal.SIGCONT)
+            last = insert(log, 300)[-1]
+            wait_until(
+                lambda: all(one.position > last for one in log.cursors("killed/copy/*")),
+                "all positions are committed",
+            )
+            assert_exactly_once(rows(directory), history(log, start))
+            assert third.stop()[0] == 0
+        assert second.stop()[0] == 0
+    assert not list(directory.rglob("*.part"))
+    assert {path.name for path in directory.iterdir()} == {"part-000", "part-001"}
+
+
+def test_seek_back_fails_the_task_until_a_seek_after_the_files(
+    log: ziplog.Log, tmp_path: Path
+) -> None:
+    start = tail(log)
+    rids = insert(log, 100)
+    files = targets.files("copy", tmp_path / "out", batch_records=10)
+    with logplayer.Player(log, "back", [files], start=start, commit_ms=50) as playing:
+        playing.wait_until(rids[-1], timeout=60)
+        playing.seek("copy", rids[50])
+        wait_until(lambda: playing.status()["tasks"][0]["state"] == "failed", "the task fails")
+        assert "has records up to" in playing.status()["tasks"][0]["last_error"]
+        playing.seek("copy", RecordId(rids[-1].gsn + 1, 0))
+        last = insert(log, 10)[-1]
+        playing.wait_until(last, timeout=60)
+    assert rows(tmp_path / "out") == history(log, start)
+    assert len(list((tmp_path / "out").rglob("*.jsonl"))) >= 11
+
+
+def test_the_example_runs_as_it_is(
+    log: ziplog.Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZIPLOG_BOOTSTRAP", ",".join(log.endpoints))
+    last = insert(log, 10)[-1]
+    file = tmp_path / "player.toml"
+    file.write_text(run("player", "example", "files").stdout)
+    checked = run("player", "check", str(file))
+    assert (checked.exit_code, "exactly once" in checked.stderr) == (0, True)
+    assert not (tmp_path / "copy").exists()
+    with Process(file) as process:
+        process.ready()
+        wait_until(lambda: log.cursors("orders/copy/0")[0].position > last, "it has all")
+        assert process.stop()[0] == 0
+    shown = run("tail", "--json", "--bootstrap", ",".join(log.endpoints)).stdout
+    written = sorted((tmp_path / "copy" / "part-000").glob("*.jsonl"))
+    assert "".join(path.read_text() for path in written) == shown

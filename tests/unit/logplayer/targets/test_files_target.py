@@ -1,0 +1,573 @@
+"""Files: a directory holds each record below its position once; docs/player.md, section 7."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logplayer import targets
+from logplayer.contract import Fenced, Opened, Retry, Task
+from logplayer.targets import files_target
+from logplayer.targets.files_target import FilesTarget
+from tests.properties import examples
+from tests.unit.logplayer.targets.databases import GSNS, batch, record, task
+from tests.unit.shard.disk import Crash, Disk
+from ziplog.cli.rendering import as_json
+from ziplog.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here cuts the power of the real disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def opened(directory: Path, term: int = 1, **more: Any) -> tuple[FilesTarget, Task]:
+    target, of = FilesTarget(directory), task(term, **more)
+    target.open(of)
+    return target, of
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "part-000").iterdir())
+
+
+def stored(directory: Path) -> list[int]:
+    """Return the gsns of all lines, in the order of the names."""
+    return [
+        json.loads(line)["gsn"]
+        for path in sorted((directory / "part-000").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+
+
+# --- batches ---
+
+
+def test_each_batch_is_a_file_named_by_its_first_record(tmp_path: Path) -> None:
+    target, of = opened(tmp_path / "out")
+    target.deliver(batch(of, 1, 6))
+    target.deliver(batch(of, 6, 9))
+    assert names(tmp_path / "out") == [
+        ".ziplog-0000000000000000001",
+        "0000000000000000001.jsonl",
+        "0000000000000000008.jsonl",
+    ]
+    (first, second) = sorted((tmp_path / "out").rglob("*.jsonl"))
+    assert first.read_bytes() == b"".join(as_json(record(gsn)) for gsn in (1, 2, 3, 5))
+    assert second.read_bytes() == as_json(record(8))
+    assert FilesTarget(tmp_path / "out").open(task(2, position=6, has_moved=True)) == Opened(9)
+
+
+def test_partitions_are_directories(tmp_path: Path) -> None:
+    for partition in (0, 3):
+        target, of = opened(tmp_path, partition=partition, partitions=4)
+        target.deliver(batch(of, 1, 4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-000", "part-003"]
+
+
+def test_idle_steps_keep_the_position(tmp_path: Path) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 4))
+    target.deliver(batch(of, 4, 5, []))
+    assert FilesTarget(tmp_path).open(task(2, position=5, has_moved=True)) == Opened(5)
+    target, of = opened(tmp_path, 3, position=5, has_moved=True)
+    target.deliver(batch(of, 5, 21, [record(5), record(8)]))  # it stops after its last record
+    assert FilesTarget(tmp_path).open(task(4, position=21, has_moved=True)) == Opened(21)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_what_a_map_makes_of_a_record_is_in_one_file(tmp_path: Path) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 3, [record(1), record(2), record(2)]))
+    assert FilesTarget(tmp_path).open(task(2, position=1)) == Opened(3)
+    assert stored(tmp_path) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("gsns", [(3, 2), (0, 1), (2, 4)])
+def test_map_that_changes_positions_is_refused(tmp_path: Path, gsns: tuple[int, ...]) -> None:
+    target, of = opened(tmp_path)
+    with pytest.raises(ConfigError, match="target warehouse: map is"):
+        target.deliver(batch(of, 1, 4, [record(gsn) for gsn in gsns]))
+    assert stored(tmp_path) == []
+
+
+def test_last_line_may_be_long(tmp_path: Path) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 4, [record(1), record(2, b"\n" * 300_000)]))
+    assert FilesTarget(tmp_path).open(task(2)) == Opened(4)
+
+
+def test_full_disk_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, of = opened(tmp_path)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(Retry, match="no space"):
+            target.deliver(batch(of, 1, 4))
+        with pytest.raises(Retry, match="no space"):
+            target.open(of)
+    assert target.open(of) == Opened(1)
+    target.deliver(batch(of, 1, 4))
+    assert stored(tmp_path) == [1, 2, 3]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_file_system_without_links_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(ConfigError, match="cannot link files"):
+        FilesTarget(tmp_path).open(task())
+    assert names(tmp_path) == []
+
+
+# --- whose directory it is ---
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"cluster": 8}, "the player's cluster is"),
+        ({"player": "other"}, "belongs to the target warehouse of the player orders"),
+        ({"target": "other"}, "belongs to the target warehouse"),
+        ({"partitions": 2}, "has 2 partitions, but 1 in"),
+        ({"birth": 2}, "a former cursor"),
+    ],
+)
+def test_directory_of_another_task_is_refused(
+    tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
+    opened(tmp_path)
+    with pytest.raises(ConfigError, match=problem):
+        FilesTarget(tmp_path).open(task(2, **change))
+
+
+def test_other_partitions_of_another_target_are_found(tmp_path: Path) -> None:
+    opened(tmp_path)
+    with pytest.raises(ConfigError, match="has 4 partitions, but 1 in"):
+        FilesTarget(tmp_path).open(task(partition=3, partitions=4))
+
+
+def test_absent_directory_fails_the_task_until_a_seek(tmp_path: Path) -> None:
+    target, of = opened(tmp_path / "out")
+    target.deliver(batch(of, 1, 4))
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(ConfigError, match="ziplog cursor seek orders/warehouse/0 genesis"):
+        FilesTarget(tmp_path / "out").open(task(2, position=4, has_moved=True))
+    assert FilesTarget(tmp_path / "out").open(task(3, position=2, seek=1)) == Opened(2)
+
+
+def test_files_without_an_identity_are_refused(tmp_path: Path) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 4))
+    (tmp_path / "part-000" / ".ziplog-0000000000000000001").unlink()
+    with pytest.raises(ConfigError, match="no file that says of which target"):
+        FilesTarget(tmp_path).open(task(2))
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 4))
+    (tmp_path / "part-000" / "0000000000000000001.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="has no gsn"):
+        FilesTarget(tmp_path).open(task(2))
+    for path in (tmp_path / "part-000").glob(".ziplog-*"):
+        path.write_text("{}")
+    with pytest.raises(ConfigError, match="missing required field"):
+        FilesTarget(tmp_path).open(task(2))
+
+
+def test_check_changes_nothing(tmp_path: Path) -> None:
+    FilesTarget(tmp_path / "out").check()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UnavailableError, match="its directory is absent"):
+        FilesTarget(tmp_path / "absent" / "out").check()
+    with pytest.raises(Retry, match="absent"):
+        FilesTarget(tmp_path / "absent" / "out").open(task())
+
+
+@pytest.mark.parametrize("directory", ["", b"out", 5])
+def test_directory_must_be_a_path(directory: Any) -> None:
+    with pytest.raises(ConfigError, match="target t: directory is"):
+        targets.files("t", directory)
+
+
+def test_batches_are_large_by_default() -> None:
+    spec = targets.files("t", "out")
+    assert (spec.batch_records, spec.batch_bytes) == (10_000, 64 * 1024 * 1024)
+    assert spec.stores_position
+    assert targets.files("t", Path("out"), batch_records=5).batch_records == 5
+
+
+# --- seeks ---
+
+
+def test_seek_behind_the_last_record_is_refused(tmp_path: Path) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 6))
+    for position in (1, 5):
+        with pytest.raises(ConfigError, match="has records up to 5"):
+            FilesTarget(tmp_path).open(task(2, position=position, seek=1))
+    assert FilesTarget(tmp_path).open(task(3, position=6, seek=2)) == Opened(6)
+
+
+def test_seek_forward_counts_once(tmp_path: Path) -> None:
+    former, of = opened(tmp_path)
+    former.deliver(batch(of, 1, 4))
+    sought, later = FilesTarget(tmp_path), task(2, position=10, seek=1)
+    assert sought.open(later) == Opened(10)
+    sought.deliver(batch(later, 10, 14))
+    assert FilesTarget(tmp_path).open(task(3, position=10, seek=1)) == Opened(14)
+    with pytest.raises(Fenced):  # else records that were passed over would follow
+        former.deliver(batch(of, 4, 15))
+    assert stored(tmp_path) == [1, 2, 3, 13]
+
+
+def test_seek_back_over_positions_without_records_counts(tmp_path: Path) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 10, []))
+    assert FilesTarget(tmp_path).open(task(2, position=4, seek=1)) == Opened(4)
+
+
+# --- two owners ---
+
+
+def test_former_owner_is_fenced(tmp_path: Path) -> None:
+    former, of = opened(tmp_path)
+    former.deliver(batch(of, 1, 4))
+    successor, later = opened(tmp_path, 2, position=4, has_moved=True)
+    with pytest.raises(Fenced, match="a later term than 1"):
+        former.deliver(batch(of, 4, 9))
+    with pytest.raises(Fenced, match="later term 2"):
+        former.open(of)
+    successor.deliver(batch(later, 4, 9))
+    assert stored(tmp_path) == [1, 2, 3, 5, 8]
+
+
+def test_former_owner_passes_no_positions(tmp_path: Path) -> None:
+    former, of = opened(tmp_path)
+    successor, later = opened(tmp_path, 2)
+    successor.deliver(batch(later, 1, 20, []))
+    with pytest.raises(Fenced, match="later term 2"):
+        former.deliver(batch(of, 1, 10, []))
+    assert names(tmp_path) == [".ziplog-0000000000000000002"]
+    assert FilesTarget(tmp_path).open(task(3, has_moved=True)) == Opened(20)
+
+
+def before_link(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something before the next link, while its owner stands still."""
+    link = os.link
+
+    def acted(*arguments: Any) -> None:
+        monkeypatch.setattr(os, "link", link)
+        act()
+        link(*arguments)
+
+    monkeypatch.setattr(os, "link", acted)
+
+
+def test_owner_that_stood_still_before_its_link_adds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, of = opened(tmp_path)
+    later = task(2, position=6, seek=1)
+
+    def succeed() -> None:
+        successor = FilesTarget(tmp_path)
+        assert successor.open(later) == Opened(6)
+        successor.deliver(batch(later, 6, 9))
+
+    before_link(monkeypatch, succeed)
+    with pytest.raises(Fenced, match="another process removed"):
+        former.deliver(batch(of, 1, 15))
+    assert stored(tmp_path) == [8]
+
+
+@pytest.mark.parametrize("has_part", [False, True])
+def test_owner_that_stood_still_as_it_opened_is_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_part: bool
+) -> None:
+    former = FilesTarget(tmp_path)
+    write = former._written
+
+    def written(name: str, contents: bytes) -> Path:
+        opened(tmp_path, 2)
+        return write(name, contents)
+
+    if has_part:
+        before_link(monkeypatch, lambda: opened(tmp_path, 2))
+    else:
+        monkeypatch.setattr(former, "_written", written)
+    with pytest.raises(Fenced):
+        former.open(task(1))
+    assert names(tmp_path) == [".ziplog-0000000000000000002"]
+
+
+def test_file_that_a_former_owner_adds_during_an_open_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, of = opened(tmp_path)
+    before_link(monkeypatch, lambda: former.deliver(batch(of, 1, 4)))
+    assert FilesTarget(tmp_path).open(task(2)) == Opened(4)
+
+
+def test_file_that_a_former_owner_starts_during_an_open_gets_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, _ = opened(tmp_path)
+    unlink, parts = Path.unlink, list[Path]()
+
+    def start(path: Path, **options: bool) -> None:
+        if path == former._own and not parts:
+            parts.append(former._written("0000000000000000001.jsonl", as_json(record(1))))
+            assert former._own.exists()
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", start)
+    assert FilesTarget(tmp_path).open(task(2)) == Opened(1)
+    with pytest.raises(Fenced, match="another process removed"):
+        former._link(parts[0], tmp_path / "part-000" / "0000000000000000001.jsonl")
+
+
+@pytest.mark.parametrize("stop", [4, 9, 15])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_the_name_decides_where_a_file_system_shows_changes_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, *, is_behind: bool
+) -> None:
+    """An owner that sees its own identity file for too long."""
+    former, of = opened(tmp_path)
+    successor, later = opened(tmp_path, 2)
+    successor.deliver(batch(later, 1, 9))
+    if is_behind:
+        successor.deliver(batch(later, 9, 15))
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    with pytest.raises(Fenced, match="exists: another process wrote it"):
+        former.deliver(batch(of, 1, stop))
+    expected = [gsn for gsn in GSNS if gsn < (15 if is_behind else 9)]
+    assert stored(tmp_path) == expected
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_unfinished_files_of_former_terms_are_removed(tmp_path: Path) -> None:
+    opened(tmp_path)
+    part = tmp_path / "part-000"
+    left = part / ".0000000000000000001.jsonl.1.77.0.part"
+    of_later = part / ".0000000000000000001.jsonl.3.77.0.part"
+    for path in (left, of_later):
+        path.write_text("half a li")
+    opened(tmp_path, 2)
+    assert not left.exists()
+    assert of_later.exists()
+
+
+# --- crashes ---
+
+
+def test_any_crash_leaves_each_record_once(tmp_path: Path) -> None:
+    """The machine stops at any operation; afterwards the directory has all names, or synced ones.
+
+    What `deliver` or `open` returned is there: the cursor may have moved.
+    """
+    allowed = 0
+    while True:
+        directory = tmp_path / str(allowed)
+        part = directory / "a" / "part-000"
+        part.mkdir(parents=True)
+        disk, returned = Disk(pytest.MonkeyPatch(), part, allowed), 0
+        try:
+            target, of = FilesTarget(directory / "a"), task()
+            returned = target.open(of).position or 0
+            for stop in (4, 9, 12, 15):
+                target.deliver(batch(of, returned, stop))
+                returned = stop
+            later = task(2, position=9, has_moved=True)
+            returned = FilesTarget(directory / "a").open(later).position or 0
+            is_done = True
+        except Crash:
+            is_done = False
+        disk.restore()
+        for kind in ("everything", "only_synced"):
+            left = directory / kind
+            left.mkdir()
+            getattr(disk, kind)(left / "part-000")
+            again, of = FilesTarget(left), task(3, position=returned or 1, has_moved=returned > 1)
+            position = again.open(of).position
+            assert position is not None
+            assert position >= returned
+            again.deliver(batch(of, position, 40))
+            assert stored(left) == list(GSNS)
+            assert not list(left.rglob("*.part"))
+        if is_done:
+            return
+        allowed += 1
+
+
+@pytest.mark.parametrize("term", [1, 2])
+def test_name_that_was_not_synced_is_synced_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: int
+) -> None:
+    target, of = opened(tmp_path)
+    sync = files_target.sync_directory
+    synced: list[list[str]] = []
+
+    def fail(_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    def noted(directory: Path) -> None:
+        synced.append(sorted(path.name for path in directory.iterdir()))
+        sync(directory)
+
+    monkeypatch.setattr(files_target, "sync_directory", fail)
+    with pytest.raises(Retry, match="broken"):
+        target.deliver(batch(of, 1, 4))
+    monkeypatch.setattr(files_target, "sync_directory", noted)
+    assert target.open(task(term)) == Opened(4)
+    assert synced[-1] == [f".ziplog-{term:019}", "0000000000000000001.jsonl"]
+
+
+# --- any order of steps ---
+
+steps = st.tuples(
+    st.sampled_from(["claim", "open", "deliver", "idle", "seek"]),
+    st.integers(0, 1),
+    st.integers(1, 12),
+    # The operation before which the process dies, or stands still while the other one acts.
+    st.integers(0, 6),
+)
+
+
+class Owner:
+    """A process that believes to own the task."""
+
+    def __init__(self, directory: Path) -> None:
+        self.target = FilesTarget(directory)
+        self.task = task(0)
+        self.at: int | None = None
+
+    def open(self) -> None:
+        self.at = None
+        with suppress(Fenced, Retry, ConfigError):  # the last one: a seek behind the files
+            self.at = self.target.open(self.task).position
+
+    def deliver(self, size: int, *, is_idle: bool = False) -> None:
+        if self.at is None:
+            return
+        at, stop = self.at, self.at + size
+        if is_idle:
+            stop = next((gsn for gsn in GSNS if gsn >= at), stop)
+        if stop == at:
+            return
+        self.at = None
+        with suppress(Fenced, Retry):
+            self.target.deliver(batch(self.task, at, stop))
+            self.at = stop
+
+
+class History:
+    """A directory, its cursor, and two processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.owners = [Owner(directory), Owner(directory)]
+        #: The cursor, and the positions that seeks passed.
+        self.term = self.seek = 0
+        self.position = 1
+        self.skipped: set[int] = set()
+        self.claim(self.owners[0])
+
+    def claim(self, owner: Owner) -> None:
+        self.term += 1
+        has_moved = self.position > 1 and not self.seek
+        owner.task = task(self.term, self.position, seek=self.seek, has_moved=has_moved)
+        owner.open()
+
+    def sought(self, owner: Owner, position: int) -> None:
+        self.skipped |= set(range(self.position, position))
+        self.position, self.seek = position, self.seek + 1
+        self.claim(owner)
+
+    def act(self, what: str, owner: Owner, size: int) -> None:
+        if what == "claim":
+            self.claim(owner)
+        elif what == "seek":
+            self.sought(owner, self.position + size)
+        elif what == "open":
+            owner.open()
+        else:
+            owner.deliver(size, is_idle=what == "idle")
+
+    def check(self) -> None:
+        gsns = stored(self.directory)
+        assert gsns == sorted(set(gsns))
+        self.position = max([self.position, *(one.at or 0 for one in self.owners)])
+        missing = {gsn for gsn in GSNS if gsn < self.position} - set(gsns)
+        assert missing <= self.skipped
+
+    def finish(self) -> None:
+        owner = self.owners[0]
+        self.claim(owner)
+        if owner.at is None:
+            self.sought(owner, stored(self.directory)[-1] + 1)
+        owner.deliver(100)
+        self.check()
+        assert owner.at is not None
+        assert owner.at > GSNS[-1]
+
+
+@examples(100)
+@given(plan=st.lists(steps, max_size=14))
+def test_any_order_of_steps_keeps_each_record_once(
+    tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[str, int, int, int]]
+) -> None:
+    history = History(tmp_path_factory.mktemp("files"))
+    for what, number, size, fault in plan:
+        owner = history.owners[number]
+        with pytest.MonkeyPatch.context() as patch, suppress(Crash):
+            interfere(patch, owner, history.owners[1 - number], fault)
+            history.act(what, owner, size)
+        history.check()
+    history.finish()
+    shutil.rmtree(history.directory)
+
+
+def interfere(patch: pytest.MonkeyPatch, owner: Owner, other: Owner, fault: int) -> None:
+    """Let a process die at an operation, or stand still while the other one acts."""
+    left = fault
+    real = {"link": os.link, "fsync": os.fsync}
+
+    def counted(name: str) -> Callable[..., None]:
+        def act(*arguments: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if fault % 2:
+                    owner.at = None
+                    raise Crash
+                other.deliver(4)
+                other.open()
+                other.deliver(3)
+            real[name](*arguments)
+
+        return act
+
+    for name in real:
+        patch.setattr(os, name, counted(name))

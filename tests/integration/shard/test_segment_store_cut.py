@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     Opened = Callable[..., SegmentStore]
 
+# A test syncs thousands of files, which takes a minute on a busy disk.
+pytestmark = pytest.mark.timeout(300)
+
 SMALL = 700
 
 

@@ -307,9 +307,8 @@ def _read(path: Path) -> Identity:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Identity)
     except msgspec.DecodeError as error:
-        raise ConfigError(
-            str(path), "", "as the target wrote it", message=f"{path}: {error}"
-        ) from (error)
+        problem = f"{path}: {error}"
+        raise ConfigError(str(path), "", "as the target wrote it", message=problem) from error
 
 
 def _check_is_same_target(identity: Identity, task: Task, part: Path) -> None:

@@ -6,7 +6,7 @@ A task writes its rows under one writer, and every owner gives them the same num
 the mirror drops what two owners wrote (docs/protocol.md, section 14.3), and no term is stored. Two
 rules make that enough. A unit is sent only after all rows before it are on the disks of the shard.
 Nothing is sent to a shard before the cursor has the mark that names it. See docs/player.md,
-section 7.
+section 9.
 """
 
 from __future__ import annotations

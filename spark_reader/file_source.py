@@ -19,7 +19,7 @@ from spark_reader.options import PATH, STOP, Options
 from spark_reader.planning import cut
 from spark_reader.reading import Replicas, Session, blocks_from_units, first_block
 from ziplog.config import load
-from ziplog.core.writer_table import WriterTable, nearer_table
+from ziplog.core.writer_table import WriterTable, merged_tables
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.buffer_pool import BufferPool
@@ -238,9 +238,9 @@ class _Directories(Replicas):
         return first_block(archive.block(gsn) for archive in self._archives)
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
-        """Return the nearest table of all directories; see `Replicas.table`."""
+        """Return what the tables of all directories know; see `Replicas.table`."""
         return reduce(
-            nearer_table, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
+            merged_tables, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
         )
 
     def scanned(self, start: int, stop: int) -> Iterator[Block]:

@@ -21,7 +21,7 @@ from spark_reader.planning import cut
 from spark_reader.reading import Replicas, Session, blocks_from_units, first_block
 from ziplog.archive.client import ArchiveClient
 from ziplog.client import arguments
-from ziplog.core.writer_table import WriterTable, nearer_table
+from ziplog.core.writer_table import WriterTable, merged_tables
 from ziplog.errors import ClosedError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.segments.buffer_pool import BufferPool
 from ziplog.types import RecordId
@@ -238,17 +238,15 @@ class _Servers(Replicas):
         return first_block(self._try_archives(lambda client: client.block(gsn)))
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
-        """Return the nearest table of all archives; see `Replicas.table`."""
+        """Return what the tables of all archives know; see `Replicas.table`."""
         best = 0, WriterTable()
         for found in self._try_archives(lambda client: client.writers(gsn)):
-            best = nearer_table(best, found)
-            if best[0] == gsn and best[1]:
-                return best
+            best = merged_tables(best, found)
         # The trim point may have advanced since the archives were opened.
         trim = self._session.connect().extents(gsn, gsn).trim
         if trim > gsn:
             raise TrimmedError(RecordId(trim, 0))
-        return nearer_table(best, (max(trim, 1), WriterTable()))
+        return merged_tables(best, (max(trim, 1), WriterTable()))
 
     def _try_archives(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
         """Yield the responses of the archives; drop each archive that fails."""

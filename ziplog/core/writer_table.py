@@ -58,6 +58,16 @@ class WriterTable:
             return count if origin.batch < last[0] else 0
         return min(max(last[1] + 1 - origin.row, 0), count)
 
+    def with_older(self, older: WriterTable) -> WriterTable:
+        """Return this table with what another one, of a lower position, has besides."""
+        rows = {writer: last for writer, last in older._last.items() if writer not in self._last}
+        room = MAX_WRITERS - len(self._last)
+        merged = WriterTable()
+        merged._last.update(list(rows.items())[max(len(rows) - room, 0) :])
+        for writer, last in self._last.items():
+            merged._last[writer] = max(last, older._last.get(writer, last))
+        return merged
+
     def export(self) -> list[tuple[bytes, int, int]]:
         """Return writer, last batch and last row of each writer, the most recent writer last."""
         return [(writer, batch, row) for writer, (batch, row) in self._last.items()]
@@ -67,9 +77,10 @@ class WriterTable:
 TableAt = tuple[int, WriterTable]
 
 
-def nearer_table(one: TableAt, other: TableAt) -> TableAt:
-    """Return the table at the higher position; at the same position, the one with entries.
+def merged_tables(one: TableAt, other: TableAt) -> TableAt:
+    """Return what two replicas' tables of one shard know, at the higher position.
 
-    At the trim point, a replica without a table from before returns an empty one.
+    After a trim a replica may have a table that lacks the rows from before; the other's has them.
     """
-    return max(one, other, key=lambda table: (table[0], bool(table[1])))
+    (_, lower), (position, higher) = sorted((one, other), key=lambda table: table[0])
+    return position, higher.with_older(lower)

@@ -9,7 +9,7 @@ import pytest
 from spark_reader import reading
 from spark_reader.reading import blocks_from_units, first_block
 from ziplog.core.entries import Body, Unit, encode_body
-from ziplog.core.writer_table import WriterTable, nearer_table
+from ziplog.core.writer_table import MAX_WRITERS, WriterTable, merged_tables
 from ziplog.segments.blocks import Block, block_of_units
 
 if TYPE_CHECKING:
@@ -60,9 +60,22 @@ def test_no_units_make_no_block() -> None:
     assert list(blocks_from_units([], 5)) == []
 
 
-def test_a_table_with_a_writer_from_before_the_trim_is_preferred() -> None:
-    nobody, somebody = WriterTable(), WriterTable([(b"w" * 16, 0, 99)])
-    for position, table in ((7, nobody), (6, somebody), (7, WriterTable())):
-        for pair in (((7, somebody), (position, table)), ((position, table), (7, somebody))):
-            assert nearer_table(*pair) == (7, somebody)
-    assert nearer_table((6, somebody), (7, nobody)) == (7, nobody)
+def test_tables_of_replicas_are_merged() -> None:
+    """A replica that made its files after a trim lacks the rows from before."""
+    one, two = b"1" * 16, b"2" * 16
+    complete, later = WriterTable([(one, 0, 99), (two, 3, 7)]), WriterTable([(two, 3, 2)])
+    for position in (6, 7):
+        for pair in (((7, later), (position, complete)), ((position, complete), (7, later))):
+            at, table = merged_tables(*pair)
+            assert (at, sorted(table.export())) == (7, [(one, 0, 99), (two, 3, 7)])
+    assert merged_tables((7, WriterTable()), (6, complete))[1].export() == complete.export()
+    assert later.export() == [(two, 3, 2)]
+
+
+def test_the_writers_of_the_higher_position_stay_in_a_full_table() -> None:
+    rows = [(number.to_bytes(16), 0, 0) for number in range(MAX_WRITERS)]
+    older = WriterTable([(b"o" * 16, 0, 1), (b"p" * 16, 0, 2)])
+    full = merged_tables((6, older), (7, WriterTable(rows)))[1]
+    assert full.export() == rows
+    some = merged_tables((6, older), (7, WriterTable(rows[1:])))[1]
+    assert some.export() == [(b"p" * 16, 0, 2), *rows[1:]]

@@ -3,10 +3,10 @@
     archives queried --addresses--> archives asked in turn --table found--> stream behind the reader
     stream behind the reader --reaches the reader's position--> stream level with the reader
 
-Rules: the table at the highest position counts. The stream begins at that position; the reader
-drops all rows below its own, but their origins count. An archive that fails, or does not answer in
-time, is left out. Without a table the stream begins at the trim point, with what is known. A trim
-of the stretch in between starts another search.
+Rules: what the tables of all archives know counts. The stream begins at the highest one's position;
+the reader drops all rows below its own, but their origins count. An archive that fails, or does not
+answer in time, is left out. Without a table the stream begins at the trim point, with what is
+known. A trim of the stretch in between starts another search.
 
 Invariant: a shard has a table, or a search that ends in time. See docs/protocol.md, section 14.3.
 """
@@ -20,7 +20,7 @@ import msgspec
 
 from ziplog.client.common.requests import NEVER
 from ziplog.core.units import NS_PER_S
-from ziplog.core.writer_table import TableAt, WriterTable, nearer_table
+from ziplog.core.writer_table import TableAt, WriterTable, merged_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ class TableSearch(msgspec.Struct, eq=False):
     #: Where the stream begins without an archive, and the table that it then has.
     fallback: TableAt
     on_found: Callable[[TableAt], None]
-    #: The best table of the archives so far.
+    #: What the tables of the archives so far know.
     best: TableAt = msgspec.field(default_factory=lambda: (0, WriterTable()))
     #: The number of the query of archives; 0: it has ended.
     query: int = 0
@@ -102,8 +102,7 @@ class TableSearches:
         """Ask the next archive, or end the search."""
         self._by_number.pop(search.number, None)
         search.number = 0
-        at, table = search.best
-        if search.archives and not (at == search.gsn and table):
+        if search.archives:
             host, port = search.archives.pop(0)
             search.number = self._context.ask_archive(
                 host, port, self._routing.cluster, search.shard, search.gsn
@@ -112,7 +111,7 @@ class TableSearches:
             self._context.set_timer(search.deadline)
             self._by_number[search.number] = search
             return
-        at, table = nearer_table(search.best, search.fallback)
+        at, table = merged_tables(search.best, search.fallback)
         search.on_found((min(at, search.gsn), table))
 
     def on_reply(self, call: int, reply: ArchiveReply) -> None:
@@ -121,7 +120,7 @@ class TableSearches:
         if search is not None:
             # Archives are not trusted.
             if reply.table is not None and 0 < reply.table[0] <= search.gsn:
-                search.best = nearer_table(search.best, reply.table)
+                search.best = merged_tables(search.best, reply.table)
             self._ask_next(search)
         self._context.complete(call, None)
 

@@ -12,6 +12,7 @@ import ziplog
 from tests.unit.ziplog.cli.fakes import STATUS, FakeLog, cluster_file, run
 from ziplog.cli import servers, trim
 from ziplog.config import parse
+from ziplog.demo.playing import Played
 from ziplog.demo.run import Summary
 from ziplog.errors import ConfigError, OutcomeUnknownError, UnavailableError
 from ziplog.wire import VERSION
@@ -506,8 +507,14 @@ def test_down_signals_no_process_while_the_process_id_is_unknown(
 
 @pytest.mark.parametrize(
     ("spoilt", "code"),
-    [({}, 0), ({"delivered": 99}, 1), ({"same_contents": False}, 1), ({"fault": "twice"}, 1)],
-    ids=["right", "one is missing", "other contents", "a fault in the order"],
+    [
+        ({}, 0),
+        ({"delivered": 99}, 1),
+        ({"same_contents": False}, 1),
+        ({"fault": "twice"}, 1),
+        ({"is_complete": False}, 1),
+    ],
+    ids=["right", "one is missing", "other contents", "a fault in the order", "another copy"],
 )
 def test_the_demo_fails_unless_everything_came_back(
     monkeypatch: pytest.MonkeyPatch, spoilt: dict[str, Any], code: int
@@ -517,6 +524,7 @@ def test_the_demo_fails_unless_everything_came_back(
         "last": "100@1", "aircraft": 4, "shards": 2, "replicas": 2, "durability": "memory",
         "clients": 2, "insert_s": 2.0, "total_s": 3.0, "batched": 90, "p50_us": 150.0,
         "p99_us": 900.0, "singles": 10, "fast_path_share": 0.9, "retries": 0,
+        "played": Played(100, 100, 0, 1, 50, 2.0), "is_complete": True,
     }  # fmt: skip
 
     def run_demo(

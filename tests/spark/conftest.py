@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_reader.catalog import session
-from tests.unit.spark_reader.copying import SHORT_LIVED
+from tests.unit.spark_reader.copying import RETRYING, SHORT_LIVED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     """Two cores and little of everything. A module that uses it is marked `spark`."""
     settings = {
-        "spark.master": "local[2,4]",  # a task that fails is run again, three times
+        "spark.master": RETRYING,
         "spark.sql.shuffle.partitions": "2",
         "spark.log.level": "OFF",
         "spark.driver.extraJavaOptions": SHORT_LIVED,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Java is to compile quickly rather than well: for what tests ask of it, that is half the CPU.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: Two cores; a task that fails is run again, three times. On a busy machine a Python worker may need
+#: more than the 10 s that Spark gives it to start.
+RETRYING = "local[2,4]"
 #: Rows that Python gets at a time: soon.
 SMALL = {"spark.sql.execution.arrow.maxRecordsPerBatch": "200"}
 
@@ -72,6 +75,11 @@ def copy(
 
 
 if __name__ == "__main__":
-    settings = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": SHORT_LIVED, **SMALL}
+    settings = {
+        "spark.master": RETRYING,
+        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        **SMALL,
+    }
     mine = session("copy", 2, "512m", settings)
     copy(mine, **json.loads(sys.argv[1])).awaitTermination()

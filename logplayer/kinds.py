@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from logplayer import targets
 from logplayer.targets.files_target import BATCH_BYTES, BATCH_RECORDS
 from logplayer.targets.http_target import POSITIONS
+from logplayer.targets.log_target import BATCH_RECORDS as MIRROR_RECORDS
 from logplayer.targets.log_target import MAX_TIMEOUT_S, ORDERS
 from logplayer.targets.settings import VALUES
 from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
@@ -319,6 +320,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         LogKeys,
         targets.log,
         {"bootstrap": "127.0.0.1:7500"},
+        {"batch_records": MIRROR_RECORDS},
     ),
     "function": Kind(
         "A Python function: at least once.",

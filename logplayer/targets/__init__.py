@@ -221,7 +221,8 @@ def log(
         envelope: a payload is MessagePack of [gsn, shard, epoch, timestamp in microseconds,
             payload], as the other log gives records rids and timestamps of its own.
         timeout_s: for each call of the other log, and for connecting, in seconds, up to 3600.
-        settings: as for all kinds.
+        settings: as for all kinds; but a batch has up to 4,096 records, unless `batch_records` is
+            given.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -231,6 +232,7 @@ def log(
         f"target {name}", bootstrap, order=order, shard=shard, envelope=envelope,
         timeout_s=timeout_s, partitions=settings.get("partitions", 1),
     )  # fmt: skip
+    settings.setdefault("batch_records", log_target.BATCH_RECORDS)
     return target_spec(name, connect, settings, stores_position=True)
 
 

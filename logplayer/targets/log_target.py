@@ -26,7 +26,7 @@ from logplayer.targets.mirror_mark import (
     writer_id,
 )
 from ziplog.client import arguments
-from ziplog.client.inserts.insert_calls import split_into_units
+from ziplog.client.inserts.insert_calls import ROW_UNIT_RECORDS, split_into_row_units
 from ziplog.core.entries import decode_origin
 from ziplog.errors import ConfigError, RecordTooLargeError
 from ziplog.types import RecordId
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 Order = Literal["total", "key"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 MAX_TIMEOUT_S: Final = 3600.0
+#: The default of `batch_records`: a batch is one unit, as each unit waits for the disks.
+BATCH_RECORDS: Final = ROW_UNIT_RECORDS
 #: Pause until the state of a shard that leaves is requested again, in seconds.
 _LEAVING_S: Final = 1.0
 _MAX_SHARD: Final = 2**31 - 1
@@ -252,7 +254,7 @@ class LogTarget:
     def _insert(self, payloads: list[bytes], keys: list[bytes | None], shard: int, row: int) -> int:
         """Insert rows, a unit at a time; return the position of the last one."""
         log, gsn = self._connected(), 0
-        for start, stop in split_into_units(payloads, keys):
+        for start, stop in split_into_row_units(payloads, keys):
             try:
                 rids = log.insert_rows(
                     payloads[start:stop], keys=keys[start:stop], shard=shard, writer=self._writer,

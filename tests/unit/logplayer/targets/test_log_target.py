@@ -150,7 +150,7 @@ def test_rows_that_are_not_on_disk_are_written_again(log: TargetLog) -> None:
 def test_loss_of_memory_in_the_middle_of_a_batch_leaves_no_gap(
     log: TargetLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_target, "split_into_units", pairs)
+    monkeypatch.setattr(log_target, "split_into_row_units", pairs)
     mirror = Mirror(log)
     sync = Client.sync
 
@@ -407,7 +407,7 @@ def story(choose: Callable[[int], int]) -> None:
 @given(st.integers(0, 2**32))
 def test_any_order_of_steps_keeps_each_row_once_and_in_order(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_target, "split_into_units", pairs)
+        patch.setattr(log_target, "split_into_row_units", pairs)
         story(random.Random(seed).randrange)
 
 
@@ -535,7 +535,7 @@ def rejected_records_are_found_only_among_those_that_are_sent(patch: pytest.Monk
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_rule_is_found(name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_target, "split_into_units", pairs)
+        patch.setattr(log_target, "split_into_row_units", pairs)
         BROKEN[name](patch)
         for seed in range(3000):
             try:

@@ -30,7 +30,7 @@ from tests.unit.ziplog.client.storms import in_a_storm
 from ziplog import wire
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts import insert_calls
-from ziplog.client.inserts.insert_calls import UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import ROW_UNIT_BYTES, ROW_UNIT_RECORDS
 from ziplog.core.entries import Body, Origin, Unit, decode_body, encode_body
 from ziplog.core.view import run_of
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
@@ -46,7 +46,7 @@ WRITER = b"w" * 16
 def single_row_units() -> Iterator[None]:
     """Let each unit have one row."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(insert_calls, "UNIT_RECORDS", 1)
+        patch.setattr(insert_calls, "ROW_UNIT_RECORDS", 1)
         yield
 
 
@@ -75,7 +75,7 @@ def done(glass: Glass, insert: wire.Insert, first: int) -> None:
 def test_unit_of_rows_is_sent_after_the_previous_one_is_placed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(insert_calls, "UNIT_RECORDS", 2)
+    monkeypatch.setattr(insert_calls, "ROW_UNIT_RECORDS", 2)
     glass = connected()
     keys = [b"k", b"k", None, b"l", None]
     call = rows(glass, b"a", b"b", b"c", b"d", b"e", keys=keys, row=10)
@@ -98,16 +98,24 @@ def test_unit_of_rows_is_sent_after_the_previous_one_is_placed(
 
 
 def test_a_unit_holds_rows_of_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insert_calls, "UNIT_RECORDS", UNIT_RECORDS)
+    monkeypatch.setattr(insert_calls, "ROW_UNIT_RECORDS", ROW_UNIT_RECORDS)
     glass = connected()
-    keys = [b"%d" % number for number in range(UNIT_RECORDS + 1)]
-    rows(glass, *[b"x"] * (UNIT_RECORDS + 1), keys=keys)
+    keys = [b"%d" % number for number in range(ROW_UNIT_RECORDS + 1)]
+    rows(glass, *[b"x"] * (ROW_UNIT_RECORDS + 1), keys=keys)
     (first,) = sent(glass)
-    assert (first.count, body(first).origin) == (UNIT_RECORDS, Origin(WRITER, 3, 0))
+    assert (first.count, body(first).origin) == (ROW_UNIT_RECORDS, Origin(WRITER, 3, 0))
     assert body(first).keys == keys[:-1]
     done(glass, first, 2)
     (second,) = sent(glass)
-    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, UNIT_RECORDS))
+    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, ROW_UNIT_RECORDS))
+
+
+def test_a_unit_holds_rows_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(insert_calls, "ROW_UNIT_RECORDS", ROW_UNIT_RECORDS)
+    glass = connected()
+    rows(glass, *[bytes(ROW_UNIT_BYTES // 4)] * 5)
+    (first,) = sent(glass)
+    assert first.count == 4
 
 
 def test_other_calls_do_not_wait_for_rows() -> None:

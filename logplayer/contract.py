@@ -150,6 +150,8 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Patterns of keys as in a shell; (): all records, also those without keys.
     keys: tuple[str, ...] = ()
     map: Map | None = None
+    #: Rows of the log are left out if their writer begins with one of these.
+    skip_writers: tuple[bytes, ...] = ()
     batch_records: int = 1000
     batch_bytes: int = 1024 * 1024
     #: Pauses between attempts double from the first to the last; with jitter of a fifth.

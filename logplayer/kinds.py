@@ -15,6 +15,7 @@ from logplayer.targets.files_target import BATCH_BYTES, BATCH_RECORDS
 from logplayer.targets.http_target import POSITIONS
 from logplayer.targets.log_target import BATCH_RECORDS as MIRROR_RECORDS
 from logplayer.targets.log_target import MAX_TIMEOUT_S, ORDERS
+from logplayer.targets.mirror_mark import MIRROR_RULE
 from logplayer.targets.settings import VALUES
 from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
 from ziplog.config_keys import Key
@@ -252,6 +253,15 @@ class LogKeys:
             bool,
         ),
     ] = False
+    not_from: Annotated[
+        list[str] | None,
+        Key(
+            "Mirrors into this log whose records are not copied: each one as the cluster_id of its"
+            " source, its player, and its target. For mirrors in both directions.",
+            list,
+            rule=MIRROR_RULE,
+        ),
+    ] = None
     timeout_s: Annotated[
         float,
         Key(

@@ -16,6 +16,7 @@ from logplayer.targets import (
     log_target,
     sqlite_target,
 )
+from logplayer.targets.mirror_mark import mirror_ids
 from logplayer.targets.settings import target_spec
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def log(
     order: Order = "total",
     shard: int | None = None,
     envelope: bool = False,
+    not_from: Sequence[str] = (),
     timeout_s: float = 30.0,
     **settings: Unpack[Settings],
 ) -> TargetSpec:
@@ -220,6 +222,9 @@ def log(
             it is removed, another one follows.
         envelope: a payload is MessagePack of [gsn, shard, epoch, timestamp in microseconds,
             payload], as the other log gives records rids and timestamps of its own.
+        not_from: mirrors into this log whose records are not copied, as "CLUSTER/PLAYER/TARGET":
+            the cluster_id of their source, their player, and their target. For mirrors in both
+            directions each one names the other.
         timeout_s: for each call of the other log, and for connecting, in seconds, up to 3600.
         settings: as for all kinds; but a batch has up to 4,096 records, unless `batch_records` is
             given.
@@ -232,8 +237,9 @@ def log(
         f"target {name}", bootstrap, order=order, shard=shard, envelope=envelope,
         timeout_s=timeout_s, partitions=settings.get("partitions", 1),
     )  # fmt: skip
+    skipped = mirror_ids(not_from, f"target {name}")
     settings.setdefault("batch_records", log_target.BATCH_RECORDS)
-    return target_spec(name, connect, settings, stores_position=True)
+    return target_spec(name, connect, settings, stores_position=True, skip_writers=skipped)
 
 
 def files(name: str, directory: str | os.PathLike[str], **settings: Unpack[Settings]) -> TargetSpec:

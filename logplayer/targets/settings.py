@@ -97,6 +97,7 @@ def target_spec(
     *,
     stores_position: bool,
     keeps_rejected: bool = False,
+    skip_writers: tuple[bytes, ...] = (),
 ) -> TargetSpec:
     """Return a target with these settings.
 
@@ -124,6 +125,7 @@ def target_spec(
         connect=connect,
         stores_position=stores_position,
         keeps_rejected=keeps_rejected,
+        skip_writers=skip_writers,
         **checked,
     )
     _check_together(spec, where)

@@ -65,6 +65,7 @@ bootstrap = "{",".join(log.endpoints)}"
 start = "{start}"
 lease_s = {LEASE_S}
 commit_ms = 300
+idle_ms = 200
 [[target]]
 name = "copy"
 kind = "log"
@@ -179,6 +180,63 @@ def test_deaths_and_suspensions_of_owners(
         process.ready()
         wait_for_copy(log, mirror, start, begin)
         assert process.stop()[0] == 0
+
+
+def test_mirrors_in_both_directions(log: ziplog.Log, mirror: ziplog.Log, tmp_path: Path) -> None:
+    """Each log gets the other one's records once, and none of its own back; with a death."""
+    sides, starts = (log, mirror), (tail(log), tail(mirror))
+    files = []
+    for source, target, start, name in zip(
+        sides, sides[::-1], starts, ("there", "back"), strict=True
+    ):
+        other_name = "back" if name == "there" else "there"
+        named = f"{target.cluster()['cluster_id']}/{other_name}/copy"
+        files.append(write_file(tmp_path, source, target, name, start, f'not_from = ["{named}"]'))
+    expected: list[bytes] = []
+
+    def insert_at_both(count: int) -> None:
+        for number, side in enumerate(sides):
+            payloads = [b"%d: %d" % (number, len(expected) + index) for index in range(count)]
+            side.insert_many(payloads, keys=[b"key"] * count)
+            expected.extend(payloads)
+
+    def wait_for_all() -> None:
+        for side, start in zip(sides, starts, strict=True):
+            wait_for(side, start, len(expected))
+
+    with Process(files[0]) as first, Process(files[1]) as second:
+        first.ready()
+        second.ready()
+        insert_at_both(300)
+        wait_for_all()
+        insert_at_both(300)
+        first.send(signal.SIGKILL)
+        insert_at_both(300)
+        with Process(files[0]) as third:
+            third.ready()
+            insert_at_both(300)
+            wait_for_all()
+            for side, name in zip(sides, ("there", "back"), strict=True):
+                last = side.check_tail()
+                # A step without records passes rows that are left out.
+                wait_until(
+                    lambda side=side, name=name, last=last: (  # type: ignore[misc]
+                        side.cursors(f"{name}/copy/0")[0].position > last
+                    ),
+                    "the mirror has looked at all records",
+                    60,
+                )
+            assert third.stop()[0] == 0
+        assert second.stop()[0] == 0
+    for number, (side, start) in enumerate(zip(sides, starts, strict=True)):
+        found = [payload for _, payload in rows(side, start)]
+        assert sorted(found) == sorted(expected)
+        for origin in (0, 1):
+            of_one = [one for one in found if one.startswith(b"%d:" % origin)]
+            assert number == origin or of_one == [
+                payload for _, payload in rows(sides[origin], starts[origin])
+                if payload.startswith(b"%d:" % origin)
+            ]  # fmt: skip
 
 
 def test_shard_of_the_mirror_is_removed_under_way(

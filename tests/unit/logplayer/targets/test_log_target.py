@@ -28,6 +28,7 @@ from tests.unit.logplayer.targets.mirrors import (
     task,
 )
 from ziplog.errors import ConfigError, NoSuchRecordError, OutcomeUnknownError, UnavailableError
+from ziplog.types import cluster_id
 from ziplog.wire import Limits
 
 if TYPE_CHECKING:
@@ -307,6 +308,23 @@ def test_cursor_that_was_created_again_has_another_writer() -> None:
     }
     assert len(ids) == 4
     assert writer_id(msgspec.structs.replace(first, term=9, seek=3)) == writer_id(first)
+
+
+def test_writers_of_a_mirror_follow_from_its_name() -> None:
+    one = task(Cursor())
+    name = f"{cluster_id(one.cluster)}/{one.player}/{one.target}"
+    (found,) = targets.log("back", "127.0.0.1:1", not_from=[name]).skip_writers
+    for more in ({}, {"partition": 3}, {"birth": 9}, {"term": 7, "seek": 2}):
+        assert writer_id(msgspec.structs.replace(one, **more)).startswith(found)
+    for more in ({"cluster": 8}, {"player": "order"}, {"target": "copies"}):
+        assert not writer_id(msgspec.structs.replace(one, **more)).startswith(found)
+    assert targets.log("back", "127.0.0.1:1").skip_writers == ()
+
+
+@pytest.mark.parametrize("name", ["orders/copy", "7/orders/copy", f"{7:032X}/orders/copy/0", 7])
+def test_names_of_mirrors_are_checked(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"target back: not_from is .*CLUSTER/PLAYER/TARGET"):
+        targets.log("back", "127.0.0.1:1", not_from=[name])
 
 
 def test_check_connects_and_closes(log: TargetLog) -> None:

@@ -369,6 +369,20 @@ def test_subscribers_skip_duplicate_rows() -> None:
     assert glass.gsns() == [1, 2, 3, 4, 5, 13, 15, 17, 21, 23, 25]
 
 
+def test_rows_of_some_writers_are_left_out() -> None:
+    """Repetitions of them are, too; and the position passes them."""
+    glass = Reader(skip_writers=(b"wwww", b"x" * 8))
+    other = b"v" * 16
+    glass.deliver(
+        0, 1, 41,
+        written(1, 3, 5), written(7, 9, 11, writer=other), written(13, 15),
+        written(17, 19, row=2, writer=other), written(21, row=7), [23], written(39, row=8),
+    )  # fmt: skip
+    glass.deliver(1, 1, 42, written(2, 4, writer=b"x" * 16), [6])
+    assert glass.gsns() == [6, 7, 9, 11, 19, 23]
+    assert glass.progress().position.gsn == 41
+
+
 def test_records_after_a_duplicate_row_keep_their_keys() -> None:
     glass = Reader()
     glass.deliver(

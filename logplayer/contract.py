@@ -152,6 +152,9 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     map: Map | None = None
     #: Rows of the log are left out if their writer begins with one of these.
     skip_writers: tuple[bytes, ...] = ()
+    #: Raises ConfigError if the target is the log of a cluster, by its number; connects for at
+    #: most so many seconds.
+    check_source: Callable[[int, float], None] | None = None
     batch_records: int = 1000
     batch_bytes: int = 1024 * 1024
     #: Pauses between attempts double from the first to the last; with jitter of a fifth.

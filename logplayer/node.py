@@ -166,9 +166,7 @@ class PlayerNode:
         self._halt_if_due()
 
     def _poll_feed(self, *, is_batch_end: bool) -> None:
-        tasks = [
-            task for task in self.tasks.values() if task.is_reading and task.reader.uses_feed
-        ]
+        tasks = [task for task in self.tasks.values() if task.is_reading and task.reader.uses_feed]
         self.feed.poll([task.delivery.looked for task in tasks], is_batch_end=is_batch_end)
         trimmed = self.feed.pop_trimmed()
         if trimmed is not None:

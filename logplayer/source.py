@@ -112,9 +112,7 @@ class Source:
             else:
                 self._on_failure(result)
 
-        call = calls.call(
-            subscription(self.ring.stop, calls.now, self._skip_writers), on_result
-        )
+        call = calls.call(subscription(self.ring.stop, calls.now, self._skip_writers), on_result)
         self._call = 0 if is_answered else call
 
     def _on_failure(self, error: ZiplogError) -> None:

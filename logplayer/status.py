@@ -118,9 +118,7 @@ def _source(task: PlayerTask, context: PlayerContext) -> str:
     if task.reader.source is not None:
         return "own"
     is_with_feed = (
-        task.is_reading
-        and task.reader.uses_feed
-        and context.feed.covers(task.delivery.looked)
+        task.is_reading and task.reader.uses_feed and context.feed.covers(task.delivery.looked)
     )
     return "feed" if is_with_feed else ""
 

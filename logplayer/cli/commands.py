@@ -123,9 +123,11 @@ def check(file: File, *, timeout: Timeout = 10.0) -> None:
     options = found.options
     with connect(",".join(options.endpoints), timeout) as log:
         tasks = document(log, found)["tasks"]
-        start = options.find_start(log)
+        start, cluster = options.find_start(log), log.cluster_number
     for spec, kind in zip(found.targets, found.kinds, strict=True):
         _check_target(spec)
+        if spec.check_source is not None:
+            spec.check_source(cluster, timeout)
         here = [task for task in tasks if task["target"] == spec.name]
         beginning = "genesis" if start == RID_GENESIS else start
         positions = sorted({task["position"] or f"new, from {beginning}" for task in here})

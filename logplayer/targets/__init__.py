@@ -239,7 +239,10 @@ def log(
     )  # fmt: skip
     skipped = mirror_ids(not_from, f"target {name}")
     settings.setdefault("batch_records", log_target.BATCH_RECORDS)
-    return target_spec(name, connect, settings, stores_position=True, skip_writers=skipped)
+    return target_spec(
+        name, connect, settings, stores_position=True, skip_writers=skipped,
+        check_source=log_target.source_check(name, bootstrap),
+    )  # fmt: skip
 
 
 def files(name: str, directory: str | os.PathLike[str], **settings: Unpack[Settings]) -> TargetSpec:

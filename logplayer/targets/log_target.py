@@ -29,7 +29,7 @@ from ziplog.client import arguments
 from ziplog.client.inserts.insert_calls import ROW_UNIT_RECORDS, split_into_row_units
 from ziplog.core.entries import decode_origin
 from ziplog.errors import ConfigError, RecordTooLargeError
-from ziplog.types import RecordId
+from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -154,9 +154,7 @@ class LogTarget:
     def _check(self, log: MirrorLog, task: Task) -> None:
         """Refuse what cannot be a mirror of the task's log."""
         number = log.cluster_number
-        if number == task.cluster:
-            problem = f"the target {task.target} is the log that it would mirror"
-            raise ConfigError("bootstrap", number, "that of another cluster", message=problem)
+        refuse_source(task.target, number, task.cluster)
         if task.seek:
             problem = (
                 f"the cursor {task.cursor} was sought, and a mirror cannot tell which rows it has"
@@ -301,6 +299,16 @@ class LogTarget:
             log.close()
 
 
+def refuse_source(target: str, cluster: int, source: int) -> None:
+    """Raise ConfigError if a target's cluster is that of the log that the player reads."""
+    if cluster == source:
+        problem = (
+            f"the target {target} is the log that it would mirror, cluster {cluster_id(source)}:"
+            " set its bootstrap to the nodes of another cluster"
+        )
+        raise ConfigError("bootstrap", cluster_id(cluster), "another cluster's", message=problem)
+
+
 def _shards(log: MirrorLog) -> Mapping[int, Mapping[str, Any]]:
     """Return what the status document has of each shard."""
     return {shard["id"]: shard for shard in log.cluster()["shards"]}
@@ -357,3 +365,14 @@ def connector(
         return ziplog.connect(endpoints, timeout=timeout_s, cluster_id="")
 
     return lambda: LogTarget(connect, shard, has_envelope=envelope)
+
+
+def source_check(name: str, bootstrap: str | Sequence[str]) -> Callable[[int, float], None]:
+    """Return the function that refuses the log that the player reads as its target."""
+    endpoints = arguments.endpoints(bootstrap)
+
+    def check_source(source: int, timeout_s: float) -> None:
+        with ziplog.connect(endpoints, timeout=timeout_s, cluster_id="") as log:
+            refuse_source(name, log.cluster_number, source)
+
+    return check_source

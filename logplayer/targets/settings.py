@@ -98,6 +98,7 @@ def target_spec(
     stores_position: bool,
     keeps_rejected: bool = False,
     skip_writers: tuple[bytes, ...] = (),
+    check_source: Callable[[int, float], None] | None = None,
 ) -> TargetSpec:
     """Return a target with these settings.
 
@@ -126,6 +127,7 @@ def target_spec(
         stores_position=stores_position,
         keeps_rejected=keeps_rejected,
         skip_writers=skip_writers,
+        check_source=check_source,
         **checked,
     )
     _check_together(spec, where)

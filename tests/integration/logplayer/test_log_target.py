@@ -13,6 +13,7 @@ import pytest
 import logplayer
 from logplayer import targets
 from tests.integration.logplayer.playing import LEASE_S, Process, insert
+from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
 from ziplog.errors import ConfigError
 from ziplog.local import Cluster
@@ -276,23 +277,38 @@ def test_shard_of_the_mirror_is_removed_under_way(
     assert sum(one != next_one for one, next_one in itertools.pairwise(shards)) == 1
 
 
-def test_what_cannot_be_a_mirror_is_refused(
+def test_the_log_itself_is_refused_as_its_mirror(
     log: ziplog.Log, mirror: ziplog.Log, tmp_path: Path
 ) -> None:
+    """By `check`, by `start`, and by the task that cannot reach it before."""
+    away = targets.log("away", "127.0.0.1:9")
+    same = targets.log("same", log.endpoints)
+    problem = "the target same is the log that it would mirror, cluster [0-9a-f]{32}: set its"
+    with pytest.raises(ConfigError, match=problem):
+        logplayer.Player(log, "itself", [same, away], lease_s=LEASE_S).start()
+    assert log.cursors("itself/*") == []
+    file = write_file(tmp_path, log, log, "itself", tail(log))
+    checked = run("player", "check", str(file))
+    assert (checked.exit_code, "the target copy is the log that it" in checked.stderr) == (2, True)
+    file = write_file(tmp_path, log, mirror, "itself", tail(log))
+    assert run("player", "check", str(file)).exit_code == 0
+    with logplayer.Player(log, "absent", [away], lease_s=LEASE_S) as player:
+        wait_until(lambda: player.status()["tasks"][0]["last_error"] != "", "it is tried", 30)
+
+
+def test_seek_of_a_mirror_is_refused(log: ziplog.Log, mirror: ziplog.Log) -> None:
     start = tail(log)
     rid = insert(log, 5)[-1]
-    same = targets.log("same", log.endpoints)
     copy = targets.log("copy", mirror.endpoints)
-    with logplayer.Player(log, "refused", [same, copy], start=start, lease_s=LEASE_S) as player:
+    with logplayer.Player(log, "refused", [copy], start=start, lease_s=LEASE_S) as player:
 
-        def error(target: str) -> str:
-            (found,) = (one for one in player.status()["tasks"] if one["target"] == target)
+        def error() -> str:
+            (found,) = player.status()["tasks"]
             return str(found["last_error"]) if found["state"] == "failed" else ""
 
-        wait_until(lambda: "is the log that it would mirror" in error("same"), "it is refused", 30)
         wait_until(lambda: log.cursors("refused/copy/0")[0].position > rid, "it is copied", 30)
         log.seek_cursor("refused/copy/0", RID_GENESIS)
-        wait_until(lambda: "was sought" in error("copy"), "the seek is refused", 30)
-        assert "ziplog cursor delete refused/copy/0" in error("copy")
+        wait_until(lambda: "was sought" in error(), "the seek is refused", 30)
+        assert "ziplog cursor delete refused/copy/0" in error()
     with pytest.raises(ConfigError, match="partitions is 2"):
         targets.log("copy", mirror.endpoints, partitions=2)

@@ -12,6 +12,7 @@ import pytest
 
 import logplayer
 from logplayer import targets
+from logplayer.targets.mirror_mark import Mark
 from tests.integration.logplayer.playing import LEASE_S, Process, insert
 from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
@@ -275,6 +276,58 @@ def test_shard_of_the_mirror_is_removed_under_way(
     assert shards[0] == shard
     assert shards[-1] != shard
     assert sum(one != next_one for one, next_one in itertools.pairwise(shards)) == 1
+
+
+@pytest.mark.nightly
+def test_shard_of_one_partition_is_removed(
+    log: ziplog.Log, other: Cluster, mirror: ziplog.Log, tmp_path: Path
+) -> None:
+    """Only its task moves; each key keeps its order, with a death of the owner of all tasks."""
+    shard = other.add_shard()
+    start, begin = tail(log), tail(mirror)
+    more = 'order = "key"\npartitions = 3'
+    file = write_file(tmp_path, log, mirror, "parts", start, more)
+
+    def shards() -> list[int]:
+        """Return the shards of the partitions, by their marks."""
+        found = sorted(log.cursors("parts/copy/*"), key=lambda one: one.name)
+        return [msgspec.msgpack.decode(one.mark, type=Mark).shard for one in found if one.mark]
+
+    def wait_for_progress() -> None:
+        had = len(rows(mirror, begin))
+        wait_for(mirror, begin, had + 200)
+
+    with Inserts(log):
+        with Process(file) as first:
+            first.ready()
+            wait_for_progress()
+            wait_until(lambda: len(shards()) == 3, "all have a mark", 30)
+            before = shards()
+            assert len(set(before)) == 3
+            remover = threading.Thread(target=lambda: other.remove_shard(shard))
+            remover.start()
+            wait_for_progress()
+            first.send(signal.SIGKILL)
+            remover.join()
+        with Process(file) as second:
+            second.ready()
+            wait_until(lambda: shard not in shards(), "its task has another shard", 60)
+            wait_for_progress()
+            assert second.stop()[0] == 0
+        moved = before.index(shard)
+        after = shards()
+        assert [one for index, one in enumerate(after) if index != moved] == [
+            one for index, one in enumerate(before) if index != moved
+        ]
+    with Process(file) as third:
+        third.ready()
+        expected = rows(log, start)
+        wait_for(mirror, begin, len(expected))
+        assert third.stop()[0] == 0
+    found = rows(mirror, begin)
+    assert len(found) == len(expected)
+    for key in {key for key, _ in expected}:
+        assert [one for one in found if one[0] == key] == [one for one in expected if one[0] == key]
 
 
 def test_the_log_itself_is_refused_as_its_mirror(

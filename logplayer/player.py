@@ -26,6 +26,7 @@ from ziplog.client import arguments, cursor_arguments
 from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.archive_requests import ArchiveRequests
 from ziplog.core.node import AskArchive, Call, Cancelled, Complete
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 _STOP_S: Final = 30.0
 #: Time that targets get to close after the player has stopped, at least, in seconds.
 _CLOSE_S: Final = 1.0
-#: Time of a start in which targets are compared with the log, at most, in seconds.
-_CHECK_S: Final = 2.0
+#: Time of a start in which targets are compared with the log, at most.
+_CHECK_NS: Final = 2 * NS_PER_S
 #: Maximum length of the host name in the owner's text of a cursor.
 _MAX_HOST: Final = 200
 
@@ -181,9 +182,9 @@ class Player:
 
     def _check_sources(self, cluster: int) -> None:
         """Raise ConfigError if a target is the log itself."""
-        until = time.monotonic() + _CHECK_S
+        until = now_ns() + _CHECK_NS
         for spec in self._targets:
-            left_s = until - time.monotonic()
+            left_s = (until - now_ns()) / NS_PER_S
             if spec.check_source is not None and left_s > 0:
                 try:
                     spec.check_source(cluster, left_s)

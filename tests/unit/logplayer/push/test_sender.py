@@ -212,7 +212,9 @@ def test_a_batch_that_fits_into_no_frame_is_rejected() -> None:
     assert error.index is None
 
 
-@pytest.mark.parametrize("change", [{"payload": "text"}, {"timestamp_us": 2**70}, {"key": 5}])
+@pytest.mark.parametrize(
+    "change", [{"payload": "text"}, {"timestamp_us": 2**70}, {"key": 5}, {"rid": 5}]
+)
 def test_a_record_of_a_map_that_no_message_can_have_is_a_bug(change: dict[str, Any]) -> None:
     bench = Bench(map=print)
     bench.opened()

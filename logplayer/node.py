@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from logplayer import status
 from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.context import PlayerContext
-from logplayer.feed import Feed
 from logplayer.members import MEMBERS, Members
 from logplayer.shares import share
 from logplayer.steps import StepEnded
@@ -67,8 +66,8 @@ class PlayerNode:
         core = ClientCore(client, endpoints, _no_shard)
         calls = self._calls = LogTasks(core, now)
         self._wall_offset_ns: Final = wall_ns - now if wall_ns else 0
-        self.feed: Final = Feed(calls, settings.memory_bytes)
-        self._context: Final = PlayerContext(calls, settings, owner, self.feed)
+        self._context: Final = PlayerContext(calls, settings, owner)
+        self.feed: Final = self._context.feed
         #: By the names of their cursors.
         self.tasks: Final = {one.name: one for one in _tasks(self._context)}
         self.members: Final = Members(
@@ -123,6 +122,7 @@ class PlayerNode:
         """Assert the invariants of all parts."""
         self._calls.core.check()
         self.feed.check()
+        self._context.turns.check()
         workers = [task.worker for task in self.tasks.values() if task.worker]
         assert len(workers) == len(set(workers)), "two tasks have one worker"
         for task in self.tasks.values():

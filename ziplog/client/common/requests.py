@@ -133,6 +133,8 @@ class SubscribeRequest(Request, frozen=True, gc=False):
     shards: frozenset[int] | None = None
     #: Rows before `start` count, too, when duplicates are dropped.
     known_rows: bool = False
+    #: Bytes that each shard may send before the next credit; 0: the default.
+    window_bytes: int = 0
 
 
 class FetchRequest(Request, frozen=True, gc=False):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ziplog.client.common.requests import NEVER, Blocked, Progress, Request
 from ziplog.client.reads.known_rows import KnownRows
 from ziplog.client.reads.lease_follower import LeaseFollower
-from ziplog.client.reads.shard_stream import ShardStream
+from ziplog.client.reads.shard_stream import WINDOW_BYTES, ShardStream
 from ziplog.client.reads.stream_readers import StreamReader, StreamReaders
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import DeadlineError, ProtocolError, TrimmedError
@@ -47,10 +47,13 @@ class LogReader(StreamReader[FetchT]):
         position: int,
         shards: frozenset[int] | None,
         searches: TableSearches | None = None,
+        window_bytes: int = 0,
     ) -> None:
         super().__init__(readers, call, deadline, position)
         #: The shards to read; None: all.
         self._shards: Final = shards
+        #: The credit window of each stream.
+        self._window: Final = window_bytes or WINDOW_BYTES
         #: The last gsn to read; `NEVER`: the reader follows the log.
         self.last = NEVER
         #: The reader pauses before this gsn; `NEVER`: nowhere.
@@ -119,7 +122,9 @@ class LogReader(StreamReader[FetchT]):
     def _new_stream(self, shard: int) -> ShardStream:
         writers, known_rows = self._writers.setdefault(shard, WriterTable()), self._known_rows
         start = self.position if known_rows is None else known_rows.start_of(shard, self.position)
-        return ShardStream(self._context, self._routing, shard, start, writers)
+        return ShardStream(
+            self._context, self._routing, shard, start, writers, self._window
+        )
 
     def _start_of(self, stream: ShardStream) -> int:
         is_behind = self._known_rows is not None and self._known_rows.is_behind(stream.shard)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from logplayer import targets
 from logplayer.targets.files_target import BATCH_BYTES, BATCH_RECORDS
 from logplayer.targets.http_target import POSITIONS
-from logplayer.targets.log_target import MAX_TIMEOUT_S, ORDERS
-from logplayer.targets.settings import VALUES
+from logplayer.targets.log_target import ORDERS
+from logplayer.targets.settings import VALUES, TimeoutKey
 from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
 from ziplog.config_keys import Key
 
@@ -141,13 +141,7 @@ class LogdbKeys:
     tombstones: Annotated[bool, Key("An empty payload deletes its key.", bool)] = False
     timeout_s: Annotated[
         float,
-        Key(
-            "Maximum time for a connection, and for each transaction.",
-            float,
-            unit="seconds",
-            low=0,
-            high=3600,
-        ),
+        TimeoutKey("Maximum time for a connection, and for each transaction."),
     ] = 10.0
 
 
@@ -203,13 +197,7 @@ class HttpKeys:
     ] = None
     timeout_s: Annotated[
         float,
-        Key(
-            "Maximum time for a connection, and for each answer.",
-            float,
-            unit="seconds",
-            low=0,
-            high=3600,
-        ),
+        TimeoutKey("Maximum time for a connection, and for each answer."),
     ] = 10.0
 
 
@@ -253,13 +241,7 @@ class LogKeys:
     ] = False
     timeout_s: Annotated[
         float,
-        Key(
-            "Maximum time for a connection, and for each call of the other log.",
-            float,
-            unit="seconds",
-            low=0,
-            high=MAX_TIMEOUT_S,
-        ),
+        TimeoutKey("Maximum time for a connection, and for each call of the other log."),
     ] = 30.0
 
 

@@ -156,7 +156,8 @@ def test_so_many_tasks_at_once_read_for_themselves() -> None:
     bench.poll(bench.log.tail.gsn)
     first, now = bench.log.gsns[0], bench.calls.now
     readers = [TaskReader(bench.context, SMALL, 0) for _ in range(MAX_TURNS + 2)]
-    assert [reader.ring(first) is not None for reader in readers] == [True] * MAX_TURNS + [False] * 2
+    reads_now = [reader.ring(first) is not None for reader in readers]
+    assert reads_now == [True] * MAX_TURNS + [False] * 2
     *_, second, last = readers
     assert len(bench.core.subscriptions) == MAX_TURNS + 1
     assert not second.is_next

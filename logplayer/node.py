@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from logplayer import status
 from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.context import PlayerContext
-from logplayer.members import MEMBERS, Members
+from logplayer.failures import MEMBERS
+from logplayer.members import Members
 from logplayer.shares import share
 from logplayer.steps import StepEnded
 from logplayer.task import PlayerTask
@@ -72,7 +73,8 @@ class PlayerNode:
         self.tasks: Final = {one.name: one for one in _tasks(self._context)}
         self.members: Final = Members(
             calls, settings, owner,
-            on_listed=self._on_listed, on_joined=self._share_tasks, on_failure=self._fail,
+            on_listed=self._on_listed, on_joined=self._share_tasks, failed=self._failed,
+            on_failure=self._fail,
         )  # fmt: skip
         #: The error that ended the player; None: it runs.
         self.failure: ZiplogError | None = None
@@ -210,6 +212,11 @@ class PlayerNode:
             start = self._context.settings.start
             task.start_claim(RecordId(info.position.gsn, 0) if info is not None else start)
         self._has_shared = True
+
+    def _failed(self) -> list[int]:
+        """Return the terms of the claims whose tasks have failed."""
+        states = [task.claim.state for task in self.tasks.values() if task.state == "failed"]
+        return [state.term for state in states if state is not None]
 
     # --- the end ---
 

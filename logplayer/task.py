@@ -455,6 +455,7 @@ class PlayerTask:
         """Stop until an operator resumes or seeks the cursor, which this process keeps."""
         self._close()
         self.state, self.error = "failed", why
+        self._context.wants_round = True  # Other processes learn of it.
         self._changed_at = None
         self.claim.hurry()
         self._warn(f"failed: {why}")
@@ -467,6 +468,7 @@ class PlayerTask:
     def try_again(self) -> None:
         """Open the target of a failed task again."""
         assert self.state == "failed"
+        self._context.wants_round = True
         self.delivery.try_again()
         self.reader.trimmed = None
         self._attempts.reset()

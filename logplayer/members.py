@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logplayer.failures import MEMBERS, mark_of, terms_of
+from logplayer.contract import cursor_name
+from logplayer.member_mark import MEMBERS, decode_mark, encode_mark, hash_of_tasks
 from ziplog.client.common.requests import (
     NEVER,
     ClaimQuery,
@@ -73,6 +74,11 @@ class Members:
         self._owner: Final = owner
         self._on_listed, self._on_joined, self._on_failure = on_listed, on_joined, on_failure
         self._failed: Final = failed
+        self._tasks: Final = hash_of_tasks(
+            cursor_name(settings.name, spec.name, partition)
+            for spec in settings.targets
+            for partition in range(spec.partitions)
+        )
         #: The position of the own member cursor, and the mark that was committed last.
         self._position, self._mark = RID_GENESIS, b""
         self._prefix: Final = f"{settings.name}/"
@@ -99,6 +105,13 @@ class Members:
         """The names of all processes, in the order of their member cursors."""
         return list(dict.fromkeys(info.owner for _, info in self._owned_slots()))
 
+    @property
+    def peers(self) -> list[str]:
+        """The names of the processes that have the same tasks, as `names`."""
+        slots = self._owned_slots()
+        found = [one.owner for _, one in slots if decode_mark(one.mark).tasks == self._tasks]
+        return [name for name in self.names if name == self._owner or name in found]
+
     def _slots(self) -> dict[int, CursorInfo]:
         prefix, found = f"{self._prefix}{MEMBERS}/", {}
         for name, info in self.cursors.items():
@@ -112,7 +125,7 @@ class Members:
     @property
     def failed(self) -> frozenset[int]:
         """The terms of the claims of all processes whose tasks have failed."""
-        return frozenset().union(*(terms_of(info.mark) for info in self._slots().values()))
+        return frozenset().union(*(decode_mark(one.mark).failed for one in self._slots().values()))
 
     def is_silent(self, now: int) -> bool:
         """Whether the service did not answer for a lease."""
@@ -227,6 +240,7 @@ class Members:
         self.slot, self._claim = slot, number
         self._position, self._mark = state.position, state.mark
         self._watch(state)
+        yield from self._commit_mark()
         return True
 
     def _try_to_claim(self, slot: int) -> TaskSteps:
@@ -249,8 +263,8 @@ class Members:
         return result
 
     def _commit_mark(self) -> TaskSteps:
-        """Have the member cursor name the tasks that have failed here."""
-        mark, claim = mark_of(self._failed()), self._claim
+        """Have the member cursor say which tasks this process has, and which have failed."""
+        mark, claim = encode_mark(self._tasks, self._failed()), self._claim
         if claim and mark != self._mark:
             deadline = self._calls.now + self._settings.lease_ms * NS_PER_MS
             yield CommitRequest(deadline, claim, self._position, mark)

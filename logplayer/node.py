@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from logplayer import status
 from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.context import PlayerContext
-from logplayer.failures import MEMBERS
+from logplayer.member_mark import MEMBERS
 from logplayer.members import Members
 from logplayer.shares import share
 from logplayer.steps import StepEnded
@@ -196,7 +196,7 @@ class PlayerNode:
     def _share_tasks(self) -> None:
         """Claim and drain tasks, by the last list."""
         members, owner = self.members, self._context.owner
-        names = members.names
+        names = members.peers
         if self._is_stopping or owner not in names:
             return
         listed = members.cursors

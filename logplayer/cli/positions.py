@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.contract import cursor_name
-from logplayer.failures import MEMBERS, terms_of
+from logplayer.member_mark import MEMBERS, decode_mark
 from logplayer.status import state_of
 from ziplog.errors import TrimmedError
 
@@ -26,12 +26,16 @@ def document(log: ziplog.Log, file: PlayerFile) -> dict[str, Any]:
     prefix = f"{name}/{MEMBERS}/"
     slots = [cursor for cursor in cursors.values() if cursor.name.startswith(prefix)]
     members = [cursor.owner for cursor in slots if cursor.owner]
-    failed = frozenset().union(*(terms_of(cursor.mark) for cursor in slots))
+    failed = frozenset().union(*(decode_mark(cursor.mark).failed for cursor in slots))
     lags: dict[RecordId, float] = {}
     tasks = [
         _task(
-            log, spec.name, partition,
-            cursors.get(cursor_name(name, spec.name, partition)), failed, lags,
+            log,
+            spec.name,
+            partition,
+            cursors.get(cursor_name(name, spec.name, partition)),
+            failed,
+            lags,
         )
         for spec in file.targets
         for partition in range(spec.partitions)

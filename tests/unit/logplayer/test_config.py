@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tomllib
 from typing import TYPE_CHECKING, Any
@@ -229,6 +230,19 @@ def test_a_start_that_is_no_position_is_refused() -> None:
     target = logplayer.targets.sqlite("copy", "copy.db")
     with pytest.raises(TypeError, match="start"):
         Player("127.0.0.1:7400", "orders", [target], start="yesterday")  # type: ignore[arg-type]
+
+
+def test_a_signal_while_the_file_is_read_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "logplayer.cli.commands.read", lambda _: signal.raise_signal(signal.SIGTERM)
+    )
+    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        result = run("player", "run", "player.toml")
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    assert result.exit_code == 0
 
 
 @pytest.mark.parametrize("targets", ["x", ["x"], None, [print]])

@@ -122,9 +122,7 @@ class LogReader(StreamReader[FetchT]):
     def _new_stream(self, shard: int) -> ShardStream:
         writers, known_rows = self._writers.setdefault(shard, WriterTable()), self._known_rows
         start = self.position if known_rows is None else known_rows.start_of(shard, self.position)
-        return ShardStream(
-            self._context, self._routing, shard, start, writers, self._window
-        )
+        return ShardStream(self._context, self._routing, shard, start, writers, self._window)
 
     def _start_of(self, stream: ShardStream) -> int:
         is_behind = self._known_rows is not None and self._known_rows.is_behind(stream.shard)

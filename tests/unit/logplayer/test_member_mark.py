@@ -1,4 +1,4 @@
-"""Failed tasks are named by the mark of their process's member cursor."""
+"""The mark of a member cursor: which tasks its process has, and which of them have failed."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from hypothesis import strategies as st
 
 from logplayer.cli.positions import document
 from logplayer.contract import Rejected
-from logplayer.failures import mark_of, terms_of
+from logplayer.member_mark import decode_mark, encode_mark, hash_of_tasks
 from tests.properties import examples
+from tests.sim.player.targets import Sink
 from tests.unit.logplayer.test_members import shared
+from tests.unit.logplayer.world import World
 from ziplog.client.cursors.edits import _info
 from ziplog.core.cursors import MAX_MARK_BYTES
 
 if TYPE_CHECKING:
-    from tests.unit.logplayer.world import Player, World
+    from tests.unit.logplayer.world import Player
 
 
 @examples(60)
 @given(st.sets(st.integers(1, 2**62), max_size=300))
 def test_a_mark_has_as_many_terms_as_fit(terms: set[int]) -> None:
-    mark = mark_of(terms)
+    tasks = hash_of_tasks(["orders/db/0"])
+    mark = encode_mark(tasks, terms)
     assert len(mark) <= MAX_MARK_BYTES
-    found = terms_of(mark)
-    assert sorted(found) == sorted(terms)[: len(found)]
-    assert len(found) >= min(len(terms), 56)
-    assert (mark == b"") == (not terms)
+    found = decode_mark(mark)
+    assert found.tasks == tasks
+    assert sorted(found.failed) == sorted(terms)[: len(found.failed)]
+    assert len(found.failed) >= min(len(terms), 50)
 
 
-@pytest.mark.parametrize("mark", [b"", b"text", b"\xc0", b"\x91\xa1a"])
-def test_a_mark_of_another_form_names_no_task(mark: bytes) -> None:
-    assert terms_of(mark) == frozenset()
+@pytest.mark.parametrize("mark", [b"", b"text", b"\xc0", b"\x91\xa1a", b"\x92\xc4\x00\xa0"])
+def test_a_mark_of_another_form_says_nothing(mark: bytes) -> None:
+    assert decode_mark(mark) == (b"", frozenset())
 
 
 def listed(world: World) -> dict[int, str]:
@@ -87,3 +90,17 @@ def test_the_failures_of_a_former_claim_do_not_count() -> None:
     world.run(10_000)
     assert set(listed(world).values()) == {"owned"}
     assert "failed" not in seen_by(second).values()
+
+
+def test_processes_with_other_targets_count_for_no_share() -> None:
+    world, [first] = shared(partitions=3, players=1)
+    sink = Sink("sink")
+    world.targets["sink"] = sink
+    other = world.add_player(World([sink]).settings)
+    world.run(10_000)
+    assert len(first.held) == 3
+    assert other.held == ["orders/sink/0"]
+    same = world.add_player()
+    world.run(10_000)
+    assert sorted([len(first.held), len(same.held)]) == [1, 2]
+    assert other.held == ["orders/sink/0"]

@@ -8,13 +8,10 @@ hangs, or is slow. The task then waits behind the others, and reads on from its 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ziplog.client.common.requests import NEVER
 from ziplog.core.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from logplayer.task_reader import TaskReader
 
 #: Maximum number of subscriptions besides the feed.
 MAX_TURNS: Final = 8
@@ -24,20 +21,20 @@ IDLE_NS: Final = NS_PER_S
 
 
 class Turns:
-    """The turns of the tasks of one process."""
+    """The turns of one process; a reader is any object, the same one in all its calls."""
 
     def __init__(self) -> None:
         """Start with all turns free."""
         #: When each one began; and since when its reader has needed no records, or `NEVER`.
-        self._held: Final[dict[TaskReader, int]] = {}
-        self._idle: Final[dict[TaskReader, int]] = {}
+        self._held: Final[dict[object, int]] = {}
+        self._idle: Final[dict[object, int]] = {}
         #: In the order of their arrival.
-        self._waiting: Final[dict[TaskReader, None]] = {}
+        self._waiting: Final[dict[object, None]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def take(self, reader: TaskReader, now: int) -> bool:
+    def take(self, reader: object, now: int) -> bool:
         """Take a free turn, or wait for one; return whether the reader has a turn."""
         self._waiting.setdefault(reader)
         if self.is_next(reader):
@@ -45,27 +42,27 @@ class Turns:
             self._held[reader], self._idle[reader] = now, NEVER
         return reader in self._held
 
-    def is_next(self, reader: TaskReader) -> bool:
+    def is_next(self, reader: object) -> bool:
         """Whether the reader waits, and a turn is free for it."""
         return len(self._held) < MAX_TURNS and next(iter(self._waiting), None) is reader
 
-    def note(self, reader: TaskReader, now: int, *, wants_records: bool) -> None:
+    def note(self, reader: object, now: int, *, wants_records: bool) -> None:
         """Note whether the holder of a turn needs records."""
         self._idle[reader] = NEVER if wants_records else min(self._idle[reader], now)
 
-    def over_at(self, reader: TaskReader) -> int:
+    def over_at(self, reader: object) -> int:
         """Return when a held turn is over; `NEVER`: no other reader waits for it."""
         if not self._waiting:
             return NEVER
         return min(self._held[reader] + TURN_NS, self._idle[reader] + IDLE_NS)
 
-    def leave(self, reader: TaskReader) -> None:
+    def leave(self, reader: object) -> None:
         """Give up a turn, or the wait for one. Idempotent."""
         self._held.pop(reader, None)
         self._idle.pop(reader, None)
         self.stop_waiting(reader)
 
-    def stop_waiting(self, reader: TaskReader) -> None:
+    def stop_waiting(self, reader: object) -> None:
         """End the wait: the reader needs no records now. Idempotent."""
         self._waiting.pop(reader, None)
 

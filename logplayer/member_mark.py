@@ -1,7 +1,7 @@
 """What a process says of itself: the mark of its member cursor, which the list of cursors has.
 
 The mark is MessagePack of two values: a hash of the process's tasks, and the terms of the claims
-whose tasks have failed. Terms are of the whole service, so one says which task it is, and an older
+of failed tasks. Terms are of the whole service, so one says which task it is, and an older
 mark says nothing of later claims.
 """
 
@@ -27,7 +27,7 @@ class MemberMark(NamedTuple):
 
     #: The hash of the names of the process's tasks; b"": unknown.
     tasks: bytes
-    #: The terms of the claims whose tasks have failed.
+    #: The terms of the claims of failed tasks.
     failed: frozenset[int]
 
 

@@ -65,7 +65,7 @@ class Members:
             owner: describes this process to people, and to the others.
             on_listed: called after each list.
             on_joined: called after each list that was requested with a member cursor.
-            failed: returns the terms of the claims whose tasks have failed here.
+            failed: returns the terms of the claims of tasks that have failed here.
             on_failure: called with the error of settings that do not fit the cursors.
 
         """
@@ -124,7 +124,7 @@ class Members:
 
     @property
     def failed(self) -> frozenset[int]:
-        """The terms of the claims of all processes whose tasks have failed."""
+        """The terms of the claims of failed tasks, in all processes."""
         return frozenset().union(*(decode_mark(one.mark).failed for one in self._slots().values()))
 
     def is_silent(self, now: int) -> bool:

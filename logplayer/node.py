@@ -214,7 +214,7 @@ class PlayerNode:
         self._has_shared = True
 
     def _failed(self) -> list[int]:
-        """Return the terms of the claims whose tasks have failed."""
+        """Return the terms of the claims of failed tasks."""
         states = [task.claim.state for task in self.tasks.values() if task.state == "failed"]
         return [state.term for state in states if state is not None]
 

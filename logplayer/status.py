@@ -122,7 +122,7 @@ def state_of(info: CursorInfo, failed: frozenset[int]) -> str:
 
     Args:
         info: the cursor.
-        failed: the terms of the claims whose tasks have failed.
+        failed: the terms of the claims of failed tasks.
 
     """
     return "failed" if info.owner and info.term in failed else info.state

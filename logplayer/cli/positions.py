@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.contract import cursor_name
+from logplayer.member_mark import MEMBERS, decode_mark
+from logplayer.status import state_of
 from ziplog.errors import TrimmedError
 
 if TYPE_CHECKING:
@@ -15,22 +17,26 @@ if TYPE_CHECKING:
     from ziplog.types import CursorInfo, RecordId
 
 _US_PER_S: Final = 1_000_000
-#: The second part of the names of cursors that stand for processes.
-_MEMBERS: Final = "members"
 
 
 def document(log: ziplog.Log, file: PlayerFile) -> dict[str, Any]:
     """Return the processes and tasks of a player, as `ziplog player status --json` prints them."""
     name = file.options.name
     cursors = {cursor.name: cursor for cursor in log.cursors(f"{name}/*")}
-    members = [
-        cursor.owner
-        for cursor in cursors.values()
-        if cursor.owner and cursor.name.startswith(f"{name}/{_MEMBERS}/")
-    ]
+    prefix = f"{name}/{MEMBERS}/"
+    slots = [cursor for cursor in cursors.values() if cursor.name.startswith(prefix)]
+    members = [cursor.owner for cursor in slots if cursor.owner]
+    failed = frozenset().union(*(decode_mark(cursor.mark).failed for cursor in slots))
     lags: dict[RecordId, float] = {}
     tasks = [
-        _task(log, spec.name, partition, cursors.get(cursor_name(name, spec.name, partition)), lags)
+        _task(
+            log,
+            spec.name,
+            partition,
+            cursors.get(cursor_name(name, spec.name, partition)),
+            failed,
+            lags,
+        )
         for spec in file.targets
         for partition in range(spec.partitions)
     ]
@@ -42,6 +48,7 @@ def _task(
     target: str,
     partition: int,
     cursor: CursorInfo | None,
+    failed: frozenset[int],
     lags: dict[RecordId, float],
 ) -> dict[str, Any]:
     head: dict[str, Any] = {"target": target, "partition": partition}
@@ -50,7 +57,7 @@ def _task(
     if cursor.position not in lags:
         lags[cursor.position] = _lag_s(log, cursor.position)
     return head | {
-        "state": cursor.state,
+        "state": state_of(cursor, failed),
         "owner": cursor.owner or None,
         "term": cursor.term,
         "position": str(cursor.position),

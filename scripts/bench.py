@@ -60,6 +60,7 @@ from logdb_bench import contention, restart, ycsb
 from logdb_bench import cpu as logdb_cpu
 from metrics import tables
 from player_bench import measure as player
+from player_bench import picture
 from spark_bench import reading
 
 if TYPE_CHECKING:
@@ -128,7 +129,9 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     ),
     "idle": Measurement(_scaled(membership.idle, 3.0, 10)),
     "mms": Measurement(_scaled(membership.measure, 2.0, 5), _own("mms", membership.draw)),
-    "player": Measurement(lambda options: player.measure(options.scale, options.only)),
+    "player": Measurement(
+        lambda options: player.measure(options.scale, options.only), _own("player", picture.draw)
+    ),
     "logdb-contention": Measurement(
         _sharded(contention.measure), _own("logdb-contention", contention.draw)
     ),

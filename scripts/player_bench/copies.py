@@ -54,7 +54,9 @@ def fill(cluster: Cluster, size: int, count: int) -> RecordId:
         rids: list[RecordId] = []
         for start in range(0, count, 2000):
             payloads = [os.urandom(size) for _ in range(min(2000, count - start))]
-            rids += log.insert_many(payloads, keys=[b"key-%d" % (n % 100) for n in range(len(payloads))])
+            rids += log.insert_many(
+                payloads, keys=[b"key-%d" % (n % 100) for n in range(len(payloads))]
+            )
     return max(rids)
 
 
@@ -89,7 +91,7 @@ def sql(scale: float) -> Figures:
                 found[f"SQLite, {size} B"] = _sqlite(cluster, Path(folder), size, last)
                 if not postgres.why_not():
                     found[f"PostgreSQL, {size} B"] = _postgres(cluster, size, last)
-    return found
+    return {"L6": found}
 
 
 def _sqlite(cluster: Cluster, folder: Path, size: int, last: RecordId) -> Figures:
@@ -184,10 +186,7 @@ def files(scale: float) -> Figures:
     with tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder, new_cluster() as cluster:
         size, count = _FILES
         last = fill(cluster, size, max(5000, int(count * scale)))
-        return {
-            "files": _files(cluster, Path(folder), last),
-            "mirror": _mirror(scale),
-        }
+        return {"L7": {"files": _files(cluster, Path(folder), last), "mirror": _mirror(scale)}}
 
 
 def _files(cluster: Cluster, folder: Path, last: RecordId) -> Figures:
@@ -195,7 +194,9 @@ def _files(cluster: Cluster, folder: Path, last: RecordId) -> Figures:
 
     def ours() -> float:
         number = next(numbers)
-        return play(cluster, f"files-{number}", targets.files("copy", folder / str(number)), last).per_s()
+        return play(
+            cluster, f"files-{number}", targets.files("copy", folder / str(number)), last
+        ).per_s()
 
     rates = alternate({"player": ours, "export": partial(_export, cluster, folder)}, _ROUNDS)
     return {

@@ -10,13 +10,12 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import psutil
 from log_bench import cursors as cursor_load
 from metrics.cpu import cpu_s
 from metrics.setup import cluster as new_cluster
-from metrics.windows import latency_ms
 from metrics.workers import Workers
 
 import ziplog
@@ -67,9 +66,10 @@ def failover(scale: float) -> Figures:
         kills = [players.end_owner(signal.SIGKILL) for _ in range(rounds)]
         stops = [players.end_owner(signal.SIGTERM) for _ in range(rounds)]
     return {
-        "lease_s": _LEASE_S,
-        "killed": {**_seconds(kills), "goal_s": _KILL_GOAL_S},
-        "SIGTERM": {**_seconds(stops), "goal_s": _STOP_GOAL_S},
+        "L9": {
+            "killed": {**_seconds(kills), "goal_s": _KILL_GOAL_S},
+            "SIGTERM": {**_seconds(stops), "goal_s": _STOP_GOAL_S},
+        }
     }
 
 
@@ -114,7 +114,7 @@ class _Processes:
             '[[target]]\nname = "lines"\nkind = "function"\nfunction = "bench_function:write"\n'
         )
 
-    def __enter__(self) -> _Processes:
+    def __enter__(self) -> Self:
         self._start()
         self._start()
         return self
@@ -170,7 +170,8 @@ def service(scale: float) -> Figures:
     with new_cluster(mms=3) as cluster:
         found = cursor_load.load(cluster, max(5.0, 20 * scale))
     more = found["with"]["core_percent"] - found["without"]["core_percent"]
-    return {**found, "more_core_percent": more, "goal_core_percent": _SERVICE_GOAL_PERCENT}
+    goal = {"more_core_percent": more, "goal_core_percent": _SERVICE_GOAL_PERCENT}
+    return {"L10": {**found, **goal}}
 
 
 def idle(scale: float) -> Figures:
@@ -194,7 +195,7 @@ def idle(scale: float) -> Figures:
                 f"{name}_core_percent": 100 * (cpu_s(processes) - before[name]) / seconds
                 for name, processes in nodes.items()
             }
-    return {"targets": _IDLE_TARGETS, **percent, "goal_core_percent": _IDLE_GOAL_PERCENT}
+    return {"L11": {"targets": _IDLE_TARGETS, **percent, "goal_core_percent": _IDLE_GOAL_PERCENT}}
 
 
 def _play_idle(endpoint: str, folder: str, pipe: Connection) -> None:

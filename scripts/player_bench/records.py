@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import statistics
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from metrics.windows import percentile
+from metrics.windows import percentile, sorted_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from ziplog.types import Record
 
@@ -25,6 +25,14 @@ Figures = dict[str, Any]
 _HEAD: Final = struct.Struct(">QQ")
 KEY_BYTES: Final = 1000
 _NS_PER_MS: Final = 1e6
+
+
+class Applied(NamedTuple):
+    """A record that a target had: its number, when it was inserted, and when the target had it."""
+
+    number: int
+    inserted_at: int
+    at: int
 
 
 def payload(number: int, keys: int, now: int) -> bytes:
@@ -74,36 +82,43 @@ def delays_ms(delays_ns: Iterable[int]) -> Figures:
     }
 
 
-def between(
-    dispatched: Mapping[int, int], applied: Iterable[Sequence[tuple[int, int, int]]]
-) -> list[int]:
-    """Return the delays from dispatch to apply, in ns.
+def delays_of(dispatched: Mapping[int, int], applied: Iterable[Applied]) -> list[tuple[int, int]]:
+    """Return when each record was inserted, and its delay from dispatch to apply, in ns.
 
     Args:
         dispatched: for the number of a record: when the player had it.
-        applied: of each target: number of a record, when it was inserted, and when the target had
-            it. Records that the player did not note do not count.
+        applied: what the targets noted. Records that the player did not note do not count.
 
     """
     return [
-        at - dispatched[number]
-        for target in applied
-        for number, _, at in target
-        if number in dispatched
+        (one.inserted_at, one.at - dispatched[one.number])
+        for one in applied
+        if one.number in dispatched
     ]
 
 
-def worst_window(
-    applied: Iterable[Sequence[tuple[int, int, int]]], start: int, stop: int, width: int
+def p99_windows(
+    delays: Iterable[tuple[int, int]], start: int, stop: int, width: int
 ) -> list[float | None]:
-    """Return the p99 from insert to apply in ms, for the inserts of each window of [start, stop).
+    """Return the p99 in ms of each window of [start, stop); None: no record was inserted then.
 
-    All times are in ns. None: the window has no record.
+    Args:
+        delays: when each record was inserted, and its delay.
+        start: of the first window.
+        stop: of the last one.
+        width: of each. All are in ns.
+
     """
-    windows: list[list[float]] = [[] for _ in range(max(0, (stop - start) // width))]
-    for target in applied:
-        for _, inserted_at, at in target:
-            index = (inserted_at - start) // width
-            if 0 <= index < len(windows):
-                windows[index].append((at - inserted_at) / _NS_PER_MS)
-    return [percentile(values, 99) for values in windows]
+    windows = sorted_in(delays, start, stop, width)
+    found = [percentile(values, 99) for values in windows]
+    return [None if value is None else value / _NS_PER_MS for value in found]
+
+
+def worst(windows: Iterable[float | None]) -> float | None:
+    """Return the highest value of windows; None: there is none."""
+    return max((value for value in windows if value is not None), default=None)
+
+
+def over(ours: float | None, theirs: float | None) -> float | None:
+    """Return the ratio of two figures; None: one is missing."""
+    return None if ours is None or not theirs else ours / theirs

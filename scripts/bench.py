@@ -191,10 +191,11 @@ def main() -> None:
     kinds = GROUPS.get(arguments.kind, [arguments.kind])
     for kind in kinds:
         kept = results.get(kind, {}) if arguments.only else {}
-        results[kind] = kept | MEASUREMENTS[kind].measure(arguments)
+        measured = MEASUREMENTS[kind].measure(arguments)
+        results[kind] = kept | measured
         if arguments.json:
             arguments.json.write_text(as_text(results) + "\n")
-        print(*tables.lines(kind, results[kind]), sep="\n")
+        print(*tables.lines(kind, measured), sep="\n")
     draw = MEASUREMENTS[kinds[0]].draw
     if arguments.picture and draw is not None:
         draw(results, arguments.picture)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import tempfile
 import threading
@@ -74,7 +75,7 @@ def failover(scale: float) -> Figures:
 
 
 def _seconds(took: list[float]) -> Figures:
-    return {"median_s": sorted(took)[len(took) // 2], "worst_s": max(took), "rounds": len(took)}
+    return {"median_s": statistics.median(took), "worst_s": max(took), "rounds": len(took)}
 
 
 class _Inserts:

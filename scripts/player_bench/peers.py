@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from log_bench.other_systems import Nats, Redis
 from metrics.rounds import ratio
 from metrics.setup import cluster as new_cluster
-from metrics.workers import Workers
+from metrics.workers import FORK_SERVER, Workers
 
 import ziplog
 from player_bench import receivers
@@ -87,7 +87,7 @@ def beside_systems(scale: float) -> Figures:
             if system.is_installed():
                 peer = stack.enter_context(system())
                 arguments = [(peer.port, number) for number in range(_CONSUMERS)]
-                consumers = stack.enter_context(Workers(consume, arguments))
+                consumers = stack.enter_context(Workers(consume, arguments, FORK_SERVER))
                 consumers.receive()
                 actions[name] = _peer_turn(peer, consumers)
         found = _turns(actions, count, _ROUNDS)
@@ -172,7 +172,7 @@ def second_log(scale: float) -> Figures:
         direct, source, mirror = (stack.enter_context(new_cluster()) for _ in range(3))
         near = stack.enter_context(PushTargets(direct, "direct", _SECOND_TARGETS))
         far = stack.enter_context(PushTargets(mirror, "far", _SECOND_TARGETS))
-        mirroring = Workers(_mirror, [(source.endpoint, mirror.endpoint)])
+        mirroring = Workers(_mirror, [(source.endpoint, mirror.endpoint)], FORK_SERVER)
         stack.enter_context(mirroring).receive()
 
         def through_one(first: int, size: int) -> list[int]:

@@ -13,9 +13,11 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from metrics.workers import Workers
+from metrics.workers import FORK_SERVER, Workers
 
 import ziplog
+from logplayer import Opened, Player, Receiver, targets
+from logplayer.ring import Ring
 from player_bench.records import Applied, Part, head, keys_of, payload
 from ziplog.deploy.new_shard import free_ports
 from ziplog.runtime.clock import now_ns
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from typing import Self
 
-    from logplayer import Batch, Opened
+    from logplayer import Batch
     from ziplog.local import Cluster
     from ziplog.types import RecordId
 
@@ -55,8 +57,6 @@ class _Noting:
 
     def open(self, _task: Any) -> Opened:
         """Store nothing."""
-        from logplayer import Opened  # noqa: PLC0415 - in the worker
-
         return Opened()
 
     def deliver(self, batch: Batch) -> None:
@@ -70,14 +70,11 @@ class _Noting:
 
 def _receive(name: str, port: int, floor_port: int, pipe: Connection) -> None:
     """Run a receiver; send what was noted, of pushes and of the floor, at each message."""
-    import logplayer  # noqa: PLC0415 - in the worker
-    from logplayer import targets  # noqa: PLC0415
-
     pushed: list[Applied] = []
     plain: list[Applied] = []
     spec = targets.custom(name, lambda: _Noting(pushed), stores_position=False)
     with (
-        logplayer.Receiver(f"{_HOST}:{port}", spec),
+        Receiver(f"{_HOST}:{port}", spec),
         socket.create_server((_HOST, floor_port)) as listener,
     ):
         threading.Thread(target=_read, args=(listener, plain), daemon=True).start()
@@ -105,9 +102,6 @@ def _play(
     endpoint: str, name: str, addresses: list[str], options: dict[str, Any], pipe: Connection
 ) -> None:
     """Run a player; at each message with a rid, wait for it and send when records were there."""
-    from logplayer import Player, targets  # noqa: PLC0415 - in the worker
-    from logplayer.ring import Ring  # noqa: PLC0415
-
     dispatched: dict[int, int] = {}
     append = Ring.append
 
@@ -134,7 +128,7 @@ def _play(
             dispatched.clear()
 
 
-def _wait_until_playing(player: Any) -> None:
+def _wait_until_playing(player: Player) -> None:
     end = time.monotonic() + _LIMIT_S
     while any(task["state"] not in {"playing", "delivering"} for task in player.status()["tasks"]):
         if time.monotonic() > end:
@@ -170,7 +164,7 @@ class PushTargets:
                 receiver.receive()
             addresses = [f"{_HOST}:{port}" for port, _ in self._ports]
             arguments = (self._cluster.endpoint, self._name, addresses, self._options)
-            self._player = stack.enter_context(Workers(_play, [arguments]))
+            self._player = stack.enter_context(Workers(_play, [arguments], FORK_SERVER))
             self._player.receive()
             self._connections = [
                 stack.enter_context(socket.create_connection((_HOST, port)))
@@ -185,7 +179,8 @@ class PushTargets:
         self._stack.close()
 
     def _receiver(self, number: int) -> Workers:
-        return Workers(_receive, [(f"target-{number}", *self._ports[number])])
+        arguments = (f"target-{number}", *self._ports[number])
+        return Workers(_receive, [arguments], FORK_SERVER)
 
     def kill(self, number: int) -> None:
         """Kill a receiver."""

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
-#: Forks from a process that has imported the main module: for dozens of processes.
+#: For dozens of processes: they fork from one that has imported what they need, if `scripts` is in
+#: PYTHONPATH (a fork server does not get `sys.path`).
 FORK_SERVER: Final = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(["bench"])
 
 
 class Workers:

@@ -156,7 +156,7 @@ class PushWorld(World):
         player: TargetSpec | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__([target], [player or push_spec(target)], seed=seed, **settings)
-        self.random: Final = random.Random(seed)  # noqa: S311 - no secret
+        self.random: Final = random.Random(seed)
         self.loss, self.double, self.delay_ms, self.step_ms = loss, double, delay_ms, step_ms
         self.receiver: Final = ReceiverProcess(self, receiver or behind(target))
         #: Payloads by their positions, as far as a test keeps them.

@@ -127,10 +127,10 @@ class Receiver:
                 raise
 
     def serve(self) -> None:
-        """Receive until `close` is called, by another thread, or by a signal's handler.
+        """Receive until another thread calls `close`, or until an exception: Ctrl-C, for example.
 
         Raises:
-            ClosedError: it is closed already.
+            ClosedError: it was closed before it started.
             UnavailableError: the port is in use.
             ZiplogError: the receiver itself failed.
 

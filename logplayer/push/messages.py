@@ -19,7 +19,7 @@ from ziplog.core.fields import MAX_FRAME, Unsigned
 from ziplog.core.message import Message
 from ziplog.core.wire_use import WireRange
 from ziplog.types import Epoch, Gsn, Record, RecordId, ShardId
-from ziplog.wire import AnyMessage, Name, Text, decoder_of
+from ziplog.wire import AnyMessage, Hello, Name, NodeInfoQuery, Text, decoder_of
 
 if TYPE_CHECKING:
     from logplayer.contract import Batch
@@ -145,8 +145,9 @@ AnyPush = (
     PushOpen | PushOpened | PushBatch | PushQuery | PushWorking | PushDone | PushFailed | PushClose
 )
 
-#: Decode a frame into a message between players and receivers, or also into any of the log's.
-decode: Final = decoder_of(msgspec.msgpack.Decoder(AnyPush))
+#: What a receiver understands: `Hello` and `NodeInfoQuery` are answered with its `NodeInfo`.
+decode: Final = decoder_of(msgspec.msgpack.Decoder(AnyPush | Hello | NodeInfoQuery))
+#: What a player understands: also every message of the log.
 decode_any: Final = decoder_of(msgspec.msgpack.Decoder(AnyPush | AnyMessage))
 
 _record_decoder: Final = msgspec.msgpack.Decoder(list[PushedRecord])

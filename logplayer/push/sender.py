@@ -27,7 +27,7 @@ from logplayer.push.messages import (
     frame_size,
     pushed,
 )
-from logplayer.retries import BUGS
+from logplayer.retries import BUGS, MAX_TEXT
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
 from ziplog.client.common.other_nodes import describe
 from ziplog.client.common.requests import NEVER
@@ -218,15 +218,17 @@ class PushSender:
             self._send_batch(number, worker, batch)
 
     def _send_batch(self, number: int, worker: _Worker, batch: Batch) -> None:
-        records = list(map(pushed, batch.records))
-        rejected = [PushedRejection(pushed(one.record), one.why) for one in batch.rejected]
-        if worker.spec.map is not None:
-            try:
+        rejected = [
+            PushedRejection(pushed(one.record), one.why[:MAX_TEXT]) for one in batch.rejected
+        ]
+        try:
+            records = list(map(pushed, batch.records))
+            if worker.spec.map is not None:
                 check_records(records)
-            except (TypeError, ValueError, OverflowError) as error:
-                text = f"the map returned a record that no message can have: {error}"
-                self._ended.append(StepEnded(number, TypeError(text)))
-                return
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            text = f"the map returned a record that no message can have: {error}"
+            self._ended.append(StepEnded(number, TypeError(text)))
+            return
         fields = self._next(number, worker)
         worker.request = PushQuery(*fields)
         message = PushBatch(*fields, batch.start, batch.stop, batch.size, records, rejected)

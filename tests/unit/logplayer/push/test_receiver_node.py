@@ -134,6 +134,15 @@ def test_a_batch_that_comes_after_its_query_is_refused() -> None:
     assert isinstance(bench.send(batch(5))[0], Deliver)
 
 
+def test_the_result_of_an_older_request_is_no_reply_to_a_newer_one() -> None:
+    bench = Bench()
+    bench.open()
+    bench.send(batch(2))
+    assert failure(bench.send(PushQuery(*fields(3))))[0] == "lost"
+    assert bench.end(None) == []
+    assert failure(bench.send(PushQuery(*fields(3))))[0] == "lost"
+
+
 def test_lower_terms_are_refused() -> None:
     bench = Bench()
     bench.open(term=6)

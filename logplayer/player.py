@@ -360,7 +360,7 @@ class Player:
         return document
 
     def metrics(self, timeout: float | None = None) -> str:
-        """Return the metrics of this process in Prometheus' text format (docs/player.md, 11).
+        """Return the metrics of this process in Prometheus' text format (docs/player.md, 12).
 
         Arguments and errors are those of `status`.
         """

@@ -84,7 +84,7 @@ def _compare(cluster: Cluster, targets: PushTargets, keys: int, scale: float) ->
     for turn in range(_ROUNDS + 1):
         size = count if turn else _PER_S // 2
         found = targets.floor(number, size, keys, _PER_S)
-        last = receivers.insert(cluster, number, size, keys, _PER_S)
+        last = receivers.insert(cluster, number, size, keys, _PER_S, targets.count)
         dispatched, noted = targets.take(last)
         number += size
         if turn:
@@ -122,7 +122,7 @@ class _Load:
     def _run(self) -> None:
         number = 0
         while not self._stopped.is_set():
-            self._last = receivers.insert(self._cluster, number, _PER_S, _KEYS[-1], _PER_S)
+            self._last = receivers.insert(self._cluster, number, _PER_S, _KEYS[-1], _PER_S, _MANY)
             number += _PER_S
 
     def stop(self) -> RecordId:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from log_bench.other_systems import Peer
 
+    from ziplog.local import Cluster
+    from ziplog.types import RecordId
+
 Figures = dict[str, Any]
 
 _CONSUMERS: Final = 20
@@ -176,11 +179,11 @@ def second_log(scale: float) -> Figures:
         stack.enter_context(mirroring).receive()
 
         def through_one(first: int, size: int) -> list[int]:
-            _, noted = near.take(receivers.insert(direct, first, size, _SECOND_KEYS, _SECOND_PER_S))
+            _, noted = near.take(_insert(direct, first, size))
             return [one.at - one.inserted_at for target in noted for one in target]
 
         def through_two(first: int, size: int) -> list[int]:
-            mirroring.send(receivers.insert(source, first, size, _SECOND_KEYS, _SECOND_PER_S))
+            mirroring.send(_insert(source, first, size))
             mirroring.receive()
             with mirror.connect() as log:
                 last = log.check_tail()
@@ -189,6 +192,10 @@ def second_log(scale: float) -> Figures:
 
         found = _turns({"direct": through_one, "mirror": through_two}, count, _SECOND_ROUNDS)
     return {"L4": {**found, "goal_over_direct": _SECOND_GOAL}}
+
+
+def _insert(cluster: Cluster, first: int, count: int) -> RecordId:
+    return receivers.insert(cluster, first, count, _SECOND_KEYS, _SECOND_PER_S, _SECOND_TARGETS)
 
 
 def _mirror(source: str, mirror: str, pipe: Connection) -> None:

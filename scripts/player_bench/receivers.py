@@ -18,7 +18,7 @@ from metrics.workers import FORK_SERVER, Workers
 import ziplog
 from logplayer import Opened, Player, Receiver, targets
 from logplayer.ring import Ring
-from player_bench.records import Applied, Part, head, keys_of, payload
+from player_bench.records import Applied, Part, head, part, payload
 from ziplog.deploy.new_shard import free_ports
 from ziplog.runtime.clock import now_ns
 
@@ -115,7 +115,7 @@ def _play(
     specs = [
         targets.push(
             f"target-{number}", address, stores_position=False, retry_last_ms=1000,
-            map=Part(number, len(addresses)) if is_split else None,
+            map=Part(number) if is_split else None,
         )
         for number, address in enumerate(addresses)
     ]  # fmt: skip
@@ -148,7 +148,6 @@ class PushTargets:
         """Prepare; `options`: further ones of `Player`; `is_split`: keys belong to targets."""
         self._cluster, self._name, self.count = cluster, name, count
         self._options: Final = {"is_split": is_split, **options}
-        self._is_split: Final = is_split
         ports = list(free_ports(2 * count, _HOST))
         self._ports: Final = list(zip(ports[:count], ports[count:], strict=True))
         self._receivers: Final[list[Workers]] = []
@@ -201,11 +200,10 @@ class PushTargets:
     def floor(self, first: int, count: int, keys: int, per_s: float) -> list[Applied]:
         """Send what the targets would get, in a loop; return what the receivers noted."""
         for number in paced(first, count, per_s):
-            now = now_ns()
+            whole = payload(number, keys, now_ns(), self.count)
             for target, connection in enumerate(self._connections):
-                of = keys_of(number, keys, self.count, target) if self._is_split else keys
-                if of:
-                    data = payload(number, of, now)
+                data = part(whole, target)
+                if data is not None:
                     connection.sendall(_SIZE.pack(len(data)) + data)
         time.sleep(0.2)
         return [one for _, plain in self._noted() for one in plain]
@@ -216,11 +214,13 @@ class PushTargets:
         return [receiver.receive()[0] for receiver in self._receivers]
 
 
-def insert(cluster: Cluster, first: int, count: int, keys: int, per_s: float) -> RecordId:
-    """Insert records at a steady pace; return the last one's rid."""
+def insert(
+    cluster: Cluster, first: int, count: int, keys: int, per_s: float, targets: int = 1
+) -> RecordId:
+    """Insert records for so many targets at a steady pace; return the last one's rid."""
     with cluster.connect(timeout=60.0) as log:
         rids = [
-            log.insert_after(payload(number, keys, now_ns()))
+            log.insert_after(payload(number, keys, now_ns(), targets))
             for number in paced(first, count, per_s)
         ]
     return rids[-1]

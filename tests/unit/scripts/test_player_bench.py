@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 from player_bench.copies import in_batches
 from player_bench.measure import MEASUREMENTS, measure
 from player_bench.records import (
+    HEAD_BYTES,
     KEY_BYTES,
     Applied,
     Part,
     delays_ms,
     delays_of,
     head,
-    keys_of,
     over,
     p99_windows,
+    part,
     payload,
     worst,
 )
@@ -30,20 +31,24 @@ MS = 1_000_000
 
 
 def test_every_key_of_a_record_belongs_to_one_target() -> None:
-    for number in range(200):
-        assert sum(keys_of(number, 10, 20, target) for target in range(20)) == 10
-    shares = [sum(keys_of(number, 10, 5, target) for number in range(1000)) for target in range(5)]
-    assert min(shares) > 0.8 * max(shares)
+    totals = [0] * 5
+    for number in range(1000):
+        whole = payload(number, 10, 55, targets=5)
+        found = [part(whole, target) for target in range(5)]
+        keys = [0 if data is None else (len(data) - HEAD_BYTES) // KEY_BYTES for data in found]
+        assert sum(keys) == 10
+        totals = [sum(both) for both in zip(totals, keys, strict=True)]
+    assert min(totals) > 0.8 * max(totals)
 
 
 def test_part_of_a_record_has_its_head_and_the_keys_of_the_target() -> None:
-    record = Record(RecordId(7, 0), payload(3, 10, 55), None, 0, 0)
-    parts = [Part(target, 4)(record) for target in range(4)]
-    found = [part for part in parts if part is not None]
-    assert [head(part.payload) for part in found] == [(3, 55)] * len(found)
-    assert sum(len(part.payload) - 16 for part in found) == 10 * KEY_BYTES
-    assert {part.rid for part in found} == {record.rid}
-    assert Part(0, 10_000)(record) is None
+    record = Record(RecordId(7, 0), payload(3, 10, 55, targets=30), None, 0, 0)
+    parts = [Part(target)(record) for target in range(30)]
+    found = [one for one in parts if one is not None]
+    assert [head(one.payload) for one in found] == [(3, 55)] * len(found)
+    assert sum(len(one.payload) - HEAD_BYTES for one in found) == 10 * KEY_BYTES
+    assert {one.rid for one in found} == {record.rid}
+    assert len(found) <= 10
 
 
 def test_delays_are_from_the_dispatch_of_a_record() -> None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 
 _CONSUMERS: Final = 20
+#: Time limit of a call of JetStream; twenty consumers are created at the same time.
+_CALL_S: Final = 60
 _PER_S: Final = 50
 _SECONDS: Final = 4.0
 _ROUNDS: Final = 3
@@ -122,7 +124,8 @@ async def _consume_nats(port: int, number: int, pipe: Connection) -> None:
         await message.ack()
 
     client = await nats.connect(f"nats://127.0.0.1:{port}")
-    await client.jetstream().subscribe("log", durable=f"c{number}", cb=on_message, manual_ack=True)
+    stream = client.jetstream(timeout=_CALL_S)
+    await stream.subscribe("log", durable=f"c{number}", cb=on_message, manual_ack=True)
     pipe.send("ready")
     await _send_noted(noted, pipe)
 

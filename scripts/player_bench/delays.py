@@ -30,14 +30,14 @@ _KEYS: Final = (1, 2, 5, 10)
 _MANY: Final = 20
 _PER_S: Final = 100
 _ROUNDS: Final = 2
-_SECONDS: Final = 5.0
+_SECONDS: Final = 4.0
 _NS_PER_S: Final = 1_000_000_000
 _MEAN_GOAL_MS: Final = 0.32
 _P99_GOAL_MS: Final = 0.78
 _FLOOR_GOAL: Final = 2.0
 _GROWTH_GOAL: Final = 1.2
 _BEFORE_S: Final = 12.0
-_DOWN_S: Final = 40.0
+_DOWN_S: Final = 30.0
 _OTHERS_GOAL: Final = 1.2
 
 

@@ -169,7 +169,7 @@ class _Processes:
 def service(scale: float) -> Figures:
     """CPU of the membership service with 1,000 cursors of 100 owners, one move a second each."""
     with new_cluster(mms=3) as cluster:
-        found = cursor_load.load(cluster, max(5.0, 20 * scale))
+        found = cursor_load.load(cluster, max(5.0, 15 * scale))
     more = found["with"]["core_percent"] - found["without"]["core_percent"]
     goal = {"more_core_percent": more, "goal_core_percent": _SERVICE_GOAL_PERCENT}
     return {"L10": {**found, **goal}}

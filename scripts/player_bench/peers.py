@@ -9,6 +9,7 @@ player on a mirror of the log, beside ten on the log itself, 10 KB, 100 records 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +39,8 @@ Figures = dict[str, Any]
 _CONSUMERS: Final = 20
 #: Time limit of a call of JetStream; twenty consumers are created at the same time.
 _CALL_S: Final = 60
+#: Of a read at Redis; below the time limit of its client.
+_BLOCK_MS: Final = 1000
 _PER_S: Final = 50
 _SECONDS: Final = 4.0
 _ROUNDS: Final = 3
@@ -126,21 +129,23 @@ async def _consume_nats(port: int, number: int, pipe: Connection) -> None:
     client = await nats.connect(f"nats://127.0.0.1:{port}")
     stream = client.jetstream(timeout=_CALL_S)
     await stream.subscribe("log", durable=f"c{number}", cb=on_message, manual_ack=True)
+    _serve_noted(noted, pipe)
+    await asyncio.Event().wait()
+
+
+def _serve_noted(noted: list[Applied], pipe: Connection) -> None:
+    """Send what was noted, in a thread that does not keep a failed consumer's process alive."""
+
+    def serve() -> None:
+        while True:
+            count = pipe.recv()
+            while len(noted) < count:
+                time.sleep(0.05)
+            pipe.send(noted[:])
+            noted.clear()
+
     pipe.send("ready")
-    await _send_noted(noted, pipe)
-
-
-async def _send_noted(noted: list[Applied], pipe: Connection) -> None:
-    while True:
-        count = await asyncio.to_thread(pipe.recv)
-        await asyncio.to_thread(_wait_for, noted, count)
-        pipe.send(noted[:])
-        noted.clear()
-
-
-def _wait_for(noted: list[Applied], count: int) -> None:
-    while len(noted) < count:
-        time.sleep(0.05)
+    threading.Thread(target=serve, daemon=True).start()
 
 
 def _of_redis(port: int, number: int, pipe: Connection) -> None:
@@ -156,16 +161,13 @@ async def _consume_redis(port: int, number: int, pipe: Connection) -> None:
     client = redis.asyncio.Redis(host="127.0.0.1", port=port)
     await client.xgroup_create("log", group, id="$", mkstream=True)
 
-    async def follow() -> None:
-        while True:
-            found = await client.xreadgroup(group, "c", {"log": ">"}, count=100, block=10_000)
-            for _, messages in found:
-                now = now_ns()
-                noted.extend(Applied(*head(fields[b"p"]), now) for _, fields in messages)
-                await client.xack("log", group, *(name for name, _ in messages))
-
-    pipe.send("ready")
-    await asyncio.gather(follow(), _send_noted(noted, pipe))
+    _serve_noted(noted, pipe)
+    while True:
+        found = await client.xreadgroup(group, "c", {"log": ">"}, count=100, block=_BLOCK_MS)
+        for _, messages in found:
+            now = now_ns()
+            noted.extend(Applied(*head(fields[b"p"]), now) for _, fields in messages)
+            await client.xack("log", group, *(name for name, _ in messages))
 
 
 # --- a second log ------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_each_record_is_there_once_although_receiver_and_player_are_killed(
         with Process(filled.file) as second:
             second.ready()
             expected = 0
-            for round_ in range(4):
+            for round_ in range(3):
                 insert(log, 200)
                 expected += 200
                 reached = expected - chance.randrange(1, 200)

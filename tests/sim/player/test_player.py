@@ -27,7 +27,7 @@ def test_many_runs_violate_nothing(first: int) -> None:
         run_player(draw_player(seed))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [2, 4])
 def test_a_run_with_receivers_violates_nothing(seed: int) -> None:
     assert run_player(draw_pushed(seed)).records
 

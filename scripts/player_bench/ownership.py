@@ -132,7 +132,8 @@ class _Processes:
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert process.stdout is not None
-        assert b"ready" in process.stdout.readline()
+        with process.stdout as output:
+            assert b"ready" in output.readline()
         self._running.append(process)
 
     def end_owner(self, number: signal.Signals) -> float:

@@ -457,6 +457,23 @@ def test_owner_that_stood_still_before_its_link_adds_nothing(
     assert len(names(tmp_path)) == 3
 
 
+def test_owner_that_stood_still_before_it_looks_finds_the_later_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, of = opened(tmp_path)
+    write = former._written
+
+    def written(name: str, write_to: Callable[[BinaryIO], object]) -> Path:
+        part = write(name, write_to)
+        opened(tmp_path, 2)
+        return part
+
+    monkeypatch.setattr(former, "_written", written)
+    with pytest.raises(Fenced, match="a later term than 1"):
+        former.deliver(batch(of, 1, 4))
+    assert stored(tmp_path) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("has_part", [False, True])
 def test_owner_that_stood_still_as_it_opened_is_fenced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_part: bool

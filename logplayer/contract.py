@@ -142,8 +142,10 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A target of a player: its settings, and how its tasks connect."""
 
     name: str
-    #: Returns the connection of a task; connects to nothing.
-    connect: Callable[[], Target]
+    #: Returns the connection of a task; connects to nothing. None: the target has a receiver.
+    connect: Callable[[], Target] | None
+    #: The endpoint of its receiver, "host:port", with which the player exchanges messages.
+    receiver: str = ""
     #: It stores positions with its effects, or repetitions have none (exactly once); False: at
     #: least once.
     stores_position: bool

@@ -288,6 +288,23 @@ class LogKeys:
     ] = 30.0
 
 
+@dataclass(frozen=True)
+class PushKeys:
+    """The keys of a receiver."""
+
+    address: Annotated[str, Key("Where the receiver listens.", str, rule="'host:port'")]
+    stores_position: Annotated[
+        bool,
+        Key(
+            "The receiver's target stores positions: exactly once. false: at least once.",
+            bool,
+        ),
+    ] = True
+    insecure: Annotated[
+        bool, Key("Allow an address outside of this machine; nothing is encrypted.", bool)
+    ] = False
+
+
 class Kind(NamedTuple):
     """A kind of targets."""
 
@@ -344,6 +361,13 @@ KINDS: Final[Mapping[str, Kind]] = {
         LogKeys,
         targets.log,
         {"bootstrap": "127.0.0.1:7500"},
+    ),
+    "push": Kind(
+        "A receiver in another process: as strong as its target. The receiver's program:"
+        " logplayer.Receiver('127.0.0.1:7600', targets.sqlite('copy', 'copy.db')).serve()",
+        PushKeys,
+        targets.push,
+        {"address": "127.0.0.1:7600"},
     ),
     "function": Kind(
         "A Python function: at least once.",

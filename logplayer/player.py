@@ -20,6 +20,7 @@ from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.contract import cursor_name
 from logplayer.node import PlayerNode
 from logplayer.options import PlayerOptions, check_targets
+from logplayer.push.messages import decode_any
 from logplayer.settings import PlayerSettings
 from logplayer.workers import Workers
 from ziplog.client import arguments, cursor_arguments
@@ -205,6 +206,7 @@ class Player:
                 AskArchive: self._archives.start,
                 **self._workers.effects,
             },
+            decode=decode_any,
             on_halt=lambda reason, state: self._on_halt(node, reason, state),
         )
         try:

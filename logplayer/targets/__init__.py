@@ -14,6 +14,7 @@ from logplayer.targets import (
     function_target,
     http_target,
     log_target,
+    push_target,
     sqlite_target,
 )
 from logplayer.targets.settings import target_spec
@@ -41,6 +42,7 @@ __all__ = [
     "log",
     "logdb",
     "postgres",
+    "push",
     "sqlite",
 ]
 
@@ -309,6 +311,37 @@ def logdb(
         timeout_s=timeout_s, is_mapped=settings.get("map") is not None,
     )  # fmt: skip
     return target_spec(name, connect, settings, stores_position=True, keeps_rejected=True)
+
+
+def push(
+    name: str,
+    address: str,
+    *,
+    stores_position: bool = True,
+    insecure: bool = False,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target in another process, which runs a `logplayer.Receiver`.
+
+    It is as strong as the target of the receiver, which has the same name and the same number of
+    partitions. It needs no thread.
+
+    Args:
+        name: of the target, up to 48 characters.
+        address: of the receiver, "host:port".
+        stores_position: the receiver's target stores positions, so each record is delivered exactly
+            once. False, for example if it is a function: at least once.
+        insecure: allow an address outside of this machine; records are not encrypted.
+        settings: as for all kinds; but `batch_bytes` is at most 8 MiB. With
+            rejected="dead-letter" the receiver's target keeps the records.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    return push_target.push_spec(
+        name, address, settings, stores_position=stores_position, insecure=insecure
+    )
 
 
 def custom(

@@ -15,6 +15,7 @@ Rejecting = Literal["", "skip", "dead-letter"]
 FaultKind = Literal[
     "kill-player", "pause-player", "isolate-player", "add-player", "target-down", "target-slow",
     "target-empty", "pause", "resume", "seek", "release", "lead-mms", "kill-mms",
+    "kill-receiver", "pause-receiver", "cut-receiver",
 ]  # fmt: skip
 
 #: Weights of the faults of a drawn plan.
@@ -35,6 +36,8 @@ class TargetPlan(NamedTuple):
     #: It rejects a seventh of the records; what happens to them, and whether it names them.
     rejected: Rejecting = ""
     names_rejected: bool = True
+    #: It is behind a receiver.
+    is_pushed: bool = False
 
 
 class PlayerFault(NamedTuple):
@@ -106,3 +109,20 @@ def _draw_target(random: Random) -> TargetPlan:
     partitions = random.choice((1, 1, 2, 3))
     rejected: Rejecting = random.choice(("", "", "skip", "dead-letter"))
     return TargetPlan(kind, partitions, 3, rejected, random.random() < 0.5)
+
+
+def draw_pushed(seed: int) -> PlayerPlan:
+    """Return the plan of a seed with all targets behind receivers, which have faults as well."""
+    plan, random = draw_player(seed), Random(f"receivers {seed}")
+    kinds: tuple[FaultKind, ...] = ("kill-receiver", "pause-receiver", "cut-receiver")
+    more = [
+        PlayerFault(
+            random.randrange(plan.span_ms), random.choice(kinds), random.randrange(9),
+            random.choice((100, LEASE_MS, 4 * LEASE_MS, 20 * LEASE_MS)),
+        )
+        for _ in range(random.choice((0, 2, 5)))
+    ]  # fmt: skip
+    return plan._replace(
+        targets=tuple(one._replace(is_pushed=True) for one in plan.targets),
+        faults=tuple(sorted([*plan.faults, *more])),
+    )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.node import PlayerNode
+from logplayer.push.messages import decode, decode_any
+from logplayer.push.receiver_node import ReceiverNode
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
 from tests.sim.player.plan import LEASE_MS
 from tests.sim.player.targets import Connections, Fault, Sink, Store
@@ -116,52 +118,26 @@ class Outside:
         self.cluster.kernel.after(self.cluster.kernel.random.randrange(*_LATE_NS), act)
 
 
-class PlayerProgram:
-    """The program of a player's process."""
+class StepProgram:
+    """A program whose node has steps of targets carried out."""
 
-    def __init__(self, process: Process, outside: Outside, settings: PlayerSettings) -> None:
-        transport = process.transport
-        assert transport is not None
-        cluster, client = outside.cluster, process.kernel.random.randbytes(16)
+    driver: Driver
+
+    def __init__(self, process: Process, outside: Outside) -> None:
         self._process: Final = process
         self._outside: Final = outside
         self._connections: Final = Connections(outside.targets, outside.fault, outside.later)
-        self.node: Final = PlayerNode(
-            client, [node.endpoint for node in cluster.config.mms], settings,
-            owner=f"{process.name}:{process.starts}:{client[:4].hex()}", now=process.clock(),
-        )  # fmt: skip
-        #: The results of calls.
-        self.results: Final[dict[int, Any]] = {}
-        #: Claims that another process took.
-        self.taken = 0
-        for task in self.node.tasks.values():
-            self._count_losses(task)
-        self.driver: Final = Driver(
-            self.node, transport, clock=process.clock, on_halt=process.halt,
-            carry_out={
-                OpenTarget: self._begin, Deliver: self._begin, CloseTarget: lambda _effect: None,
-                Complete: lambda effect: self.results.__setitem__(effect.id, effect.result),
-            },
-        )  # fmt: skip
 
-    def _count_losses(self, task: Any) -> None:
-        lost = task.on_claim_lost
-
-        def on_claim_lost(reason: str) -> None:
-            self.taken += "claimed it" in reason
-            lost(reason)
-
-        task.on_claim_lost = on_claim_lost
+    @property
+    def _steps(self) -> dict[Any, Any]:
+        return {
+            OpenTarget: self._begin, Deliver: self._begin, CloseTarget: lambda _effect: None
+        }  # fmt: skip
 
     def _begin(self, effect: OpenTarget | Deliver) -> None:
         task = effect.task if isinstance(effect, OpenTarget) else effect.batch.task
-        process, kernel = self._process, self._process.kernel
-        since = self._outside.isolated.get(process.name, kernel.now)
-        assert kernel.now <= since + LEASE_MS * MS, (
-            f"silence: {process.name} begins a step {(kernel.now - since) // MS} ms after the"
-            " membership service was heard"
-        )
-        kernel.after(self._outside.step_ns(task.target), lambda: self._run(effect))
+        pause = self._outside.step_ns(task.target)
+        self._process.kernel.after(pause, lambda: self._run(effect))
 
     def _run(self, effect: OpenTarget | Deliver) -> None:
         process, kernel = self._process, self._process.kernel
@@ -183,11 +159,73 @@ class PlayerProgram:
     def turn(self) -> None:
         self.driver.run_once()
 
+    def end(self) -> None:
+        """Do nothing: all that it had is gone."""
+
+
+class PlayerProgram(StepProgram):
+    """The program of a player's process."""
+
+    def __init__(self, process: Process, outside: Outside, settings: PlayerSettings) -> None:
+        transport = process.transport
+        assert transport is not None
+        cluster, client = outside.cluster, process.kernel.random.randbytes(16)
+        super().__init__(process, outside)
+        self.node: Final = PlayerNode(
+            client, [node.endpoint for node in cluster.config.mms], settings,
+            owner=f"{process.name}:{process.starts}:{client[:4].hex()}", now=process.clock(),
+        )  # fmt: skip
+        #: The results of calls.
+        self.results: Final[dict[int, Any]] = {}
+        #: Claims that another process took.
+        self.taken = 0
+        for task in self.node.tasks.values():
+            self._count_losses(task)
+        self.driver = Driver(
+            self.node, transport, clock=process.clock, on_halt=process.halt, decode=decode_any,
+            carry_out={
+                **self._steps,
+                Complete: lambda effect: self.results.__setitem__(effect.id, effect.result),
+            },
+        )  # fmt: skip
+
+    def _count_losses(self, task: Any) -> None:
+        lost = task.on_claim_lost
+
+        def on_claim_lost(reason: str) -> None:
+            self.taken += "claimed it" in reason
+            lost(reason)
+
+        task.on_claim_lost = on_claim_lost
+
+    def _begin(self, effect: OpenTarget | Deliver) -> None:
+        process, now = self._process, self._process.kernel.now
+        since = self._outside.isolated.get(process.name, now)
+        assert now <= since + LEASE_MS * MS, (
+            f"silence: {process.name} begins a step {(now - since) // MS} ms after the"
+            " membership service was heard"
+        )
+        super()._begin(effect)
+
     def check(self) -> None:
         self.node.check()
 
-    def end(self) -> None:
-        """Do nothing: all that it had is gone."""
+
+class ReceiverProgram(StepProgram):
+    """The program of a receiver's process."""
+
+    def __init__(self, process: Process, outside: Outside, spec: TargetSpec) -> None:
+        transport = process.transport
+        assert transport is not None
+        super().__init__(process, outside)
+        self._node: Final = ReceiverNode(spec)
+        self.driver = Driver(
+            self._node, transport, clock=process.clock, on_halt=process.halt, decode=decode,
+            carry_out=self._steps,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        self._node.check()
 
 
 def _text(effect: OpenTarget | Deliver) -> str:
@@ -204,6 +242,17 @@ def add_player(outside: Outside, name: str, settings: PlayerSettings) -> Process
         return PlayerProgram(process, outside, settings)
 
     process = Process(outside.cluster.network, name, None, start)
+    process.start()
+    return process
+
+
+def add_receiver(outside: Outside, endpoint: str, spec: TargetSpec) -> Process:
+    """Start the process of a receiver."""
+
+    def start(process: Process) -> ReceiverProgram:
+        return ReceiverProgram(process, outside, spec)
+
+    process = Process(outside.cluster.network, f"receiver-{spec.name}", endpoint, start)
     process.start()
     return process
 

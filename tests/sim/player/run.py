@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
+from msgspec import structs
+
 import logplayer.source
 import ziplog.client.cursors.claims
 from logplayer.contract import TargetSpec, cursor_name
@@ -23,6 +25,7 @@ from tests.sim.player.process import (
     Outside,
     PlayerProgram,
     add_player,
+    add_receiver,
     node_of,
 )
 from tests.sim.player.targets import is_odd
@@ -144,6 +147,8 @@ class PlayerRun(Run):
         self.players_plan: Final = plan
         self.outside: Final = Outside(self.cluster, plan.unknown, plan.outcomes)
         targets, specs = self.outside.targets, []
+        #: The targets of receivers, with the receivers' endpoints.
+        self._behind: Final[list[TargetSpec]] = []
         for number, one in enumerate(plan.targets):
             name = f"target-{number}"
             target = (ObservedStore if one.kind == "store" else ObservedSink)(name)
@@ -155,6 +160,10 @@ class PlayerRun(Run):
             if one.rejected:
                 target.rejects = lambda record: "it is odd" if is_odd(record) else ""
                 target.names_rejected = one.names_rejected
+            if one.is_pushed:
+                behind = spec
+                spec = structs.replace(behind, connect=None, receiver=f"10.9.0.{number}:7600")
+                self._behind.append(structs.replace(behind, receiver=spec.receiver))
             targets[name] = target
             target.spec = spec
             specs.append(spec)
@@ -176,6 +185,7 @@ class PlayerRun(Run):
         self.admin: Final = Admin(self.shared, "admin")
         self.auditor: Final = Auditor(self.shared, "auditor")
         self.processes: Final[list[Process]] = []
+        self.receivers: Final[list[Process]] = []
         self._endings: Final[list[Callable[[], None]]] = []
         self._faults_done = 0
 
@@ -190,6 +200,8 @@ class PlayerRun(Run):
 
     def _prepare(self) -> None:
         self.admin.start()
+        for spec in self._behind:
+            self.receivers.append(add_receiver(self.outside, spec.receiver, spec))
         for _ in range(self.players_plan.players):
             self._add_player()
         for fault in self.players_plan.faults:
@@ -230,7 +242,8 @@ class PlayerRun(Run):
             "kill-player": self._kill, "pause-player": self._pause, "isolate-player": self._isolate,
             "add-player": lambda _fault: self._add_player(), "target-down": self._down,
             "target-slow": self._slow, "target-empty": self._empty, "lead-mms": self._lead,
-            "kill-mms": self._kill_mms,
+            "kill-mms": self._kill_mms, "kill-receiver": self._kill_receiver,
+            "pause-receiver": self._pause_receiver, "cut-receiver": self._cut_receiver,
         }  # fmt: skip
         acts.get(fault.kind, self._edit)(fault)
 
@@ -268,6 +281,35 @@ class PlayerRun(Run):
             for service in services:
                 network.heal(name, service)
                 network.heal(service, name)
+
+        self._lasting(fault, end)
+
+    def _receiver(self, fault: PlayerFault) -> Process:
+        return self.receivers[fault.number % len(self.receivers)]
+
+    def _kill_receiver(self, fault: PlayerFault) -> None:
+        process = self._receiver(fault)
+        if process.is_up:
+            process.kill()
+            self.kernel.after(fault.for_ms * MS, process.start)
+
+    def _pause_receiver(self, fault: PlayerFault) -> None:
+        process = self._receiver(fault)
+        if process.is_up:
+            process.pause()
+            self._lasting(fault, process.resume)
+
+    def _cut_receiver(self, fault: PlayerFault) -> None:
+        """Cut a receiver off, in one or in both directions."""
+        receiver, player = self._receiver(fault).name, self._process(fault).name
+        network, ways = self.cluster.network, [(receiver, player), (player, receiver)]
+        cut = ways[: 1 + fault.number % 2]
+        for way in cut:
+            network.cut(*way)
+
+        def end() -> None:
+            for way in cut:
+                network.heal(*way)
 
         self._lasting(fault, end)
 

@@ -125,6 +125,7 @@ def target_spec(
     keeps_rejected: bool = False,
     skip_writers: tuple[bytes, ...] = (),
     check_source: Callable[[int, float], None] | None = None,
+    roll_s: int = 0,
     receiver: str = "",
 ) -> TargetSpec:
     """Return a target with these settings.
@@ -155,6 +156,7 @@ def target_spec(
         keeps_rejected=keeps_rejected,
         skip_writers=skip_writers,
         check_source=check_source,
+        roll_s=roll_s,
         receiver=receiver,
         **checked,
     )

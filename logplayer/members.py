@@ -1,9 +1,10 @@
 """The processes of a player, and its cursors as the membership service lists them.
 
 Every process claims a member cursor, the first free one of `PLAYER/members/0`, `/1`, ...; so the
-list of cursors names the processes. Three times in each lease a process lists the cursors. A
-process that died keeps its member cursor until another process claims it: each process tries that
-with the member that follows it, and the service refuses while the member is heard.
+list of cursors names the processes. Three times in each lease a process lists the cursors. In
+between it *probes* the members that follow it five times a second: it tries to claim their member
+cursors. The service refuses while a member lives. Once a member has released its cursor, or was
+silent for its lease, the probe succeeds; the process releases the cursor and lists at once.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 _LISTS: Final = 3
 #: Interval between lists while a call waits for positions, and after a claim that was refused.
 _SOON_NS: Final = 100 * NS_PER_MS
+#: Interval between probes, and the number of members that each process probes.
+_PROBE_NS: Final = 200 * NS_PER_MS
+_PROBED: Final = 3
 
 
 class Members:
@@ -91,10 +95,10 @@ class Members:
         self.slot = -1
         self._claim = 0
         self._is_first = True
-        self._is_running = self._is_over = False
-        #: Called when the member cursor is released after the round that runs.
+        #: A round runs; a probe does; and the member cursor is to be released after both.
+        self._is_running = self._is_probing = False
         self._on_over: Callable[[], None] | None = None
-        self._list_at = calls.now
+        self._list_at = self._probe_at = calls.now
         #: Why the last round failed; "": it did not.
         self.error = ""
 
@@ -138,19 +142,30 @@ class Members:
         now = self._calls.now
         if is_urgent:
             self._list_at = min(self._list_at, max(now, self.answered_at + _SOON_NS))
-        if not self._is_running and not self._is_over and now >= self._list_at:
+        if now >= self._next_list():
             self._is_running = True
             self._list_at = now + self._interval_ns
             self._calls.run(self._round(), self._on_round)
+        if now >= self._next_probe():
+            self._is_probing = True
+            self._probe_at = now + _PROBE_NS
+            self._calls.run(self._probe(), self._on_probed)
 
     def next_wakeup(self) -> int:
         """Return the time of the next poll."""
-        return NEVER if self._is_running or self._is_over else self._list_at
+        return min(self._next_list(), self._next_probe())
+
+    def _next_list(self) -> int:
+        return NEVER if self._is_running or self._on_over is not None else self._list_at
+
+    def _next_probe(self) -> int:
+        is_idle = not self._is_probing and self._on_over is None
+        return self._probe_at if is_idle and self._followers() else NEVER
 
     def _on_round(self, result: bool | Exception) -> None:
         self._is_running = False
         if self._on_over is not None:
-            self._release_claim(self._on_over)
+            self._release_if_idle()
         elif isinstance(result, ConfigError):
             self._on_failure(result)
         elif isinstance(result, Exception):
@@ -177,8 +192,6 @@ class Members:
         if slot == self.slot:
             self._on_joined()
         yield from self._commit_mark()
-        if not has_changed and not self._is_over:
-            has_changed = yield from self._probe()
         return has_changed
 
     def _check_partitions(self) -> None:
@@ -289,27 +302,41 @@ class Members:
         if claim:
             self._calls.call(UnsubscribeRequest(NEVER, claim), ignore)
 
+    def _followers(self) -> list[int]:
+        """Return the numbers of the member cursors that this process probes."""
+        if self.slot < 0:
+            return []
+        others = [slot for slot, one in self._owned_slots() if one.owner != self._owner]
+        return sorted(others, key=lambda slot: (slot < self.slot, slot))[:_PROBED]
+
     def _probe(self) -> TaskSteps:
-        """Try to claim the member cursor of the process that follows; release it if that works."""
-        others = [(slot, one) for slot, one in self._owned_slots() if one.owner != self._owner]
-        if not others:
-            return False
-        after = [slot for slot, _ in others if slot > self.slot]
-        slot = after[0] if after else others[0][0]
-        number = yield from self._try_to_claim(slot)
-        if not number:
-            return False
-        yield ReleaseRequest(NEVER, number)
-        yield UnsubscribeRequest(NEVER, number)
-        return True
+        """Claim and release the member cursors that no living process owns; return if any was."""
+        has_left = False
+        for slot in self._followers():
+            number = yield from self._try_to_claim(slot)
+            if number:
+                yield ReleaseRequest(NEVER, number)
+                yield UnsubscribeRequest(NEVER, number)
+                has_left = True
+        return has_left
+
+    def _on_probed(self, result: bool | Exception) -> None:
+        self._is_probing = False
+        if self._on_over is not None:
+            self._release_if_idle()
+        elif isinstance(result, Exception):
+            self.error = str(result)
+        elif result:
+            self._list_at = self._calls.now
 
     def release(self, then: Callable[[], None]) -> None:
-        """Release the member cursor, after the round that runs; list no more."""
-        self._is_over = True
-        if self._is_running:
-            self._on_over = then
-        else:
-            self._release_claim(then)
+        """Release the member cursor, after the round and the probe that run; list no more."""
+        self._on_over = then
+        self._release_if_idle()
+
+    def _release_if_idle(self) -> None:
+        if self._on_over is not None and not self._is_running and not self._is_probing:
+            self._release_claim(self._on_over)
 
     def _release_claim(self, then: Callable[[], None]) -> None:
         if not self._claim:

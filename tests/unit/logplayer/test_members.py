@@ -100,6 +100,51 @@ def test_the_tasks_of_a_dead_process_are_taken_over_after_its_lease() -> None:
     check_all_done(world)
 
 
+def test_the_tasks_of_a_process_that_stops_are_taken_over_before_the_next_list() -> None:
+    target = Store("db")
+    world = World([target], [spec(target, partitions=6)], lease_ms=30_000)
+    first, second, third = (world.add_player() for _ in range(3))
+    world.run(35_000)
+    assert [len(player.held) for player in world.players] == [2, 2, 2]
+    before = [player.node.members.answered_at for player in (second, third)]
+    first.stop()
+    world.run(400)
+    assert [len(player.held) for player in world.players] == [0, 3, 3]
+    after = [player.node.members.answered_at for player in (second, third)]
+    assert max(after) - min(before) < 10_000_000_000, "the lists were due anyway"
+
+
+def test_a_process_that_stops_waits_for_its_probe_and_keeps_no_cursor() -> None:
+    world, [first, second] = shared()
+    second.core.holds_members = True
+    world.run(500)
+    first.stop()
+    call = second.stop()
+    world.run(1000)
+    assert call not in second.results
+    second.core.holds_members = False
+    world.run(100)
+    assert second.results[call] is None
+    assert not any(members(world).values())
+
+
+def test_lists_go_on_while_a_probe_has_no_answer() -> None:
+    world, [first, _second] = shared()
+    first.core.holds_members = True
+    world.run(5000)
+    assert not first.node.members.is_silent(world.now)
+
+
+def test_a_process_probes_three_others_five_times_a_second() -> None:
+    world, players = shared(partitions=6, players=6)
+    first = players[4]
+    before = len(first.core.requests)
+    world.run(2000)
+    claims = [one for one in first.core.requests[before:] if isinstance(one, ClaimRequest)]
+    assert {one.name for one in claims} == {f"{PLAYER}/members/{slot}" for slot in (5, 0, 1)}
+    assert 27 <= len(claims) <= 33
+
+
 def test_several_dead_processes_are_found_one_after_the_other() -> None:
     world, players = shared(partitions=6, players=4)
     for player in players[:3]:

@@ -61,8 +61,6 @@ class TaskReader:
             return None
         if not own.ring.covers(position) or not own.is_open:
             own.open(position)
-        if own.ring.stop == position:
-            own.ring.reset(position)  # The task has looked at all of these records.
         self.poll(position, is_batch_end=False)
         return own.ring if self.trimmed is None else None
 
@@ -88,6 +86,8 @@ class TaskReader:
             if now >= turns.over_at(self):
                 self.close()
                 return
+        if own.ring.stop == position:
+            own.ring.reset(position)  # The task has looked at all of these records.
         own.poll(wants_records=wants_records, is_batch_end=is_batch_end)
         if own.trimmed is not None:
             self.on_trimmed(own.trimmed)

@@ -128,6 +128,24 @@ def test_a_task_that_reads_for_itself_keeps_one_fetch() -> None:
     assert len(bench.core.subscriptions) == 1
 
 
+def test_a_task_keeps_one_fetch_although_its_target_is_slow() -> None:
+    """The next records are fetched during each step; the task looks at them after it."""
+    bench = Bench(records=100)
+    tail = bench.log.tail.gsn
+    bench.poll(tail)
+    reader, position, seen = TaskReader(bench.context, SMALL, 0), bench.log.gsns[0], 0
+    reader.ring(position)
+    for _ in range(10):
+        bench.poll(tail, position)
+        ring = reader.ring(position)
+        assert ring is not None
+        assert 0 < len(ring) <= 5
+        seen += len(ring)
+        position = ring.stop
+        reader.poll(position, is_batch_end=True)
+    assert seen == 50
+
+
 def test_a_task_that_leaves_out_rows_never_uses_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     bench.poll(1)

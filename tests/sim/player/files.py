@@ -1,0 +1,179 @@
+"""Directories of files on one simulated disk: the production target, and what the oracle sees.
+
+All processes use the disk, as one file server or one machine. At any call of the disk a worker may
+stand still while all others go on, and it may be dead afterwards. A power cut ends all processes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from logplayer.targets import files_target
+from logplayer.targets.files_target import FilesTarget
+from tests.simulator.disk import Disk
+from ziplog.cli.rendering import as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from logplayer.contract import Batch, Opened, Task
+    from tests.sim.player.oracle import Oracle
+    from tests.simulator.filesystem import Descriptor, DiskPath, File
+    from ziplog.types import Record
+
+#: Modules that use the disk.
+MODULES: Final = (files_target,)
+
+
+class Killed(BaseException):
+    """The process of a worker died in a call of the disk."""
+
+
+class SharedDisk(Disk):
+    """A disk whose calls may stand still, and that may show changes of others late."""
+
+    def __init__(self, random: Random, *, shows_late: bool) -> None:
+        """`shows_late`: an owner sees neither files that others begin nor that its own is gone."""
+        super().__init__(random)
+        self._shows_late: Final = shows_late
+        #: Called at every call.
+        self.on_call: Callable[[], object] = lambda: None
+
+    def names(self, path: DiskPath) -> list[str]:
+        self.on_call()
+        found = super().names(path)
+        return [one for one in found if not one.endswith(".part")] if self._shows_late else found
+
+    def exists(self, path: DiskPath) -> bool:
+        self.on_call()
+        return super().exists(path) or (self._shows_late and path.name.startswith(".ziplog-"))
+
+    def link(self, path: DiskPath, target: DiskPath) -> None:
+        self.on_call()
+        super().link(path, target)
+
+    def unlink(self, path: DiskPath) -> None:
+        self.on_call()
+        super().unlink(path)
+
+    def rename(self, path: DiskPath, target: DiskPath) -> None:
+        self.on_call()
+        super().rename(path, target)
+
+    def sync(self, fd: Descriptor) -> None:
+        self.on_call()
+        super().sync(fd)
+
+
+class _Line(msgspec.Struct):
+    gsn: int
+
+
+class _Stored(msgspec.Struct):
+    """What the oracle reads of an identity file."""
+
+    seek: int
+    position: int
+
+
+class SharedFiles:
+    """The directory of one target, for all processes."""
+
+    stores_position: Final = True
+
+    def __init__(self, name: str, disk: SharedDisk) -> None:
+        self.name: Final = name
+        self.disk: Final = disk
+        self.directory: Final = disk.path(name)
+        #: Rejects nothing.
+        self.rejects: Final[Callable[[Record], str]] = lambda _record: ""
+        self._parsed: Final[dict[File, Any]] = {}
+        #: Stretches that an operator's seeks passed over, by partition.
+        self.gaps: Final[dict[int, list[tuple[int, int]]]] = {}
+
+    def _read(self, partition: int) -> tuple[list[int], list[bytes], list[_Stored]]:
+        """Return all gsns, the files' contents, and the identities, in the order of the names."""
+        part = files_target.part_of(self.directory, partition)  # type: ignore[arg-type, type-var]
+        gsns: list[int] = []
+        contents: list[bytes] = []
+        stored: list[_Stored] = []
+        directory: Any = self.disk.find(part)  # type: ignore[arg-type]
+        for name, node in sorted(directory.names.items() if directory is not None else ()):
+            data = bytes(node.data)
+            if name.endswith(".jsonl"):
+                if node not in self._parsed:
+                    lines = data.splitlines()
+                    self._parsed[node] = [msgspec.json.decode(x, type=_Line).gsn for x in lines]
+                gsns += self._parsed[node]
+                contents.append(data)
+            elif name.startswith(".ziplog-"):
+                stored.append(msgspec.json.decode(data, type=_Stored))
+        return gsns, contents, stored
+
+    def position(self, partition: int) -> int:
+        """Return the position that the directory has; 0: none."""
+        gsns, _, stored = self._read(partition)
+        return max([0, *(one.position for one in stored), *(gsn + 1 for gsn in gsns[-1:])])
+
+    def seek(self, partition: int) -> int:
+        """Return the number of seeks that it knows; -1: it has no identity."""
+        return max((one.seek for one in self._read(partition)[2]), default=-1)
+
+    def sought(self, partition: int, position: int) -> None:
+        """Note that an operator sought the cursor: what is not there before it is passed over."""
+        gsns = [gsn for gsn in self._read(partition)[0] if gsn < position]
+        start = gsns[-1] + 1 if gsns else 0
+        self.gaps.setdefault(partition, []).append((start, position))
+
+    def drop(self, partition: int) -> None:
+        """Remove all files of a partition."""
+        part = files_target.part_of(self.directory, partition)  # type: ignore[arg-type, type-var]
+        node: Any = self.disk.find(part)  # type: ignore[arg-type]
+        if node is not None:
+            node.change(dict.fromkeys(node.names))
+            node.sync()
+
+    def check(self, name: str, partition: int) -> None:
+        """Check that it has each record once, in order."""
+        gsns = self._read(partition)[0]
+        assert all(a < b for a, b in pairwise(gsns)), (
+            f"exactly-once: the directory of {name} has {gsns}"
+        )
+
+    def compare(self, name: str, partition: int, wanted: Sequence[Record]) -> None:
+        """Check that it has all records of its task but those that were passed over."""
+        gsns, contents, _ = self._read(partition)
+        gaps, own = self.gaps.get(partition, []), set(gsns)
+        lacking = [
+            record.rid.gsn
+            for record in wanted
+            if record.rid.gsn not in own
+            and not any(start <= record.rid.gsn < stop for start, stop in gaps)
+        ]
+        assert not lacking, f"loss: the directory of {name} lacks {lacking}"
+        lines = b"".join(as_json(one) for one in wanted if one.rid.gsn in own)
+        assert b"".join(contents) == lines, f"exactly-once: the directory of {name} has {gsns}"
+
+
+class FilesConnection:
+    """The connection of a worker."""
+
+    def __init__(self, files: SharedFiles, oracle: Oracle) -> None:
+        self._files: Final = files
+        self._oracle: Final = oracle
+        self._target: Final = FilesTarget(files.directory)  # type: ignore[arg-type]
+
+    def open(self, task: Task) -> Opened:
+        return self._target.open(task)
+
+    def deliver(self, batch: Batch) -> bytes | None:
+        self._target.deliver(batch)
+        self._oracle.check_of(batch.task)
+        return None
+
+    def flush(self, partition: int) -> None:
+        """Do nothing: the target has synced what it returned."""

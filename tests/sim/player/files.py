@@ -80,6 +80,13 @@ class _Stored(msgspec.Struct):
     position: int
 
 
+def _decoded(data: bytes, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise AssertionError(f"the file {name} is not complete: {error}") from error
+
+
 class SharedFiles:
     """The directory of one target, for all processes."""
 
@@ -107,11 +114,11 @@ class SharedFiles:
             if name.endswith(".jsonl"):
                 if node not in self._parsed:
                     lines = data.splitlines()
-                    self._parsed[node] = [msgspec.json.decode(x, type=_Line).gsn for x in lines]
+                    self._parsed[node] = [_decoded(x, _Line, name).gsn for x in lines]
                 gsns += self._parsed[node]
                 contents.append(data)
             elif name.startswith(".ziplog-"):
-                stored.append(msgspec.json.decode(data, type=_Stored))
+                stored.append(_decoded(data, _Stored, name))
         return gsns, contents, stored
 
     def position(self, partition: int) -> int:

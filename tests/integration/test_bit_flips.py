@@ -45,7 +45,7 @@ pytestmark = pytest.mark.timeout(300)
 
 MIB = 1024 * 1024
 #: Number of bytes of each file with a flipped bit: both ends, and random ones.
-BYTES = int(os.environ.get("ZIPLOG_FLIPS", "60"))
+BYTES = int(os.environ.get("ZIPLOG_FLIPS", "30"))
 #: Every file that a cluster keeps, and what reads it at a start; "": nothing does.
 FILES = {
     r"cluster\.toml": "cluster file",

@@ -73,6 +73,7 @@ def test_a_long_computation_hides_the_delivery() -> None:
     assert 0.93 <= found["output_gate/speculate"] <= 1.07
 
 
+@pytest.mark.nightly
 def test_nothing_fails_while_shards_come_and_go() -> None:
     one = bench()
     setting = one.setting(one.world(), "speculate")
@@ -93,6 +94,7 @@ def test_a_parked_shard_delays_no_early_delivery() -> None:
     assert load.failures == 0
 
 
+@pytest.mark.nightly
 def test_what_a_dead_primary_decided_alone_is_undone() -> None:
     one = bench()
     setting = one.setting(one.world(shards=1), "speculate")

@@ -19,7 +19,15 @@ INSERT_US = 4_000
 SECONDS = 12
 
 
-@pytest.mark.parametrize(("clients", "depth"), [(8, 1), (100, 1), (400, 1), (4, 100)])
+@pytest.mark.parametrize(
+    ("clients", "depth"),
+    [
+        (8, 1),
+        (100, 1),
+        pytest.param(400, 1, marks=pytest.mark.nightly),
+        pytest.param(4, 100, marks=pytest.mark.nightly),
+    ],
+)
 def test_goodput_stays_near_the_peak_and_no_view_changes(clients: int, depth: int) -> None:
     found = load(clients, depth=depth, insert_us=INSERT_US, seconds=SECONDS)
     assert found.per_s >= 0.5 * 1_000_000 / INSERT_US, found
@@ -43,7 +51,14 @@ def in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(inbox, "is_urgent", lambda _: False)
 
 
-@pytest.mark.parametrize("broken", [unlimited, without_evidence, in_order_of_arrival])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(unlimited, marks=pytest.mark.nightly),
+        without_evidence,
+        pytest.param(in_order_of_arrival, marks=pytest.mark.nightly),
+    ],
+)
 def test_without_its_rules_it_does_not(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

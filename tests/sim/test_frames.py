@@ -157,7 +157,7 @@ def all_answers(service: MembershipService, last: Lease) -> Iterator[Message]:
         (2, "", 16, 20_000),
         (1, "", 1000, 600),
         (16, "", 17, 5_000),
-        (2, "x" * 240, 2, 60_000),
+        pytest.param(2, "x" * 240, 2, 60_000, marks=pytest.mark.nightly),
         (16, "\N{GRINNING FACE}" * 240, 3, 100),
     ],
 )

@@ -167,6 +167,7 @@ def copying(
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_query_that_is_killed_has_each_record_once(
     spark: SparkSession, cluster: Cluster, target: Cluster, tmp_path: Path

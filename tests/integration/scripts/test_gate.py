@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.nightly
 def test_the_bench_measures_gated_inserts_and_the_death_of_the_leader() -> None:
     found = gate.measure(0.1, t_ord_ms=[1.0], nodes=[3])
     latency, failure = found["latency"], found["failure"]

@@ -122,6 +122,7 @@ def test_gap_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_noticed()
 
 
+@pytest.mark.nightly
 def test_missing_entries_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """No NACK: a body that only the primary received never arrives at the backup."""
     monkeypatch.setattr(Backup, "tick", lambda _self, _now: None)
@@ -166,6 +167,7 @@ def test_promise_is_forgotten_when_its_client_settles(monkeypatch: pytest.Monkey
     assert_noticed(Weather(shards=1, clients=5, steps=80, loss=0.05, abandoned=0, epoch_size=200))
 
 
+@pytest.mark.nightly
 def test_client_copy_after_the_primarys_decision_is_not_acked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: Java is to compile quickly rather than well: for what tests ask of it, that is half the CPU.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Two cores; a task that fails is run again, three times. On a busy machine a Python worker may need
-#: more than the 10 s that Spark gives it to start.
+#: Two cores; a task that fails is run again, three times. Spark waits 10 s for a Python worker to
+#: start, which may take longer on a busy machine.
 RETRYING = "local[2,4]"
 #: Rows that Python gets at a time: soon.
 SMALL = {"spark.sql.execution.arrow.maxRecordsPerBatch": "200"}

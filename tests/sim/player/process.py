@@ -6,6 +6,7 @@ have its effect after the process was killed, as a request that was on its way.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.calls import StopCall
@@ -164,9 +165,9 @@ class PlayerProgram:
         cluster, client = outside.cluster, process.kernel.random.randbytes(16)
         self._process: Final = process
         self._outside: Final = outside
-        self._connections: Final = Connections(self._connect, outside.fault, outside.later)
-        #: By worker.
-        self._files: Final[dict[int, FilesConnection]] = {}
+        self._connections: Final = Connections(outside.targets, outside.fault, outside.later)
+        #: Those of workers that write files.
+        self._files: Final[dict[int, Connections]] = {}
         #: Called once it has stopped.
         self._on_stopped: Callable[[], object] = lambda: None
         self.node: Final = PlayerNode(
@@ -191,12 +192,14 @@ class PlayerProgram:
         self._on_stopped = then
         self.driver.post(Call(1, StopCall(NEVER)))
 
-    def _connect(self, worker: int, name: str) -> Any:
-        target = self._outside.targets[name]
+    def _connections_of(self, worker: int, name: str) -> Connections:
+        outside = self._outside
+        target = outside.targets[name]
         if not isinstance(target, SharedFiles):
-            return target
+            return self._connections
         if worker not in self._files:
-            self._files[worker] = FilesConnection(target, self._outside.oracle)
+            own = {name: FilesConnection(target, outside.oracle)}
+            self._files[worker] = Connections(own, outside.fault, outside.later)
         return self._files[worker]
 
     def _count_losses(self, task: Any) -> None:
@@ -227,18 +230,18 @@ class PlayerProgram:
             is_sent = isinstance(effect, Deliver) and not self._is_of_files(effect)
             if isinstance(effect, Deliver) and is_sent and kernel.random.random() < 0.5:
                 self._outside.late.add(effect.batch.task.cursor)
-                self._outside.later(lambda: self._connections.deliver(0, effect.batch))
+                self._outside.later(lambda: self._connections.deliver(effect.batch))
             return
         if process.is_paused:
             kernel.after(_PAUSED_NS, lambda: self._run(effect))
             return
-        connections, worker = self._connections, effect.worker
+        task = effect.task if isinstance(effect, OpenTarget) else effect.batch.task
+        connections = self._connections_of(effect.worker, task.target)
         if isinstance(effect, OpenTarget):
-            task = effect.task
-            result = self._outside.run(process, self, lambda: connections.open(worker, task))
+            act: Callable[[], Any] = partial(connections.open, task)
         else:
-            batch = effect.batch
-            result = self._outside.run(process, self, lambda: connections.deliver(worker, batch))
+            act = partial(connections.deliver, effect.batch)
+        result = self._outside.run(process, self, act)
         if process.program is not self:
             return
         kernel.trace(f"{process.name}: {_text(effect)}: {result!r}")

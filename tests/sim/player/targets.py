@@ -17,7 +17,7 @@ from logplayer.contract import Batch, Fenced, Opened, Rejected, RejectedRecord, 
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ziplog.types import Record
 
@@ -158,30 +158,30 @@ class Connections:
 
     def __init__(
         self,
-        connect: Callable[[int, str], Store | Sink],
+        targets: Mapping[str, Any],
         fault: Callable[[str, Task | Batch], Fault],
         later: Callable[[Callable[[], Any]], None],
     ) -> None:
         """Connect nothing yet.
 
         Args:
-            connect: returns the connection of a worker to a target.
+            targets: by name.
             fault: returns what goes wrong with a step: its kind, "open" or "deliver", and argument.
             later: has a function called some time later.
 
         """
-        self._connect: Final = connect
+        self._targets: Final = targets
         self._fault, self._later = fault, later
 
-    def open(self, worker: int, task: Task) -> Opened | Exception:
-        target = self._connect(worker, task.target)
+    def open(self, task: Task) -> Opened | Exception:
+        target = self._targets[task.target]
         return self._run("open", task, lambda: target.open(task), target)
 
-    def deliver(self, worker: int, batch: Batch) -> bytes | Exception | None:
-        target = self._connect(worker, batch.task.target)
+    def deliver(self, batch: Batch) -> bytes | Exception | None:
+        target = self._targets[batch.task.target]
         return self._run("deliver", batch, lambda: target.deliver(batch), target)
 
-    def _run(self, kind: str, argument: Any, act: Callable[[], Any], target: Store | Sink) -> Any:
+    def _run(self, kind: str, argument: Any, act: Callable[[], Any], target: Any) -> Any:
         def quietly() -> Any:
             try:
                 return act()

@@ -81,7 +81,8 @@ class Disturbances:
             "kill-player": self._kill, "pause-player": self._pause, "isolate-player": self._isolate,
             "skew-player": self._skew, "add-player": lambda _fault: self.add_player(),
             "stop-player": self._stop, "target-down": self._down, "target-slow": self._slow,
-            "target-power": self._power, "target-empty": self._empty, "lead-mms": self._lead,
+            "target-power": self._power, "target-empty": self._empty,
+            "target-older": self._put_back, "lead-mms": self._lead,
             "kill-mms": self._kill_mms, "trim": self._trim, "trim-force": self._trim,
         }  # fmt: skip
         acts.get(fault.kind, self._edit)(fault)
@@ -202,6 +203,15 @@ class Disturbances:
                 target.drop(partition)
             self._outside.oracle.forget(name)
 
+    def _put_back(self, fault: PlayerFault) -> None:
+        """Put an older state of a store back, as from a copy of its database."""
+        name = self._target(fault)
+        target = self._outside.targets[name]
+        if isinstance(target, Store):
+            for partition, row in sorted(target.durable.items()):
+                target.put_back(partition, self._kernel.random.randrange(len(row.effects) + 1))
+            self._outside.oracle.put_back(name)
+
     def _partitions(self, name: str) -> int:
         (spec,) = (spec for spec in self._settings.targets if spec.name == name)
         return spec.partitions
@@ -280,6 +290,6 @@ class Disturbances:
         cursor = self._cluster.state.cursors.get(name)
         if self._drop_former_row(name):
             self._change(name, "resume", RID_GENESIS)
-        elif target_name in oracle.emptied or (oracle.is_forced and cursor is not None):
+        elif oracle.may_lack_records(target_name) and cursor is not None:
             position = target.position(int(partition)) if isinstance(target, SharedFiles) else 0
             self._change(name, "seek", RecordId(position, 0) if position else RID_GENESIS)

@@ -74,6 +74,9 @@ class Oracle:
         self._starts: Final[dict[tuple[str, Era], int]] = {}
         #: Targets whose content was lost; their tasks fail, and are sought.
         self.emptied: Final[set[str]] = set()
+        #: Targets of which an older state was put back, and the cursors that are still ahead of it.
+        self._restored: Final[set[str]] = set()
+        self._ahead: Final[set[str]] = set()
         #: Stretches of stores that a seek has ended.
         self._former: Final[list[tuple[TargetSpec, int, Row]]] = []
         #: Numbers of repetitions of records at sinks, and of stretches that a late step may touch.
@@ -106,6 +109,23 @@ class Oracle:
         """Note that an operator changes a cursor: the time of a pause counts anew."""
         self._paused.pop(name, None)
 
+    def put_back(self, target: str) -> None:
+        """Note that an older state of a target was put back."""
+        self._restored.add(target)
+        partitions = range(self._specs[target].partitions)
+        self._ahead.update(cursor_name(self._player, target, one) for one in partitions)
+        self.power_cut(target)
+
+    def may_lack_records(self, target: str) -> bool:
+        """Whether an operator must seek the cursors of a target that needs what was trimmed."""
+        return self.is_forced or target in self.emptied or target in self._restored
+
+    def is_behind(self, target: str, partition: int, gsn: int) -> bool:
+        """Whether a store of which an older state was put back lacks a position."""
+        rows: Any = getattr(self._targets[target], "rows", {})
+        row = rows.get(partition)
+        return target in self._restored and row is not None and row.position <= gsn
+
     def power_cut(self, target: str) -> None:
         """Note that a target lost what was not durable, and check that no cursor is ahead of it."""
         self.forget(target)
@@ -118,7 +138,8 @@ class Oracle:
         """Check a delivery that the store refused (P5, P9)."""
         name = batch.task.cursor
         is_own = row is not None and row.term == batch.task.term
-        is_explained = name in self.late or batch.task.target in self.emptied
+        is_replaced = batch.task.target in self.emptied | self._restored
+        is_explained = name in self.late or is_replaced
         assert not is_own or is_explained, (
             f"P5: {name} delivers from {batch.start}, its target is at {row and row.position}"
         )
@@ -146,8 +167,8 @@ class Oracle:
 
     def check_trims(self, tasks: Iterable[PlayerTask]) -> None:
         """Check that the log has what tasks need."""
-        if not self.is_forced:
-            for task in tasks:
+        for task in tasks:
+            if not self.may_lack_records(task.spec.name):
                 is_trimmed = task.reader.trimmed is not None or "trimmed" in task.error
                 assert not is_trimmed, f"C7: {task.name} lacks what was trimmed: {task.error}"
 
@@ -191,10 +212,12 @@ class Oracle:
     def _check_cursor(self, name: str, position: int, is_of: Callable[[Cursor], bool]) -> None:
         """Check that the cursor is not ahead of what is durable, if both are of one era."""
         cursor = self._cursor(name)
-        if cursor is not None and is_of(cursor):
-            assert cursor.position <= position, (
-                f"cursor-ahead: {name} is at {cursor.position}, its target at {position}"
-            )
+        if cursor is None or cursor.position <= position:
+            self._ahead.discard(name)
+            return
+        assert name in self._ahead or not is_of(cursor), (
+            f"cursor-ahead: {name} is at {cursor.position}, its target at {position}"
+        )
 
     def _check_sink(self, name: str, rows: Iterable[tuple[int, int, Record]]) -> None:
         for _, claimed_at, record in rows:

@@ -148,6 +148,8 @@ class PlayerRun(Run):
 
     def _is_played(self) -> bool:
         last = self.auditor.records[-1].rid.gsn if self.auditor.records else 0
+        if any(self.oracle.is_behind(*_task_of(name), last) for name in self.disturbances.names):
+            return False
         cursors = [self.cluster.state.cursors.get(name) for name in self.disturbances.names]
         return all(
             one is not None and one.owner and not one.is_paused and one.position > last
@@ -194,6 +196,12 @@ class PlayerRun(Run):
             self.kernel.trace_hash(), self.kernel.now / S, self.kernel.steps, plan.records,
             self.disturbances.count, records, was_searched=False,
         )  # fmt: skip
+
+
+def _task_of(name: str) -> tuple[str, int]:
+    """Return the target and the partition of a cursor."""
+    _, target, partition = name.split("/")
+    return target, int(partition)
 
 
 def run_player(plan: PlayerPlan, on_trace: Callable[[str], object] | None = None) -> Outcome:

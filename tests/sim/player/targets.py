@@ -106,6 +106,18 @@ class Store:
         """Lose what is not durable."""
         self.rows = {partition: row.copy() for partition, row in self.durable.items()}
 
+    def put_back(self, partition: int, count: int) -> None:
+        """Put an older state of a row back: that after its first `count` effects."""
+        row = self.durable.get(partition)
+        if row is not None:
+            row = row.copy()
+            del row.effects[count:]
+            row.term, _, row.position = row.effects[-1] if row.effects else (0, 0, row.start)
+            row.records = [one for one in row.records if one.rid.gsn < row.position]
+            row.rejected = [one for one in row.rejected if one.record.rid.gsn < row.position]
+            self.durable[partition] = row
+            self.rows[partition] = row.copy()
+
     def drop(self, partition: int) -> None:
         """Remove the row of a partition, as an operator."""
         self.rows.pop(partition, None)

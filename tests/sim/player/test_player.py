@@ -11,8 +11,8 @@ from tests.sim.player.mutants import MUTANTS, PlayerMutant, search
 from tests.sim.player.plan import draw_player
 from tests.sim.player.run import run_player
 
-#: Number of runs of a test: 2,001 at night, 3 by day.
-RUNS: Final = 3
+#: Number of runs of a test: 2,000 at night, 2 by day.
+RUNS: Final = 2
 #: Maximum number of tried seeds of a mutant.
 BUDGET_SEEDS: Final = 30
 #: The last successful seed of mutants that not every seed finds; it is tried first.
@@ -25,10 +25,13 @@ LAST_FOUND_BY: Final = {
     "term_is_not_compared": 8,
 }
 #: Mutants whose runs take 3 s or more of CPU.
-LONG: Final = frozenset({"claims_are_counted_by_time", "no_fence", "term_begins_anew"})
+LONG: Final = frozenset({
+    "claims_are_counted_by_time", "no_fence", "renamed_not_linked", "term_begins_anew",
+    "trim_passes_a_hold",
+})  # fmt: skip
 
 
-@pytest.mark.parametrize("block", seeds(1, 667))
+@pytest.mark.parametrize("block", seeds(1, 1_000))
 def test_runs_violate_nothing(block: int) -> None:
     for seed in range(RUNS * block + 1, RUNS * (block + 1) + 1):
         assert run_player(draw_player(seed)).records

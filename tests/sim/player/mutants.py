@@ -263,6 +263,13 @@ def seek_without_number() -> Iterator[None]:
         yield
 
 
+@mutant(unknown)
+def answers_come_before_the_disk() -> Iterator[None]:
+    """A target answers a step when its effect is durable (P6)."""
+    with replaced(Store, "flush", lambda *_: None):
+        yield
+
+
 # --- the node ---
 
 

@@ -204,10 +204,12 @@ class Oracle:
             f"exactly-once: {name} holds {gsns} of [{rows.start}, {rows.position})"
         )
         self._checked[name] = len(rows.records)
-        row: Any = target.durable.get(partition)  # type: ignore[union-attr]
-        if row is not None:
-            era = Era(row.birth, row.seek)
-            self._check_cursor(name, row.position, lambda one: Era(one.birth, one.seek) == era)
+        durable: Any = target.durable.get(partition)  # type: ignore[union-attr]
+        row = durable or rows
+        position = durable.position if durable is not None else rows.start
+        self._check_cursor(
+            name, position, lambda one: (one.birth, one.seek) == (row.birth, row.seek)
+        )
 
     def _check_cursor(self, name: str, position: int, is_of: Callable[[Cursor], bool]) -> None:
         """Check that the cursor is not ahead of what is durable, if both are of one era."""

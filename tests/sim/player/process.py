@@ -222,9 +222,11 @@ class PlayerProgram:
         )
         stop = effect.batch.stop if isinstance(effect, Deliver) else 0
         self._outside.oracle.began(task, f"{process.name}:{process.starts}", stop, kernel.now)
-        kernel.after(self._outside.step_ns(task.target), lambda: self._run(effect))
+        # A worker that is closed ends its step under way with its own connection.
+        own = self._connections_of(effect.worker, task.target)
+        kernel.after(self._outside.step_ns(task.target), lambda: self._run(effect, own))
 
-    def _run(self, effect: OpenTarget | Deliver) -> None:
+    def _run(self, effect: OpenTarget | Deliver, connections: Connections) -> None:
         process, kernel = self._process, self._process.kernel
         if process.program is not self:
             is_sent = isinstance(effect, Deliver) and not self._is_of_files(effect)
@@ -233,12 +235,10 @@ class PlayerProgram:
                 self._outside.later(lambda: self._connections.deliver(effect.batch))
             return
         if process.is_paused:
-            kernel.after(_PAUSED_NS, lambda: self._run(effect))
+            kernel.after(_PAUSED_NS, lambda: self._run(effect, connections))
             return
-        task = effect.task if isinstance(effect, OpenTarget) else effect.batch.task
-        connections = self._connections_of(effect.worker, task.target)
         if isinstance(effect, OpenTarget):
-            act: Callable[[], Any] = partial(connections.open, task)
+            act: Callable[[], Any] = partial(connections.open, effect.task)
         else:
             act = partial(connections.deliver, effect.batch)
         result = self._outside.run(process, self, act)

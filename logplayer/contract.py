@@ -55,7 +55,11 @@ class RejectedRecord(NamedTuple):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The records of a task in the positions [start, stop)."""
+    """The records of a task in the positions [start, stop).
+
+    A target with `TargetSpec.roll_s` may collect records: they are durable, but not yet where
+    readers find them. With `start == stop` it finishes them, and so it does in `open` and `close`.
+    """
 
     task: Task
     start: int
@@ -145,6 +149,8 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     stores_position: bool
     #: It keeps rejected records itself; False: they are appended to the file `dead_letter`.
     keeps_rejected: bool = False
+    #: It collects records, and finishes them after so many seconds at the latest; 0: it does not.
+    roll_s: int = 0
     #: Number of tasks; records with equal keys belong to the same one. Fixed once cursors exist.
     partitions: int = 1
     #: Patterns of keys as in a shell; (): all records, also those without keys.

@@ -107,6 +107,11 @@ class Delivery:
         self.given = Cut(self.position, stop, 0)
         return self.given
 
+    def take_nothing(self) -> Cut:
+        """Return a step that passes no position."""
+        self.given = Cut(self.position, self.position, 0)
+        return self.given
+
     def rejected_of(self, cut: Cut) -> tuple[RejectedRecord, ...]:
         """Return the rejected records that a part of the cut has to keep."""
         return tuple(kept for origin, kept in self._aside if origin < cut.stop)

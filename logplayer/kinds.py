@@ -11,7 +11,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from logplayer import targets
-from logplayer.targets.files_target import BATCH_BYTES, BATCH_RECORDS
+from logplayer.targets.file_formats import FORMATS
+from logplayer.targets.files_target import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    MAX_ROLL_BYTES,
+    MAX_ROLL_S,
+    ROLL_BYTES,
+    ROLL_S,
+)
 from logplayer.targets.http_target import POSITIONS
 from logplayer.targets.log_target import MAX_TIMEOUT_S, ORDERS
 from logplayer.targets.settings import VALUES
@@ -109,6 +117,23 @@ class FilesKeys:
             rule="the path of a directory",
         ),
     ]
+    format: Annotated[
+        str,
+        Key(
+            "JSON lines, or the columns of `ziplog export`, which need `pip install"
+            " 'ziplog[arrow]'`. Fixed once the directory exists.",
+            str,
+            choices=FORMATS,
+        ),
+    ] = "jsonl"
+    roll_bytes: Annotated[
+        int,
+        Key("Size of records that become a file.", int, "bytes", 1, MAX_ROLL_BYTES),
+    ] = ROLL_BYTES
+    roll_s: Annotated[
+        int,
+        Key("Age of records that become a file.", int, "seconds", 1, MAX_ROLL_S),
+    ] = ROLL_S
 
 
 @dataclass(frozen=True)
@@ -295,7 +320,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         {"connect": "warehouse:connect", "paramstyle": "qmark"},
     ),
     "files": Kind(
-        "A directory of files with JSON lines, one for each batch: exactly once.",
+        "A directory of files with JSON lines, Parquet or Arrow: exactly once.",
         FilesKeys,
         targets.files,
         {"directory": "copy"},

@@ -24,12 +24,13 @@ from logplayer.task_reader import TaskReader
 from ziplog.client.common.requests import NEVER
 from ziplog.core.histogram import Histogram
 from ziplog.core.node import LogWarning
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import CursorHeldError, TrimmedError
 
 if TYPE_CHECKING:
     from logplayer.context import PlayerContext
     from logplayer.contract import TargetSpec
+    from logplayer.selection import Cut
     from ziplog.types import CursorInfo, RecordId
 
 TaskState = Literal[
@@ -74,6 +75,8 @@ class PlayerTask:
         self._attempts: Final = Attempts(self.name, spec)
         #: Since when it has passed positions without a record of its own.
         self._passed_at: int | None = None
+        #: When the target has to finish what it collects.
+        self._roll_at = NEVER
         #: When the cursor of a failed task was changed last, as far as it is known.
         self._changed_at: object = None
 
@@ -115,6 +118,7 @@ class PlayerTask:
         self.worker = self._context.next_worker()
         self._must_open, self._is_opened, self._step = True, False, ""
         self._task, self._passed_at, self.reader.trimmed = None, None, None
+        self._roll_at = NEVER
         self._attempts.reset()
         self.error = ""
         self._was_paused = self.claim.state.is_paused
@@ -239,6 +243,9 @@ class PlayerTask:
         if self._is_leaving:
             self._leave()
         elif self._is_pause_reached():
+            if self._roll_at < NEVER and not self._must_open and not self._context.is_cut_off:
+                self._roll()
+                return
             self.state = "paused"
             self.claim.hurry()
             self.reader.close()
@@ -302,6 +309,7 @@ class PlayerTask:
         elif is_first or spec.stores_position:
             delivery.continue_at(committed)
         self._is_opened, self._must_open, self.reader.trimmed = True, False, None
+        self._roll_at = NEVER
         self._attempts.on_opened()
         if delivery.position > former:
             self._attempts.reset()
@@ -319,6 +327,9 @@ class PlayerTask:
         """Begin the next step, if there is something to do."""
         delivery, limit = self.delivery, self._limit()
         if self._context.is_cut_off:
+            return
+        if self._context.calls.now >= self._roll_at:
+            self._roll()
             return
         if delivery.cut is None and not self._look(limit):
             return
@@ -346,6 +357,16 @@ class PlayerTask:
 
     def _trimmed_text(self, error: TrimmedError) -> str:
         return f"{error}: `ziplog cursor seek {self.name} genesis` goes on at the first record left"
+
+    def _roll(self) -> None:
+        """Have the target finish what it collects."""
+        self._deliver_empty(self.delivery.take_nothing())
+
+    def _deliver_empty(self, cut: Cut) -> None:
+        assert self._task is not None
+        self.state, self._step = "delivering", "deliver"
+        batch = Batch(self._task, cut.start, cut.stop, (), 0)
+        self._context.calls.effects.append(Deliver(self.worker, batch))
 
     def _deliver_cut(self, limit: int) -> None:
         delivery = self.delivery
@@ -376,11 +397,7 @@ class PlayerTask:
             delivery.skip(stop)
             self._on_moved(b"")
             return
-        assert self._task is not None
-        cut = delivery.take_empty(stop)
-        self.state, self._step = "delivering", "deliver"
-        batch = Batch(self._task, cut.start, cut.stop, (), 0)
-        self._context.calls.effects.append(Deliver(self.worker, batch))
+        self._deliver_empty(delivery.take_empty(stop))
 
     def _idle_at(self) -> int:
         """Return when it moves past positions without records of its own."""
@@ -416,6 +433,11 @@ class PlayerTask:
         self.delivered += len(given)
         if given.records:
             self.delays.add(self._context.calls.now - given.arrived)
+            if self.spec.roll_s:
+                roll_at = self._context.calls.now + self.spec.roll_s * NS_PER_S
+                self._roll_at = min(self._roll_at, roll_at)
+        elif given.start == given.stop:
+            self._roll_at = NEVER
         self._attempts.reset()
         self.error = ""
         self._on_moved(mark)
@@ -484,7 +506,7 @@ class PlayerTask:
             delivery = self.delivery
             has_more = self.reader.has_more(delivery.looked, self._limit())
             is_due = delivery.cut is not None or has_more
-            return self._context.calls.now if is_due else min(due, self._idle_at())
+            return self._context.calls.now if is_due else min(due, self._idle_at(), self._roll_at)
         return due
 
     def check(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from logplayer.contract import Target, TargetSpec
+    from logplayer.targets.file_formats import Format
     from logplayer.targets.http_target import Position
     from logplayer.targets.log_target import Order
     from logplayer.targets.logdb_target import Apply as ApplyToDatabase
@@ -234,27 +235,40 @@ def log(
     return target_spec(name, connect, settings, stores_position=True)
 
 
-def files(name: str, directory: str | os.PathLike[str], **settings: Unpack[Settings]) -> TargetSpec:
-    """Return a target in files of JSON lines: each record exactly once, in order.
+def files(
+    name: str,
+    directory: str | os.PathLike[str],
+    *,
+    format: Format = "jsonl",  # noqa: A002 - its name in files of players, and in `ziplog export`
+    roll_bytes: int = files_target.ROLL_BYTES,
+    roll_s: int = files_target.ROLL_S,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target in files: each record exactly once, in order.
 
-    Each batch becomes a file with the lines of `ziplog tail --json`. Its name is the gsn of its
-    first record. A partition is a directory.
+    Records are staged, durably, until they are big or old enough to become a file. Its name is the
+    gsn of its first record. A partition is a directory.
 
     Args:
         name: of the target, up to 48 characters.
         directory: of all partitions; it is created if its own directory exists. Its file system
             needs hard links.
-        settings: as for all kinds; but a batch has up to 10,000 records and 64 MiB, unless
+        format: "jsonl": the lines of `ziplog tail --json`. "parquet" and "arrow": the columns of
+            `ziplog export`; both need pyarrow.
+        roll_bytes: the size of staged records that become a file, up to 16 GiB.
+        roll_s: the age of staged records that become a file, in seconds, up to 86,400.
+        settings: as for all kinds; but a batch has up to 10,000 records and 8 MiB, unless
             `batch_records` and `batch_bytes` are given. A `map` must keep the rids of records.
 
     Raises:
         ConfigError: an argument is invalid.
+        ModuleNotFoundError: pyarrow is not installed.
 
     """
-    connect = files_target.connector(f"target {name}", directory)
+    connect = files_target.connector(f"target {name}", directory, format, roll_bytes, roll_s)
     settings.setdefault("batch_records", files_target.BATCH_RECORDS)
     settings.setdefault("batch_bytes", files_target.BATCH_BYTES)
-    return target_spec(name, connect, settings, stores_position=True)
+    return target_spec(name, connect, settings, stores_position=True, roll_s=roll_s)
 
 
 def logdb(

@@ -2,12 +2,13 @@
 
     part-003/0000000000000001200.jsonl       records; the name is the gsn of the first one
     part-003/.ziplog-0000000000000000007     the owner of the directory, a position; of term 7
+    part-003/.TERM.PID.NUMBER.stage          records of the next file, which are durable
     part-003/.NAME.TERM.PID.NUMBER.part      a file that has no name yet
 
 Rules: a link gives a file its name, and fails if the name exists. `open` creates the identity file
-of its term, then removes those of lower terms, then their unfinished files, and reads the names
-last. `deliver` looks for its identity file between the creation and the link of its file. So a
-lower term adds no file after `open`, and two owners never add the same record.
+of its term, removes those of lower terms, then their unfinished files, reads the names, and makes a
+file of what is staged. An owner looks for its identity file between the creation and the link of a
+file. So a lower term adds no file after `open`, and two owners never add the same record.
 """
 
 from __future__ import annotations
@@ -17,31 +18,36 @@ import itertools
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from logplayer.contract import Fenced, Opened, Retry
+from logplayer.targets.file_formats import FORMATS, Format, last_gsn, require_packages, write
+from logplayer.targets.staged_records import Chain, Stage
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.durable_files import sync_directory
 from ziplog.types import cluster_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+    from typing import BinaryIO
 
     from logplayer.contract import Batch, Task
-    from ziplog.types import Record
 
-#: A batch is a file, so batches are large.
+#: A batch is synced, so batches are large.
 BATCH_RECORDS: Final = 10_000
-BATCH_BYTES: Final = 64 * 1024 * 1024
-_NAME: Final = re.compile(r"(\d{19})\.jsonl", re.ASCII)
+BATCH_BYTES: Final = 8 * 1024 * 1024
+#: Staged bytes and seconds after which they become a file.
+ROLL_BYTES: Final = 64 * 1024 * 1024
+ROLL_S: Final = 60
+MAX_ROLL_BYTES: Final = 16 * 1024**3
+MAX_ROLL_S: Final = 86_400
 _IDENTITY: Final = re.compile(r"\.ziplog-(\d{19})", re.ASCII)
+_STAGE: Final = re.compile(r"\.(\d+)\.\d+\.\d+\.stage", re.ASCII)
 _PART: Final = re.compile(r"\..+\.(\d+)\.\d+\.\d+\.part", re.ASCII)
 #: A file system without hard links answers one of them.
 _NO_LINKS: Final = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
-_TAIL_BYTES: Final = 64 * 1024
-#: Two workers of one claim never write the same unfinished file.
 _numbers: Final = itertools.count()
 
 
@@ -56,25 +62,33 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     birth: int
     seek: int
     position: int
-
-
-class _LastLine(msgspec.Struct):
-    """What the last line of a file has to have."""
-
-    gsn: int
+    format: Format = "jsonl"
 
 
 class FilesTarget:
     """One task's files."""
 
-    def __init__(self, directory: Path) -> None:
-        """Take the directory of all partitions."""
+    def __init__(
+        self, directory: Path, kind: Format = "jsonl", roll_bytes: int = ROLL_BYTES
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            directory: of all partitions.
+            kind: the format of the files.
+            roll_bytes: the size of staged records that become a file, in bytes.
+
+        """
         self._directory: Final = directory
+        self._format: Final[Format] = kind
+        self._roll_bytes: Final = roll_bytes
+        self._name: Final = re.compile(rf"(\d{{19}})\.{kind}", re.ASCII)
         self._part = directory
         self._term = 0
         self._identity: Identity | None = None
-        #: Where the next batch has to start.
-        self._position = -1
+        #: Where the next batch has to start. What is below `_finished` is in files with names.
+        self._position = self._finished = -1
+        self._stage: Stage | None = None
 
     def open(self, task: Task) -> Opened:
         """Exclude lower terms, remove their unfinished files, and return the position.
@@ -86,6 +100,8 @@ class FilesTarget:
                 records from a sought position on; or the file system has no hard links.
 
         """
+        self._drop_stage()
+        self._position = -1
         try:
             self._position = self._open(task)
         except OSError as error:
@@ -98,16 +114,19 @@ class FilesTarget:
             made.mkdir(exist_ok=True)
             sync_directory(made.parent)
         identity = self._fence(task)
+        self._identity = identity
         names = self._names()
         # A former owner may have died before it synced the last name.
         sync_directory(self._part)
-        last = _last_gsn(self._part / names[-1]) if names else -1
+        last = last_gsn(self._part / names[-1], self._format) if names else -1
+        self._finished = max(identity.position, last + 1)
+        last = max(last, self._finish(self._stages()))
         if task.seek > identity.seek:
             if last >= task.position:
                 raise _rewind_error(self._part, last, task)
-            identity = self._store(identity, seek=task.seek, position=task.position)
-        self._identity = identity
-        return max(identity.position, last + 1)
+            self._store(seek=task.seek, position=task.position)
+            self._finished = task.position
+        return self._finished
 
     def _fence(self, task: Task) -> Identity:
         """Exclude lower terms; return what the newest one of them stored."""
@@ -117,21 +136,22 @@ class FilesTarget:
             identity = Identity(
                 cluster=cluster_id(task.cluster), player=task.player, target=task.target,
                 part=task.partition, parts=task.partitions, birth=task.birth, seek=task.seek,
-                position=task.position,
+                position=task.position, format=self._format,
             )  # fmt: skip
         else:
             self._check_is_newest(term)
             identity = _read(_identity_of(self._part, term))
             _check_is_same_task(identity, task, self._part)
+            self._check_format(identity)
         if term != task.term:
-            part = self._written(self._own.name, msgspec.json.encode(identity))
+            part = self._identity_part(identity)
             try:
                 self._link(part, self._own)
             finally:
                 part.unlink(missing_ok=True)
             sync_directory(self._part)
             self._check_is_newest(self._newest_term())
-        # The order matters: see `deliver`.
+        # The order matters: see `_finish`.
         self._remove(_IDENTITY, task.term - 1)
         self._remove(_PART, task.term)
         return identity
@@ -146,7 +166,7 @@ class FilesTarget:
                 " position, seek there"
             )
             raise ConfigError("position", None, "present", message=problem)
-        if self._names():
+        if self._names() or self._stages():
             problem = f"{self._part} has records, but no file that says of which target"
             raise ConfigError(
                 "directory", str(self._directory), "an empty or absent directory", message=problem
@@ -156,43 +176,78 @@ class FilesTarget:
             if term is not None:
                 _check_is_same_target(_read(_identity_of(other, term)), task, other)
 
+    def _check_format(self, identity: Identity) -> None:
+        if identity.format != self._format:
+            problem = (
+                f"the files in {self._part} are {identity.format}, not {self._format}; the format"
+                f" is fixed. Set {identity.format!r}, or use another directory and target name"
+            )
+            raise ConfigError("format", self._format, repr(identity.format), message=problem)
+
     def deliver(self, batch: Batch) -> None:
-        """Add a file with the records, or store a position that was passed without records.
+        """Stage the records, or store a position that was passed without records.
+
+        With a batch that passes no position, or enough staged bytes, what is staged becomes a file.
 
         Raises:
-            Retry: the file system refuses it; the file may be there. Open it again.
+            Retry: the file system refuses it; the records may be staged. Open it again.
             Fenced: a later term is there, or a file with the name of the first record.
             ConfigError: `map` changed the positions of records.
 
         """
         if batch.start != self._position or self._identity is None:
             raise Fenced(f"{self._part} is at {self._position}, not at {batch.start}")
+        _check_order(batch)
+        self._position = -1
         try:
-            after = self._add(batch) if batch.records else batch.start
-            if after < batch.stop:
-                self._identity = self._store(self._identity, position=batch.stop)
+            self._stage_or_store(batch)
+            if self._stage and (batch.stop == batch.start or self._stage.size >= self._roll_bytes):
+                self._finish([self._stage.path])
+                self._drop_stage()
         except OSError as error:
             raise Retry(f"cannot write in {self._part}: {error}") from error
         self._position = batch.stop
 
-    def _add(self, batch: Batch) -> int:
-        """Add a file; return the position after its last record."""
-        gsns = [record.rid.gsn for record in batch.records]
-        if gsns != sorted(gsns) or gsns[0] < batch.start or gsns[-1] >= batch.stop:
-            allowed = "a function that keeps the rid of a record"
-            raise ConfigError("map", gsns[:3], allowed, f"target {batch.task.target}")
-        name = self._part / f"{gsns[0]:019}.jsonl"
-        part = self._written(name.name, _lines(batch.records))
-        try:
-            # A successor removes first this identity, then unfinished files, then reads the names.
-            # So either it is absent here, or the successor removes the part or finds the name.
-            if not self._own.exists():
-                raise Fenced(f"a later term than {self._term} is in {self._part}")
-            self._link(part, name)
+    def _stage_or_store(self, batch: Batch) -> None:
+        if batch.records and self._stage is None:
+            self._stage = Stage(self._part / f".{self._unique}.stage")
             sync_directory(self._part)
+        if self._stage is None:
+            if batch.start < batch.stop:
+                self._store(position=batch.stop)
+                self._finished = batch.stop
+        elif batch.start < batch.stop:
+            self._stage.append(batch)
+            # A successor removes this identity before it reads what is staged.
+            self._check_is_owner()
+
+    def _finish(self, stages: list[Path]) -> int:
+        """Make a file of staged records; return the gsn of its last record, -1 without records."""
+        if not stages:
+            return -1
+        assert self._identity is not None
+        chain, topic = Chain(stages, self._finished), self._identity.cluster
+        part = self._written("records", lambda file: write(chain, file, self._format, topic))
+        try:
+            if chain.first >= 0:
+                # A successor removes first this identity, then unfinished files, then reads the
+                # names. So either it is absent here, or the successor removes the part or finds
+                # the name.
+                self._check_is_owner()
+                self._link(part, self._part / f"{chain.first:019}.{self._format}")
+                sync_directory(self._part)
         finally:
             part.unlink(missing_ok=True)
-        return gsns[-1] + 1
+        if chain.stop > max(self._finished, chain.last + 1):
+            self._store(position=chain.stop)
+        self._finished = chain.stop
+        for path in stages:
+            path.unlink(missing_ok=True)
+        return chain.last
+
+    def _check_is_owner(self) -> None:
+        if not self._own.exists():
+            raise Fenced(f"a later term than {self._term} is in {self._part}")
 
     def check(self) -> None:
         """Look at the directory, and change nothing.
@@ -205,7 +260,25 @@ class FilesTarget:
             raise UnavailableError(f"cannot create {self._directory}: its directory is absent")
 
     def close(self) -> None:
-        """Do nothing: no file is open between two steps."""
+        """Make a file of what is staged, unless a step has failed: then the next `open` does it.
+
+        Raises:
+            OSError: the file system refuses it.
+            Fenced: a later term is there.
+
+        """
+        try:
+            if self._stage is not None and self._position >= 0:
+                self._finish([self._stage.path])
+        finally:
+            self._position = -1
+            self._drop_stage()
+
+    def _drop_stage(self) -> None:
+        """Close the staged file; its contents stay, if it is there."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.close()
 
     # --- files ---
 
@@ -214,12 +287,21 @@ class FilesTarget:
         """The identity file of this term."""
         return _identity_of(self._part, self._term)
 
-    def _written(self, name: str, contents: bytes) -> Path:
+    @property
+    def _unique(self) -> str:
+        """A part of the name of a new file: two workers of one claim never write the same one."""
+        return f"{self._term}.{os.getpid()}.{next(_numbers)}"
+
+    def _identity_part(self, identity: Identity) -> Path:
+        contents = msgspec.json.encode(identity)
+        return self._written(self._own.name, lambda file: file.write(contents))
+
+    def _written(self, name: str, write_to: Callable[[BinaryIO], object]) -> Path:
         """Return a new file without a name; its contents are synced."""
-        part = self._part / f".{name}.{self._term}.{os.getpid()}.{next(_numbers)}.part"
+        part = self._part / f".{name}.{self._unique}.part"
         try:
             with part.open("xb") as file:
-                file.write(contents)
+                write_to(file)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
@@ -243,17 +325,18 @@ class FilesTarget:
                 "directory", str(self._directory), allowed, message=problem
             ) from error
 
-    def _store(self, identity: Identity, **changes: Any) -> Identity:
+    def _store(self, **changes: int) -> None:
         """Replace the identity file of this term."""
-        changed = msgspec.structs.replace(identity, **changes)
-        part = self._written(self._own.name, msgspec.json.encode(changed))
+        assert self._identity is not None
+        changed = msgspec.structs.replace(self._identity, **changes)
+        part = self._identity_part(changed)
         try:
             part.replace(self._own)
         finally:
             part.unlink(missing_ok=True)
         sync_directory(self._part)
         self._check_is_newest(self._newest_term())
-        return changed
+        self._identity = changed
 
     def _check_is_newest(self, newest: int | None) -> None:
         """Raise Fenced if a later term is there; then the file of this one has no meaning."""
@@ -266,7 +349,11 @@ class FilesTarget:
 
     def _names(self) -> list[str]:
         """Return the names of the files with records, in order."""
-        return sorted(path.name for path in self._part.iterdir() if _NAME.fullmatch(path.name))
+        return sorted(path.name for path in self._part.iterdir() if self._name.fullmatch(path.name))
+
+    def _stages(self) -> list[Path]:
+        """Return the staged files of all owners."""
+        return [path for path in self._part.iterdir() if _STAGE.fullmatch(path.name)]
 
     def _remove(self, pattern: re.Pattern[str], last_term: int) -> None:
         """Remove the files of terms up to `last_term`."""
@@ -276,17 +363,32 @@ class FilesTarget:
                 path.unlink(missing_ok=True)
 
 
-def connector(where: str, directory: str | os.PathLike[str]) -> Callable[[], FilesTarget]:
+def connector(
+    where: str,
+    directory: str | os.PathLike[str],
+    kind: Format,
+    roll_bytes: int,
+    roll_s: int,
+) -> Callable[[], FilesTarget]:
     """Return how tasks connect to a directory.
 
     Raises:
-        ConfigError: it is no path.
+        ConfigError: it is no path, or another argument is invalid.
+        ModuleNotFoundError: a package of the format is not installed.
 
     """
     named = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
     if not isinstance(named, str) or not named:
         raise ConfigError("directory", directory, "the path of a directory", where)
-    return lambda: FilesTarget(Path(named).absolute())
+    if kind not in FORMATS:
+        raise ConfigError("format", kind, f"one of {', '.join(FORMATS)}", where)
+    for name, value, most in (
+        ("roll_bytes", roll_bytes, MAX_ROLL_BYTES), ("roll_s", roll_s, MAX_ROLL_S)
+    ):  # fmt: skip
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ConfigError(name, value, f"a whole number from 1 to {most}", where)
+    require_packages(kind, where)
+    return lambda: FilesTarget(Path(named).absolute(), kind, roll_bytes)
 
 
 def part_of(directory: Path, partition: int) -> Path:
@@ -359,25 +461,9 @@ def _rewind_error(part: Path, last: int, task: Task) -> ConfigError:
     return ConfigError("position", task.position, f"above {last}", message=problem)
 
 
-def _last_gsn(path: Path) -> int:
-    """Return the gsn of a file's last record."""
-    with path.open("rb") as file:
-        end, size = file.seek(0, os.SEEK_END), _TAIL_BYTES
-        while True:
-            file.seek(max(end - size, 0))
-            tail = file.read()
-            if size >= end or b"\n" in tail[:-1]:
-                break
-            size *= 4
-    line = tail.removesuffix(b"\n").rpartition(b"\n")[2]
-    try:
-        return msgspec.json.decode(line, type=_LastLine).gsn
-    except msgspec.DecodeError as error:
-        problem = f"the last line of {path} has no gsn, so its position is not known: {error}"
-        raise ConfigError("directory", str(path), "as it was written", message=problem) from error
-
-
-def _lines(records: Iterable[Record]) -> bytes:
-    from ziplog.cli.rendering import as_json  # noqa: PLC0415 - slow to import
-
-    return b"".join(map(as_json, records))
+def _check_order(batch: Batch) -> None:
+    """Raise ConfigError if records are not in the order of positions, or beyond the batch."""
+    gsns = [record.rid.gsn for record in batch.records]
+    if gsns and (gsns != sorted(gsns) or gsns[0] < batch.start or gsns[-1] >= batch.stop):
+        allowed = "a function that keeps the rid of a record"
+        raise ConfigError("map", gsns[:3], allowed, f"target {batch.task.target}")

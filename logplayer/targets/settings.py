@@ -97,6 +97,7 @@ def target_spec(
     *,
     stores_position: bool,
     keeps_rejected: bool = False,
+    roll_s: int = 0,
 ) -> TargetSpec:
     """Return a target with these settings.
 
@@ -124,6 +125,7 @@ def target_spec(
         connect=connect,
         stores_position=stores_position,
         keeps_rejected=keeps_rejected,
+        roll_s=roll_s,
         **checked,
     )
     _check_together(spec, where)

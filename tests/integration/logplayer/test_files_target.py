@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from pyarrow import parquet
 
 import logplayer
 from logplayer import targets
@@ -25,24 +26,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import ziplog
+    from logplayer.targets.file_formats import Format
 
 pytestmark = pytest.mark.timeout(240)
 
 
 def rows(directory: Path) -> list[tuple[int, str, str]]:
     """Return the records of all partitions, in the order of their files."""
-    return [
+    found = [
         (line["gsn"], line["key"], line["payload"])
         for path in sorted(directory.rglob("*.jsonl"))
         for line in map(json.loads, path.read_text().splitlines())
     ]
+    for path in sorted(directory.rglob("*.parquet")):
+        table = parquet.read_table(path)
+        columns = (table.column(name).to_pylist() for name in ("offset", "key", "value"))
+        found += [
+            (gsn, key.decode(), value.decode()) for gsn, key, value in zip(*columns, strict=True)
+        ]
+    return found
 
 
 def tail(log: ziplog.Log) -> RecordId:
     return RecordId(log.check_tail().gsn + 1, 0)
 
 
-def player_file(path: Path, log: ziplog.Log, name: str, partitions: int) -> Path:
+def player_file(path: Path, log: ziplog.Log, name: str, kind: Format) -> Path:
     path.write_text(f"""\
 [player]
 name = "{name}"
@@ -55,19 +64,29 @@ idle_ms = 200
 name = "copy"
 kind = "files"
 directory = "{name}"
-partitions = {partitions}
+format = "{kind}"
+roll_s = 1
+partitions = 2
 batch_records = 50
 """)
     return path
 
 
-def test_processes_are_killed_and_suspended(log: ziplog.Log, tmp_path: Path) -> None:
-    start, directory = tail(log), tmp_path / "killed"
-    file = player_file(tmp_path / "player.toml", log, "killed", partitions=2)
+def staged(directory: Path) -> int:
+    """Return the size of what is durable and in no file yet."""
+    return sum(path.stat().st_size for path in directory.rglob(".*.stage"))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_processes_are_killed_and_suspended(log: ziplog.Log, tmp_path: Path, kind: Format) -> None:
+    name = f"killed-{kind}"
+    start, directory = tail(log), tmp_path / name
+    file = player_file(tmp_path / "player.toml", log, name, kind)
     with Process(file) as first, Process(file) as second:
         first.ready()
         second.ready()
         insert(log, 300)
+        wait_until(lambda: staged(directory) > 0, "records are staged")
         first.send(signal.SIGKILL)
         insert(log, 300)
         wait_until(lambda: len(rows(directory)) >= 600, "the other process has all")
@@ -79,13 +98,13 @@ def test_processes_are_killed_and_suspended(log: ziplog.Log, tmp_path: Path) -> 
             second.send(signal.SIGCONT)
             last = insert(log, 300)[-1]
             wait_until(
-                lambda: all(one.position > last for one in log.cursors("killed/copy/*")),
+                lambda: all(one.position > last for one in log.cursors(f"{name}/copy/*")),
                 "all positions are committed",
             )
             assert_exactly_once(rows(directory), history(log, start))
             assert third.stop()[0] == 0
         assert second.stop()[0] == 0
-    assert not list(directory.rglob("*.part"))
+    assert not [*directory.rglob("*.part"), *directory.rglob("*.stage")]
     assert {path.name for path in directory.iterdir()} == {"part-000", "part-001"}
 
 
@@ -94,7 +113,7 @@ def test_seek_back_fails_the_task_until_a_seek_after_the_files(
 ) -> None:
     start = tail(log)
     rids = insert(log, 100)
-    files = targets.files("copy", tmp_path / "out", batch_records=10)
+    files = targets.files("copy", tmp_path / "out", batch_records=10, roll_bytes=1)
     with logplayer.Player(log, "back", [files], start=start, commit_ms=50) as playing:
         playing.wait_until(rids[-1], timeout=60)
         playing.seek("copy", rids[50])

@@ -6,36 +6,51 @@ import errno
 import json
 import os
 import shutil
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import ipc, parquet
 
 from logplayer import targets
 from logplayer.contract import Fenced, Opened, Retry, Task
 from logplayer.targets import files_target
 from logplayer.targets.files_target import FilesTarget
+from spark_reader import optional_dependencies
+from spark_reader.batches import arrow_schema
+from spark_reader.schema import DEFAULT
 from tests.properties import examples
-from tests.unit.logplayer.targets.databases import GSNS, batch, record, task
+from tests.unit.logplayer.targets.databases import CLUSTER, GSNS, batch, record, task
 from tests.unit.shard.disk import Crash, Disk
 from ziplog.cli.rendering import as_json
 from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import BinaryIO
+
+    from logplayer.targets.file_formats import Format
 
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test here cuts the power of the real disk."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+
+
+def files(directory: Path, kind: Format = "jsonl", roll_bytes: int = 1) -> FilesTarget:
+    """Return a target of which each batch becomes a file, if not told otherwise."""
+    return FilesTarget(directory, kind, roll_bytes)
 
 
 def opened(directory: Path, term: int = 1, **more: Any) -> tuple[FilesTarget, Task]:
-    target, of = FilesTarget(directory), task(term, **more)
+    target, of = files(directory), task(term, **more)
     target.open(of)
     return target, of
 
@@ -68,7 +83,7 @@ def test_each_batch_is_a_file_named_by_its_first_record(tmp_path: Path) -> None:
     (first, second) = sorted((tmp_path / "out").rglob("*.jsonl"))
     assert first.read_bytes() == b"".join(as_json(record(gsn)) for gsn in (1, 2, 3, 5))
     assert second.read_bytes() == as_json(record(8))
-    assert FilesTarget(tmp_path / "out").open(task(2, position=6, has_moved=True)) == Opened(9)
+    assert files(tmp_path / "out").open(task(2, position=6, has_moved=True)) == Opened(9)
 
 
 def test_partitions_are_directories(tmp_path: Path) -> None:
@@ -82,17 +97,17 @@ def test_idle_steps_keep_the_position(tmp_path: Path) -> None:
     target, of = opened(tmp_path)
     target.deliver(batch(of, 1, 4))
     target.deliver(batch(of, 4, 5, []))
-    assert FilesTarget(tmp_path).open(task(2, position=5, has_moved=True)) == Opened(5)
+    assert files(tmp_path).open(task(2, position=5, has_moved=True)) == Opened(5)
     target, of = opened(tmp_path, 3, position=5, has_moved=True)
     target.deliver(batch(of, 5, 21, [record(5), record(8)]))  # it stops after its last record
-    assert FilesTarget(tmp_path).open(task(4, position=21, has_moved=True)) == Opened(21)
+    assert files(tmp_path).open(task(4, position=21, has_moved=True)) == Opened(21)
     assert not list(tmp_path.rglob("*.part"))
 
 
 def test_what_a_map_makes_of_a_record_is_in_one_file(tmp_path: Path) -> None:
     target, of = opened(tmp_path)
     target.deliver(batch(of, 1, 3, [record(1), record(2), record(2)]))
-    assert FilesTarget(tmp_path).open(task(2, position=1)) == Opened(3)
+    assert files(tmp_path).open(task(2, position=1)) == Opened(3)
     assert stored(tmp_path) == [1, 2, 2]
 
 
@@ -107,7 +122,7 @@ def test_map_that_changes_positions_is_refused(tmp_path: Path, gsns: tuple[int, 
 def test_last_line_may_be_long(tmp_path: Path) -> None:
     target, of = opened(tmp_path)
     target.deliver(batch(of, 1, 4, [record(1), record(2, b"\n" * 300_000)]))
-    assert FilesTarget(tmp_path).open(task(2)) == Opened(4)
+    assert files(tmp_path).open(task(2)) == Opened(4)
 
 
 def test_full_disk_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +151,146 @@ def test_file_system_without_links_is_refused(
 
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(ConfigError, match="cannot link files"):
-        FilesTarget(tmp_path).open(task())
+        files(tmp_path).open(task())
     assert names(tmp_path) == []
+
+
+# --- files of several batches ---
+
+
+def test_batches_become_one_file_when_they_are_large(tmp_path: Path) -> None:
+    target, of = files(tmp_path, roll_bytes=110), task()
+    target.open(of)
+    target.deliver(batch(of, 1, 4))
+    assert stored(tmp_path) == []
+    target.deliver(batch(of, 4, 9))
+    assert stored(tmp_path) == [1, 2, 3, 5, 8]
+    assert names(tmp_path) == [".ziplog-0000000000000000001", "0000000000000000001.jsonl"]
+
+
+@pytest.mark.parametrize("end", ["roll", "close", "open", "successor"])
+def test_batches_become_one_file_when_they_are_old_or_a_task_begins_or_ends(
+    tmp_path: Path, end: str
+) -> None:
+    target, of = files(tmp_path, roll_bytes=10_000), task()
+    target.open(of)
+    for start, stop in ((1, 4), (4, 9), (9, 12)):
+        target.deliver(batch(of, start, stop))
+    assert stored(tmp_path) == []
+    if end == "roll":
+        target.deliver(batch(of, 12, 12, []))
+    elif end == "close":
+        target.close()
+    elif end == "open":
+        assert target.open(of) == Opened(12)
+    else:
+        assert files(tmp_path).open(task(2)) == Opened(12)
+    assert stored(tmp_path) == [1, 2, 3, 5, 8]
+    assert files(tmp_path).open(task(3, position=12, has_moved=True)) == Opened(12)
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 1
+
+
+def test_finishing_nothing_adds_no_file(tmp_path: Path) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 1, []))
+    target.close()
+    assert names(tmp_path) == [".ziplog-0000000000000000001"]
+
+
+@pytest.mark.parametrize("damage", [b"x", b"x" * 100, b"\0" * 100])
+def test_frame_that_a_crash_cut_does_not_count(tmp_path: Path, damage: bytes) -> None:
+    target, of = files(tmp_path, roll_bytes=10_000), task()
+    target.open(of)
+    target.deliver(batch(of, 1, 4))
+    (stage,) = tmp_path.rglob("*.stage")
+    whole = stage.read_bytes()
+    stage.write_bytes(whole + whole[:-1] + damage)
+    assert files(tmp_path).open(task(2)) == Opened(4)
+    assert stored(tmp_path) == [1, 2, 3]
+
+
+def test_staged_files_without_an_identity_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "part-000").mkdir()
+    (tmp_path / "part-000" / ".1.5.0.stage").write_bytes(b"")
+    with pytest.raises(ConfigError, match="no file that says of which target"):
+        files(tmp_path).open(task())
+
+
+def test_memory_holds_one_staged_batch(tmp_path: Path) -> None:
+    target, of = files(tmp_path, roll_bytes=10**9), task()
+    target.open(of)
+    for gsn in range(1, 41):
+        target.deliver(batch(of, gsn, gsn + 1, [record(gsn, b"x" * 100_000)]))
+    tracemalloc.start()
+    target.close()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1_500_000
+    assert stored(tmp_path) == list(range(1, 41))
+
+
+# --- formats ---
+
+
+def table_of(path: Path) -> pa.Table:
+    if path.suffix == ".parquet":
+        return parquet.read_table(path)
+    with ipc.open_file(path) as reader:
+        return reader.read_all()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_files_have_the_columns_of_an_export(tmp_path: Path, kind: Format) -> None:
+    target, of = files(tmp_path, kind, 10_000), task()
+    target.open(of)
+    target.deliver(batch(of, 1, 4))
+    target.deliver(batch(of, 4, 6, [record(5, b"\xff", None)]))
+    target.deliver(batch(of, 6, 6, []))
+    (path,) = tmp_path.rglob(f"*.{kind}")
+    table = table_of(path)
+    assert table.schema.equals(arrow_schema(DEFAULT))
+    assert table.slice(3).to_pylist() == [{
+        "key": None, "value": b"\xff", "topic": f"{CLUSTER:032x}", "partition": 1, "offset": 5,
+        "timestamp": record(5).timestamp, "timestampType": 0, "epoch": 0,
+    }]  # fmt: skip
+    assert table.column("offset").to_pylist() == [1, 2, 3, 5]
+    assert files(tmp_path, kind).open(task(2, position=4, has_moved=True)) == Opened(6)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="has no gsn"):
+        files(tmp_path, kind).open(task(3, position=6, has_moved=True))
+
+
+def test_format_of_a_directory_is_fixed(tmp_path: Path) -> None:
+    opened(tmp_path)
+    with pytest.raises(ConfigError, match="are jsonl, not parquet; the format is fixed"):
+        files(tmp_path, "parquet").open(task(2))
+
+
+def test_identity_of_a_former_release_is_of_json_lines(tmp_path: Path) -> None:
+    opened(tmp_path)
+    (identity,) = tmp_path.rglob(".ziplog-*")
+    fields = json.loads(identity.read_bytes())
+    del fields["format"]
+    identity.write_text(json.dumps(fields))
+    assert files(tmp_path).open(task(2)) == Opened(1)
+
+
+def test_missing_package_is_an_error_that_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optional_dependencies, "find_spec", lambda _: None)
+    with pytest.raises(ModuleNotFoundError, match=r"target t needs pyarrow.*'ziplog\[arrow\]'"):
+        targets.files("t", "out", format="parquet")
+    targets.files("t", "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("format", "csv"), ("roll_bytes", 0), ("roll_bytes", 2**40), ("roll_s", 0), ("roll_s", True)],
+)
+def test_arguments_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"target t: {name} is"):
+        targets.files("t", "out", **{name: value})
 
 
 # --- whose directory it is ---
@@ -158,13 +311,13 @@ def test_directory_of_another_task_is_refused(
 ) -> None:
     opened(tmp_path)
     with pytest.raises(ConfigError, match=problem):
-        FilesTarget(tmp_path).open(task(2, **change))
+        files(tmp_path).open(task(2, **change))
 
 
 def test_other_partitions_of_another_target_are_found(tmp_path: Path) -> None:
     opened(tmp_path)
     with pytest.raises(ConfigError, match="has 4 partitions, but 1 in"):
-        FilesTarget(tmp_path).open(task(partition=3, partitions=4))
+        files(tmp_path).open(task(partition=3, partitions=4))
 
 
 def test_absent_directory_fails_the_task_until_a_seek(tmp_path: Path) -> None:
@@ -172,8 +325,8 @@ def test_absent_directory_fails_the_task_until_a_seek(tmp_path: Path) -> None:
     target.deliver(batch(of, 1, 4))
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(ConfigError, match="ziplog cursor seek orders/warehouse/0 genesis"):
-        FilesTarget(tmp_path / "out").open(task(2, position=4, has_moved=True))
-    assert FilesTarget(tmp_path / "out").open(task(3, position=2, seek=1)) == Opened(2)
+        files(tmp_path / "out").open(task(2, position=4, has_moved=True))
+    assert files(tmp_path / "out").open(task(3, position=2, seek=1)) == Opened(2)
 
 
 def test_files_without_an_identity_are_refused(tmp_path: Path) -> None:
@@ -181,7 +334,7 @@ def test_files_without_an_identity_are_refused(tmp_path: Path) -> None:
     target.deliver(batch(of, 1, 4))
     (tmp_path / "part-000" / ".ziplog-0000000000000000001").unlink()
     with pytest.raises(ConfigError, match="no file that says of which target"):
-        FilesTarget(tmp_path).open(task(2))
+        files(tmp_path).open(task(2))
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -189,20 +342,20 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     target.deliver(batch(of, 1, 4))
     (tmp_path / "part-000" / "0000000000000000001.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="has no gsn"):
-        FilesTarget(tmp_path).open(task(2))
+        files(tmp_path).open(task(2))
     for path in (tmp_path / "part-000").glob(".ziplog-*"):
         path.write_text("{}")
     with pytest.raises(ConfigError, match="missing required field"):
-        FilesTarget(tmp_path).open(task(2))
+        files(tmp_path).open(task(2))
 
 
 def test_check_changes_nothing(tmp_path: Path) -> None:
-    FilesTarget(tmp_path / "out").check()
+    files(tmp_path / "out").check()
     assert not list(tmp_path.iterdir())
     with pytest.raises(UnavailableError, match="its directory is absent"):
-        FilesTarget(tmp_path / "absent" / "out").check()
+        files(tmp_path / "absent" / "out").check()
     with pytest.raises(Retry, match="absent"):
-        FilesTarget(tmp_path / "absent" / "out").open(task())
+        files(tmp_path / "absent" / "out").open(task())
 
 
 @pytest.mark.parametrize("directory", ["", b"out", 5])
@@ -213,7 +366,8 @@ def test_directory_must_be_a_path(directory: Any) -> None:
 
 def test_batches_are_large_by_default() -> None:
     spec = targets.files("t", "out")
-    assert (spec.batch_records, spec.batch_bytes) == (10_000, 64 * 1024 * 1024)
+    assert (spec.batch_records, spec.batch_bytes) == (10_000, 8 * 1024 * 1024)
+    assert spec.roll_s == 60
     assert spec.stores_position
     assert targets.files("t", Path("out"), batch_records=5).batch_records == 5
 
@@ -226,17 +380,17 @@ def test_seek_behind_the_last_record_is_refused(tmp_path: Path) -> None:
     target.deliver(batch(of, 1, 6))
     for position in (1, 5):
         with pytest.raises(ConfigError, match="has records up to 5"):
-            FilesTarget(tmp_path).open(task(2, position=position, seek=1))
-    assert FilesTarget(tmp_path).open(task(3, position=6, seek=2)) == Opened(6)
+            files(tmp_path).open(task(2, position=position, seek=1))
+    assert files(tmp_path).open(task(3, position=6, seek=2)) == Opened(6)
 
 
 def test_seek_forward_counts_once(tmp_path: Path) -> None:
     former, of = opened(tmp_path)
     former.deliver(batch(of, 1, 4))
-    sought, later = FilesTarget(tmp_path), task(2, position=10, seek=1)
+    sought, later = files(tmp_path), task(2, position=10, seek=1)
     assert sought.open(later) == Opened(10)
     sought.deliver(batch(later, 10, 14))
-    assert FilesTarget(tmp_path).open(task(3, position=10, seek=1)) == Opened(14)
+    assert files(tmp_path).open(task(3, position=10, seek=1)) == Opened(14)
     with pytest.raises(Fenced):  # else records that were passed over would follow
         former.deliver(batch(of, 4, 15))
     assert stored(tmp_path) == [1, 2, 3, 13]
@@ -245,7 +399,7 @@ def test_seek_forward_counts_once(tmp_path: Path) -> None:
 def test_seek_back_over_positions_without_records_counts(tmp_path: Path) -> None:
     target, of = opened(tmp_path)
     target.deliver(batch(of, 1, 10, []))
-    assert FilesTarget(tmp_path).open(task(2, position=4, seek=1)) == Opened(4)
+    assert files(tmp_path).open(task(2, position=4, seek=1)) == Opened(4)
 
 
 # --- two owners ---
@@ -270,7 +424,7 @@ def test_former_owner_passes_no_positions(tmp_path: Path) -> None:
     with pytest.raises(Fenced, match="later term 2"):
         former.deliver(batch(of, 1, 10, []))
     assert names(tmp_path) == [".ziplog-0000000000000000002"]
-    assert FilesTarget(tmp_path).open(task(3, has_moved=True)) == Opened(20)
+    assert files(tmp_path).open(task(3, has_moved=True)) == Opened(20)
 
 
 def before_link(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -289,29 +443,29 @@ def test_owner_that_stood_still_before_its_link_adds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former, of = opened(tmp_path)
-    later = task(2, position=6, seek=1)
 
     def succeed() -> None:
-        successor = FilesTarget(tmp_path)
-        assert successor.open(later) == Opened(6)
-        successor.deliver(batch(later, 6, 9))
+        successor = files(tmp_path)
+        assert successor.open(task(2)) == Opened(15)
+        successor.deliver(batch(task(2), 15, 22))
 
     before_link(monkeypatch, succeed)
     with pytest.raises(Fenced, match="another process removed"):
         former.deliver(batch(of, 1, 15))
-    assert stored(tmp_path) == [8]
+    assert stored(tmp_path) == [1, 2, 3, 5, 8, 13, 14, 15, 21]
+    assert len(names(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("has_part", [False, True])
 def test_owner_that_stood_still_as_it_opened_is_fenced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_part: bool
 ) -> None:
-    former = FilesTarget(tmp_path)
+    former = files(tmp_path)
     write = former._written
 
-    def written(name: str, contents: bytes) -> Path:
+    def written(name: str, write_to: Callable[[BinaryIO], object]) -> Path:
         opened(tmp_path, 2)
-        return write(name, contents)
+        return write(name, write_to)
 
     if has_part:
         before_link(monkeypatch, lambda: opened(tmp_path, 2))
@@ -327,7 +481,7 @@ def test_file_that_a_former_owner_adds_during_an_open_counts(
 ) -> None:
     former, of = opened(tmp_path)
     before_link(monkeypatch, lambda: former.deliver(batch(of, 1, 4)))
-    assert FilesTarget(tmp_path).open(task(2)) == Opened(4)
+    assert files(tmp_path).open(task(2)) == Opened(4)
 
 
 def test_file_that_a_former_owner_starts_during_an_open_gets_no_name(
@@ -338,12 +492,12 @@ def test_file_that_a_former_owner_starts_during_an_open_gets_no_name(
 
     def start(path: Path, **options: bool) -> None:
         if path == former._own and not parts:
-            parts.append(former._written("0000000000000000001.jsonl", as_json(record(1))))
+            parts.append(former._written("records", lambda file: file.write(as_json(record(1)))))
             assert former._own.exists()
         unlink(path, **options)
 
     monkeypatch.setattr(Path, "unlink", start)
-    assert FilesTarget(tmp_path).open(task(2)) == Opened(1)
+    assert files(tmp_path).open(task(2)) == Opened(1)
     with pytest.raises(Fenced, match="another process removed"):
         former._link(parts[0], tmp_path / "part-000" / "0000000000000000001.jsonl")
 
@@ -382,7 +536,8 @@ def test_unfinished_files_of_former_terms_are_removed(tmp_path: Path) -> None:
 # --- crashes ---
 
 
-def test_any_crash_leaves_each_record_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("roll_bytes", [1, 110, 10_000])
+def test_any_crash_leaves_each_record_once(tmp_path: Path, roll_bytes: int) -> None:
     """The machine stops at any operation; afterwards the directory has all names, or synced ones.
 
     What `deliver` or `open` returned is there: the cursor may have moved.
@@ -394,13 +549,13 @@ def test_any_crash_leaves_each_record_once(tmp_path: Path) -> None:
         part.mkdir(parents=True)
         disk, returned = Disk(pytest.MonkeyPatch(), part, allowed), 0
         try:
-            target, of = FilesTarget(directory / "a"), task()
+            target, of = files(directory / "a", roll_bytes=roll_bytes), task()
             returned = target.open(of).position or 0
-            for stop in (4, 9, 12, 15):
+            for stop in (4, 9, 9, 12, 15, 20, 20, 22):
                 target.deliver(batch(of, returned, stop))
                 returned = stop
             later = task(2, position=9, has_moved=True)
-            returned = FilesTarget(directory / "a").open(later).position or 0
+            returned = files(directory / "a").open(later).position or 0
             is_done = True
         except Crash:
             is_done = False
@@ -409,13 +564,13 @@ def test_any_crash_leaves_each_record_once(tmp_path: Path) -> None:
             left = directory / kind
             left.mkdir()
             getattr(disk, kind)(left / "part-000")
-            again, of = FilesTarget(left), task(3, position=returned or 1, has_moved=returned > 1)
+            again, of = files(left), task(3, position=returned or 1, has_moved=returned > 1)
             position = again.open(of).position
             assert position is not None
             assert position >= returned
             again.deliver(batch(of, position, 40))
             assert stored(left) == list(GSNS)
-            assert not list(left.rglob("*.part"))
+            assert not [*left.rglob("*.part"), *left.rglob("*.stage")]
         if is_done:
             return
         allowed += 1
@@ -429,8 +584,9 @@ def test_name_that_was_not_synced_is_synced_before_it_counts(
     sync = files_target.sync_directory
     synced: list[list[str]] = []
 
-    def fail(_: object) -> None:
-        raise OSError(errno.EIO, "broken")
+    def fail(directory: Path) -> None:
+        if list(directory.glob("*.jsonl")):
+            raise OSError(errno.EIO, "broken")
 
     def noted(directory: Path) -> None:
         synced.append(sorted(path.name for path in directory.iterdir()))
@@ -441,25 +597,28 @@ def test_name_that_was_not_synced_is_synced_before_it_counts(
         target.deliver(batch(of, 1, 4))
     monkeypatch.setattr(files_target, "sync_directory", noted)
     assert target.open(task(term)) == Opened(4)
-    assert synced[-1] == [f".ziplog-{term:019}", "0000000000000000001.jsonl"]
+    assert [name for name in synced[-1] if not name.endswith(".stage")] == [
+        f".ziplog-{term:019}",
+        "0000000000000000001.jsonl",
+    ]
 
 
 # --- any order of steps ---
 
 steps = st.tuples(
-    st.sampled_from(["claim", "open", "deliver", "idle", "seek"]),
+    st.sampled_from(["claim", "open", "deliver", "idle", "seek", "roll", "close"]),
     st.integers(0, 1),
     st.integers(1, 12),
     # The operation before which the process dies, or stands still while the other one acts.
-    st.integers(0, 6),
+    st.integers(0, 9),
 )
 
 
 class Owner:
     """A process that believes to own the task."""
 
-    def __init__(self, directory: Path) -> None:
-        self.target = FilesTarget(directory)
+    def __init__(self, directory: Path, roll_bytes: int) -> None:
+        self.target = files(directory, roll_bytes=roll_bytes)
         self.task = task(0)
         self.at: int | None = None
 
@@ -474,20 +633,23 @@ class Owner:
         at, stop = self.at, self.at + size
         if is_idle:
             stop = next((gsn for gsn in GSNS if gsn >= at), stop)
-        if stop == at:
-            return
         self.at = None
         with suppress(Fenced, Retry):
             self.target.deliver(batch(self.task, at, stop))
             self.at = stop
 
+    def close(self) -> None:
+        self.at = None
+        with suppress(Fenced, Retry):
+            self.target.close()
+
 
 class History:
     """A directory, its cursor, and two processes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, roll_bytes: int) -> None:
         self.directory = directory
-        self.owners = [Owner(directory), Owner(directory)]
+        self.owners = [Owner(directory, roll_bytes), Owner(directory, roll_bytes)]
         #: The cursor, and the positions that seeks passed.
         self.term = self.seek = 0
         self.position = 1
@@ -512,15 +674,26 @@ class History:
             self.sought(owner, self.position + size)
         elif what == "open":
             owner.open()
+        elif what == "close":
+            owner.close()
         else:
-            owner.deliver(size, is_idle=what == "idle")
+            owner.deliver(0 if what == "roll" else size, is_idle=what == "idle")
 
     def check(self) -> None:
-        gsns = stored(self.directory)
-        assert gsns == sorted(set(gsns))
-        self.position = max([self.position, *(one.at or 0 for one in self.owners)])
-        missing = {gsn for gsn in GSNS if gsn < self.position} - set(gsns)
+        """Check what readers find, and what a new owner would find."""
+        # The membership service refuses moves of former terms.
+        current = [one for one in self.owners if one.task.term == self.term]
+        self.position = max([self.position, *(one.at or 0 for one in current)])
+        copy = self.directory.with_name("copy")
+        shutil.copytree(self.directory, copy)
+        newest = int(max((copy / "part-000").glob(".ziplog-*")).name.removeprefix(".ziplog-"))
+        found = files(copy).open(task(newest + 1, self.position, has_moved=True)).position or 0
+        for directory in (self.directory, copy):
+            gsns = stored(directory)
+            assert gsns == sorted(set(gsns))
+        missing = {gsn for gsn in GSNS if gsn < max(self.position, found)} - set(stored(copy))
         assert missing <= self.skipped
+        shutil.rmtree(copy)
 
     def finish(self) -> None:
         owner = self.owners[0]
@@ -528,17 +701,21 @@ class History:
         if owner.at is None:
             self.sought(owner, stored(self.directory)[-1] + 1)
         owner.deliver(100)
+        owner.deliver(0)
         self.check()
         assert owner.at is not None
         assert owner.at > GSNS[-1]
+        assert set(GSNS) - set(stored(self.directory)) <= self.skipped
 
 
 @examples(100)
-@given(plan=st.lists(steps, max_size=14))
+@given(plan=st.lists(steps, max_size=14), roll_bytes=st.sampled_from([1, 110, 10_000]))
 def test_any_order_of_steps_keeps_each_record_once(
-    tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[str, int, int, int]]
+    tmp_path_factory: pytest.TempPathFactory,
+    plan: list[tuple[str, int, int, int]],
+    roll_bytes: int,
 ) -> None:
-    history = History(tmp_path_factory.mktemp("files"))
+    history = History(tmp_path_factory.mktemp("files") / "out", roll_bytes)
     for what, number, size, fault in plan:
         owner = history.owners[number]
         with pytest.MonkeyPatch.context() as patch, suppress(Crash):
@@ -552,10 +729,10 @@ def test_any_order_of_steps_keeps_each_record_once(
 def interfere(patch: pytest.MonkeyPatch, owner: Owner, other: Owner, fault: int) -> None:
     """Let a process die at an operation, or stand still while the other one acts."""
     left = fault
-    real = {"link": os.link, "fsync": os.fsync}
+    real = {name: getattr(os, name) for name in ("link", "fsync", "fdatasync", "pwritev")}
 
-    def counted(name: str) -> Callable[..., None]:
-        def act(*arguments: Any) -> None:
+    def counted(name: str) -> Callable[..., Any]:
+        def act(*arguments: Any) -> Any:
             nonlocal left
             left -= 1
             if left == 0:
@@ -565,7 +742,7 @@ def interfere(patch: pytest.MonkeyPatch, owner: Owner, other: Owner, fault: int)
                 other.deliver(4)
                 other.open()
                 other.deliver(3)
-            real[name](*arguments)
+            return real[name](*arguments)
 
         return act
 

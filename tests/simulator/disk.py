@@ -440,6 +440,9 @@ class _System:
 
     fdatasync = fsync
 
+    def fstat(self, fd: int) -> os.stat_result:
+        return stat_of(descriptor(fd).target)
+
     def ftruncate(self, fd: int, size: int) -> None:
         found = descriptor(fd)
         found.disk.resize(found.file, size)

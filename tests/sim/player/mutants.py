@@ -450,13 +450,13 @@ def renamed_not_linked() -> Iterator[None]:
 @mutant(power_cuts)
 def no_directory_sync() -> Iterator[None]:
     """The name of a file is synced before the step is done."""
-    add = FilesTarget._add
+    deliver = FilesTarget.deliver
 
-    def added(self: FilesTarget, batch: Batch) -> int:
+    def delivered(self: FilesTarget, batch: Batch) -> None:
         with replaced(files_target, "sync_directory", lambda _directory: None):
-            return add(self, batch)
+            deliver(self, batch)
 
-    with replaced(FilesTarget, "_add", added):
+    with replaced(FilesTarget, "deliver", delivered):
         yield
 
 

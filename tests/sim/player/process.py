@@ -35,6 +35,8 @@ _STEP_NS: Final = (50 * US, 3 * MS)
 _SLOW_NS: Final = 400 * MS
 _LATE_NS: Final = (1 * MS, 400 * MS)
 _PAUSED_NS: Final = 5 * MS
+#: A connection is closed so late that its step under way has begun.
+_CLOSE_NS: Final = 500 * MS
 #: How long a worker stands still in a call of the disk; and how many do so one in another.
 _STALL_NS: Final = (1 * MS, 3 * LEASE_MS * MS)
 _MAX_STALLS: Final = 3
@@ -167,7 +169,7 @@ class PlayerProgram:
         self._outside: Final = outside
         self._connections: Final = Connections(outside.targets, outside.fault, outside.later)
         #: Those of workers that write files.
-        self._files: Final[dict[int, Connections]] = {}
+        self._files: Final[dict[int, tuple[FilesConnection, Connections]]] = {}
         #: Called once it has stopped.
         self._on_stopped: Callable[[], object] = lambda: None
         self.node: Final = PlayerNode(
@@ -182,7 +184,7 @@ class PlayerProgram:
             self.node, transport, clock=process.clock, on_halt=process.halt,
             carry_out={
                 OpenTarget: self._begin, Deliver: self._begin,
-                CloseTarget: lambda effect: self._files.pop(effect.worker, None),
+                CloseTarget: self._close,
                 Complete: lambda _effect: self._on_stopped(),
             },
         )  # fmt: skip
@@ -198,9 +200,22 @@ class PlayerProgram:
         if not isinstance(target, SharedFiles):
             return self._connections
         if worker not in self._files:
-            own = {name: FilesConnection(target, outside.oracle)}
-            self._files[worker] = Connections(own, outside.fault, outside.later)
-        return self._files[worker]
+            own = FilesConnection(target, outside.oracle)
+            connections = Connections({name: own}, outside.fault, outside.later)
+            self._files[worker] = own, connections
+        return self._files[worker][1]
+
+    def _close(self, effect: CloseTarget) -> None:
+        """Have the worker close its connection, after its step under way."""
+        own, _ = self._files.pop(effect.worker, (None, None))
+        if own is not None:
+            self._process.kernel.after(_CLOSE_NS, partial(self._end_connection, own))
+
+    def _end_connection(self, own: FilesConnection) -> None:
+        if self._process.is_paused or own.is_busy:
+            self._process.kernel.after(_PAUSED_NS, partial(self._end_connection, own))
+        elif self._process.program is self:
+            self._outside.run(self._process, self, own.close)
 
     def _count_losses(self, task: Any) -> None:
         lost = task.on_claim_lost

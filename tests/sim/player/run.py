@@ -17,7 +17,7 @@ from logplayer.settings import PlayerSettings
 from tests.sim import verdict
 from tests.sim.player.clients import Admin, Auditor, Inserter
 from tests.sim.player.disturbances import Disturbances
-from tests.sim.player.files import MODULES, SharedFiles
+from tests.sim.player.files import MODULES, ROLL_S, SharedFiles
 from tests.sim.player.oracle import Oracle
 from tests.sim.player.plan import LEASE_MS, PlayerPlan, TargetPlan, draw_player
 from tests.sim.player.process import ObservedSink, ObservedStore, Outside, PlayerProgram, node_of
@@ -85,6 +85,7 @@ class PlayerRun(Run):
             name=name, connect=no_connection, stores_position=target.stores_position,
             partitions=plan.partitions, batch_records=plan.batch_records, retry_first_ms=20,
             retry_last_ms=200, rejected=plan.rejected or "stop", keeps_rejected=True,
+            roll_s=ROLL_S if plan.kind == "files" else 0,
         )  # fmt: skip
         if not isinstance(target, SharedFiles):
             target.spec = spec

@@ -208,9 +208,10 @@ class Disturbances:
         name = self._target(fault)
         target = self._outside.targets[name]
         if isinstance(target, Store):
+            positions = {partition: row.position for partition, row in target.rows.items()}
             for partition, row in sorted(target.durable.items()):
                 target.put_back(partition, self._kernel.random.randrange(len(row.effects) + 1))
-            self._outside.oracle.put_back(name)
+            self._outside.oracle.put_back(name, positions)
 
     def _partitions(self, name: str) -> int:
         (spec,) = (spec for spec in self._settings.targets if spec.name == name)

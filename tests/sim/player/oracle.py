@@ -74,9 +74,9 @@ class Oracle:
         self._starts: Final[dict[tuple[str, Era], int]] = {}
         #: Targets whose content was lost; their tasks fail, and are sought.
         self.emptied: Final[set[str]] = set()
-        #: Targets of which an older state was put back, and the cursors that are still ahead of it.
+        #: Targets of which an older state was put back; and by cursor, the position before that.
         self._restored: Final[set[str]] = set()
-        self._ahead: Final[set[str]] = set()
+        self._positions_before: Final[dict[str, int]] = {}
         #: Stretches of stores that a seek has ended.
         self._former: Final[list[tuple[TargetSpec, int, Row]]] = []
         #: Numbers of repetitions of records at sinks, and of stretches that a late step may touch.
@@ -109,11 +109,11 @@ class Oracle:
         """Note that an operator changes a cursor: the time of a pause counts anew."""
         self._paused.pop(name, None)
 
-    def put_back(self, target: str) -> None:
-        """Note that an older state of a target was put back."""
+    def put_back(self, target: str, positions: dict[int, int]) -> None:
+        """Note that an older state was put back; `positions`: the former ones, by partition."""
         self._restored.add(target)
-        partitions = range(self._specs[target].partitions)
-        self._ahead.update(cursor_name(self._player, target, one) for one in partitions)
+        for partition, position in positions.items():
+            self._positions_before[cursor_name(self._player, target, partition)] = position
         self.power_cut(target)
 
     def may_lack_records(self, target: str) -> bool:
@@ -215,9 +215,10 @@ class Oracle:
         """Check that the cursor is not ahead of what is durable, if both are of one era."""
         cursor = self._cursor(name)
         if cursor is None or cursor.position <= position:
-            self._ahead.discard(name)
             return
-        assert name in self._ahead or not is_of(cursor), (
+        # After an older state was put back, moves to the former position may be under way.
+        is_restored = position < self._positions_before.get(name, 0)
+        assert is_restored or not is_of(cursor), (
             f"cursor-ahead: {name} is at {cursor.position}, its target at {position}"
         )
 

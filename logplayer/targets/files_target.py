@@ -210,6 +210,7 @@ class FilesTarget:
 
     def _stage_or_store(self, batch: Batch) -> None:
         if batch.records and self._stage is None:
+            self._check_is_owner()  # Else the new file may stay until the next claim.
             self._stage = Stage(self._part / f".{self._unique}.stage")
             sync_directory(self._part)
         if self._stage is None:

@@ -101,6 +101,7 @@ def test_processes_are_killed_and_suspended(log: ziplog.Log, tmp_path: Path, kin
                 lambda: all(one.position > last for one in log.cursors(f"{name}/copy/*")),
                 "all positions are committed",
             )
+            wait_until(lambda: len(rows(directory)) >= 1200, "all records are in files")
             assert_exactly_once(rows(directory), history(log, start))
             assert third.stop()[0] == 0
         assert second.stop()[0] == 0

@@ -415,6 +415,7 @@ def test_former_owner_is_fenced(tmp_path: Path) -> None:
         former.open(of)
     successor.deliver(batch(later, 4, 9))
     assert stored(tmp_path) == [1, 2, 3, 5, 8]
+    assert not list(tmp_path.rglob("*.stage"))
 
 
 def test_former_owner_passes_no_positions(tmp_path: Path) -> None:

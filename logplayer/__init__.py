@@ -2,7 +2,8 @@
 
 `Player` delivers in a thread of this program, and shares its tasks with other processes of the same
 name. `load` returns one from a file. `targets` has the kinds of targets; `Target` is the interface
-for others. `aio` has the same player with coroutines.
+for others. `Receiver` is the other end of `targets.push`. `aio` has players and receivers with
+coroutines.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from logplayer import aio, targets
     from logplayer.config import load
     from logplayer.player import Player
+    from logplayer.receiver import Receiver
 
 __all__ = [
     "Batch",
     "Fenced",
     "Opened",
     "Player",
+    "Receiver",
     "Rejected",
     "RejectedRecord",
     "Retry",
@@ -50,4 +53,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("logplayer.config").load
     if name == "Player":
         return importlib.import_module("logplayer.player").Player
+    if name == "Receiver":
+        return importlib.import_module("logplayer.receiver").Receiver
     raise AttributeError(f"module 'logplayer' has no attribute {name!r}")

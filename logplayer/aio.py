@@ -1,4 +1,4 @@
-"""The player of `logplayer` with coroutines; it still runs in a thread of its own."""
+"""Players and receivers with coroutines; they still run in threads of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from logplayer import player
+from logplayer import player, receiver
 from ziplog.runtime.descriptors import start_thread
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -83,6 +83,47 @@ class Player:
         await _in_thread(lambda: self._player.seek(target, position))
 
 
+class Receiver:
+    """Receives batches of players; use it in an `async with` statement."""
+
+    def __init__(self, address: str, target: TargetSpec, *, insecure: bool = False) -> None:
+        """Check the arguments; they are those of `logplayer.Receiver`."""
+        self._receiver: Final = receiver.Receiver(address, target, insecure=insecure)
+
+    async def __aenter__(self) -> Self:
+        """Start it, and return it."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<logplayer.aio.Receiver at {self.endpoint}>"
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens, "host:port"; once it is started, with the actual port."""
+        return self._receiver.endpoint
+
+    async def start(self) -> None:
+        """See `logplayer.Receiver.start`."""
+        await _in_thread(self._receiver.start)
+
+    async def serve(self) -> None:
+        """Receive until `close`, or until the task is cancelled; see `logplayer.Receiver.serve`."""
+        try:
+            await _in_thread(self._receiver.serve)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """See `logplayer.Receiver.close`."""
+        await _in_thread(self._receiver.close)
+
+
 async def _in_thread(call: Callable[[], T]) -> T:
     """Return the result of a blocking call.
 
@@ -107,5 +148,5 @@ async def _in_thread(call: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(finish, set_result, result)
 
     thread = threading.Thread(target=run, name="player call", daemon=True)
-    start_thread(thread, "cannot call a player")
+    start_thread(thread, "cannot wait in a thread")
     return await done

@@ -142,8 +142,10 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A target of a player: its settings, and how its tasks connect."""
 
     name: str
-    #: Returns the connection of a task; connects to nothing.
-    connect: Callable[[], Target]
+    #: Returns the connection of a task; connects to nothing. None: the target has a receiver.
+    connect: Callable[[], Target] | None
+    #: The endpoint of its receiver, "host:port", with which the player exchanges messages.
+    receiver: str = ""
     #: It stores positions with its effects, or repetitions have none (exactly once); False: at
     #: least once.
     stores_position: bool
@@ -156,6 +158,11 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Patterns of keys as in a shell; (): all records, also those without keys.
     keys: tuple[str, ...] = ()
     map: Map | None = None
+    #: Rows of the log are left out if their writer begins with one of these.
+    skip_writers: tuple[bytes, ...] = ()
+    #: Raises ConfigError if the target is the log of a cluster, by its number; connects for at
+    #: most so many seconds.
+    check_source: Callable[[int, float], None] | None = None
     batch_records: int = 1000
     batch_bytes: int = 1024 * 1024
     #: Pauses between attempts double from the first to the last; with jitter of a fifth.

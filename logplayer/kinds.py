@@ -21,7 +21,9 @@ from logplayer.targets.files_target import (
     ROLL_S,
 )
 from logplayer.targets.http_target import POSITIONS
+from logplayer.targets.log_target import BATCH_RECORDS as MIRROR_RECORDS
 from logplayer.targets.log_target import MAX_TIMEOUT_S, ORDERS
+from logplayer.targets.mirror_mark import MIRROR_RULE
 from logplayer.targets.settings import VALUES
 from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
 from ziplog.config_keys import Key
@@ -276,6 +278,15 @@ class LogKeys:
             bool,
         ),
     ] = False
+    not_from: Annotated[
+        list[str] | None,
+        Key(
+            "Mirrors into this log whose records are not copied: each one as the cluster_id of its"
+            " source, its player, and its target. For mirrors in both directions.",
+            list,
+            rule=MIRROR_RULE,
+        ),
+    ] = None
     timeout_s: Annotated[
         float,
         Key(
@@ -286,6 +297,23 @@ class LogKeys:
             high=MAX_TIMEOUT_S,
         ),
     ] = 30.0
+
+
+@dataclass(frozen=True)
+class PushKeys:
+    """The keys of a receiver."""
+
+    address: Annotated[str, Key("Where the receiver listens.", str, rule="'host:port'")]
+    stores_position: Annotated[
+        bool,
+        Key(
+            "The receiver's target stores positions: exactly once. false: at least once.",
+            bool,
+        ),
+    ] = True
+    insecure: Annotated[
+        bool, Key("Allow an address outside of this machine; nothing is encrypted.", bool)
+    ] = False
 
 
 class Kind(NamedTuple):
@@ -344,6 +372,14 @@ KINDS: Final[Mapping[str, Kind]] = {
         LogKeys,
         targets.log,
         {"bootstrap": "127.0.0.1:7500"},
+        {"batch_records": MIRROR_RECORDS},
+    ),
+    "push": Kind(
+        "A receiver in another process: as strong as its target. The receiver's program:"
+        " logplayer.Receiver('127.0.0.1:7600', targets.sqlite('copy', 'copy.db')).serve()",
+        PushKeys,
+        targets.push,
+        {"address": "127.0.0.1:7600"},
     ),
     "function": Kind(
         "A Python function: at least once.",

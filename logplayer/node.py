@@ -14,13 +14,14 @@ from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.context import PlayerContext
 from logplayer.feed import Feed
 from logplayer.members import MEMBERS, Members
+from logplayer.push.sender import PushSender
 from logplayer.shares import share
 from logplayer.steps import StepEnded
 from logplayer.task import PlayerTask
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import NEVER
 from ziplog.client.log_tasks import LogTasks
-from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Halt, LogWarning
+from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Halt, LogWarning, Received
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ClosedError, ConfigError, DeadlineError
 from ziplog.types import RecordId
@@ -75,6 +76,7 @@ class PlayerNode:
             calls, settings, owner,
             on_listed=self._on_listed, on_joined=self._share_tasks, on_failure=self._fail,
         )  # fmt: skip
+        self._push: Final = PushSender(settings.targets)
         #: The error that ended the player; None: it runs.
         self.failure: ZiplogError | None = None
         #: Calls that wait, by their ids, and the numbers of the log's calls.
@@ -93,6 +95,8 @@ class PlayerNode:
         self._context.is_cut_off = self.members.is_silent(now)
         if isinstance(event, StepEnded):
             self._on_step_ended(event)
+        elif isinstance(event, Received) and event.src in self._push.names:
+            self._push.on_message(event.src, event.message, now)
         elif isinstance(event, Call):
             self._on_call(event.id, event.request)
         elif isinstance(event, Cancelled):
@@ -101,11 +105,17 @@ class PlayerNode:
             calls.step(event, now)
         if isinstance(event, BatchEnd):
             self._poll()
-        return calls.pop_effects() if calls.effects else []
+        effects = self._push.pop_effects()
+        return (
+            effects + self._push.carry_out(calls.pop_effects(), now) if calls.effects else effects
+        )
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wake-up."""
-        due = min(self.members.next_wakeup(), self.feed.next_wakeup(), self._halt_at)
+        due = min(
+            self.members.next_wakeup(), self.feed.next_wakeup(), self._push.next_wakeup(),
+            self._halt_at,
+        )  # fmt: skip
         is_reading = False
         for task in self.tasks.values():
             if not task.is_gone:
@@ -123,6 +133,7 @@ class PlayerNode:
         """Assert the invariants of all parts."""
         self._calls.core.check()
         self.feed.check()
+        self._push.check()
         workers = [task.worker for task in self.tasks.values() if task.worker]
         assert len(workers) == len(set(workers)), "two tasks have one worker"
         for task in self.tasks.values():
@@ -148,6 +159,8 @@ class PlayerNode:
     def _poll(self) -> None:
         """Do what is due after the events of a batch."""
         context, waiting = self._context, self._waiting
+        for ended in self._push.poll(self._calls.now):
+            self._on_step_ended(ended)
         calls = waiting.values()
         context.awaited = tuple(one.position for one in calls if isinstance(one, WaitCall))
         is_urgent = context.wants_round or bool(context.awaited)
@@ -166,7 +179,7 @@ class PlayerNode:
         self._halt_if_due()
 
     def _poll_feed(self, *, is_batch_end: bool) -> None:
-        tasks = [task for task in self.tasks.values() if task.is_reading]
+        tasks = [task for task in self.tasks.values() if task.is_reading and task.reader.uses_feed]
         self.feed.poll([task.delivery.looked for task in tasks], is_batch_end=is_batch_end)
         trimmed = self.feed.pop_trimmed()
         if trimmed is not None:

@@ -20,12 +20,14 @@ from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.contract import cursor_name
 from logplayer.node import PlayerNode
 from logplayer.options import PlayerOptions, check_targets
+from logplayer.push.messages import decode_any
 from logplayer.settings import PlayerSettings
 from logplayer.workers import Workers
 from ziplog.client import arguments, cursor_arguments
 from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.archive_requests import ArchiveRequests
 from ziplog.core.node import AskArchive, Call, Cancelled, Complete
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 _STOP_S: Final = 30.0
 #: Time that targets get to close after the player has stopped, at least, in seconds.
 _CLOSE_S: Final = 1.0
+#: Time of a start in which targets are compared with the log, at most.
+_CHECK_NS: Final = 2 * NS_PER_S
 #: Maximum length of the host name in the owner's text of a cursor.
 _MAX_HOST: Final = 200
 
@@ -155,7 +159,8 @@ class Player:
         Raises:
             ClosedError: it was started before.
             UnavailableError: the log does not reply in time.
-            ConfigError: the log has another player of this name, with other partitions.
+            ConfigError: the log has another player of this name, with other partitions; or a target
+                is the log itself.
 
         """
         seconds = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
@@ -169,11 +174,25 @@ class Player:
             # A client's errors say why a log cannot be reached.
             with ziplog.connect(self._endpoints, timeout=seconds) as log:
                 found = self._start(log) if callable(self._start) else self._start
+                self._check_sources(log.cluster_number)
             self._begin(self._thread, found)
             self._call(StartedCall(deadline_ns))
         except BaseException:
             self._end(0)
             raise
+
+    def _check_sources(self, cluster: int) -> None:
+        """Raise ConfigError if a target is the log itself."""
+        until = now_ns() + _CHECK_NS
+        for spec in self._targets:
+            left_s = (until - now_ns()) / NS_PER_S
+            if spec.check_source is not None and left_s > 0:
+                try:
+                    spec.check_source(cluster, left_s)
+                except ConfigError:
+                    raise
+                except ZiplogError:
+                    pass  # Its tasks report that it cannot be reached, and compare it later.
 
     def _begin(self, thread: threading.Thread, start: RecordId) -> None:
         options, client = self._options, os.urandom(16)
@@ -205,6 +224,7 @@ class Player:
                 AskArchive: self._archives.start,
                 **self._workers.effects,
             },
+            decode=decode_any,
             on_halt=lambda reason, state: self._on_halt(node, reason, state),
         )
         try:

@@ -33,30 +33,39 @@ _SUBSCRIBE_TIMEOUT_NS: Final = 5 * NS_PER_S
 _RETRY_NS: Final = NS_PER_S
 
 
-def subscription(position: int, now: int) -> SubscribeRequest:
-    """Return the request of a subscription from a gsn on."""
+def subscription(position: int, now: int, skip_writers: tuple[bytes, ...]) -> SubscribeRequest:
+    """Return the request of a subscription from a gsn on, without rows of some writers."""
     return SubscribeRequest(
-        now + _SUBSCRIBE_TIMEOUT_NS, RecordId(position, 0), follow=True, known_rows=True
-    )
+        now + _SUBSCRIBE_TIMEOUT_NS, RecordId(position, 0), follow=True, known_rows=True,
+        skip_writers=skip_writers,
+    )  # fmt: skip
 
 
 class Source:
     """A subscription and the ring that it fills."""
 
     __slots__ = ("_call", "_calls", "_is_fetching", "_max_records", "_number", "_retry_at",
-                 "blocked_on", "is_open", "ring", "trimmed")  # fmt: skip
+                 "_skip_writers", "blocked_on", "is_open", "ring", "trimmed")  # fmt: skip
 
-    def __init__(self, calls: LogTasks, memory_bytes: int, max_records: int) -> None:
+    def __init__(
+        self,
+        calls: LogTasks,
+        memory_bytes: int,
+        max_records: int,
+        skip_writers: tuple[bytes, ...] = (),
+    ) -> None:
         """Make a closed source.
 
         Args:
             calls: the log.
             memory_bytes: the bound of the ring's size.
             max_records: number of records of one fetch.
+            skip_writers: rows are left out if their writer begins with one of these.
 
         """
         self._calls: Final = calls
         self._max_records: Final = max_records
+        self._skip_writers: Final = skip_writers
         self.ring: Final = Ring(memory_bytes)
         #: It was opened, and not closed; its subscription may be waiting for the next attempt.
         self.is_open = False
@@ -103,7 +112,7 @@ class Source:
             else:
                 self._on_failure(result)
 
-        call = calls.call(subscription(self.ring.stop, calls.now), on_result)
+        call = calls.call(subscription(self.ring.stop, calls.now, self._skip_writers), on_result)
         self._call = 0 if is_answered else call
 
     def _on_failure(self, error: ZiplogError) -> None:

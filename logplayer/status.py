@@ -117,7 +117,9 @@ def _source(task: PlayerTask, context: PlayerContext) -> str:
     """Return where the records of a task come from: feed, own, or "" while it reads none."""
     if task.reader.source is not None:
         return "own"
-    is_with_feed = task.is_reading and context.feed.covers(task.delivery.looked)
+    is_with_feed = (
+        task.is_reading and task.reader.uses_feed and context.feed.covers(task.delivery.looked)
+    )
     return "feed" if is_with_feed else ""
 
 
@@ -136,7 +138,7 @@ def _lag_s(task: PlayerTask, context: PlayerContext, wall_ns: int) -> float | No
         index = ring.index(delivery.looked)
         if index < len(ring.records):
             first = ring.records[index]
-        elif own is not None:
+        elif own is not None and task.reader.uses_feed:
             return None
         else:
             return 0.0

@@ -57,7 +57,7 @@ class PlayerTask:
         #: The worker; 0: none.
         self.worker = 0
         self.delivery: Final = Delivery(Selection(spec, partition), spec.rejected)
-        self.reader: Final = TaskReader(context, spec.batch_records)
+        self.reader: Final = TaskReader(context, spec.batch_records, spec.skip_writers)
         #: The last error; "": none since the last success.
         self.error = ""
         #: Numbers of records and of failed attempts, and of records that the target rejected.

@@ -156,6 +156,7 @@ class _Worker:
 
     def _open(self, task: Task) -> Opened:
         if self._target is None:
+            assert self._spec.connect is not None, "a target with a receiver has no worker"
             self._target = self._spec.connect()
         opened: object = self._target.open(task)
         if not isinstance(opened, Opened):

@@ -3,9 +3,9 @@
     python scripts/player_faults.py --seed 1 --minutes 5
 
 Three processes of one player copy a log under load into SQLite, PostgreSQL (if a server is
-installed), an HTTP endpoint that stores positions, and a function. Prints each fault with its time;
-then waits until everything is delivered. Exit codes: 0 as promised (docs/player.md), 1 not. What
-went wrong stays in a folder that the last line names.
+installed), an HTTP endpoint that stores positions, a receiver of a push target, and a function.
+Prints each fault with its time; then waits until everything is delivered. Exit codes: 0 as promised
+(docs/player.md), 1 not. What went wrong stays in a folder that the last line names.
 """
 
 from __future__ import annotations

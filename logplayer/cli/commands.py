@@ -21,6 +21,7 @@ from logplayer.cli.positions import document
 from logplayer.config import read
 from logplayer.example import example
 from logplayer.kinds import KINDS
+from logplayer.targets.push_target import check as check_receiver
 from ziplog.cli.options import Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import counted, shown_json
@@ -123,9 +124,11 @@ def check(file: File, *, timeout: Timeout = 10.0) -> None:
     options = found.options
     with connect(",".join(options.endpoints), timeout) as log:
         tasks = document(log, found)["tasks"]
-        start = options.find_start(log)
+        start, cluster = options.find_start(log), log.cluster_number
     for spec, kind in zip(found.targets, found.kinds, strict=True):
         _check_target(spec)
+        if spec.check_source is not None:
+            spec.check_source(cluster, timeout)
         here = [task for task in tasks if task["target"] == spec.name]
         beginning = "genesis" if start == RID_GENESIS else start
         positions = sorted({task["position"] or f"new, from {beginning}" for task in here})
@@ -139,12 +142,14 @@ def check(file: File, *, timeout: Timeout = 10.0) -> None:
 
 def _check_target(spec: TargetSpec) -> None:
     """Connect to a target that can be checked, and change nothing there."""
-    target = spec.connect()
+    target = None if spec.connect is None else spec.connect()
     try_target = getattr(target, "check", None)
     try:
         if spec.dead_letter:
             _check_directory(Path(spec.dead_letter))
-        if try_target is not None:
+        if spec.receiver:
+            check_receiver(spec.receiver)
+        elif try_target is not None:
             try_target()
     except (ConfigError, UnavailableError) as error:
         error.args = (f"target {spec.name}: {error}", *error.args[1:])

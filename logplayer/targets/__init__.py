@@ -14,8 +14,10 @@ from logplayer.targets import (
     function_target,
     http_target,
     log_target,
+    push_target,
     sqlite_target,
 )
+from logplayer.targets.mirror_mark import mirror_ids
 from logplayer.targets.settings import target_spec
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ __all__ = [
     "log",
     "logdb",
     "postgres",
+    "push",
     "sqlite",
 ]
 
@@ -205,6 +208,7 @@ def log(
     order: Order = "total",
     shard: int | None = None,
     envelope: bool = False,
+    not_from: Sequence[str] = (),
     timeout_s: float = 30.0,
     **settings: Unpack[Settings],
 ) -> TargetSpec:
@@ -221,8 +225,12 @@ def log(
             it is removed, another one follows.
         envelope: a payload is MessagePack of [gsn, shard, epoch, timestamp in microseconds,
             payload], as the other log gives records rids and timestamps of its own.
+        not_from: mirrors into this log whose records are not copied, as "CLUSTER/PLAYER/TARGET":
+            the cluster_id of their source, their player, and their target. For mirrors in both
+            directions each one names the other.
         timeout_s: for each call of the other log, and for connecting, in seconds, up to 3600.
-        settings: as for all kinds.
+        settings: as for all kinds; but a batch has up to 4,096 records, unless `batch_records` is
+            given.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -232,7 +240,12 @@ def log(
         f"target {name}", bootstrap, order=order, shard=shard, envelope=envelope,
         timeout_s=timeout_s, partitions=settings.get("partitions", 1),
     )  # fmt: skip
-    return target_spec(name, connect, settings, stores_position=True)
+    skipped = mirror_ids(not_from, f"target {name}")
+    settings.setdefault("batch_records", log_target.BATCH_RECORDS)
+    return target_spec(
+        name, connect, settings, stores_position=True, skip_writers=skipped,
+        check_source=log_target.source_check(name, bootstrap),
+    )  # fmt: skip
 
 
 def files(
@@ -309,6 +322,37 @@ def logdb(
         timeout_s=timeout_s, is_mapped=settings.get("map") is not None,
     )  # fmt: skip
     return target_spec(name, connect, settings, stores_position=True, keeps_rejected=True)
+
+
+def push(
+    name: str,
+    address: str,
+    *,
+    stores_position: bool = True,
+    insecure: bool = False,
+    **settings: Unpack[Settings],
+) -> TargetSpec:
+    """Return a target in another process, which runs a `logplayer.Receiver`.
+
+    It is as strong as the target of the receiver, which has the same name and the same number of
+    partitions. It needs no thread.
+
+    Args:
+        name: of the target, up to 48 characters.
+        address: of the receiver, "host:port".
+        stores_position: the receiver's target stores positions, so each record is delivered exactly
+            once. False, for example if it is a function: at least once.
+        insecure: allow an address outside of this machine; records are not encrypted.
+        settings: as for all kinds; but `batch_bytes` is at most 8 MiB. With
+            rejected="dead-letter" the receiver's target keeps the records.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    """
+    return push_target.push_spec(
+        name, address, settings, stores_position=stores_position, insecure=insecure
+    )
 
 
 def custom(

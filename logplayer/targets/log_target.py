@@ -26,10 +26,10 @@ from logplayer.targets.mirror_mark import (
     writer_id,
 )
 from ziplog.client import arguments
-from ziplog.client.inserts.insert_calls import split_into_units
+from ziplog.client.inserts.insert_calls import ROW_UNIT_RECORDS, split_into_row_units
 from ziplog.core.entries import decode_origin
 from ziplog.errors import ConfigError, RecordTooLargeError
-from ziplog.types import RecordId
+from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 Order = Literal["total", "key"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 MAX_TIMEOUT_S: Final = 3600.0
+#: The default of `batch_records`: a batch is one unit, as each unit waits for the disks.
+BATCH_RECORDS: Final = ROW_UNIT_RECORDS
 #: Pause until the state of a shard that leaves is requested again, in seconds.
 _LEAVING_S: Final = 1.0
 _MAX_SHARD: Final = 2**31 - 1
@@ -152,9 +154,7 @@ class LogTarget:
     def _check(self, log: MirrorLog, task: Task) -> None:
         """Refuse what cannot be a mirror of the task's log."""
         number = log.cluster_number
-        if number == task.cluster:
-            problem = f"the target {task.target} is the log that it would mirror"
-            raise ConfigError("bootstrap", number, "that of another cluster", message=problem)
+        refuse_source(task.target, number, task.cluster)
         if task.seek:
             problem = (
                 f"the cursor {task.cursor} was sought, and a mirror cannot tell which rows it has"
@@ -252,7 +252,7 @@ class LogTarget:
     def _insert(self, payloads: list[bytes], keys: list[bytes | None], shard: int, row: int) -> int:
         """Insert rows, a unit at a time; return the position of the last one."""
         log, gsn = self._connected(), 0
-        for start, stop in split_into_units(payloads, keys):
+        for start, stop in split_into_row_units(payloads, keys):
             try:
                 rids = log.insert_rows(
                     payloads[start:stop], keys=keys[start:stop], shard=shard, writer=self._writer,
@@ -297,6 +297,16 @@ class LogTarget:
         log, self._log = self._log, None
         if log is not None:
             log.close()
+
+
+def refuse_source(target: str, cluster: int, source: int) -> None:
+    """Raise ConfigError if a target's cluster is that of the log that the player reads."""
+    if cluster == source:
+        problem = (
+            f"the target {target} is the log that it would mirror, cluster {cluster_id(source)}:"
+            " set its bootstrap to the nodes of another cluster"
+        )
+        raise ConfigError("bootstrap", cluster_id(cluster), "another cluster's", message=problem)
 
 
 def _shards(log: MirrorLog) -> Mapping[int, Mapping[str, Any]]:
@@ -355,3 +365,14 @@ def connector(
         return ziplog.connect(endpoints, timeout=timeout_s, cluster_id="")
 
     return lambda: LogTarget(connect, shard, has_envelope=envelope)
+
+
+def source_check(name: str, bootstrap: str | Sequence[str]) -> Callable[[int, float], None]:
+    """Return the function that refuses the log that the player reads as its target."""
+    endpoints = arguments.endpoints(bootstrap)
+
+    def check_source(source: int, timeout_s: float) -> None:
+        with ziplog.connect(endpoints, timeout=timeout_s, cluster_id="") as log:
+            refuse_source(name, log.cluster_number, source)
+
+    return check_source

@@ -10,6 +10,7 @@ docs/player.md, section 9.
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
     from logplayer.contract import Task
 
 _CLUSTER_BYTES: Final = 16
-_WRITER_BYTES: Final = 16
+#: A writer is that of a mirror, and of a task in it; together 16 bytes.
+_PART_BYTES: Final = 8
+_MIRROR: Final = re.compile(r"([0-9a-f]{32})/([A-Za-z0-9._-]{1,48})/([A-Za-z0-9._-]{1,48})")
+MIRROR_RULE: Final = (
+    "a list of mirrors 'CLUSTER/PLAYER/TARGET'; CLUSTER is the cluster_id of `ziplog status --json`"
+)
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -94,8 +100,33 @@ def cluster_bytes(number: int) -> bytes:
 
 def writer_id(task: Task) -> bytes:
     """Return the writer of a task's rows: another one for each creation of its cursor."""
-    name = (cluster_bytes(task.cluster), task.cursor, task.birth)
-    return blake2b(msgspec.msgpack.encode(name), digest_size=_WRITER_BYTES).digest()
+    return mirror_id(task.cluster, task.player, task.target) + _hash(task.cursor, task.birth)
+
+
+def mirror_id(cluster: int, player: str, target: str) -> bytes:
+    """Return the beginning of the writers of a mirror; `cluster`: the number of its source."""
+    return _hash(cluster_bytes(cluster), player, target)
+
+
+def _hash(*parts: bytes | str | int) -> bytes:
+    return blake2b(msgspec.msgpack.encode(parts), digest_size=_PART_BYTES).digest()
+
+
+def mirror_ids(names: Sequence[str], where: str) -> tuple[bytes, ...]:
+    """Return the beginnings of the writers of mirrors, by names "CLUSTER/PLAYER/TARGET".
+
+    Raises:
+        ConfigError: one is no such name.
+
+    """
+    found = []
+    for name in [names] if isinstance(names, str) else names:
+        parts = _MIRROR.fullmatch(name) if isinstance(name, str) else None
+        if parts is None:
+            raise ConfigError("not_from", name, MIRROR_RULE, where)
+        cluster, player, target = parts.groups()
+        found.append(mirror_id(int(cluster, 16), player, target))
+    return tuple(found)
 
 
 def choose_shard(task: Task, live: Sequence[int]) -> int:

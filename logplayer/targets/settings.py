@@ -92,12 +92,15 @@ KEYS: Final[Mapping[str, Key]] = {
 
 def target_spec(
     name: str,
-    connect: Callable[[], Target],
+    connect: Callable[[], Target] | None,
     settings: Mapping[str, object],
     *,
     stores_position: bool,
     keeps_rejected: bool = False,
     roll_s: int = 0,
+    skip_writers: tuple[bytes, ...] = (),
+    check_source: Callable[[int, float], None] | None = None,
+    receiver: str = "",
 ) -> TargetSpec:
     """Return a target with these settings.
 
@@ -108,7 +111,7 @@ def target_spec(
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == _RESERVED:
         raise ConfigError("the target's name", name, NAME_RULE)
     where = f"target {name}"
-    if not callable(connect):
+    if not receiver and not callable(connect):
         raise ConfigError("connect", connect, "a function that returns a target", where)
     checked: dict[str, Any] = {}
     for setting, value in settings.items():
@@ -126,6 +129,9 @@ def target_spec(
         stores_position=stores_position,
         keeps_rejected=keeps_rejected,
         roll_s=roll_s,
+        skip_writers=skip_writers,
+        check_source=check_source,
+        receiver=receiver,
         **checked,
     )
     _check_together(spec, where)

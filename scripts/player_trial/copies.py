@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 Row = tuple[int, str]
 
 _ENDPOINT: Final = Path(__file__).resolve().parents[2] / "examples" / "player_endpoint.py"
+_RECEIVER: Final = _ENDPOINT.with_name("player_receiver.py")
 _LOCKED_S: Final = 3.0
 _FUNCTION: Final = """\
 import os
@@ -150,6 +153,45 @@ class EndpointCopy:
         """Return what it received, in this order."""
         with contextlib.closing(sqlite3.connect(self._path, timeout=60)) as database:
             return database.execute("SELECT gsn, body FROM events ORDER BY rowid").fetchall()
+
+    def close(self) -> None:
+        """Stop what was started."""
+        self._process.kill()
+        self._process.wait()
+
+
+class PushCopy:
+    """A table behind a receiver, in a process that is killed and suspended."""
+
+    def __init__(self, directory: Path, port: int, seed: int) -> None:
+        self.name, self.is_exactly_once, self.partitions = "copy", True, 1
+        self._path: Final = directory / "received.db"
+        self._port: Final = port
+        self._random: Final = random.Random(f"receiver {seed}")  # noqa: S311 - no secret
+        self.table = _table("copy", "push", 1, address=f"127.0.0.1:{port}")
+        self.faults = {"kill-receiver": self._restart, "suspend-receiver": self._suspend}
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(_RECEIVER), str(self._path), str(self._port)]
+        return subprocess.Popen(
+            command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+
+    def _restart(self) -> None:
+        self.close()
+        self._process = self._start()
+
+    def _suspend(self) -> None:
+        """Suspend it, for less or for longer than the player waits for a reply."""
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(self._random.choice((0.3, 3.0, 12.0)))
+        self._process.send_signal(signal.SIGCONT)
+
+    def rows(self) -> list[Row]:
+        """Return what it received, in this order."""
+        with contextlib.closing(sqlite3.connect(self._path, timeout=60)) as database:
+            return database.execute("SELECT gsn, text FROM events ORDER BY rowid").fetchall()
 
     def close(self) -> None:
         """Stop what was started."""

@@ -12,7 +12,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from player_trial.copies import EndpointCopy, FunctionCopy, PostgresCopy, SqliteCopy, judge
+from player_trial.copies import (
+    EndpointCopy,
+    FunctionCopy,
+    PostgresCopy,
+    PushCopy,
+    SqliteCopy,
+    judge,
+)
 from tests import postgres
 from ziplog.deploy.new_shard import free_ports
 from ziplog.deploy.supervisor import environment, python
@@ -98,7 +105,9 @@ class Trial:
             self._log = stack.enter_context(self._cluster.connect(timeout=60.0))
             self._add(stack, SqliteCopy(self._directory, self._partitions))
             self._add(stack, FunctionCopy(self._directory, self._partitions))
-            self._add(stack, EndpointCopy(self._directory, next(free_ports(1, "127.0.0.1"))))
+            ports = free_ports(2, "127.0.0.1")
+            self._add(stack, EndpointCopy(self._directory, next(ports)))
+            self._add(stack, PushCopy(self._directory, next(ports), self._seed))
             if not postgres.why_not():
                 self._add(stack, PostgresCopy(self._partitions))
             self._write_file()

@@ -59,7 +59,7 @@ def run(
 
     """
     kernel = Kernel(plan.seed, on_trace)
-    small = patch.object(insert_calls, "UNIT_RECORDS", _UNIT_RECORDS)
+    small = patch.multiple(insert_calls, UNIT_RECORDS=_UNIT_RECORDS, ROW_UNIT_RECORDS=_UNIT_RECORDS)
     is_aged = any(fault.kind == "age" for fault in plan.faults)
     frames = small_frames() if is_aged else nullcontext()
     with simulated(kernel, is_raft_real=plan.is_raft_real), small, frames, _limits(plan):

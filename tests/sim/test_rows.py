@@ -35,7 +35,8 @@ KEYS: Final = [b"%d" % number if number % 3 else None for number in range(24)]
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split the rows into twelve units."""
-    monkeypatch.setattr(insert_calls, "UNIT_RECORDS", 2)
+    for limit in ("UNIT_RECORDS", "ROW_UNIT_RECORDS"):
+        monkeypatch.setattr(insert_calls, limit, 2)
 
 
 def write(client: Client, shard: int = 0) -> Call:

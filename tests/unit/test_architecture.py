@@ -46,6 +46,7 @@ DOES_IO = {
     "logplayer.example",
     "logplayer.kinds",
     "logplayer.player",
+    "logplayer.receiver",
     "logplayer.targets",
     "logplayer.workers",
     "shard.archive",

@@ -155,7 +155,7 @@ class Log(Administration):
     ) -> list[RecordId]:
         """Insert rows under an identity that allows retries: readers get each row once.
 
-        The rows go to the shard in order, in units of up to 256 rows (256 KiB with their keys).
+        The rows go to the shard in order, in units of up to 4,096 rows (1 MiB with their keys).
         Each unit is sent after the previous one is placed. So after any failure, the rows in the
         log are the first ones; a second call with the same arguments adds the others.
 

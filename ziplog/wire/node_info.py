@@ -23,7 +23,7 @@ _FIXARRAY: Final = range(0x90, 0xA0)
 _ARRAY_16: Final = 0xDC
 _UINT_16: Final = 0xCD
 
-Role = Literal["membership", "storage", "handler", "coordinator", "consensus"]
+Role = Literal["membership", "storage", "handler", "coordinator", "consensus", "receiver"]
 
 
 class NodeInfoQuery(Message, tag=1, frozen=True, gc=False):

@@ -12,7 +12,9 @@ import pytest
 
 import logplayer
 from logplayer import targets
+from logplayer.targets.mirror_mark import Mark
 from tests.integration.logplayer.playing import LEASE_S, Process, insert
+from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
 from ziplog.errors import ConfigError
 from ziplog.local import Cluster
@@ -65,6 +67,7 @@ bootstrap = "{",".join(log.endpoints)}"
 start = "{start}"
 lease_s = {LEASE_S}
 commit_ms = 300
+idle_ms = 200
 [[target]]
 name = "copy"
 kind = "log"
@@ -181,6 +184,63 @@ def test_deaths_and_suspensions_of_owners(
         assert process.stop()[0] == 0
 
 
+def test_mirrors_in_both_directions(log: ziplog.Log, mirror: ziplog.Log, tmp_path: Path) -> None:
+    """Each log gets the other one's records once, and none of its own back; with a death."""
+    sides, starts = (log, mirror), (tail(log), tail(mirror))
+    files = []
+    for source, target, start, name in zip(
+        sides, sides[::-1], starts, ("there", "back"), strict=True
+    ):
+        other_name = "back" if name == "there" else "there"
+        named = f"{target.cluster()['cluster_id']}/{other_name}/copy"
+        files.append(write_file(tmp_path, source, target, name, start, f'not_from = ["{named}"]'))
+    expected: list[bytes] = []
+
+    def insert_at_both(count: int) -> None:
+        for number, side in enumerate(sides):
+            payloads = [b"%d: %d" % (number, len(expected) + index) for index in range(count)]
+            side.insert_many(payloads, keys=[b"key"] * count)
+            expected.extend(payloads)
+
+    def wait_for_all() -> None:
+        for side, start in zip(sides, starts, strict=True):
+            wait_for(side, start, len(expected))
+
+    with Process(files[0]) as first, Process(files[1]) as second:
+        first.ready()
+        second.ready()
+        insert_at_both(300)
+        wait_for_all()
+        insert_at_both(300)
+        first.send(signal.SIGKILL)
+        insert_at_both(300)
+        with Process(files[0]) as third:
+            third.ready()
+            insert_at_both(300)
+            wait_for_all()
+            for side, name in zip(sides, ("there", "back"), strict=True):
+                last = side.check_tail()
+                # A step without records passes rows that are left out.
+                wait_until(
+                    lambda side=side, name=name, last=last: (  # type: ignore[misc]
+                        side.cursors(f"{name}/copy/0")[0].position > last
+                    ),
+                    "the mirror has looked at all records",
+                    60,
+                )
+            assert third.stop()[0] == 0
+        assert second.stop()[0] == 0
+    for number, (side, start) in enumerate(zip(sides, starts, strict=True)):
+        found = [payload for _, payload in rows(side, start)]
+        assert sorted(found) == sorted(expected)
+        for origin in (0, 1):
+            of_one = [one for one in found if one.startswith(b"%d:" % origin)]
+            assert number == origin or of_one == [
+                payload for _, payload in rows(sides[origin], starts[origin])
+                if payload.startswith(b"%d:" % origin)
+            ]  # fmt: skip
+
+
 def test_shard_of_the_mirror_is_removed_under_way(
     log: ziplog.Log, other: Cluster, mirror: ziplog.Log, tmp_path: Path
 ) -> None:
@@ -218,23 +278,90 @@ def test_shard_of_the_mirror_is_removed_under_way(
     assert sum(one != next_one for one, next_one in itertools.pairwise(shards)) == 1
 
 
-def test_what_cannot_be_a_mirror_is_refused(
+@pytest.mark.nightly
+def test_shard_of_one_partition_is_removed(
+    log: ziplog.Log, other: Cluster, mirror: ziplog.Log, tmp_path: Path
+) -> None:
+    """Only its task moves; each key keeps its order, with a death of the owner of all tasks."""
+    shard = other.add_shard()
+    start, begin = tail(log), tail(mirror)
+    more = 'order = "key"\npartitions = 3'
+    file = write_file(tmp_path, log, mirror, "parts", start, more)
+
+    def shards() -> list[int]:
+        """Return the shards of the partitions, by their marks."""
+        found = sorted(log.cursors("parts/copy/*"), key=lambda one: one.name)
+        return [msgspec.msgpack.decode(one.mark, type=Mark).shard for one in found if one.mark]
+
+    def wait_for_progress() -> None:
+        had = len(rows(mirror, begin))
+        wait_for(mirror, begin, had + 200)
+
+    with Inserts(log):
+        with Process(file) as first:
+            first.ready()
+            wait_for_progress()
+            wait_until(lambda: len(shards()) == 3, "all have a mark", 30)
+            before = shards()
+            assert len(set(before)) == 3
+            remover = threading.Thread(target=lambda: other.remove_shard(shard))
+            remover.start()
+            wait_for_progress()
+            first.send(signal.SIGKILL)
+            remover.join()
+        with Process(file) as second:
+            second.ready()
+            wait_until(lambda: shard not in shards(), "its task has another shard", 60)
+            wait_for_progress()
+            assert second.stop()[0] == 0
+        moved = before.index(shard)
+        after = shards()
+        assert [one for index, one in enumerate(after) if index != moved] == [
+            one for index, one in enumerate(before) if index != moved
+        ]
+    with Process(file) as third:
+        third.ready()
+        expected = rows(log, start)
+        wait_for(mirror, begin, len(expected))
+        assert third.stop()[0] == 0
+    found = rows(mirror, begin)
+    assert len(found) == len(expected)
+    for key in {key for key, _ in expected}:
+        assert [one for one in found if one[0] == key] == [one for one in expected if one[0] == key]
+
+
+def test_the_log_itself_is_refused_as_its_mirror(
     log: ziplog.Log, mirror: ziplog.Log, tmp_path: Path
 ) -> None:
+    """By `check`, by `start`, and by the task that cannot reach it before."""
+    away = targets.log("away", "127.0.0.1:9")
+    same = targets.log("same", log.endpoints)
+    problem = "the target same is the log that it would mirror, cluster [0-9a-f]{32}: set its"
+    with pytest.raises(ConfigError, match=problem):
+        logplayer.Player(log, "itself", [same, away], lease_s=LEASE_S).start()
+    assert log.cursors("itself/*") == []
+    file = write_file(tmp_path, log, log, "itself", tail(log))
+    checked = run("player", "check", str(file))
+    assert (checked.exit_code, "the target copy is the log that it" in checked.stderr) == (2, True)
+    file = write_file(tmp_path, log, mirror, "itself", tail(log))
+    assert run("player", "check", str(file)).exit_code == 0
+    with logplayer.Player(log, "absent", [away], lease_s=LEASE_S) as player:
+        wait_until(lambda: player.status()["tasks"][0]["last_error"] != "", "it is tried", 30)
+
+
+def test_seek_of_a_mirror_is_refused(log: ziplog.Log, mirror: ziplog.Log) -> None:
     start = tail(log)
     rid = insert(log, 5)[-1]
-    same = targets.log("same", log.endpoints)
     copy = targets.log("copy", mirror.endpoints)
-    with logplayer.Player(log, "refused", [same, copy], start=start, lease_s=LEASE_S) as player:
+    with logplayer.Player(log, "refused", [copy], start=start, lease_s=LEASE_S) as player:
 
-        def error(target: str) -> str:
-            (found,) = (one for one in player.status()["tasks"] if one["target"] == target)
+        def error() -> str:
+            (found,) = player.status()["tasks"]
             return str(found["last_error"]) if found["state"] == "failed" else ""
 
-        wait_until(lambda: "is the log that it would mirror" in error("same"), "it is refused", 30)
         wait_until(lambda: log.cursors("refused/copy/0")[0].position > rid, "it is copied", 30)
         log.seek_cursor("refused/copy/0", RID_GENESIS)
-        wait_until(lambda: "was sought" in error("copy"), "the seek is refused", 30)
-        assert "ziplog cursor delete refused/copy/0" in error("copy")
+        wait_until(lambda: "was sought" in error(), "the seek is refused", 30)
+        assert "ziplog cursor delete refused/copy/0" in error()
     with pytest.raises(ConfigError, match="partitions is 2"):
         targets.log("copy", mirror.endpoints, partitions=2)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.contract import cursor_name
 from tests.sim.player.files import SharedFiles
-from tests.sim.player.process import Outside, PlayerProgram, add_player, node_of
+from tests.sim.player.process import (
+    Outside,
+    PlayerProgram,
+    add_player,
+    add_receiver,
+    node_of,
+)
 from tests.sim.player.targets import Store
 from tests.simulator.kernel import MS
 from ziplog.types import RID_GENESIS, CursorInfo, RecordId
@@ -18,6 +24,7 @@ from ziplog.types import RID_GENESIS, CursorInfo, RecordId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from logplayer.contract import TargetSpec
     from logplayer.settings import PlayerSettings
     from tests.sim.player.clients import Admin, Auditor
     from tests.sim.player.plan import PlayerFault
@@ -51,6 +58,7 @@ class Disturbances:
         self._admin: Final = admin
         self._auditor: Final = auditor
         self.processes: Final[list[Process]] = []
+        self.receivers: Final[list[Process]] = []
         self._stopped: Final[set[Process]] = set()
         self._endings: Final[list[Callable[[], None]]] = []
         self.count = 0
@@ -73,6 +81,10 @@ class Disturbances:
         name = f"player-{len(self.processes)}"
         self.processes.append(add_player(self._outside, name, self._settings))
 
+    def add_receiver(self, spec: TargetSpec) -> None:
+        """Start the process of a receiver; `spec` has its target and its endpoint."""
+        self.receivers.append(add_receiver(self._outside, spec.receiver, spec))
+
     def begin(self, fault: PlayerFault) -> None:
         """Do what a fault says."""
         self._kernel.trace(f"fault: {fault}")
@@ -83,6 +95,8 @@ class Disturbances:
             "stop-player": self._stop, "target-down": self._down, "target-slow": self._slow,
             "target-power": self._power, "target-empty": self._empty,
             "target-older": self._put_back, "lead-mms": self._lead,
+            "kill-receiver": self._kill_receiver, "pause-receiver": self._pause_receiver,
+            "cut-receiver": self._cut_receiver,
             "kill-mms": self._kill_mms, "trim": self._trim, "trim-force": self._trim,
         }  # fmt: skip
         acts.get(fault.kind, self._edit)(fault)
@@ -167,6 +181,37 @@ class Disturbances:
         if process.is_up:
             process.kill()
 
+    # --- receivers ---
+
+    def _receiver(self, fault: PlayerFault) -> Process:
+        return self.receivers[fault.number % len(self.receivers)]
+
+    def _kill_receiver(self, fault: PlayerFault) -> None:
+        process = self._receiver(fault)
+        if process.is_up:
+            process.kill()
+            self._kernel.after(fault.for_ms * MS, partial(self._restart, process))
+
+    def _pause_receiver(self, fault: PlayerFault) -> None:
+        process = self._receiver(fault)
+        if process.is_up:
+            process.pause()
+            self._lasting(fault, process.resume)
+
+    def _cut_receiver(self, fault: PlayerFault) -> None:
+        """Cut a receiver off, in one or in both directions."""
+        receiver, player = self._receiver(fault).name, self._process(fault).name
+        network, ways = self._cluster.network, [(receiver, player), (player, receiver)]
+        cut = ways[: 1 + fault.number % 2]
+        for way in cut:
+            network.cut(*way)
+
+        def end() -> None:
+            for way in cut:
+                network.heal(*way)
+
+        self._lasting(fault, end)
+
     # --- targets ---
 
     def _target(self, fault: PlayerFault) -> str:
@@ -189,7 +234,7 @@ class Disturbances:
         if isinstance(target, Store):
             target.power_cut()
         elif isinstance(target, SharedFiles):
-            for process in self.processes:
+            for process in [*self.processes, *self.receivers]:
                 self._kill_process(process)
             target.disk.power_cut()
         self._outside.oracle.power_cut(name)

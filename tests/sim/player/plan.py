@@ -16,6 +16,7 @@ FaultKind = Literal[
     "kill-player", "pause-player", "isolate-player", "skew-player", "add-player", "stop-player",
     "target-down", "target-slow", "target-power", "target-empty", "target-older", "pause",
     "resume", "seek", "release", "delete", "trim", "trim-force", "lead-mms", "kill-mms",
+    "kill-receiver", "pause-receiver", "cut-receiver",
 ]  # fmt: skip
 
 #: Weights of the faults of a drawn plan.
@@ -40,6 +41,8 @@ class TargetPlan(NamedTuple):
     #: It rejects a seventh of the records; what happens to them, and whether it names them.
     rejected: Rejecting = ""
     names_rejected: bool = True
+    #: It is behind a receiver.
+    is_pushed: bool = False
 
 
 class PlayerFault(NamedTuple):
@@ -119,3 +122,20 @@ def _draw_target(random: Random) -> TargetPlan:
     if kind == "files":
         return TargetPlan(kind, partitions, 3)
     return TargetPlan(kind, partitions, 3, rejected, names_rejected)
+
+
+def draw_pushed(seed: int) -> PlayerPlan:
+    """Return the plan of a seed with all targets behind receivers, which have faults as well."""
+    plan, random = draw_player(seed), Random(f"receivers {seed}")
+    kinds: tuple[FaultKind, ...] = ("kill-receiver", "pause-receiver", "cut-receiver")
+    more = [
+        PlayerFault(
+            random.randrange(plan.span_ms), random.choice(kinds), random.randrange(9),
+            random.choice((100, LEASE_MS, 4 * LEASE_MS, 20 * LEASE_MS)),
+        )
+        for _ in range(random.choice((0, 2, 5)))
+    ]  # fmt: skip
+    return plan._replace(
+        targets=tuple(one._replace(is_pushed=True) for one in plan.targets),
+        faults=tuple(sorted([*plan.faults, *more])),
+    )

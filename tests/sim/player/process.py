@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.calls import StopCall
 from logplayer.node import PlayerNode
+from logplayer.push.messages import decode, decode_any
+from logplayer.push.receiver_node import ReceiverNode
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
 from tests.sim.player.files import FilesConnection, Killed, SharedDisk, SharedFiles
 from tests.sim.player.plan import LEASE_MS
@@ -99,7 +101,7 @@ class Outside:
         self.stalls = plan.stalls
         self._outcomes: Final = plan.outcomes
         #: The steps that use the disk: the process and its program, one in the other.
-        self._steps: Final[list[tuple[Process, PlayerProgram]]] = []
+        self._steps: Final[list[tuple[Process, StepProgram]]] = []
         #: By process: how slow its clock was.
         self.rates: Final[dict[str, float]] = {}
         #: Since when processes do not reach the membership service, by their names.
@@ -122,7 +124,7 @@ class Outside:
             return found
         return None
 
-    def run(self, process: Process, program: PlayerProgram, act: Callable[[], Any]) -> Any:
+    def run(self, process: Process, program: StepProgram, act: Callable[[], Any]) -> Any:
         """Run a step; None: the process died in it."""
         self._steps.append((process, program))
         try:
@@ -158,41 +160,21 @@ class Outside:
         self.cluster.kernel.after(self.cluster.kernel.random.randrange(*_LATE_NS), act)
 
 
-class PlayerProgram:
-    """The program of a player's process."""
+class StepProgram:
+    """A program whose node has steps of targets carried out."""
 
-    def __init__(self, process: Process, outside: Outside, settings: PlayerSettings) -> None:
-        transport = process.transport
-        assert transport is not None
-        cluster, client = outside.cluster, process.kernel.random.randbytes(16)
+    driver: Driver
+
+    def __init__(self, process: Process, outside: Outside) -> None:
         self._process: Final = process
         self._outside: Final = outside
         self._connections: Final = Connections(outside.targets, outside.fault, outside.later)
         #: Those of workers that write files.
         self._files: Final[dict[int, tuple[FilesConnection, Connections]]] = {}
-        #: Called once it has stopped.
-        self._on_stopped: Callable[[], object] = lambda: None
-        self.node: Final = PlayerNode(
-            client, [node.endpoint for node in cluster.config.mms], settings,
-            owner=f"{process.name}:{process.starts}:{client[:4].hex()}", now=process.clock(),
-        )  # fmt: skip
-        #: Claims that another process took.
-        self.taken = 0
-        for task in self.node.tasks.values():
-            self._count_losses(task)
-        self.driver: Final = Driver(
-            self.node, transport, clock=process.clock, on_halt=process.halt,
-            carry_out={
-                OpenTarget: self._begin, Deliver: self._begin,
-                CloseTarget: self._close,
-                Complete: lambda _effect: self._on_stopped(),
-            },
-        )  # fmt: skip
 
-    def stop(self, then: Callable[[], object]) -> None:
-        """Drain all tasks, then call `then`."""
-        self._on_stopped = then
-        self.driver.post(Call(1, StopCall(NEVER)))
+    @property
+    def _steps(self) -> dict[Any, Any]:
+        return {OpenTarget: self._begin, Deliver: self._begin, CloseTarget: self._close}
 
     def _connections_of(self, worker: int, name: str) -> Connections:
         outside = self._outside
@@ -217,29 +199,11 @@ class PlayerProgram:
         elif self._process.program is self:
             self._outside.run(self._process, self, own.close)
 
-    def _count_losses(self, task: Any) -> None:
-        lost = task.on_claim_lost
-
-        def on_claim_lost(reason: str) -> None:
-            self.taken += "claimed it" in reason
-            lost(reason)
-
-        task.on_claim_lost = on_claim_lost
-
     def _begin(self, effect: OpenTarget | Deliver) -> None:
-        task = effect.task if isinstance(effect, OpenTarget) else effect.batch.task
-        process, kernel = self._process, self._process.kernel
-        since = self._outside.isolated.get(process.name, kernel.now)
-        lease_ns = int(LEASE_MS * MS / self._outside.rates.get(process.name, 1.0))
-        assert kernel.now <= since + lease_ns, (
-            f"silence: {process.name} begins a step {(kernel.now - since) // MS} ms after the"
-            " membership service was heard"
-        )
-        stop = effect.batch.stop if isinstance(effect, Deliver) else 0
-        self._outside.oracle.began(task, f"{process.name}:{process.starts}", stop, kernel.now)
+        target = _task_of(effect).target
         # A worker that is closed ends its step under way with its own connection.
-        own = self._connections_of(effect.worker, task.target)
-        kernel.after(self._outside.step_ns(task.target), lambda: self._run(effect, own))
+        own = self._connections_of(effect.worker, target)
+        self._process.kernel.after(self._outside.step_ns(target), lambda: self._run(effect, own))
 
     def _run(self, effect: OpenTarget | Deliver, connections: Connections) -> None:
         process, kernel = self._process, self._process.kernel
@@ -268,11 +232,82 @@ class PlayerProgram:
     def turn(self) -> None:
         self.driver.run_once()
 
+    def end(self) -> None:
+        """Do nothing: all that it had is gone."""
+
+
+class PlayerProgram(StepProgram):
+    """The program of a player's process."""
+
+    def __init__(self, process: Process, outside: Outside, settings: PlayerSettings) -> None:
+        transport = process.transport
+        assert transport is not None
+        cluster, client = outside.cluster, process.kernel.random.randbytes(16)
+        super().__init__(process, outside)
+        #: Called once it has stopped.
+        self._on_stopped: Callable[[], object] = lambda: None
+        self.node: Final = PlayerNode(
+            client, [node.endpoint for node in cluster.config.mms], settings,
+            owner=f"{process.name}:{process.starts}:{client[:4].hex()}", now=process.clock(),
+        )  # fmt: skip
+        #: Claims that another process took.
+        self.taken = 0
+        for task in self.node.tasks.values():
+            self._count_losses(task)
+        self.driver = Driver(
+            self.node, transport, clock=process.clock, on_halt=process.halt, decode=decode_any,
+            carry_out={**self._steps, Complete: lambda _effect: self._on_stopped()},
+        )  # fmt: skip
+
+    def stop(self, then: Callable[[], object]) -> None:
+        """Drain all tasks, then call `then`."""
+        self._on_stopped = then
+        self.driver.post(Call(1, StopCall(NEVER)))
+
+    def _count_losses(self, task: Any) -> None:
+        lost = task.on_claim_lost
+
+        def on_claim_lost(reason: str) -> None:
+            self.taken += "claimed it" in reason
+            lost(reason)
+
+        task.on_claim_lost = on_claim_lost
+
+    def _begin(self, effect: OpenTarget | Deliver) -> None:
+        process, now = self._process, self._process.kernel.now
+        since = self._outside.isolated.get(process.name, now)
+        lease_ns = int(LEASE_MS * MS / self._outside.rates.get(process.name, 1.0))
+        assert now <= since + lease_ns, (
+            f"silence: {process.name} begins a step {(now - since) // MS} ms after the"
+            " membership service was heard"
+        )
+        stop = effect.batch.stop if isinstance(effect, Deliver) else 0
+        self._outside.oracle.began(_task_of(effect), f"{process.name}:{process.starts}", stop, now)
+        super()._begin(effect)
+
     def check(self) -> None:
         self.node.check()
 
-    def end(self) -> None:
-        """Do nothing: all that it had is gone."""
+
+class ReceiverProgram(StepProgram):
+    """The program of a receiver's process."""
+
+    def __init__(self, process: Process, outside: Outside, spec: TargetSpec) -> None:
+        transport = process.transport
+        assert transport is not None
+        super().__init__(process, outside)
+        self._node: Final = ReceiverNode(spec)
+        self.driver = Driver(
+            self._node, transport, clock=process.clock, on_halt=process.halt, decode=decode,
+            carry_out=self._steps,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        self._node.check()
+
+
+def _task_of(effect: OpenTarget | Deliver) -> Task:
+    return effect.task if isinstance(effect, OpenTarget) else effect.batch.task
 
 
 def _text(effect: OpenTarget | Deliver) -> str:
@@ -289,6 +324,17 @@ def add_player(outside: Outside, name: str, settings: PlayerSettings) -> Process
         return PlayerProgram(process, outside, settings)
 
     process = Process(outside.cluster.network, name, None, start)
+    process.start()
+    return process
+
+
+def add_receiver(outside: Outside, endpoint: str, spec: TargetSpec) -> Process:
+    """Start the process of a receiver."""
+
+    def start(process: Process) -> ReceiverProgram:
+        return ReceiverProgram(process, outside, spec)
+
+    process = Process(outside.cluster.network, f"receiver-{spec.name}", endpoint, start)
     process.start()
     return process
 

@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
+from msgspec import structs
+
 import logplayer.source
 import ziplog.client.cursors.claims
 from logplayer.contract import TargetSpec
@@ -48,7 +50,9 @@ class PlayerRun(Run):
         super().__init__(kernel, plan.cluster)
         self.players_plan: Final = plan
         self.outside: Final = Outside(self.cluster, plan)
-        specs = [self._add_target(f"target-{n}", one) for n, one in enumerate(plan.targets)]
+        #: The targets of receivers, with the receivers' endpoints.
+        self._behind: Final[list[TargetSpec]] = []
+        specs = [self._add_target(number, one) for number, one in enumerate(plan.targets)]
         state = self.cluster
         self.oracle: Final = Oracle(
             PLAYER,
@@ -73,8 +77,9 @@ class PlayerRun(Run):
             self.outside, self.settings, Admin(self.shared, "admin"), self.auditor
         )
 
-    def _add_target(self, name: str, plan: TargetPlan) -> TargetSpec:
+    def _add_target(self, number: int, plan: TargetPlan) -> TargetSpec:
         """Make a target; return its settings."""
+        name = f"target-{number}"
         target: ObservedStore | ObservedSink | SharedFiles
         if plan.kind == "files":
             target = SharedFiles(name, self.outside.disk)
@@ -92,11 +97,17 @@ class PlayerRun(Run):
             target.names_rejected = plan.names_rejected
             if plan.rejected:
                 target.rejects = lambda record: "it is odd" if is_odd(record) else ""
+        if plan.is_pushed:
+            receiver = f"10.9.0.{number}:7600"
+            self._behind.append(structs.replace(spec, receiver=receiver))
+            return structs.replace(spec, connect=None, receiver=receiver, roll_s=0)
         return spec
 
     def _prepare(self) -> None:
         self.disturbances.start()
         self.auditor.start()
+        for spec in self._behind:
+            self.disturbances.add_receiver(spec)
         for _ in range(self.players_plan.players):
             self.disturbances.add_player()
         for fault in self.players_plan.faults:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.properties import seeds
 from tests.sim.player.mutants import MUTANTS, PlayerMutant, search
-from tests.sim.player.plan import draw_player
+from tests.sim.player.plan import draw_player, draw_pushed
 from tests.sim.player.run import run_player
 
 #: Number of runs of a test: 2,000 at night, 2 by day.
@@ -35,6 +35,19 @@ LONG: Final = frozenset({
 def test_runs_violate_nothing(block: int) -> None:
     for seed in range(RUNS * block + 1, RUNS * (block + 1) + 1):
         assert run_player(draw_player(seed)).records
+
+
+@pytest.mark.parametrize("seed", [2, 4])
+def test_a_run_with_receivers_violates_nothing(seed: int) -> None:
+    assert run_player(draw_pushed(seed)).records
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", range(10, 210, 20))
+def test_many_runs_with_receivers_violate_nothing(first: int) -> None:
+    for seed in range(first, first + 20):
+        run_player(draw_pushed(seed))
 
 
 def test_equal_seeds_give_equal_runs() -> None:

@@ -170,7 +170,7 @@ def test_a_file_has_a_mirror(tmp_path: Path) -> None:
 # --- examples ---
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "files", "logdb", "http", "log", "function"])
+@pytest.mark.parametrize("kind", ["sqlite", "files", "logdb", "http", "log", "push", "function"])
 def test_an_example_is_a_file_that_works(tmp_path: Path, kind: str) -> None:
     assert parse(tmp_path, example(kind)).kinds == (kind,)
 

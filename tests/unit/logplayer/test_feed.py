@@ -125,6 +125,29 @@ def test_a_task_that_reads_for_itself_keeps_one_fetch() -> None:
     assert len(bench.core.subscriptions) == 1
 
 
+def test_a_task_that_leaves_out_rows_never_uses_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.poll(1)
+    assert bench.feed.covers(1)
+    reader = TaskReader(bench.context, 5, (b"writer",))
+    ring = reader.ring(1)
+    assert ring is not None
+    assert ring is not bench.feed.ring
+    skipped = [one.skip_writers for one in bench.core.requests if isinstance(one, SubscribeRequest)]
+    assert skipped == [(), (b"writer",)]
+
+    def progress(*_: Any) -> Progress:
+        return Progress(RecordId(10_000, 0), caught_up=True, blocked_on=None)
+
+    monkeypatch.setitem(bench.core._answer, ProgressRequest, progress)
+    bench.feed.close()
+    for _ in range(4):
+        bench.poll()
+        reader.poll(ring.stop, is_batch_end=True)
+    assert ring.stop == 10_000, "rows that are left out do not keep it"
+    assert reader.ring(10_000) is ring, "it needs no feed"
+
+
 def test_a_task_whose_target_went_back_reads_from_there() -> None:
     bench = Bench(records=50)
     bench.poll(bench.log.tail.gsn)

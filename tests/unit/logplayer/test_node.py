@@ -48,6 +48,21 @@ def test_tasks_share_one_subscription() -> None:
     assert len(world.payloads("db")) == len(world.payloads("sink")) == 520
 
 
+def test_a_task_that_leaves_out_rows_has_a_subscription_of_its_own() -> None:
+    store, sink = Store("db"), Sink("sink")
+    world = World([store, sink], specs=[spec(store, skip_writers=(b"writer",)), spec(sink)])
+    player = world.add_player()
+    world.fill(20)
+    world.run(2000)
+    world.fill(500)
+    world.run(2000)
+    requests = [one for one in player.core.requests if isinstance(one, SubscribeRequest)]
+    assert sorted(one.skip_writers for one in requests) == [(), (b"writer",)]
+    assert len(world.payloads("db")) == len(world.payloads("sink")) == 520
+    tasks = {one["target"]: one for one in player.node.status(world.now)["tasks"]}
+    assert (tasks["db"]["source"], tasks["sink"]["source"]) == ("own", "feed")
+
+
 def test_a_slow_task_falls_out_and_comes_back() -> None:
     world, player = of_two(memory_bytes=50)
     world.run(1000)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _NOUNS: Final = {
     "membership": "membership node", "storage": "storage server", "handler": "failure handler",
     "coordinator": "LogDB coordinator", "consensus": "the consensus port of",
+    "receiver": "a player's receiver at",
 }  # fmt: skip
 
 

@@ -133,6 +133,8 @@ class SubscribeRequest(Request, frozen=True, gc=False):
     shards: frozenset[int] | None = None
     #: Rows before `start` count, too, when duplicates are dropped.
     known_rows: bool = False
+    #: Rows are left out if their writer begins with one of these.
+    skip_writers: tuple[bytes, ...] = ()
 
 
 class FetchRequest(Request, frozen=True, gc=False):

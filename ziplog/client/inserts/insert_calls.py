@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ziplog.client.common.requests import NEVER, InsertRequest
 from ziplog.core.entries import Body, encode_body
+from ziplog.core.fields import MAX_UNIT_RECORDS
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 #: The largest units that a client sends: in records, and in bytes unless it has a single record.
 UNIT_RECORDS: Final = 256
 UNIT_BYTES: Final = 256 * 1024
+#: The same of a writer's rows: one unit is in flight, so small ones would wait for round trips.
+ROW_UNIT_RECORDS: Final = MAX_UNIT_RECORDS
+ROW_UNIT_BYTES: Final = 1024 * 1024
 _SINGLE: Final[Sequence[tuple[int, int]]] = ((0, 1),)
 
 
@@ -44,9 +48,10 @@ class InsertCall:
         #: The group that it is sent in.
         self.group: InsertGroup | None = None
         #: The payloads [start, stop) of each unit.
-        self.unit_ranges: Sequence[tuple[int, int]] = (
-            split_into_units(payloads, request.keys) if len(payloads) > 1 else _SINGLE
-        )
+        self.unit_ranges: Sequence[tuple[int, int]] = _SINGLE
+        if len(payloads) > 1:
+            split = split_into_units if request.origin is None else split_into_row_units
+            self.unit_ranges = split(payloads, request.keys)
         #: The gsns of each unit; None while they are unknown.
         self.gsns: list[list[int] | None] = [None] * len(self.unit_ranges)
         #: Number of units without gsns.
@@ -207,12 +212,25 @@ def split_into_units(
     payloads: list[bytes], keys: list[bytes | None] | None = None
 ) -> list[tuple[int, int]]:
     """Split payloads into units [start, stop) within the limits of records and bytes."""
+    return _split(payloads, keys, UNIT_RECORDS, UNIT_BYTES)
+
+
+def split_into_row_units(
+    payloads: list[bytes], keys: list[bytes | None] | None = None
+) -> list[tuple[int, int]]:
+    """Split a writer's rows into units [start, stop), which are larger."""
+    return _split(payloads, keys, ROW_UNIT_RECORDS, ROW_UNIT_BYTES)
+
+
+def _split(
+    payloads: list[bytes], keys: list[bytes | None] | None, max_records: int, max_bytes: int
+) -> list[tuple[int, int]]:
     unit_ranges: list[tuple[int, int]] = []
     start = size = 0
     for index, payload in enumerate(payloads):
         payload_size = len(payload) + (len(keys[index] or b"") if keys is not None else 0)
         size += payload_size
-        if index > start and (size > UNIT_BYTES or index - start == UNIT_RECORDS):
+        if index > start and (size > max_bytes or index - start == max_records):
             unit_ranges.append((start, index))
             start, size = index, payload_size
     unit_ranges.append((start, len(payloads)))

@@ -47,10 +47,13 @@ class LogReader(StreamReader[FetchT]):
         position: int,
         shards: frozenset[int] | None,
         searches: TableSearches | None = None,
+        skip_writers: tuple[bytes, ...] = (),
     ) -> None:
         super().__init__(readers, call, deadline, position)
         #: The shards to read; None: all.
         self._shards: Final = shards
+        #: Rows are left out if their writer begins with one of these.
+        self._skip_writers: Final = skip_writers
         #: The last gsn to read; `NEVER`: the reader follows the log.
         self.last = NEVER
         #: The reader pauses before this gsn; `NEVER`: nowhere.
@@ -119,7 +122,7 @@ class LogReader(StreamReader[FetchT]):
     def _new_stream(self, shard: int) -> ShardStream:
         writers, known_rows = self._writers.setdefault(shard, WriterTable()), self._known_rows
         start = self.position if known_rows is None else known_rows.start_of(shard, self.position)
-        return ShardStream(self._context, self._routing, shard, start, writers)
+        return ShardStream(self._context, self._routing, shard, start, writers, self._skip_writers)
 
     def _start_of(self, stream: ShardStream) -> int:
         is_behind = self._known_rows is not None and self._known_rows.is_behind(stream.shard)

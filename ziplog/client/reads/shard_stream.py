@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
-    from ziplog.core.entries import Unit
+    from ziplog.core.entries import Origin, Unit
     from ziplog.wire import Deliver, Early, StreamKind
 
 #: Bytes that a server may send before the next credit; a unit counts 64 bytes more than its body.
@@ -48,6 +48,7 @@ class ShardStream(FrontierStream):
         shard: int,
         start: int,
         writers: WriterTable | None = None,
+        skip_writers: tuple[bytes, ...] = (),
     ) -> None:
         super().__init__(context, routing, shard, start)
         self._units: deque[Unit] = deque()
@@ -55,6 +56,8 @@ class ShardStream(FrontierStream):
         self._rows: list[Row] = []
         #: The rows that were popped, by writer; duplicates are dropped.
         self._writers: Final = WriterTable() if writers is None else writers
+        #: Rows are dropped if their writer begins with one of these.
+        self._skip_writers: Final = skip_writers
         #: Bytes received and not popped, and bytes popped minus those buffered at the opening.
         self._buffered = 0
         self._consumed = 0
@@ -97,7 +100,7 @@ class ShardStream(FrontierStream):
     def pop_records(self, start: int, stop: int) -> list[Row]:
         """Return the records of [start, stop), in order; drop records below `start`.
 
-        Also drop duplicate rows (docs/protocol.md, section 14.3).
+        Also drop duplicate rows (docs/protocol.md, section 14.3), and those of skipped writers.
 
         Raises:
             ProtocolError: a unit's body is malformed.
@@ -113,9 +116,7 @@ class ShardStream(FrontierStream):
             body = decode_body(unit.body, len(gsns))
             key, timestamp_us, payloads = body.key, body.timestamp_us, body.payloads
             keys = body.keys
-            if body.origin is not None and (
-                old := self._writers.first_new_row(body.origin, len(gsns))
-            ):
+            if body.origin is not None and (old := self._old_rows(body.origin, len(gsns))):
                 gsns, payloads, keys = gsns[old:], payloads[old:], keys and keys[old:]
             rows += [
                 (gsn, Record(RecordId(gsn, shard), payload, key, timestamp_us, epoch))
@@ -133,6 +134,11 @@ class ShardStream(FrontierStream):
         if rows and rows[0][0] < start:
             del rows[: bisect_left(rows, start, key=_BY_GSN)]
         return rows
+
+    def _old_rows(self, origin: Origin, count: int) -> int:
+        """Return how many rows of a unit, from its first one on, are dropped."""
+        old = self._writers.first_new_row(origin, count)
+        return count if origin.writer.startswith(self._skip_writers) else old
 
     def skip(self, stop: int) -> None:
         """Pop the units below `stop` without their records; their origins count as rows before.

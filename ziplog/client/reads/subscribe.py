@@ -49,7 +49,10 @@ class Subscription(LogReader[FetchRequest]):
     def __init__(self, subscriptions: Subscriptions, call: int, request: SubscribeRequest) -> None:
         start = max(request.start.gsn, 1)
         searches = subscriptions.table_searches if request.known_rows else None
-        super().__init__(subscriptions, call, request.deadline, start, request.shards, searches)
+        super().__init__(
+            subscriptions, call, request.deadline, start, request.shards, searches,
+            request.skip_writers,
+        )  # fmt: skip
         #: Merged records, kept until the reader has all of them; `_handed_out` were returned.
         self._ready: list[Record] = []
         self._handed_out = 0

@@ -28,6 +28,7 @@ from tests.unit.logplayer.targets.mirrors import (
     task,
 )
 from ziplog.errors import ConfigError, NoSuchRecordError, OutcomeUnknownError, UnavailableError
+from ziplog.types import cluster_id
 from ziplog.wire import Limits
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def test_rows_that_are_not_on_disk_are_written_again(log: TargetLog) -> None:
 def test_loss_of_memory_in_the_middle_of_a_batch_leaves_no_gap(
     log: TargetLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_target, "split_into_units", pairs)
+    monkeypatch.setattr(log_target, "split_into_row_units", pairs)
     mirror = Mirror(log)
     sync = Client.sync
 
@@ -309,6 +310,23 @@ def test_cursor_that_was_created_again_has_another_writer() -> None:
     assert writer_id(msgspec.structs.replace(first, term=9, seek=3)) == writer_id(first)
 
 
+def test_writers_of_a_mirror_follow_from_its_name() -> None:
+    one = task(Cursor())
+    name = f"{cluster_id(one.cluster)}/{one.player}/{one.target}"
+    (found,) = targets.log("back", "127.0.0.1:1", not_from=[name]).skip_writers
+    for more in ({}, {"partition": 3}, {"birth": 9}, {"term": 7, "seek": 2}):
+        assert writer_id(msgspec.structs.replace(one, **more)).startswith(found)
+    for more in ({"cluster": 8}, {"player": "order"}, {"target": "copies"}):
+        assert not writer_id(msgspec.structs.replace(one, **more)).startswith(found)
+    assert targets.log("back", "127.0.0.1:1").skip_writers == ()
+
+
+@pytest.mark.parametrize("name", ["orders/copy", "7/orders/copy", f"{7:032X}/orders/copy/0", 7])
+def test_names_of_mirrors_are_checked(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"target back: not_from is .*CLUSTER/PLAYER/TARGET"):
+        targets.log("back", "127.0.0.1:1", not_from=[name])
+
+
 def test_check_connects_and_closes(log: TargetLog) -> None:
     client = Client(log)
     LogTarget(lambda: client, None, has_envelope=False).check()
@@ -407,7 +425,7 @@ def story(choose: Callable[[int], int]) -> None:
 @given(st.integers(0, 2**32))
 def test_any_order_of_steps_keeps_each_row_once_and_in_order(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_target, "split_into_units", pairs)
+        patch.setattr(log_target, "split_into_row_units", pairs)
         story(random.Random(seed).randrange)
 
 
@@ -535,7 +553,7 @@ def rejected_records_are_found_only_among_those_that_are_sent(patch: pytest.Monk
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_rule_is_found(name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_target, "split_into_units", pairs)
+        patch.setattr(log_target, "split_into_row_units", pairs)
         BROKEN[name](patch)
         for seed in range(3000):
             try:

@@ -118,3 +118,30 @@ def test_making_a_target_connects_to_nothing(tmp_path: Path) -> None:
     targets.sqlite("warehouse", path).connect().close()
     targets.dbapi("other", lambda: sqlite3.connect(path), paramstyle="qmark").connect().close()
     assert not path.exists()
+
+
+def test_a_push_target_has_a_receiver_and_no_connection() -> None:
+    spec = targets.push("copy", "127.0.0.1:7600", batch_records=7)
+    assert spec == TargetSpec(
+        name="copy", connect=None, receiver="127.0.0.1:7600", stores_position=True,
+        keeps_rejected=True, batch_records=7,
+    )  # fmt: skip
+    assert targets.push("copy", "10.0.0.1:7600", insecure=True).receiver == "10.0.0.1:7600"
+    assert not targets.push("f", "127.0.0.1:7600", stores_position=False).stores_position
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "error"),
+    [
+        ("127.0.0.1", {}, "'host:port'"), (7600, {}, "'host:port'"), ("127.0.0.1:0", {}, "port"),
+        ("10.0.0.1:7600", {}, "unless insecure=True"),
+        ("127.0.0.1:1", {"batch_bytes": 2**24}, "at most 8388608"),
+        ("127.0.0.1:1", {"stores_position": 1}, "True or False"),
+        ("127.0.0.1:1", {"rejected": "dead-letter", "dead_letter": "x"}, "keeps rejected records"),
+    ],
+)  # fmt: skip
+def test_a_push_target_that_cannot_work_is_refused(
+    address: Any, settings: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        targets.push("copy", address, **settings)

@@ -35,12 +35,13 @@ class Reader(Glass):
         replicas: int = 2,
         only: frozenset[int] | None = None,
         known_rows: bool = False,
+        skip_writers: tuple[bytes, ...] = (),
     ) -> None:
         super().__init__()
         self.connect(*(placement(s, replicas) for s in range(shards)))
         self._known = [placement(s, replicas) for s in range(4)]
         rid = RecordId(start, 0)
-        request = SubscribeRequest(self.until(), rid, True, only, known_rows)
+        request = SubscribeRequest(self.until(), rid, True, only, known_rows, skip_writers)
         self.subscription = self.call(request)
         self.give_leases(*(leases or [run_of(lease(range(shards)))]))
         assert self.answers.pop(self.subscription) == self.subscription

@@ -288,6 +288,10 @@ def test_origin_is_read_without_the_rest(body: Body) -> None:
 class RowLog(FakeCluster):
     """Shards that hold rows with repetitions; archives with tables of any earlier position."""
 
+    #: The archive, by shard and port, whose block files were made after the trim: the rows before
+    #: it are not in its tables. The others have tables of the trim point and later.
+    late: frozenset[tuple[int, int]] = frozenset()
+
     def write(self, count: int) -> None:
         for _ in range(count):
             shard = self.random.randrange(self.shards)
@@ -329,13 +333,18 @@ class RowLog(FakeCluster):
         super().run(answered, within)
 
     def archive(self, asked: AskArchive) -> None:
+        is_late = (asked.shard, asked.port) in self.late
+        first = self.trim if is_late else 0
         at = self.random.choice((0, 1, asked.gsn // 2, asked.gsn, asked.gsn))
+        if self.late:  # Any of them may have the highest table.
+            at = max(at, self.trim)
         table = WriterTable()
         for gsns, data in self.units[asked.shard]:
             origin = decode_body(data, len(gsns)).origin
-            count = sum(gsn < at for gsn in gsns)
-            if origin is not None and count:
-                table.first_new_row(origin, count)
+            kept = [gsn for gsn in gsns if first <= gsn < at]
+            if origin is not None and kept:
+                row = origin.row + gsns.index(kept[0])
+                table.first_new_row(Origin(origin.writer, origin.batch, row), len(kept))
         found = (at, table) if at else None
         self.glass.call(ArchiveReply(NEVER, asked.number, found))
 
@@ -362,6 +371,29 @@ def test_any_start_gives_what_the_first_position_gives(seed: int, loss: float) -
             got |= {record.rid.gsn: record.rid.shard for record in batch.records}
         assert {gsn: s for gsn, s in got.items() if gsn <= max(expected, default=0)} == expected
         glass.call(UnsubscribeRequest(NEVER, number))
+
+
+@examples(60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_archives_that_lack_the_rows_before_a_trim_hide_no_others(seed: int) -> None:
+    """One of a shard's two archives made its block files after the trim; the other one before."""
+    glass = Glass()
+    cluster = RowLog(glass, seed)
+    glass.connect(*cluster.placements())
+    cluster.write(40)
+    end = max(cluster.frontiers.values())
+    cluster.trim = cluster.random.randrange(1, end)
+    cluster.late = frozenset(
+        (shard, 9000 + cluster.random.randrange(2)) for shard in range(cluster.shards)
+    )
+    start = cluster.random.randrange(cluster.trim, end)
+    expected = {gsn for gsn in cluster.first_rows() if gsn >= start}
+    number = cluster.subscribe(RecordId(start, 0), follow=True, known_rows=True)
+    got: set[int] = set()
+    while expected and max(got, default=0) < max(expected):
+        batch = cluster.result(glass.call(FetchRequest(NEVER, number, 7)))
+        got |= {record.rid.gsn for record in batch.records}
+    assert {gsn for gsn in got if gsn <= max(expected, default=0)} == expected
 
 
 @examples(30, deadline=None)

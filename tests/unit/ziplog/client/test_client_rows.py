@@ -30,7 +30,7 @@ from tests.unit.ziplog.client.storms import in_a_storm
 from ziplog import wire
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts import insert_calls
-from ziplog.client.inserts.insert_calls import UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import ROW_UNIT_BYTES, ROW_UNIT_RECORDS
 from ziplog.core.entries import Body, Origin, Unit, decode_body, encode_body
 from ziplog.core.view import run_of
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
@@ -46,7 +46,7 @@ WRITER = b"w" * 16
 def single_row_units() -> Iterator[None]:
     """Let each unit have one row."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(insert_calls, "UNIT_RECORDS", 1)
+        patch.setattr(insert_calls, "ROW_UNIT_RECORDS", 1)
         yield
 
 
@@ -75,7 +75,7 @@ def done(glass: Glass, insert: wire.Insert, first: int) -> None:
 def test_unit_of_rows_is_sent_after_the_previous_one_is_placed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(insert_calls, "UNIT_RECORDS", 2)
+    monkeypatch.setattr(insert_calls, "ROW_UNIT_RECORDS", 2)
     glass = connected()
     keys = [b"k", b"k", None, b"l", None]
     call = rows(glass, b"a", b"b", b"c", b"d", b"e", keys=keys, row=10)
@@ -98,16 +98,24 @@ def test_unit_of_rows_is_sent_after_the_previous_one_is_placed(
 
 
 def test_a_unit_holds_rows_of_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insert_calls, "UNIT_RECORDS", UNIT_RECORDS)
+    monkeypatch.setattr(insert_calls, "ROW_UNIT_RECORDS", ROW_UNIT_RECORDS)
     glass = connected()
-    keys = [b"%d" % number for number in range(UNIT_RECORDS + 1)]
-    rows(glass, *[b"x"] * (UNIT_RECORDS + 1), keys=keys)
+    keys = [b"%d" % number for number in range(ROW_UNIT_RECORDS + 1)]
+    rows(glass, *[b"x"] * (ROW_UNIT_RECORDS + 1), keys=keys)
     (first,) = sent(glass)
-    assert (first.count, body(first).origin) == (UNIT_RECORDS, Origin(WRITER, 3, 0))
+    assert (first.count, body(first).origin) == (ROW_UNIT_RECORDS, Origin(WRITER, 3, 0))
     assert body(first).keys == keys[:-1]
     done(glass, first, 2)
     (second,) = sent(glass)
-    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, UNIT_RECORDS))
+    assert (second.count, body(second).origin) == (1, Origin(WRITER, 3, ROW_UNIT_RECORDS))
+
+
+def test_a_unit_holds_rows_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(insert_calls, "ROW_UNIT_RECORDS", ROW_UNIT_RECORDS)
+    glass = connected()
+    rows(glass, *[bytes(ROW_UNIT_BYTES // 4)] * 5)
+    (first,) = sent(glass)
+    assert first.count == 4
 
 
 def test_other_calls_do_not_wait_for_rows() -> None:
@@ -359,6 +367,20 @@ def test_subscribers_skip_duplicate_rows() -> None:
     )  # fmt: skip
     glass.deliver(1, 1, 42, written(2, 4))
     assert glass.gsns() == [1, 2, 3, 4, 5, 13, 15, 17, 21, 23, 25]
+
+
+def test_rows_of_some_writers_are_left_out() -> None:
+    """Repetitions of them are, too; and the position passes them."""
+    glass = Reader(skip_writers=(b"wwww", b"x" * 8))
+    other = b"v" * 16
+    glass.deliver(
+        0, 1, 41,
+        written(1, 3, 5), written(7, 9, 11, writer=other), written(13, 15),
+        written(17, 19, row=2, writer=other), written(21, row=7), [23], written(39, row=8),
+    )  # fmt: skip
+    glass.deliver(1, 1, 42, written(2, 4, writer=b"x" * 16), [6])
+    assert glass.gsns() == [6, 7, 9, 11, 19, 23]
+    assert glass.progress().position.gsn == 41
 
 
 def test_records_after_a_duplicate_row_keep_their_keys() -> None:

@@ -21,6 +21,7 @@ from logplayer import targets
 from logplayer.contract import Fenced, Opened, Retry, Task
 from logplayer.targets import files_target
 from logplayer.targets.files_target import FilesTarget
+from logplayer.targets.staged_records import Stage
 from spark_reader import optional_dependencies
 from spark_reader.batches import arrow_schema
 from spark_reader.schema import DEFAULT
@@ -197,15 +198,39 @@ def test_finishing_nothing_adds_no_file(tmp_path: Path) -> None:
     assert names(tmp_path) == [".ziplog-0000000000000000001"]
 
 
-@pytest.mark.parametrize("damage", [b"x", b"x" * 100, b"\0" * 100])
+@pytest.mark.parametrize("damage", [b"", b"x", b"\0", b"x" * 100])
 def test_frame_that_a_crash_cut_does_not_count(tmp_path: Path, damage: bytes) -> None:
     target, of = files(tmp_path, roll_bytes=10_000), task()
     target.open(of)
     target.deliver(batch(of, 1, 4))
+    target.deliver(batch(of, 4, 9))
     (stage,) = tmp_path.rglob("*.stage")
-    whole = stage.read_bytes()
-    stage.write_bytes(whole + whole[:-1] + damage)
+    stage.write_bytes(stage.read_bytes()[:-1] + damage)
     assert files(tmp_path).open(task(2)) == Opened(4)
+    assert stored(tmp_path) == [1, 2, 3]
+
+
+def test_frames_after_a_gap_do_not_count(tmp_path: Path) -> None:
+    target, of = files(tmp_path, roll_bytes=10_000), task()
+    target.open(of)
+    target.deliver(batch(of, 1, 4))
+    of_another_owner = Stage(tmp_path / "part-000" / ".1.77.0.stage")
+    for start, stop in ((2, 6), (8, 15)):
+        of_another_owner.append(batch(of, start, stop))
+    of_another_owner.close()
+    assert files(tmp_path).open(task(2)) == Opened(6)
+    assert stored(tmp_path) == [1, 2, 3, 5]
+    assert not list(tmp_path.rglob("*.stage"))
+
+
+def test_former_owner_with_a_staged_file_is_fenced(tmp_path: Path) -> None:
+    former, of = files(tmp_path, roll_bytes=10_000), task()
+    former.open(of)
+    former.deliver(batch(of, 1, 4))
+    assert files(tmp_path).open(task(2)) == Opened(4)
+    with pytest.raises(Fenced, match="a later term than 1"):
+        former.deliver(batch(of, 4, 9))
+    former.close()
     assert stored(tmp_path) == [1, 2, 3]
 
 
@@ -457,6 +482,23 @@ def test_owner_that_stood_still_before_its_link_adds_nothing(
     assert len(names(tmp_path)) == 3
 
 
+def test_owner_that_stood_still_before_it_looks_finds_the_later_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, of = opened(tmp_path)
+    write = former._written
+
+    def written(name: str, write_to: Callable[[BinaryIO], object]) -> Path:
+        part = write(name, write_to)
+        opened(tmp_path, 2)
+        return part
+
+    monkeypatch.setattr(former, "_written", written)
+    with pytest.raises(Fenced, match="a later term than 1"):
+        former.deliver(batch(of, 1, 4))
+    assert stored(tmp_path) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("has_part", [False, True])
 def test_owner_that_stood_still_as_it_opened_is_fenced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_part: bool
@@ -641,7 +683,7 @@ class Owner:
 
     def close(self) -> None:
         self.at = None
-        with suppress(Fenced, Retry):
+        with suppress(Fenced, OSError):  # a successor has removed its staged file
             self.target.close()
 
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 #: Modules that use the disk.
 MODULES: Final = (files_target, staged_records, file_formats)
-#: Staged bytes and seconds after which they become a file: a few batches.
-ROLL_BYTES: Final = 1_000
+#: Seconds after which staged records become a file.
 ROLL_S: Final = 1
 _HEAD_BYTES: Final = 12
 
@@ -127,9 +126,10 @@ class SharedFiles:
 
     stores_position: Final = True
 
-    def __init__(self, name: str, disk: SharedDisk) -> None:
+    def __init__(self, name: str, disk: SharedDisk, roll_bytes: int) -> None:
         self.name: Final = name
         self.disk: Final = disk
+        self.roll_bytes: Final = roll_bytes
         self.directory: Final = disk.path(name)
         #: Rejects nothing.
         self.rejects: Final[Callable[[Record], str]] = lambda _record: ""
@@ -219,7 +219,8 @@ class FilesConnection:
         self._oracle: Final = oracle
         #: A step is under way.
         self.is_busy = False
-        self._target: Final = FilesTarget(files.directory, roll_bytes=ROLL_BYTES)  # type: ignore[arg-type]
+        directory: Any = files.directory
+        self._target: Final = FilesTarget(directory, roll_bytes=files.roll_bytes)
 
     def open(self, task: Task) -> Opened:
         with self._busy():

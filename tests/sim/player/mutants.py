@@ -173,8 +173,13 @@ def power_cuts(seed: int) -> PlayerPlan:
 
 def late_disks(seed: int) -> PlayerPlan:
     """Return a run of files on a disk that shows changes of other processes late."""
-    targets = (TargetPlan("files", 2, 3),)
+    targets = (TargetPlan("files", 2, 3, roll_bytes=1),)
     return plan_of(seed, players=2, targets=targets, stalls=0.05, shows_late=True, span_ms=3_000)
+
+
+def late_stages(seed: int) -> PlayerPlan:
+    """Return such a run with files of several batches."""
+    return late_disks(seed)._replace(targets=(TargetPlan("files", 2, 3),))
 
 
 def mutant(draw: Callable[[int], PlayerPlan]) -> Callable[..., Any]:
@@ -444,6 +449,17 @@ def pause_at_is_passed() -> Iterator[None]:
 def renamed_not_linked() -> Iterator[None]:
     """A file gets its name by a link, which replaces no other file."""
     with replaced(FilesTarget, "_link", lambda _self, part, name: part.replace(name)):
+        yield
+
+
+@mutant(late_stages)
+def all_staged_files_are_removed() -> Iterator[None]:
+    """A worker removes staged files of lower terms and its own, but no other."""
+
+    def found(self: FilesTarget) -> list[Any]:
+        return [path for path in self._part.iterdir() if path.name.endswith(".stage")]
+
+    with replaced(FilesTarget, "_stages", found), replaced(files_target, "_term_of", lambda _: -1):
         yield
 
 

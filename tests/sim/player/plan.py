@@ -43,6 +43,8 @@ class TargetPlan(NamedTuple):
     names_rejected: bool = True
     #: It is behind a receiver.
     is_pushed: bool = False
+    #: Staged bytes that become a file: a few batches.
+    roll_bytes: int = 1_000
 
 
 class PlayerFault(NamedTuple):

@@ -82,7 +82,7 @@ class PlayerRun(Run):
         name = f"target-{number}"
         target: ObservedStore | ObservedSink | SharedFiles
         if plan.kind == "files":
-            target = SharedFiles(name, self.outside.disk)
+            target = SharedFiles(name, self.outside.disk, plan.roll_bytes)
         else:
             target = (ObservedStore if plan.kind == "store" else ObservedSink)(name)
         self.outside.targets[name] = target

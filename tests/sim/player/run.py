@@ -1,6 +1,7 @@
 """A run with players: inserts, faults, healing, and the oracle's checks.
 
 python -m tests.sim.player.run 1 100            # seeds
+python -m tests.sim.player.run 1 100 --pushed   # with all targets behind receivers
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.sim.player.clients import Admin, Auditor, Inserter
 from tests.sim.player.disturbances import Disturbances
 from tests.sim.player.files import MODULES, ROLL_S, SharedFiles
 from tests.sim.player.oracle import Oracle
-from tests.sim.player.plan import LEASE_MS, PlayerPlan, TargetPlan, draw_player
+from tests.sim.player.plan import LEASE_MS, PlayerPlan, TargetPlan, draw_player, draw_pushed
 from tests.sim.player.process import ObservedSink, ObservedStore, Outside, PlayerProgram, node_of
 from tests.sim.player.targets import is_odd
 from tests.sim.simulated import simulated
@@ -233,12 +234,13 @@ def run_player(plan: PlayerPlan, on_trace: Callable[[str], object] | None = None
         return PlayerRun(kernel, plan).outcome()
 
 
-def main(first: int, last: int, *, is_traced: bool = False) -> int:
+def main(first: int, last: int, *, is_pushed: bool = False, is_traced: bool = False) -> int:
     """Run seeds; print those that fail."""
     failed = 0
     for seed in range(first, last + 1):
         try:
-            outcome = run_player(draw_player(seed), print if is_traced else None)
+            plan = (draw_pushed if is_pushed else draw_player)(seed)
+            outcome = run_player(plan, print if is_traced else None)
         except AssertionError as error:
             failed += 1
             print(f"seed {seed}: {' '.join(str(error).split())[:600]}", flush=True)  # noqa: T201
@@ -250,5 +252,9 @@ def main(first: int, last: int, *, is_traced: bool = False) -> int:
 
 
 if __name__ == "__main__":
-    arguments = [int(one) for one in sys.argv[1:3]]
-    sys.exit(bool(main(arguments[0], arguments[-1], is_traced="--trace" in sys.argv)))
+    arguments = [int(one) for one in sys.argv[1:] if not one.startswith("-")]
+    has = set(sys.argv)
+    failures = main(
+        arguments[0], arguments[-1], is_pushed="--pushed" in has, is_traced="--trace" in has
+    )
+    sys.exit(bool(failures))

@@ -25,10 +25,10 @@ LAST_FOUND_BY: Final = {
     "steps_leave_gaps": 2,
     "term_is_not_compared": 8,
 }
-#: Mutants whose runs take 3 s or more of CPU.
+#: Mutants whose runs take long.
 LONG: Final = frozenset({
-    "claims_are_counted_by_time", "no_fence", "renamed_not_linked", "term_begins_anew",
-    "trim_passes_a_hold",
+    "claims_are_counted_by_time", "no_fence", "renamed_not_linked", "ring_skips",
+    "term_begins_anew", "term_is_not_compared", "trim_passes_a_hold",
 })  # fmt: skip
 
 

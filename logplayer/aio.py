@@ -66,6 +66,10 @@ class Player:
         """See `logplayer.Player.status`."""
         return await _in_thread(lambda: self._player.status(timeout))
 
+    async def metrics(self, timeout: float | None = None) -> str:
+        """See `logplayer.Player.metrics`."""
+        return await _in_thread(lambda: self._player.metrics(timeout))
+
     async def wait_until(self, position: RecordId, timeout: float | None = None) -> None:
         """See `logplayer.Player.wait_until`."""
         await _in_thread(lambda: self._player.wait_until(position, timeout))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import ziplog
     from logplayer.contract import TargetSpec
+    from ziplog.cli.positions import Find
 
 #: The variable and the address that all commands of `ziplog` use.
 _BOOTSTRAP_VARIABLE: Final = "ZIPLOG_BOOTSTRAP"
@@ -68,11 +69,20 @@ class FileOptions(PlayerOptions):
         default = os.environ.get(_BOOTSTRAP_VARIABLE) or _BOOTSTRAP
         return arguments.endpoints(self.bootstrap or default)
 
-    def find_start(self, log: ziplog.Log) -> ziplog.RecordId:
-        """Return the position of new cursors."""
+    def start_finder(self) -> Find:
+        """Return what finds the position of new cursors.
+
+        Raises:
+            ConfigError: `start` is no position.
+
+        """
         from ziplog.cli.positions import parse  # noqa: PLC0415 - slow to import
 
-        return parse(self.start, "start in [player]")(log)
+        return parse(self.start, "start in [player]")
+
+    def find_start(self, log: ziplog.Log) -> ziplog.RecordId:
+        """Return the position of new cursors."""
+        return self.start_finder()(log)
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,7 @@ def _parse(document: dict[str, Any], path: Path) -> PlayerFile:
         raise ConfigError("[player]", table, "a table", message="the table [player] is missing")
     options = FileOptions(**_values(table, keys_of(FileOptions), "[player]"))
     options.endpoints  # noqa: B018 - it checks them
+    options.start_finder()
     tables = document.get("target", [])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ConfigError("[[target]]", tables, "a list of tables")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from logplayer.feed import Feed
+from logplayer.turns import Turns
+
 if TYPE_CHECKING:
-    from logplayer.feed import Feed
     from logplayer.settings import PlayerSettings
     from ziplog.client.log_tasks import LogTasks
 
@@ -13,20 +15,23 @@ if TYPE_CHECKING:
 class PlayerContext:
     """The log, the feed and the settings of one process of a player."""
 
-    def __init__(self, calls: LogTasks, settings: PlayerSettings, owner: str, feed: Feed) -> None:
-        """Collect what the tasks share.
+    def __init__(self, calls: LogTasks, settings: PlayerSettings, owner: str) -> None:
+        """Make what the tasks share.
 
         Args:
             calls: the log.
             settings: the player's.
             owner: describes this process to people.
-            feed: the shared subscription.
 
         """
         self.calls: Final = calls
         self.settings: Final = settings
         self.owner: Final = owner
-        self.feed: Final = feed
+        #: The shared subscription.
+        self.feed: Final = Feed(
+            calls, settings.memory_bytes, {spec.partitions for spec in settings.targets}
+        )
+        self.turns: Final = Turns()
         #: The membership service did not answer for a lease: no step begins.
         self.is_cut_off = False
         #: The positions that calls wait for: tasks that have passed one move there at once.

@@ -9,24 +9,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logplayer.source import Source
+from logplayer.ring import Ring
+from logplayer.source import Source, window_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from logplayer.ring import Ring
     from ziplog.client.log_tasks import LogTasks
     from ziplog.errors import TrimmedError
 
 _FETCH_RECORDS: Final = 1000
+#: The part of the memory that each shard may send ahead.
+_WINDOW_PART: Final = 16
 
 
 class Feed:
     """The shared subscription of a process, and its ring."""
 
-    def __init__(self, calls: LogTasks, memory_bytes: int) -> None:
-        """Make a closed feed; `memory_bytes`: the bound of its ring."""
-        self._source: Final = Source(calls, memory_bytes, _FETCH_RECORDS)
+    def __init__(self, calls: LogTasks, memory_bytes: int, counts: Collection[int] = ()) -> None:
+        """Make a closed feed.
+
+        Args:
+            calls: the log.
+            memory_bytes: the bound of its ring.
+            counts: the numbers of partitions of the targets.
+
+        """
+        window = window_bytes(memory_bytes, _WINDOW_PART)
+        self._source: Final = Source(calls, Ring(memory_bytes, counts), _FETCH_RECORDS, window)
         self._wants_records = False
 
     @property

@@ -22,9 +22,9 @@ from logplayer.targets.files_target import (
 )
 from logplayer.targets.http_target import POSITIONS
 from logplayer.targets.log_target import BATCH_RECORDS as MIRROR_RECORDS
-from logplayer.targets.log_target import MAX_TIMEOUT_S, ORDERS
+from logplayer.targets.log_target import ORDERS
 from logplayer.targets.mirror_mark import MIRROR_RULE
-from logplayer.targets.settings import VALUES
+from logplayer.targets.settings import VALUES, TimeoutKey
 from logplayer.targets.statement import PARAMETERS, PARAMSTYLES
 from ziplog.config_keys import Key
 
@@ -168,13 +168,7 @@ class LogdbKeys:
     tombstones: Annotated[bool, Key("An empty payload deletes its key.", bool)] = False
     timeout_s: Annotated[
         float,
-        Key(
-            "Maximum time for a connection, and for each transaction.",
-            float,
-            unit="seconds",
-            low=0,
-            high=3600,
-        ),
+        TimeoutKey("Maximum time for a connection, and for each transaction."),
     ] = 10.0
 
 
@@ -230,13 +224,7 @@ class HttpKeys:
     ] = None
     timeout_s: Annotated[
         float,
-        Key(
-            "Maximum time for a connection, and for each answer.",
-            float,
-            unit="seconds",
-            low=0,
-            high=3600,
-        ),
+        TimeoutKey("Maximum time for a connection, and for each answer."),
     ] = 10.0
 
 
@@ -289,13 +277,7 @@ class LogKeys:
     ] = None
     timeout_s: Annotated[
         float,
-        Key(
-            "Maximum time for a connection, and for each call of the other log.",
-            float,
-            unit="seconds",
-            low=0,
-            high=MAX_TIMEOUT_S,
-        ),
+        TimeoutKey("Maximum time for a connection, and for each call of the other log."),
     ] = 30.0
 
 

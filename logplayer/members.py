@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from logplayer.contract import cursor_name
+from logplayer.member_mark import MEMBERS, decode_mark, encode_mark, hash_of_tasks
 from ziplog.client.common.requests import (
     NEVER,
     ClaimQuery,
     ClaimRequest,
+    CommitRequest,
     ConnectRequest,
     CursorsRequest,
     EditRequest,
@@ -34,8 +37,6 @@ if TYPE_CHECKING:
     from ziplog.client.log_tasks import LogTasks, TaskSteps
     from ziplog.types import CursorInfo
 
-#: No target has this name.
-MEMBERS: Final = "members"
 #: Number of lists in each lease.
 _LISTS: Final = 3
 #: Interval between lists while a call waits for positions, and after a claim that was refused.
@@ -53,6 +54,7 @@ class Members:
         *,
         on_listed: Callable[[], None],
         on_joined: Callable[[], None],
+        failed: Callable[[], list[int]],
         on_failure: Callable[[ConfigError], None],
     ) -> None:
         """Know nothing yet; the first `poll` begins.
@@ -63,6 +65,7 @@ class Members:
             owner: describes this process to people, and to the others.
             on_listed: called after each list.
             on_joined: called after each list that was requested with a member cursor.
+            failed: returns the terms of the claims of tasks that have failed here.
             on_failure: called with the error of settings that do not fit the cursors.
 
         """
@@ -70,6 +73,14 @@ class Members:
         self._settings: Final = settings
         self._owner: Final = owner
         self._on_listed, self._on_joined, self._on_failure = on_listed, on_joined, on_failure
+        self._failed: Final = failed
+        self._tasks: Final = hash_of_tasks(
+            cursor_name(settings.name, spec.name, partition)
+            for spec in settings.targets
+            for partition in range(spec.partitions)
+        )
+        #: The position of the own member cursor, and the mark that was committed last.
+        self._position, self._mark = RID_GENESIS, b""
         self._prefix: Final = f"{settings.name}/"
         self._interval_ns: Final = settings.lease_ms * NS_PER_MS // _LISTS
         #: The cursors of the player, by name.
@@ -94,6 +105,13 @@ class Members:
         """The names of all processes, in the order of their member cursors."""
         return list(dict.fromkeys(info.owner for _, info in self._owned_slots()))
 
+    @property
+    def peers(self) -> list[str]:
+        """The names of the processes that have the same tasks, as `names`."""
+        slots = self._owned_slots()
+        found = [one.owner for _, one in slots if decode_mark(one.mark).tasks == self._tasks]
+        return [name for name in self.names if name == self._owner or name in found]
+
     def _slots(self) -> dict[int, CursorInfo]:
         prefix, found = f"{self._prefix}{MEMBERS}/", {}
         for name, info in self.cursors.items():
@@ -103,6 +121,11 @@ class Members:
 
     def _owned_slots(self) -> list[tuple[int, CursorInfo]]:
         return [(slot, info) for slot, info in self._slots().items() if info.owner]
+
+    @property
+    def failed(self) -> frozenset[int]:
+        """The terms of the claims of failed tasks, in all processes."""
+        return frozenset().union(*(decode_mark(one.mark).failed for one in self._slots().values()))
 
     def is_silent(self, now: int) -> bool:
         """Whether the service did not answer for a lease."""
@@ -153,6 +176,7 @@ class Members:
             return (yield from self._claim_slot())
         if slot == self.slot:
             self._on_joined()
+        yield from self._commit_mark()
         if not has_changed and not self._is_over:
             has_changed = yield from self._probe()
         return has_changed
@@ -214,7 +238,9 @@ class Members:
             return False
         state: ClaimState = yield ClaimQuery(NEVER, number)
         self.slot, self._claim = slot, number
+        self._position, self._mark = state.position, state.mark
         self._watch(state)
+        yield from self._commit_mark()
         return True
 
     def _try_to_claim(self, slot: int) -> TaskSteps:
@@ -235,6 +261,14 @@ class Members:
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _commit_mark(self) -> TaskSteps:
+        """Have the member cursor say which tasks this process has, and which have failed."""
+        mark, claim = encode_mark(self._tasks, self._failed()), self._claim
+        if claim and mark != self._mark:
+            deadline = self._calls.now + self._settings.lease_ms * NS_PER_MS
+            yield CommitRequest(deadline, claim, self._position, mark)
+            self._mark = mark
 
     def _watch(self, state: ClaimState) -> None:
         claim = self._claim

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from logplayer import status
 from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.context import PlayerContext
-from logplayer.feed import Feed
-from logplayer.members import MEMBERS, Members
+from logplayer.member_mark import MEMBERS
+from logplayer.members import Members
 from logplayer.push.sender import PushSender
 from logplayer.shares import share
 from logplayer.steps import StepEnded
@@ -68,13 +68,14 @@ class PlayerNode:
         core = ClientCore(client, endpoints, _no_shard)
         calls = self._calls = LogTasks(core, now)
         self._wall_offset_ns: Final = wall_ns - now if wall_ns else 0
-        self.feed: Final = Feed(calls, settings.memory_bytes)
-        self._context: Final = PlayerContext(calls, settings, owner, self.feed)
+        self._context: Final = PlayerContext(calls, settings, owner)
+        self.feed: Final = self._context.feed
         #: By the names of their cursors.
         self.tasks: Final = {one.name: one for one in _tasks(self._context)}
         self.members: Final = Members(
             calls, settings, owner,
-            on_listed=self._on_listed, on_joined=self._share_tasks, on_failure=self._fail,
+            on_listed=self._on_listed, on_joined=self._share_tasks, failed=self._failed,
+            on_failure=self._fail,
         )  # fmt: skip
         self._push: Final = PushSender(settings.targets)
         #: The error that ended the player; None: it runs.
@@ -133,6 +134,7 @@ class PlayerNode:
         """Assert the invariants of all parts."""
         self._calls.core.check()
         self.feed.check()
+        self._context.turns.check()
         self._push.check()
         workers = [task.worker for task in self.tasks.values() if task.worker]
         assert len(workers) == len(set(workers)), "two tasks have one worker"
@@ -207,7 +209,7 @@ class PlayerNode:
     def _share_tasks(self) -> None:
         """Claim and drain tasks, by the last list."""
         members, owner = self.members, self._context.owner
-        names = members.names
+        names = members.peers
         if self._is_stopping or owner not in names:
             return
         listed = members.cursors
@@ -223,6 +225,11 @@ class PlayerNode:
             start = self._context.settings.start
             task.start_claim(RecordId(info.position.gsn, 0) if info is not None else start)
         self._has_shared = True
+
+    def _failed(self) -> list[int]:
+        """Return the terms of the claims of failed tasks."""
+        states = [task.claim.state for task in self.tasks.values() if task.state == "failed"]
+        return [state.term for state in states if state is not None]
 
     # --- the end ---
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 import ziplog
+from logplayer import exposition
 from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.contract import cursor_name
 from logplayer.node import PlayerNode
@@ -375,6 +376,13 @@ class Player:
         deadline_ns = arguments.deadline_ns(timeout, arguments.DEFAULT_TIMEOUT_S)
         document: dict[str, Any] = self._call(StatusCall(deadline_ns))
         return document
+
+    def metrics(self, timeout: float | None = None) -> str:
+        """Return the metrics of this process in Prometheus' text format (docs/player.md, 12).
+
+        Arguments and errors are those of `status`.
+        """
+        return exposition.text(self.status(timeout))
 
     def wait_until(self, position: RecordId, timeout: float | None = None) -> None:
         """Wait until all tasks have delivered, and committed, what is at or below a position.

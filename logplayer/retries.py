@@ -40,11 +40,12 @@ def pause_ns(
         attempt: number of attempts that failed in a row, from 1.
         first_ms: the pause after the first one, in ms; it doubles with each further one.
         last_ms: the longest pause, in ms.
-        after_s: the pause that the target asked for, in seconds, at most `MAX_AFTER_S`.
+        after_s: the pause that the target asked for, in seconds, at most `MAX_AFTER_S`; a shorter
+            one than the first pause becomes the first pause.
 
     """
     if after_s is not None:
-        return int(min(max(after_s, 0.0), MAX_AFTER_S) * NS_PER_S)
+        return max(int(min(max(after_s, 0.0), MAX_AFTER_S) * NS_PER_S), first_ms * NS_PER_MS)
     doubled = first_ms << min(attempt - 1, _MAX_DOUBLINGS)
     pause = min(doubled, last_ms) * NS_PER_MS
     share = crc32c(f"{name}/{attempt}".encode())

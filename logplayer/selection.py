@@ -88,10 +88,8 @@ class Selection:
         self._map: Final[Map | None] = spec.map
         self._max_records, self._max_bytes = spec.batch_records, spec.batch_bytes
 
-    def has(self, record: Record, number: int) -> bool:
-        """Whether the task gets a record; `number`: its `hash_of`."""
-        if number % self._partitions != self._partition:
-            return False
+    def matches(self, record: Record) -> bool:
+        """Whether the task gets a record of its partition."""
         if self._keys is None:
             return True
         key = record.key
@@ -131,21 +129,19 @@ class Selection:
             limit: the position to stop at.
 
         """
-        stop = max(min(ring.stop, limit), start)
-        found = Cut(start, stop, 0)
-        records, gsns, hashes = ring.records, ring.gsns, ring.hashes
-        first = ring.index(reached)
-        last = min(first + MAX_LOOKED, len(records))
-        if last < len(records):
-            found.stop = min(gsns[last], limit)
-        for index in range(first, last):
-            gsn = gsns[index]
+        is_plain = self._keys is None and self._map is None
+        most = min(self._max_records, MAX_LOOKED) if is_plain else MAX_LOOKED
+        numbers, stop = ring.find(reached, self._partition, self._partitions, most)
+        found = Cut(start, max(min(stop, limit), start), 0)
+        records, gsns, cut = ring.records, ring.gsns, ring.cut
+        for number in numbers:
+            index = number - cut
+            gsn, record = gsns[index], records[index]
             if gsn >= limit:
                 break
-            record = records[index]
-            if not self.has(record, hashes[index]):
+            if not is_plain and not self.matches(record):
                 continue
-            became = self.mapped(record)
+            became = [record] if is_plain else self.mapped(record)
             if not became:
                 continue
             if found.records and self._is_full(found, became):

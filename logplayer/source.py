@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logplayer.ring import Ring
 from ziplog.client.common.requests import (
     NEVER,
     FetchRequest,
@@ -24,6 +23,7 @@ from ziplog.errors import TrimmedError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from logplayer.ring import Ring
     from ziplog.client.common.requests import Blocked, Fetched, Progress
     from ziplog.client.log_tasks import LogTasks
     from ziplog.errors import ZiplogError
@@ -31,42 +31,47 @@ if TYPE_CHECKING:
 #: Timeout of an attempt to subscribe, and the pause before the next one.
 _SUBSCRIBE_TIMEOUT_NS: Final = 5 * NS_PER_S
 _RETRY_NS: Final = NS_PER_S
+#: The least and the greatest number of bytes that a shard may send ahead.
+_MIN_WINDOW: Final = 64 * 1024
+_MAX_WINDOW: Final = 4 * 1024 * 1024
 
 
-def subscription(position: int, now: int, skip_writers: tuple[bytes, ...]) -> SubscribeRequest:
-    """Return the request of a subscription from a gsn on, without rows of some writers."""
-    return SubscribeRequest(
-        now + _SUBSCRIBE_TIMEOUT_NS, RecordId(position, 0), follow=True, known_rows=True,
-        skip_writers=skip_writers,
-    )  # fmt: skip
+def window_bytes(memory_bytes: int, part: int) -> int:
+    """Return how many bytes each shard may send ahead: a part of the player's memory."""
+    return min(max(memory_bytes // part, _MIN_WINDOW), _MAX_WINDOW)
 
 
 class Source:
     """A subscription and the ring that it fills."""
 
-    __slots__ = ("_call", "_calls", "_is_fetching", "_max_records", "_number", "_retry_at",
-                 "_skip_writers", "blocked_on", "is_open", "ring", "trimmed")  # fmt: skip
+    __slots__ = (
+        "_call", "_calls", "_is_fetching", "_max_records", "_number", "_retry_at", "_skip_writers",
+        "_window", "blocked_on", "is_open", "ring", "trimmed",
+    )  # fmt: skip
 
     def __init__(
         self,
         calls: LogTasks,
-        memory_bytes: int,
+        ring: Ring,
         max_records: int,
+        window: int,
         skip_writers: tuple[bytes, ...] = (),
     ) -> None:
         """Make a closed source.
 
         Args:
             calls: the log.
-            memory_bytes: the bound of the ring's size.
+            ring: what it fills.
             max_records: number of records of one fetch.
+            window: number of bytes that each shard may send ahead.
             skip_writers: rows are left out if their writer begins with one of these.
 
         """
         self._calls: Final = calls
         self._max_records: Final = max_records
+        self._window: Final = window
         self._skip_writers: Final = skip_writers
-        self.ring: Final = Ring(memory_bytes)
+        self.ring: Final = ring
         #: It was opened, and not closed; its subscription may be waiting for the next attempt.
         self.is_open = False
         #: The position of the ring's end was trimmed.
@@ -112,7 +117,11 @@ class Source:
             else:
                 self._on_failure(result)
 
-        call = calls.call(subscription(self.ring.stop, calls.now, self._skip_writers), on_result)
+        request = SubscribeRequest(
+            calls.now + _SUBSCRIBE_TIMEOUT_NS, RecordId(self.ring.stop, 0), follow=True,
+            known_rows=True, skip_writers=self._skip_writers, window_bytes=self._window,
+        )  # fmt: skip
+        call = calls.call(request, on_result)
         self._call = 0 if is_answered else call
 
     def _on_failure(self, error: ZiplogError) -> None:

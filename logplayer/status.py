@@ -50,7 +50,7 @@ def document(
         wall_ns: Unix time in ns; 0: unknown.
 
     """
-    feed = context.feed
+    feed, failed = context.feed, members.failed
     return {
         "player": context.settings.name,
         "owner": context.owner,
@@ -66,13 +66,17 @@ def document(
             "bytes": feed.ring.size,
         },
         "tasks": [
-            _task(one, members.cursors.get(one.name), context, wall_ns) for one in tasks
+            _task(one, members.cursors.get(one.name), context, wall_ns, failed) for one in tasks
         ],
     }  # fmt: skip
 
 
 def _task(
-    task: PlayerTask, info: CursorInfo | None, context: PlayerContext, wall_ns: int
+    task: PlayerTask,
+    info: CursorInfo | None,
+    context: PlayerContext,
+    wall_ns: int,
+    failed: frozenset[int],
 ) -> dict[str, Any]:
     """Return the status of a task: this process's, or what the list of cursors says of it."""
     claim = task.claim
@@ -106,11 +110,22 @@ def _task(
         "source": "",
     }
     if info is not None:
-        state = info.state if task.state == "free" else task.state
+        state = state_of(info, failed) if task.state == "free" else task.state
         other |= {
             "state": state, "owner": info.owner, "term": info.term, "position": info.position.gsn,
         }  # fmt: skip
     return {**base, **other, **counts}
+
+
+def state_of(info: CursorInfo, failed: frozenset[int]) -> str:
+    """Return the state of a task by its cursor: owned, free, paused or failed.
+
+    Args:
+        info: the cursor.
+        failed: the terms of the claims of failed tasks.
+
+    """
+    return "failed" if info.owner and info.term in failed else info.state
 
 
 def _source(task: PlayerTask, context: PlayerContext) -> str:

@@ -57,7 +57,7 @@ class PlayerTask:
         #: The worker; 0: none.
         self.worker = 0
         self.delivery: Final = Delivery(Selection(spec, partition), spec.rejected)
-        self.reader: Final = TaskReader(context, spec.batch_records, spec.skip_writers)
+        self.reader: Final = TaskReader(context, spec, partition)
         #: The last error; "": none since the last success.
         self.error = ""
         #: Numbers of records and of failed attempts, and of records that the target rejected.
@@ -284,6 +284,7 @@ class PlayerTask:
             self.claim.committed, self.claim.mark, self.claim.has_moved,
         )  # fmt: skip
         self._step = "open"
+        self.reader.stop_waiting()
         self._context.calls.effects.append(OpenTarget(self.worker, self._task))
 
     def _on_opened(self, opened: Opened) -> None:
@@ -364,9 +365,7 @@ class PlayerTask:
 
     def _deliver_empty(self, cut: Cut) -> None:
         assert self._task is not None
-        self.state, self._step = "delivering", "deliver"
-        batch = Batch(self._task, cut.start, cut.stop, (), 0)
-        self._context.calls.effects.append(Deliver(self.worker, batch))
+        self._deliver(Batch(self._task, cut.start, cut.stop, (), 0))
 
     def _deliver_cut(self, limit: int) -> None:
         delivery = self.delivery
@@ -378,8 +377,11 @@ class PlayerTask:
             self._on_moved(b"")
             return
         assert self._task is not None
-        batch = Batch(self._task, cut.start, cut.stop, cut.records, cut.size, rejected)
+        self._deliver(Batch(self._task, cut.start, cut.stop, cut.records, cut.size, rejected))
+
+    def _deliver(self, batch: Batch) -> None:
         self.state, self._step = "delivering", "deliver"
+        self.reader.stop_waiting()
         self._context.calls.effects.append(Deliver(self.worker, batch))
 
     def _pass_idle(self, limit: int) -> None:
@@ -475,6 +477,7 @@ class PlayerTask:
         """Stop until an operator resumes or seeks the cursor, which this process keeps."""
         self._close()
         self.state, self.error = "failed", why
+        self._context.wants_round = True  # Other processes learn of it.
         self._changed_at = None
         self.claim.hurry()
         self._warn(f"failed: {why}")
@@ -487,6 +490,7 @@ class PlayerTask:
     def try_again(self) -> None:
         """Open the target of a failed task again."""
         assert self.state == "failed"
+        self._context.wants_round = True
         self.delivery.try_again()
         self.reader.trimmed = None
         self._attempts.reset()
@@ -505,7 +509,7 @@ class PlayerTask:
         if self.state == "playing":
             delivery = self.delivery
             has_more = self.reader.has_more(delivery.looked, self._limit())
-            is_due = delivery.cut is not None or has_more
+            is_due = delivery.cut is not None or has_more or self.reader.is_next
             return self._context.calls.now if is_due else min(due, self._idle_at(), self._roll_at)
         return due
 

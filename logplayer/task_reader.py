@@ -1,44 +1,40 @@
 """Where a task's records come from: the feed, or a subscription of its own.
 
-A task takes from the feed while its position is in the feed's ring; otherwise it reads for itself
-until it is there. A task that leaves out rows of some writers always reads for itself.
+A task takes from the feed while its position is in the feed's ring; otherwise it waits for a turn,
+and reads for itself until it is there. A task that leaves out rows of some writers always reads for
+itself, without a turn.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logplayer.source import Source
+from logplayer.ring import Ring
+from logplayer.source import Source, window_bytes
 from ziplog.client.common.requests import NEVER
 
 if TYPE_CHECKING:
     from logplayer.context import PlayerContext
-    from logplayer.ring import Ring
+    from logplayer.contract import TargetSpec
     from ziplog.errors import TrimmedError
 
 #: The ring of a task that reads for itself is emptied before each fetch, so it needs no bound.
 _UNBOUNDED: Final = NEVER
+#: The part of the memory that each shard may send ahead.
+_WINDOW_PART: Final = 64
 
 
 class TaskReader:
     """The source of one task's records."""
 
-    __slots__ = ("_context", "_max_records", "_skip_writers", "source", "trimmed")
+    __slots__ = ("_context", "_max_records", "_only", "_skip_writers", "source", "trimmed")
 
-    def __init__(
-        self, context: PlayerContext, max_records: int, skip_writers: tuple[bytes, ...] = ()
-    ) -> None:
-        """Read nothing yet.
-
-        Args:
-            context: the process's.
-            max_records: number of records of one fetch.
-            skip_writers: rows are left out if their writer begins with one of these.
-
-        """
+    def __init__(self, context: PlayerContext, spec: TargetSpec, partition: int) -> None:
+        """Read nothing yet."""
         self._context: Final = context
-        self._max_records: Final = max_records
-        self._skip_writers: Final = skip_writers
+        self._max_records: Final = spec.batch_records
+        self._only: Final = (partition, spec.partitions)
+        self._skip_writers: Final = spec.skip_writers
         #: The subscription of its own; None: it has none.
         self.source: Source | None = None
         #: The records that the task needs next were trimmed.
@@ -60,25 +56,41 @@ class TaskReader:
         if self._is_with_feed(position):
             self.close()
             return feed.ring
-        if self.source is None:
-            self.source = Source(
-                self._context.calls, _UNBOUNDED, self._max_records, self._skip_writers
-            )
-        own = self.source
+        own = self.source or self._new_source()
+        if own is None:
+            return None
         if not own.ring.covers(position) or not own.is_open:
             own.open(position)
-        if own.ring.stop == position:
-            own.ring.reset(position)  # The task has looked at all of these records.
         self.poll(position, is_batch_end=False)
         return own.ring if self.trimmed is None else None
+
+    def _new_source(self) -> Source | None:
+        """Return a source of its own; None: other tasks have all turns."""
+        context = self._context
+        if self.uses_feed and not context.turns.take(self, context.calls.now):
+            return None
+        ring = Ring(_UNBOUNDED, only=self._only)
+        window = window_bytes(context.settings.memory_bytes, _WINDOW_PART)
+        self.source = Source(context.calls, ring, self._max_records, window, self._skip_writers)
+        return self.source
 
     def poll(self, position: int, *, is_batch_end: bool) -> None:
         """Fetch what the task needs at a position."""
         own = self.source
-        if own is not None:
-            own.poll(wants_records=self._wants_records(position), is_batch_end=is_batch_end)
-            if own.trimmed is not None:
-                self.on_trimmed(own.trimmed)
+        if own is None:
+            return
+        wants_records = self._wants_records(position)
+        if self.uses_feed:
+            turns, now = self._context.turns, self._context.calls.now
+            turns.note(self, now, wants_records=wants_records)
+            if now >= turns.over_at(self):
+                self.close()
+                return
+        if own.ring.stop == position:
+            own.ring.reset(position)  # The task has looked at all of these records.
+        own.poll(wants_records=wants_records, is_batch_end=is_batch_end)
+        if own.trimmed is not None:
+            self.on_trimmed(own.trimmed)
 
     def _wants_records(self, position: int) -> bool:
         return self.source is not None and position >= self.source.ring.stop
@@ -95,9 +107,19 @@ class TaskReader:
         is_covered = own is not None or self._is_with_feed(position)
         return is_covered and position < min(ring.stop, limit)
 
+    @property
+    def is_next(self) -> bool:
+        """Whether a turn that it waits for is free."""
+        return self._context.feed.is_open and self._context.turns.is_next(self)
+
+    def stop_waiting(self) -> None:
+        """Let others have the next turn: a step begins."""
+        self._context.turns.stop_waiting(self)
+
     def close(self) -> None:
-        """Close the subscription of its own."""
+        """Close the subscription of its own, or stop waiting for one."""
         source, self.source = self.source, None
+        self._context.turns.leave(self)
         if source is not None:
             source.close()
 
@@ -105,4 +127,5 @@ class TaskReader:
         """Return the time of the next poll; `NEVER`: with the next event."""
         if self.source is None:
             return NEVER
-        return self.source.next_wakeup(wants_records=self._wants_records(position))
+        due = self.source.next_wakeup(wants_records=self._wants_records(position))
+        return min(due, self._context.turns.over_at(self)) if self.uses_feed else due

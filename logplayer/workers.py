@@ -7,6 +7,7 @@ no other one. A worker also keeps rejected records aside for targets that do not
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -147,7 +148,8 @@ class _Worker:
         except BUGS as error:
             # The task fails, so it is logged once. A ConfigError's text says what to do.
             if not isinstance(error, ConfigError):
-                structlog.get_logger().exception("target failed", task=self.task)
+                with contextlib.suppress(Exception):  # The program's log may fail.
+                    structlog.get_logger().exception("target failed", task=self.task)
             return error.with_traceback(None)
         except Exception as error:  # noqa: BLE001 - targets are foreign code; the node decides
             return _checked(error, self._spec.name).with_traceback(None)

@@ -163,7 +163,7 @@ class ClientRequests:
                 src, LeaseHistory(state.cluster, request.request, runs, placements, state.trim)
             )
         if isinstance(request, CursorQuery):
-            return self.cursors.answer_query(src, request)
+            return self.cursors.answer_query(src, request, now)
         if last is None or request.gsn >= last.stop:
             return Send(
                 src, TrimReply(state.cluster, request.request, state.trim, "no-such-position")

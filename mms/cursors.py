@@ -169,12 +169,14 @@ class Cursors:
         cluster = self._state.cluster
         return Send(src, CursorsRenewed(cluster, message.request, lost, deleted, paused))
 
-    def answer_query(self, src: bytes, message: CursorQuery) -> Effect:
+    def answer_query(self, src: bytes, message: CursorQuery, now: int) -> Effect:
         """Return the reply to a query whose read barrier is committed."""
         found = [one for one in self._state.cursors.in_order() if one.name > message.after]
         some, has_more = found[:MAX_LISTED], len(found) > MAX_LISTED
         shards = [self._shard(cursor) for cursor in some]
-        return Send(src, CursorList(self._state.cluster, message.request, some, shards, has_more))
+        silent = [bool(cursor.owner) and self._is_silent(cursor, now) for cursor in some]
+        cluster, request = self._state.cluster, message.request
+        return Send(src, CursorList(cluster, request, some, shards, has_more, silent))
 
     # --- proposals and replies ---
 

@@ -19,6 +19,7 @@
     idle             CPU of an idle cluster
     mms              the membership service with thousands of emulated shards
     all              everything above
+    player           delays and rates of players (--only L1 L6), beside other systems
     logdb            transactions: the four kinds that follow
     logdb-contention clients that fight for ten keys, beside Redis
     logdb-ycsb       YCSB's workloads A, B, C, F
@@ -58,6 +59,8 @@ from log_bench import (
 from logdb_bench import contention, restart, ycsb
 from logdb_bench import cpu as logdb_cpu
 from metrics import tables
+from player_bench import measure as player
+from player_bench import picture
 from spark_bench import reading
 
 if TYPE_CHECKING:
@@ -126,6 +129,9 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     ),
     "idle": Measurement(_scaled(membership.idle, 3.0, 10)),
     "mms": Measurement(_scaled(membership.measure, 2.0, 5), _own("mms", membership.draw)),
+    "player": Measurement(
+        lambda options: player.measure(options.scale, options.only), _own("player", picture.draw)
+    ),
     "logdb-contention": Measurement(
         _sharded(contention.measure), _own("logdb-contention", contention.draw)
     ),
@@ -137,7 +143,7 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
 }
 #: Several kinds; the first one has the picture.
 GROUPS: Final = {
-    "all": [kind for kind in MEASUREMENTS if not kind.startswith(("logdb", "spark"))],
+    "all": [kind for kind in MEASUREMENTS if not kind.startswith(("logdb", "player", "spark"))],
     "logdb": [kind for kind in MEASUREMENTS if kind.startswith("logdb")],
 }
 
@@ -174,16 +180,22 @@ def main() -> None:
     parser.add_argument(
         "--nodes", type=int, nargs="+", default=gate.NODES, help="scalog: nodes of the layer"
     )
+    parser.add_argument(
+        "--only", nargs="+", choices=[*player.MEASUREMENTS], default=[],
+        help="player: these measurements; the file keeps the figures of the others",
+    )  # fmt: skip
     arguments = parser.parse_args()
     results: Figures = {}
     if arguments.json and arguments.json.exists():
         results = json.loads(arguments.json.read_text())
     kinds = GROUPS.get(arguments.kind, [arguments.kind])
     for kind in kinds:
-        results[kind] = MEASUREMENTS[kind].measure(arguments)
+        kept = results.get(kind, {}) if arguments.only else {}
+        measured = MEASUREMENTS[kind].measure(arguments)
+        results[kind] = kept | measured
         if arguments.json:
             arguments.json.write_text(as_text(results) + "\n")
-        print(*tables.lines(kind, results[kind]), sep="\n")
+        print(*tables.lines(kind, measured), sep="\n")
     draw = MEASUREMENTS[kinds[0]].draw
     if arguments.picture and draw is not None:
         draw(results, arguments.picture)

@@ -111,6 +111,9 @@ class CursorInfo(NamedTuple):
     seek: int
     #: What its owner stored with the position.
     mark: bytes
+    #: The owner was silent for its lease, so another client may claim the cursor. Set by
+    #: `Log.cursors` only.
+    is_silent: bool = False
 
 
 #: An event of a speculation.

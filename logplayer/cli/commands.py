@@ -80,14 +80,14 @@ def run(
     At the end it finishes the steps under way and releases its tasks; a second signal ends it at
     once. Exit code 1: it cannot start, or a target did not return in time.
     """
-    log = LogConfig(level=log_level, format=log_format)
-    player = read(file).player()
-    configure(f"player@{player.name}", log)
-    raise_limit()
-    spare_collector()
+    log, player = LogConfig(level=log_level, format=log_format), None
     for number in _SIGNALS:
         signal.signal(number, _on_signal)
     try:
+        player = read(file).player()
+        configure(f"player@{player.name}", log)
+        raise_limit()
+        spare_collector()
         player.start(timeout)
         _print_ready(player)
         player.join()
@@ -95,7 +95,8 @@ def run(
         pass
     for number in _SIGNALS:
         signal.signal(number, _on_second_signal)
-    player.stop(drain_s)
+    if player is not None:
+        player.stop(drain_s)
 
 
 def _on_signal(*_: object) -> NoReturn:

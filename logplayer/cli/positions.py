@@ -4,58 +4,71 @@ from __future__ import annotations
 
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.contract import cursor_name
+from logplayer.member_mark import MEMBERS, decode_mark
+from logplayer.status import state_of
 from ziplog.errors import TrimmedError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import ziplog
     from logplayer.config import PlayerFile
     from ziplog.types import CursorInfo, RecordId
 
 _US_PER_S: Final = 1_000_000
-#: The second part of the names of cursors that stand for processes.
-_MEMBERS: Final = "members"
+#: Positions that are read at once: each takes some round trips.
+_READERS: Final = 8
 
 
 def document(log: ziplog.Log, file: PlayerFile) -> dict[str, Any]:
     """Return the processes and tasks of a player, as `ziplog player status --json` prints them."""
     name = file.options.name
     cursors = {cursor.name: cursor for cursor in log.cursors(f"{name}/*")}
-    members = [
-        cursor.owner
-        for cursor in cursors.values()
-        if cursor.owner and cursor.name.startswith(f"{name}/{_MEMBERS}/")
-    ]
-    lags: dict[RecordId, float] = {}
-    tasks = [
-        _task(log, spec.name, partition, cursors.get(cursor_name(name, spec.name, partition)), lags)
+    prefix = f"{name}/{MEMBERS}/"
+    slots = [cursor for cursor in cursors.values() if cursor.name.startswith(prefix)]
+    members = [cursor.owner for cursor in slots if cursor.owner]
+    failed = frozenset().union(*(decode_mark(cursor.mark).failed for cursor in slots))
+    found = {
+        (spec.name, partition): cursors.get(cursor_name(name, spec.name, partition))
         for spec in file.targets
         for partition in range(spec.partitions)
+    }
+    lags = _lags_s(log, {cursor.position for cursor in found.values() if cursor is not None})
+    tasks = [
+        _task(target, partition, cursor, failed, lags)
+        for (target, partition), cursor in found.items()
     ]
     return {"player": name, "members": sorted(members), "tasks": tasks}
 
 
 def _task(
-    log: ziplog.Log,
     target: str,
     partition: int,
     cursor: CursorInfo | None,
+    failed: frozenset[int],
     lags: dict[RecordId, float],
 ) -> dict[str, Any]:
     head: dict[str, Any] = {"target": target, "partition": partition}
     if cursor is None:
         return head | {"state": "new", "owner": None, "term": 0, "position": None, "lag_s": None}
-    if cursor.position not in lags:
-        lags[cursor.position] = _lag_s(log, cursor.position)
     return head | {
-        "state": cursor.state,
+        "state": state_of(cursor, failed),
         "owner": cursor.owner or None,
         "term": cursor.term,
         "position": str(cursor.position),
         "lag_s": round(lags[cursor.position], 3),
     }
+
+
+def _lags_s(log: ziplog.Log, positions: Collection[RecordId]) -> dict[RecordId, float]:
+    """Return the lags of positions."""
+    with ThreadPoolExecutor(_READERS) as readers:
+        return dict(zip(positions, readers.map(partial(_lag_s, log), positions), strict=True))
 
 
 def _lag_s(log: ziplog.Log, position: RecordId) -> float:

@@ -254,7 +254,7 @@ class FilesTarget:
 
     def _check_is_owner(self) -> None:
         if not self._own.exists():
-            raise Fenced(f"a later term than {self._term} is in {self._part}")
+            raise Fenced(f"a later term than {self._term} is in {self._part}, or it is gone")
 
     def check(self) -> None:
         """Look at the directory, and change nothing.

@@ -21,6 +21,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 import msgspec
 
 from logplayer.contract import Fenced, Opened, Rejected, Retry
+from logplayer.targets.settings import check_timeout
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.types import cluster_id
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 #: Where the position is: only in the cursor, or also at the endpoint.
 Position = Literal["none", "endpoint"]
 POSITIONS: Final[tuple[Position, ...]] = get_args(Position)
-MAX_TIMEOUT_S: Final = 3600.0
 #: Maximum size of an answer that is read, in bytes.
 _MAX_ANSWER: Final = 65_536
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
@@ -256,10 +256,7 @@ def connector(
         raise ConfigError("position", position, " or ".join(map(repr, POSITIONS)), where)
     if secret is not None and not (isinstance(secret, (str, bytes)) and secret):
         raise ConfigError("secret", "(not shown)", "a text, or left out", where)
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:
-        allowed = f"seconds, above 0, up to {MAX_TIMEOUT_S:g}"
-        raise ConfigError("timeout_s", timeout_s, allowed, where)
+    check_timeout(timeout_s, where)
     key = secret.encode() if isinstance(secret, str) else secret or b""
     found = Endpoint(_url(url, where), position, key, _checked(headers or {}, where), timeout_s)
     return lambda: HttpTarget(found)

@@ -25,6 +25,7 @@ from logplayer.targets.mirror_mark import (
     new_cursor_advice,
     writer_id,
 )
+from logplayer.targets.settings import check_timeout
 from ziplog.client import arguments
 from ziplog.client.inserts.insert_calls import ROW_UNIT_RECORDS, split_into_row_units
 from ziplog.core.entries import decode_origin
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 #: The order of a mirror: that of the source, or that of each key.
 Order = Literal["total", "key"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
-MAX_TIMEOUT_S: Final = 3600.0
 #: The default of `batch_records`: a batch is one unit, as each unit waits for the disks.
 BATCH_RECORDS: Final = ROW_UNIT_RECORDS
 #: Pause until the state of a shard that leaves is requested again, in seconds.
@@ -356,10 +356,7 @@ def connector(
         raise ConfigError("shard", shard, "a shard's number with order='total', or left out", where)
     if type(envelope) is not bool:
         raise ConfigError("envelope", envelope, "true or false", where)
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:
-        allowed = f"seconds, above 0, up to {MAX_TIMEOUT_S:g}"
-        raise ConfigError("timeout_s", timeout_s, allowed, where)
+    check_timeout(timeout_s, where)
 
     def connect() -> MirrorLog:
         return ziplog.connect(endpoints, timeout=timeout_s, cluster_id="")

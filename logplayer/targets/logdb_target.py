@@ -15,7 +15,7 @@ import msgspec
 
 import logdb
 from logplayer.contract import Fenced, Opened, Rejected, Retry
-from logplayer.targets.settings import VALUES, Value
+from logplayer.targets.settings import VALUES, Value, check_timeout
 from ziplog.client import arguments
 from ziplog.errors import (
     ConfigError,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Apply = Callable[[logdb.Transaction, Sequence[Record]], object]
 R = TypeVar("R")
 
-MAX_TIMEOUT_S: Final = 3600.0
 _PORT: Final = 7500
 
 
@@ -196,10 +195,7 @@ def connector(
         arguments.endpoints(coordinators, "coordinators", "the coordinators", _PORT)
     if value not in VALUES:
         raise ConfigError("value", value, " or ".join(map(repr, VALUES)), where)
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:
-        allowed = f"seconds, above 0, up to {MAX_TIMEOUT_S:g}"
-        raise ConfigError("timeout_s", timeout_s, allowed, where)
+    check_timeout(timeout_s, where)
     chosen: Apply
     if apply is None:
         chosen = PutRecords(value, tombstones=tombstones)

@@ -9,6 +9,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
 from logplayer.contract import Map, OnRejected, Target, TargetSpec
@@ -23,11 +24,36 @@ NAME_RULE: Final = (
 #: The player's processes have cursors of their own under this name.
 _RESERVED: Final = "members"
 _HOUR_MS: Final = 3_600_000
-
+_HOUR_S: Final = 3600
 
 #: What a payload becomes in a LogDB database.
 Value = Literal["payload", "text", "json"]
 VALUES: Final = get_args(Value)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutKey(Key):
+    """A time limit in seconds; 0 is none."""
+
+    type: type = float
+    unit: str = "seconds"
+    high: int = _HOUR_S
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values, in words."""
+        return f"a number above 0, up to {self.high} {self.unit}"
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is allowed."""
+        return Key.accepts(self, value) and value != 0
+
+
+def check_timeout(timeout_s: object, where: str) -> None:
+    """Raise ConfigError unless a target can have this time limit."""
+    key = TimeoutKey("time limit")
+    if not key.accepts(timeout_s):
+        raise ConfigError("timeout_s", timeout_s, key.allowed, where)
 
 
 class Settings(TypedDict, total=False):
@@ -97,9 +123,9 @@ def target_spec(
     *,
     stores_position: bool,
     keeps_rejected: bool = False,
-    roll_s: int = 0,
     skip_writers: tuple[bytes, ...] = (),
     check_source: Callable[[int, float], None] | None = None,
+    roll_s: int = 0,
     receiver: str = "",
 ) -> TargetSpec:
     """Return a target with these settings.
@@ -128,9 +154,9 @@ def target_spec(
         connect=connect,
         stores_position=stores_position,
         keeps_rejected=keeps_rejected,
-        roll_s=roll_s,
         skip_writers=skip_writers,
         check_source=check_source,
+        roll_s=roll_s,
         receiver=receiver,
         **checked,
     )

@@ -11,22 +11,36 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.context import (
+        ForkServerContext,
+        ForkServerProcess,
+        SpawnContext,
+        SpawnProcess,
+    )
     from typing import Self
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
+#: For dozens of processes: they fork from one that has imported what they need, if `scripts` is in
+#: PYTHONPATH (a fork server does not get `sys.path`).
+FORK_SERVER: Final = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(["bench"])
 
 
 class Workers:
     """Runs a function in several processes; they are killed when the `with` block ends."""
 
-    def __init__(self, target: Callable[..., None], arguments: Iterable[tuple[Any, ...]]) -> None:
+    def __init__(
+        self,
+        target: Callable[..., None],
+        arguments: Iterable[tuple[Any, ...]],
+        context: SpawnContext | ForkServerContext = _SPAWN,
+    ) -> None:
         """Start a process for each of `arguments`; the function gets its end of a pipe as well."""
         self.pipes: Final[list[Connection]] = []
-        self._processes: Final[list[SpawnProcess]] = []
+        self._processes: Final[list[SpawnProcess | ForkServerProcess]] = []
         for each in arguments:
-            here, there = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=target, args=(*each, there), daemon=True)
+            here, there = context.Pipe()
+            process = context.Process(target=target, args=(*each, there), daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)

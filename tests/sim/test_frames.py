@@ -196,7 +196,8 @@ def test_every_message_about_cursors_fits() -> None:
     for lost, paused in ((cursors, []), ([], cursors)):
         fits(wire.CursorsRenewed(CLUSTER, HIGH, lost, [], paused))
     fits(wire.CursorsRenewed(CLUSTER, HIGH, [], names, []))
-    fits(wire.CursorList(CLUSTER, HIGH, cursors[:MAX_LISTED], [2**31 - 1] * MAX_LISTED, True))
+    shards, silent = [2**31 - 1] * MAX_LISTED, [True] * MAX_LISTED
+    fits(wire.CursorList(CLUSTER, HIGH, cursors[:MAX_LISTED], shards, True, silent))
 
 
 def test_shards_with_placements_that_would_not_fit_are_refused() -> None:

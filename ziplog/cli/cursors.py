@@ -68,7 +68,8 @@ def list_cursors(
     """List cursors; --json: one line for each.
 
     States: owned, free, paused. A cursor that holds keeps the records from its position on from
-    being trimmed.
+    being trimmed. A silent owner did not renew its claim for its lease: another client may claim
+    the cursor.
     """
     with connect(bootstrap, timeout) as log:
         found = log.cursors(pattern)
@@ -80,7 +81,7 @@ def list_cursors(
     for cursor in found:
         moved = cursor.moved_at.isoformat(timespec="seconds") if cursor.moved_at else "-"
         shown.add_row(
-            cursor.name, cursor.state, str(cursor.position), cursor.owner or "-", moved,
+            cursor.name, cursor.state, str(cursor.position), _owner(cursor), moved,
             "yes" if cursor.is_holding else "no",
         )  # fmt: skip
     stdout().print(shown)
@@ -260,6 +261,10 @@ def _report(cursor: CursorInfo, text: str, *, json: bool) -> None:
         say(text)
 
 
+def _owner(cursor: CursorInfo) -> str:
+    return f"{cursor.owner} (silent)" if cursor.is_silent else cursor.owner or "-"
+
+
 def _print(cursor: CursorInfo) -> None:
     sys.stdout.write(msgspec.json.encode(_document(cursor)).decode() + "\n")
 
@@ -275,6 +280,7 @@ def _document(cursor: CursorInfo) -> dict[str, Any]:
         "moved_at": cursor.moved_at.isoformat() if cursor.moved_at is not None else None,
         "hold_s": cursor.hold_s,
         "is_holding": cursor.is_holding,
+        "is_silent": cursor.is_silent,
         "seek": cursor.seek,
         "mark": cursor.mark.hex(),
     }

@@ -27,6 +27,11 @@ class FirstSeen:
         if len(self._observed) > _MAX_OBSERVATIONS:
             self._observed = self._observed[::2]
 
+    @property
+    def first(self) -> int | None:
+        """The first observed value; None: there is none."""
+        return self._observed[0][0] if self._observed else None
+
     def age_s(self, value: int, now: int) -> float:
         """Return how long ago a value was first reached, in seconds; 0: this was not observed."""
         observed = self._observed

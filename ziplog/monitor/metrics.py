@@ -1,8 +1,8 @@
-"""The metrics of a cluster: from its status document, and from its nodes' replies.
+"""The metrics of a cluster: from its status document, its nodes' replies and its cursors.
 
-Rules: labels come from small fixed sets: names of nodes, numbers of shards, states. A position is a
-gauge for graphs only, because a double holds 53 bits. A node that does not reply has no series but
-`ziplog_up` and `ziplog_node_state`. See docs/operating.md, section 2.
+Rules: labels come from bounded sets: names of nodes and cursors, numbers of shards, states. A
+position is a gauge for graphs only, because a double holds 53 bits. A node that does not reply has
+no series but `ziplog_up` and `ziplog_node_state`. See docs/operating.md, section 2.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import re
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from ziplog.core.view import ShardState
+from ziplog.monitor import cursors as cursor_metrics
 from ziplog.monitor.catalogue import CATALOGUE
 from ziplog.monitor.exposition import Counted, Family
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ziplog.core.first_seen import FirstSeen
+    from ziplog.monitor.cursors import ListedCursor
     from ziplog.monitor.exposition import Sample
     from ziplog.wire import Metrics
 
@@ -30,6 +32,7 @@ _LABEL: Final = re.compile(r"[a-z_]+", re.ASCII)
 def families(
     document: dict[str, Any] | None,
     replies: Mapping[str, Metrics | None],
+    cursors: Sequence[ListedCursor],
     times: FirstSeen,
     now: int,
 ) -> Iterator[Family]:
@@ -38,6 +41,7 @@ def families(
     Args:
         document: the status document; None: the cluster does not reply.
         replies: the metrics of each node; None: it does not reply.
+        cursors: the last list of the cursors.
         times: when the latest epochs began.
         now: monotonic nanoseconds.
 
@@ -53,6 +57,7 @@ def families(
     if document is not None:
         yield from _of_document(document, {name for name, reply in replies.items() if reply})
         yield from _ages(document, times, now)
+        yield from cursor_metrics.families(cursors)
     yield from _of_nodes(replies)
 
 

@@ -19,6 +19,7 @@ import msgspec
 from ziplog.core.first_seen import FirstSeen
 from ziplog.errors import ZiplogError
 from ziplog.monitor import exposition, health, metrics
+from ziplog.monitor.cursor_polls import CursorPolls
 from ziplog.monitor.nodes import NodePolls, endpoints_of
 from ziplog.monitor.status import with_replies
 from ziplog.runtime.clock import now_ns
@@ -41,7 +42,7 @@ _JSON: Final = "application/json"
 
 
 class Snapshots:
-    """Reads the status document and the nodes' metrics once a second, in two threads."""
+    """Reads the status document, the nodes' metrics and the cursors, in three threads."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Snapshots:
         self._is_asked: Final = is_asked
         self._times: Final = FirstSeen()
         self._polls: Final = NodePolls(self._endpoints)
+        self._cursors: Final = CursorPolls(log, lambda: self.document)
         self._document: dict[str, Any] | None = None
         self._taken_at = time.monotonic() - _MAX_AGE_S
         self.error = "the cluster has not replied yet"
@@ -72,12 +74,14 @@ class Snapshots:
         """Start to read."""
         self._thread.start()
         self._polls.start()
+        self._cursors.start()
 
     def stop(self) -> None:
         """Stop to read."""
         self._stopped.set()
         self._thread.join()
         self._polls.stop()
+        self._cursors.stop()
 
     @property
     def age_s(self) -> float:
@@ -98,7 +102,9 @@ class Snapshots:
 
     def metrics(self, media_type: str) -> str:
         """Return all metrics in the format of a media type."""
-        found = metrics.families(self.document, self._replies(), self._times, now_ns())
+        found = metrics.families(
+            self.document, self._replies(), self._cursors.cursors(), self._times, now_ns()
+        )
         return exposition.render(found, media_type)
 
     def status(self) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ Invariant: no held frame is sent before every entry that was appended before it 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -530,7 +531,7 @@ class Driver:
         self._drop_bad_frame(effect.src, ProtocolError(effect.reason))
 
     def _warn(self, effect: LogWarning) -> None:
-        self._log.warning(effect.text)
+        self._log_warning(effect.text)
 
     def _warn_of_failure(self, effect: FailCalls) -> None:
         """Log the error: the calls of a server are its node's own, which tries again."""
@@ -569,6 +570,11 @@ class Driver:
         now = self._clock()
         if now >= self._next_warning_at:
             self._next_warning_at = now + _WARNING_INTERVAL_NS
+            self._log_warning(text, **fields)
+
+    def _log_warning(self, text: str, **fields: object) -> None:
+        """Log a warning; a program's log that fails must not end the node."""
+        with contextlib.suppress(Exception):
             self._log.warning(text, **fields)
 
 

@@ -131,3 +131,5 @@ class CursorList(Message, tag=VERSION * 256 + 79, frozen=True):
     shards: list[ShardId]
     #: There are more cursors, with later names.
     has_more: bool = False
+    #: For each of them: its owner was silent for its lease.
+    silent: list[bool] = []  # noqa: RUF012 - msgspec copies it

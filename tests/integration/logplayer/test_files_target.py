@@ -77,7 +77,7 @@ def staged(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob(".*.stage"))
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", pytest.param("parquet", marks=pytest.mark.nightly)])
 def test_processes_are_killed_and_suspended(log: ziplog.Log, tmp_path: Path, kind: Format) -> None:
     name = f"killed-{kind}"
     start, directory = tail(log), tmp_path / name

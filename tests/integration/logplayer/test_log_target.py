@@ -241,6 +241,7 @@ def test_mirrors_in_both_directions(log: ziplog.Log, mirror: ziplog.Log, tmp_pat
             ]  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_shard_of_the_mirror_is_removed_under_way(
     log: ziplog.Log, other: Cluster, mirror: ziplog.Log, tmp_path: Path
 ) -> None:

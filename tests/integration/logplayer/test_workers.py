@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from logplayer import Batch, Opened, Rejected, RejectedRecord, Retry, Task, targets
@@ -231,6 +232,24 @@ def test_only_bugs_are_logged_with_their_traceback(error: Exception) -> None:
     with capture_logs() as logs:
         assert bench.deliver(batch()) is error
     assert len(logs) == isinstance(error, TypeError)
+    bench.workers.stop(30)
+
+
+def test_a_log_that_fails_ends_no_worker() -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError("the handler of the program fails")
+
+    def answer(_: Batch) -> NoReturn:
+        raise TypeError("a bug")
+
+    bench = Bench(answer)
+    bench.open()
+    structlog.configure(processors=[fail])
+    try:
+        assert isinstance(bench.deliver(batch()), TypeError)
+        assert isinstance(bench.deliver(batch()), TypeError)
+    finally:
+        structlog.reset_defaults()
     bench.workers.stop(30)
 
 

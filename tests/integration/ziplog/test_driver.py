@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import pytest
@@ -246,6 +246,26 @@ def test_bad_messages_and_warnings_of_a_node_are_logged() -> None:
     assert [log["event"] for log in logs].count("frame dropped") == 1
     assert "Hello: not requested" in str(logs)
     assert [log["event"] for log in logs].count("the roof is on fire") == 3
+
+
+def test_a_log_that_fails_ends_no_node() -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError("the handler of the program fails")
+
+    seen = []
+
+    def step(event: Event) -> list[Effect]:
+        seen.append(type(event))
+        return [LogWarning("fire")] if isinstance(event, Received) else []
+
+    world = World(step)
+    world.put(1, 2)
+    structlog.configure(processors=[fail])
+    try:
+        world.run()
+    finally:
+        structlog.reset_defaults()
+    assert seen.count(Received) == 2
 
 
 def test_at_disk_held_frames_are_bounded() -> None:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import logdb
+from logplayer import Player, targets
 from tests.waiting import wait_until
+from ziplog import RID_RECENT
 from ziplog.local import Cluster
 from ziplog.monitor.server import Monitor, Snapshots
 
@@ -192,6 +195,46 @@ def test_events_and_epochs_of_a_cluster(cluster: Cluster) -> None:
         assert [shard["shard"] for shard in found["shards"]] == [0]
 
 
+def test_lag_and_owners_of_cursors(cluster: Cluster) -> None:
+    """A cursor that was behind before the monitor started, and the task of a player."""
+
+    def of(metric: str, cursor: str) -> float | None:
+        parts = cursor.split("/") if "/" in cursor else ["", "", ""]
+        labels = dict(zip(("player", "target", "partition"), parts, strict=True))
+        text = ",".join(f'{key}="{value}"' for key, value in ({"cursor": cursor} | labels).items())
+        return series(monitor).get(f"ziplog_cursor_{metric}{{{text}}}")
+
+    def members() -> float | None:
+        return series(monitor).get('ziplog_player_members{player="orders"}')
+
+    with ExitStack() as stack:
+        log = stack.enter_context(cluster.connect())
+        rid = log.insert_after(b"x")
+        log.create_cursor("late", rid)
+        inserted_at = log.read_record(rid).timestamp_us / 1e6
+        wait_until(lambda: time.time() > inserted_at + 3, "the record has an age")
+        monitor = serve(stack, cluster)
+        wait_until(lambda: (of("lag_seconds", "late") or 0) > 3, "the record was read")
+        assert of("owned", "late") == 0
+        log.seek_cursor("late", RID_RECENT)
+        wait_until(lambda: of("lag_seconds", "late") == 0, "it is at the end")
+
+        target = targets.function("shop", lambda _record: None)
+        with Player(cluster.endpoint, "orders", [target], start=RID_RECENT, commit_ms=10) as player:
+            player.wait_until(log.insert_after(b"y"), timeout=60)
+            wait_until(lambda: of("owned", "orders/shop/0") == 1, "the task is owned")
+            assert members() == 1
+            wait_until(lambda: of("lag_seconds", "orders/shop/0") == 0, "the task has all")
+            records = 'ziplog_player_records_total{player="orders",target="shop",partition="0"} 1'
+            assert records in player.metrics().splitlines()
+        log.insert_after(b"z")
+        wait_until(lambda: (of("lag_seconds", "orders/shop/0") or 0) > 0, "a record waits")
+        assert (of("owned", "orders/shop/0"), members()) == (0, 0)
+        for info in log.cursors():
+            log.delete_cursor(info.name)
+        wait_until(lambda: series(monitor).get("ziplog_cursors") == 0, "they are gone")
+
+
 def test_coordinators_are_asked_too(cluster: Cluster) -> None:
     with ExitStack() as stack:
         coordinator = stack.enter_context(logdb.Coordinator(cluster.endpoint))
@@ -221,7 +264,7 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Mon
         used = {name.removesuffix("_bucket") for name in used}
         assert used
         assert used <= exported
-    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 31
+    assert len(json.loads(DASHBOARD.read_text())["panels"]) == 33
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logplayer.contract import cursor_name
-from logplayer.partitions import hash_of
+from logplayer.partitions import partition_of
 from logplayer.selection import Selection
 from tests.sim.player.files import SharedFiles
 from tests.sim.player.plan import LEASE_MS
@@ -280,7 +280,11 @@ class Oracle:
     ) -> tuple[list[Record], list[Record]]:
         """Return the records that a task must have, and those that its target rejects."""
         selection = Selection(spec, partition)
-        own = [record for record in log if selection.has(record, hash_of(record))]
+        own = [
+            record
+            for record in log
+            if partition_of(record, spec.partitions) == partition and selection.matches(record)
+        ]
         rejects = self._targets[spec.name].rejects
         return [r for r in own if not rejects(r)], [r for r in own if rejects(r)]
 

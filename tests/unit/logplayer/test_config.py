@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tomllib
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PLAYER = '[player]\nname = "orders"\n'
 TARGET = '[[target]]\nname = "copy"\nkind = "sqlite"\npath = "copy.db"\n'
+HTTP = '[[target]]\nname = "copy"\nkind = "http"\nurl = "http://127.0.0.1/"\n'
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,10 @@ def test_a_file_has_a_player_and_its_targets(
         (f"{PLAYER}lease_s = true\n{TARGET}", "lease_s is True"),
         (f"{PLAYER}commit_ms = 5\n{TARGET}", "commit_ms is 5"),
         (f"{PLAYER}bootstrap = 'x'\n{TARGET}", "bootstrap is 'x'"),
+        (f"{PLAYER}start = 'yesterday'\n{TARGET}", "start in [player] is 'yesterday'"),
+        (f"{PLAYER}start = '@yesterday'\n{TARGET}", "start in [player] is 'yesterday'"),
+        (f"{PLAYER}{HTTP}timeout_s = 0\n", "is 0; it must be a number above 0"),
+        (f"{PLAYER}{HTTP}timeout_s = 3601\n", "a number above 0, up to 3600 seconds"),
         (f"[player]\nname = 'a/b'\n{TARGET}", "name is 'a/b'"),
         (f"[player]\n{TARGET}", "name is missing in [player]"),
         (f"{PLAYER}{TARGET}{TARGET}", "2 targets are named 'copy'"),
@@ -218,6 +224,25 @@ def test_arguments_are_checked(changes: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Player(**given | changes)
     assert error in str(caught.value)
+
+
+def test_a_start_that_is_no_position_is_refused() -> None:
+    target = logplayer.targets.sqlite("copy", "copy.db")
+    with pytest.raises(TypeError, match="start"):
+        Player("127.0.0.1:7400", "orders", [target], start="yesterday")  # type: ignore[arg-type]
+
+
+def test_a_signal_while_the_file_is_read_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "logplayer.cli.commands.read", lambda _: signal.raise_signal(signal.SIGTERM)
+    )
+    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        result = run("player", "run", "player.toml")
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    assert result.exit_code == 0
 
 
 @pytest.mark.parametrize("targets", ["x", ["x"], None, [print]])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from logplayer.context import PlayerContext
-from logplayer.feed import Feed
+from logplayer.partitions import partition_of
 from logplayer.task_reader import TaskReader
+from logplayer.turns import IDLE_NS, MAX_TURNS, TURN_NS
 from tests.sim.player.targets import Store
 from tests.unit.logplayer.service import PlayerCore, Service
-from tests.unit.logplayer.world import World
+from tests.unit.logplayer.world import World, spec
 from ziplog.client.common.requests import Progress, ProgressRequest, SubscribeRequest
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, Wakeup
@@ -20,18 +21,20 @@ if TYPE_CHECKING:
 
     from tests.unit.logdb.fakelog import FakeLog
 
+SMALL = spec(Store("db"), batch_records=5)
+
 
 class Bench:
     """A feed on a log in memory."""
 
     def __init__(self, records: int = 20, memory_bytes: int = 10**6) -> None:
-        world = World([Store("db")])
+        world = World([Store("db")], memory_bytes=memory_bytes)
         self.log: FakeLog = world.log
         world.fill(records)
         self.core = PlayerCore(Service(self.log), b"client")
         self.calls = LogTasks(self.core, 10**9)  # type: ignore[arg-type]
-        self.feed = Feed(self.calls, memory_bytes)
-        self.context = PlayerContext(self.calls, world.settings, "owner", self.feed)
+        self.context = PlayerContext(self.calls, world.settings, "owner")
+        self.feed = self.context.feed
 
     def poll(self, *positions: int, turns: int = 1) -> None:
         for _ in range(turns):
@@ -110,7 +113,7 @@ def test_a_task_that_reads_for_itself_keeps_one_fetch() -> None:
     bench = Bench(records=100)
     tail = bench.log.tail.gsn
     bench.poll(tail)
-    reader, position, seen = TaskReader(bench.context, 5), bench.log.gsns[0], 0
+    reader, position, seen = TaskReader(bench.context, SMALL, 0), bench.log.gsns[0], 0
     while not bench.feed.covers(position):
         ring = reader.ring(position)
         assert ring is not None
@@ -125,11 +128,30 @@ def test_a_task_that_reads_for_itself_keeps_one_fetch() -> None:
     assert len(bench.core.subscriptions) == 1
 
 
+def test_a_task_keeps_one_fetch_although_its_target_is_slow() -> None:
+    """The next records are fetched during each step; the task looks at them after it."""
+    bench = Bench(records=100)
+    tail = bench.log.tail.gsn
+    bench.poll(tail)
+    reader, position, seen = TaskReader(bench.context, SMALL, 0), bench.log.gsns[0], 0
+    reader.ring(position)
+    for _ in range(10):
+        bench.poll(tail, position)
+        ring = reader.ring(position)
+        assert ring is not None
+        assert 0 < len(ring) <= 5
+        seen += len(ring)
+        position = ring.stop
+        reader.poll(position, is_batch_end=True)
+    assert seen == 50
+
+
 def test_a_task_that_leaves_out_rows_never_uses_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     bench.poll(1)
     assert bench.feed.covers(1)
-    reader = TaskReader(bench.context, 5, (b"writer",))
+    skipping = spec(Store("db"), batch_records=5, skip_writers=(b"writer",))
+    reader = TaskReader(bench.context, skipping, 0)
     ring = reader.ring(1)
     assert ring is not None
     assert ring is not bench.feed.ring
@@ -148,10 +170,66 @@ def test_a_task_that_leaves_out_rows_never_uses_the_feed(monkeypatch: pytest.Mon
     assert reader.ring(10_000) is ring, "it needs no feed"
 
 
+def test_a_task_that_reads_for_itself_keeps_no_record_of_other_partitions() -> None:
+    bench = Bench(records=100)
+    bench.poll(bench.log.tail.gsn)
+    target = spec(Store("db"), partitions=7, batch_records=1000)
+    reader, first = TaskReader(bench.context, target, 3), bench.log.gsns[0]
+    reader.ring(first)
+    reader.poll(first, is_batch_end=True)
+    ring = reader.ring(first)
+    assert ring is not None
+    assert ring.stop > bench.log.gsns[-1]
+    assert ring.records
+    assert {partition_of(one, 7) for one in ring.records} == {3}
+
+
+def test_subscriptions_limit_what_shards_may_send_ahead() -> None:
+    for memory, feed, own in [(2**20, 2**16, 2**16), (2**26, 2**22, 2**20), (2**30, 2**22, 2**22)]:
+        bench = Bench(memory_bytes=memory)
+        bench.poll(bench.log.tail.gsn)
+        TaskReader(bench.context, SMALL, 0).ring(bench.log.gsns[0])
+        requests = [one for one in bench.core.requests if isinstance(one, SubscribeRequest)]
+        assert [one.window_bytes for one in requests] == [feed, own]
+
+
+def test_so_many_tasks_at_once_read_for_themselves() -> None:
+    bench = Bench()
+    bench.poll(bench.log.tail.gsn)
+    first, now = bench.log.gsns[0], bench.calls.now
+    readers = [TaskReader(bench.context, SMALL, 0) for _ in range(MAX_TURNS + 2)]
+    reads_now = [reader.ring(first) is not None for reader in readers]
+    assert reads_now == [True] * MAX_TURNS + [False] * 2
+    *_, second, last = readers
+    assert len(bench.core.subscriptions) == MAX_TURNS + 1
+    assert not second.is_next
+    readers[0].close()
+    assert second.is_next
+    assert not last.is_next, "the one that has waited longest has the next turn"
+    second.stop_waiting()
+    assert last.ring(first) is not None
+    # A holder that needs records keeps its turn longer than one whose target hangs.
+    assert second.ring(first) is None
+    hangs, reads = readers[1], readers[2]
+    for seconds, is_held in [(0, True), (IDLE_NS, False)]:
+        bench.calls.now = now + seconds
+        hangs.poll(first - 1, is_batch_end=False)
+        reads.poll(2**40, is_batch_end=False)
+        assert (hangs.source is not None) == is_held
+        assert reads.source is not None
+    assert second.ring(first) is not None
+    assert hangs.ring(first) is None
+    assert reads.next_wakeup(2**40) <= now + TURN_NS
+    bench.calls.now = now + TURN_NS
+    reads.poll(2**40, is_batch_end=False)
+    assert reads.source is None
+    bench.context.turns.check()
+
+
 def test_a_task_whose_target_went_back_reads_from_there() -> None:
     bench = Bench(records=50)
     bench.poll(bench.log.tail.gsn)
-    reader, gsns = TaskReader(bench.context, 5), bench.log.gsns
+    reader, gsns = TaskReader(bench.context, SMALL, 0), bench.log.gsns
     assert reader.ring(gsns[30]) is not None
     ring = reader.ring(gsns[3])
     assert ring is not None

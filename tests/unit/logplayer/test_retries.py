@@ -30,7 +30,8 @@ def test_pauses_of_tasks_differ() -> None:
 
 def test_a_target_chooses_its_pause_up_to_an_hour() -> None:
     assert pause_ns("a", 9, 100, 30_000, 2.5) == int(2.5 * NS_PER_S)
-    assert pause_ns("a", 9, 100, 30_000, -1.0) == 0
+    for soon in (0.0, -1.0, float("-inf"), 0.099):
+        assert pause_ns("a", 9, 100, 30_000, soon) == 100 * NS_PER_MS, "no busy loop"
     assert pause_ns("a", 9, 100, 30_000, 1e9) == MAX_AFTER_S * NS_PER_S
 
 

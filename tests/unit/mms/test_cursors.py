@@ -432,6 +432,21 @@ def test_list_is_answered_behind_a_barrier_in_parts() -> None:
     assert rest.shards == [world.service.state.lease_at(1).owner(1)]  # type: ignore[union-attr]
 
 
+def test_list_names_owners_that_were_silent_for_their_lease() -> None:
+    world = Cursors()
+    world.granted(lease_ms=1000)
+    world.ask(CursorEdit, "free", "create", b"1", 1, 60)
+    for at, silent in ((300 * MS, False), (S, True)):
+        world.run(at)
+        world.ask(CursorQuery)
+        world.run(100 * MS)
+        found = world.answers(CursorList)[-1]
+        assert dict(zip([one.name for one in found.cursors], found.silent, strict=True)) == {
+            "free": False,
+            "x": silent,
+        }
+
+
 def test_hold_of_an_unused_cursor_lapses() -> None:
     world = Cursors()
     world.granted(hold_s=60)

@@ -12,7 +12,9 @@ from ziplog.core.first_seen import FirstSeen
 from ziplog.core.histogram import BOUNDS_US, Histogram
 from ziplog.monitor import exposition, health, metrics
 from ziplog.monitor.catalogue import CATALOGUE
+from ziplog.monitor.cursors import ListedCursor, Tail
 from ziplog.monitor.status import with_replies
+from ziplog.types import CursorInfo, RecordId
 from ziplog.wire import Durations, Metrics, Value
 
 DOCUMENT: dict[str, Any] = {
@@ -71,11 +73,27 @@ def replies() -> dict[str, Metrics | None]:
     return {"mms-0": Metrics(7, 1, [], []), "shard-3-0": reply, "shard-3-1": None}
 
 
+def cursor(name: str, position: int, owner: str = "", **more: Any) -> CursorInfo:
+    state = "owned" if owner else "free"
+    known = CursorInfo(name, RecordId(position, 3), 7, state, owner, None, 60, False, 0, b"")  # type: ignore[arg-type]
+    return known._replace(**more)
+
+
+def listed() -> list[ListedCursor]:
+    return [
+        ListedCursor(cursor("billing", 12, "host:1", is_silent=True), 2.5, None),
+        ListedCursor(cursor("a/b/0", 12, state="paused"), 0.0, 9.25),
+        ListedCursor(cursor("orders/members/0", 1, "host:2"), 0.0, 1.0),
+        ListedCursor(cursor("orders/members/1", 1, "host:3", is_silent=True), 0.0, 1.0),
+        ListedCursor(cursor("orders/shop/3", 20, "host:2", is_holding=True), 0.5, 1.0),
+    ]
+
+
 def render(found: dict[str, Any] | None, media: str = exposition.TEXT) -> list[str]:
     times = FirstSeen()
     for epoch, at in ((6, 1), (8, 2), (9, 5)):
         times.observe(epoch, at * S)
-    families = metrics.families(found, replies() if found else {}, times, 12 * S)
+    families = metrics.families(found, replies() if found else {}, listed(), times, 12 * S)
     return exposition.render(families, media).splitlines()
 
 
@@ -142,6 +160,53 @@ def test_every_line_has_the_format_and_every_metric_a_type(media: str) -> None:
             last = next(reversed(typed))
             suffixes = {"histogram": "_(bucket|sum|count)", "counter": "_total" * is_open}
             assert re.fullmatch(last + suffixes.get(typed[last], ""), sample[1]), line
+
+
+def test_the_metrics_of_cursors_and_players() -> None:
+    lines = [line for line in render(document()) if line.startswith(("ziplog_c", "ziplog_p"))]
+    plain = 'cursor="billing",player="",target="",partition=""'
+    task = 'cursor="orders/shop/3",player="orders",target="shop",partition="3"'
+    for line in (
+        "ziplog_cursors 5",
+        # A member that was silent for its lease does not count, and its claim owns nothing.
+        'ziplog_player_members{player="orders"} 1',
+        f"ziplog_cursor_owned{{{plain}}} 0",
+        f"ziplog_cursor_owned{{{task}}} 1",
+        f"ziplog_cursor_lag_seconds{{{plain}}} 2.5",
+        f"ziplog_cursor_lag_seconds{{{task}}} 0.5",
+        f"ziplog_cursor_holding{{{task}}} 1",
+        f"ziplog_cursor_term{{{task}}} 7",
+        f"ziplog_cursor_position{{{task}}} 20",
+        f"ziplog_cursor_move_age_seconds{{{task}}} 1",
+        'ziplog_cursor_paused{cursor="a/b/0",player="",target="",partition=""} 1',
+    ):
+        assert line in lines
+    assert not [line for line in lines if "members/" in line]
+    never_moved = f"ziplog_cursor_move_age_seconds{{{plain}"
+    assert not [line for line in lines if line.startswith(never_moved)]
+
+
+def test_lag_is_the_age_of_the_first_record_that_a_cursor_has_not_passed() -> None:
+    times = FirstSeen()
+    for last, at in ((100, 10), (200, 20), (300, 30)):
+        times.observe(last, at * S)
+    tail = Tail(300, 50, times, 35 * S)
+
+    def lag_s(position: int, **inserted_at: int) -> float:
+        known = {int(name[1:]): at * S for name, at in inserted_at.items()}
+        return tail.lag_s(tail.first_missing(cursor("x", position)), known)
+
+    assert lag_s(301) == 0
+    assert lag_s(300) == 5
+    assert lag_s(101) == 15
+    # Records that were there before the first look: since then, or as the log itself has it.
+    assert lag_s(100) == 25
+    assert lag_s(100, p100=3) == 32
+    # What is trimmed is not waited for.
+    assert lag_s(7, p50=1, p7=0) == 34
+    assert Tail(300, 301, times, 35 * S).lag_s(301, {}) == 0
+    assert [tail.is_older(position) for position in (100, 101)] == [True, False]
+    assert not Tail(0, 0, FirstSeen(), S).is_older(0)
 
 
 def test_a_silent_cluster_has_one_metric() -> None:

@@ -135,6 +135,8 @@ class SubscribeRequest(Request, frozen=True, gc=False):
     known_rows: bool = False
     #: Rows are left out if their writer begins with one of these.
     skip_writers: tuple[bytes, ...] = ()
+    #: Bytes that each shard may send before the next credit; 0: the default.
+    window_bytes: int = 0
 
 
 class FetchRequest(Request, frozen=True, gc=False):

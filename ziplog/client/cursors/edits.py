@@ -74,7 +74,12 @@ class Edits(PendingRequests[PendingEdit]):
         )
 
     def _on_list(self, pending: PendingEdit, reply: CursorList) -> None:
-        pending.found += map(_info, reply.cursors, reply.shards)
+        # A service of an earlier release does not send `silent`.
+        silent = reply.silent or [False] * len(reply.cursors)
+        pending.found += [
+            _info(cursor, shard)._replace(is_silent=is_silent)
+            for cursor, shard, is_silent in zip(reply.cursors, reply.shards, silent, strict=True)
+        ]
         if reply.has_more and reply.cursors:
             self._query(pending, reply.cursors[-1].name)
         else:

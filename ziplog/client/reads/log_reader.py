@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ziplog.client.common.requests import NEVER, Blocked, Progress, Request
 from ziplog.client.reads.known_rows import KnownRows
 from ziplog.client.reads.lease_follower import LeaseFollower
-from ziplog.client.reads.shard_stream import ShardStream
+from ziplog.client.reads.shard_stream import WINDOW_BYTES, ShardStream
 from ziplog.client.reads.stream_readers import StreamReader, StreamReaders
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import DeadlineError, ProtocolError, TrimmedError
@@ -48,12 +48,15 @@ class LogReader(StreamReader[FetchT]):
         shards: frozenset[int] | None,
         searches: TableSearches | None = None,
         skip_writers: tuple[bytes, ...] = (),
+        window_bytes: int = 0,
     ) -> None:
         super().__init__(readers, call, deadline, position)
         #: The shards to read; None: all.
         self._shards: Final = shards
         #: Rows are left out if their writer begins with one of these.
         self._skip_writers: Final = skip_writers
+        #: The credit window of each stream.
+        self._window: Final = window_bytes or WINDOW_BYTES
         #: The last gsn to read; `NEVER`: the reader follows the log.
         self.last = NEVER
         #: The reader pauses before this gsn; `NEVER`: nowhere.
@@ -122,7 +125,9 @@ class LogReader(StreamReader[FetchT]):
     def _new_stream(self, shard: int) -> ShardStream:
         writers, known_rows = self._writers.setdefault(shard, WriterTable()), self._known_rows
         start = self.position if known_rows is None else known_rows.start_of(shard, self.position)
-        return ShardStream(self._context, self._routing, shard, start, writers, self._skip_writers)
+        return ShardStream(
+            self._context, self._routing, shard, start, writers, self._skip_writers, self._window
+        )
 
     def _start_of(self, stream: ShardStream) -> int:
         is_behind = self._known_rows is not None and self._known_rows.is_behind(stream.shard)

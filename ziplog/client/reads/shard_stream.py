@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from ziplog.core.entries import Origin, Unit
     from ziplog.wire import Deliver, Early, StreamKind
 
-#: Bytes that a server may send before the next credit; a unit counts 64 bytes more than its body.
+#: Default of the bytes that a server may send before the next credit; a unit counts 64 bytes more
+#: than its body.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 _UNIT_OVERHEAD_BYTES: Final = 64
-#: Used bytes after which the next credit is sent at once.
-_RENEW_BYTES: Final = WINDOW_BYTES // 4
+#: The next credit is sent at once when this part of the window was used.
+_RENEW_PART: Final = 4
 _BY_GSN: Final = itemgetter(0)
 
 Row = tuple[int, Record]
@@ -49,6 +50,7 @@ class ShardStream(FrontierStream):
         start: int,
         writers: WriterTable | None = None,
         skip_writers: tuple[bytes, ...] = (),
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         super().__init__(context, routing, shard, start)
         self._units: deque[Unit] = deque()
@@ -61,10 +63,11 @@ class ShardStream(FrontierStream):
         #: Bytes received and not popped, and bytes popped minus those buffered at the opening.
         self._buffered = 0
         self._consumed = 0
+        self._window: Final = window_bytes
 
     def _first_credit(self) -> int:
         self._consumed = -self._buffered
-        return WINDOW_BYTES + self._consumed if self._buffered < WINDOW_BYTES else 0
+        return self._window + self._consumed if self._buffered < self._window else 0
 
     # --- receiving ---
 
@@ -169,11 +172,11 @@ class ShardStream(FrontierStream):
 
     def renew_credit(self) -> None:
         """Send more credit if enough of the window was used."""
-        if WINDOW_BYTES + self._consumed - self._granted >= _RENEW_BYTES:
+        if self._window + self._consumed - self._granted >= self._window // _RENEW_PART:
             self._send_credit()
 
     def _send_credit(self) -> None:
-        self._granted = max(self._granted, WINDOW_BYTES + self._consumed)
+        self._granted = max(self._granted, self._window + self._consumed)
         super()._send_credit()
 
     def check(self) -> None:

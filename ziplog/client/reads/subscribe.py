@@ -51,7 +51,7 @@ class Subscription(LogReader[FetchRequest]):
         searches = subscriptions.table_searches if request.known_rows else None
         super().__init__(
             subscriptions, call, request.deadline, start, request.shards, searches,
-            request.skip_writers,
+            request.skip_writers, request.window_bytes,
         )  # fmt: skip
         #: Merged records, kept until the reader has all of them; `_handed_out` were returned.
         self._ready: list[Record] = []

@@ -1,0 +1,73 @@
+"""The turns of tasks that are behind the ring: so many at once have a subscription of their own.
+
+    waiting --free--> held --closed, or over while others wait--> (none)
+
+A turn is over after `TURN_NS`, or once its task has not needed records for `IDLE_NS`: its target
+hangs, or is slow. The task then waits behind the others, and reads on from its own position.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NS_PER_S
+
+#: Maximum number of subscriptions besides the feed.
+MAX_TURNS: Final = 8
+#: An attempt to subscribe may take the first 5 seconds.
+TURN_NS: Final = 10 * NS_PER_S
+IDLE_NS: Final = NS_PER_S
+
+
+class Turns:
+    """The turns of one process; a reader is any object, the same one in all its calls."""
+
+    def __init__(self) -> None:
+        """Start with all turns free."""
+        #: When each one began; and since when its reader has needed no records, or `NEVER`.
+        self._held: Final[dict[object, int]] = {}
+        self._idle: Final[dict[object, int]] = {}
+        #: In the order of their arrival.
+        self._waiting: Final[dict[object, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, reader: object, now: int) -> bool:
+        """Take a free turn, or wait for one; return whether the reader has a turn."""
+        self._waiting.setdefault(reader)
+        if self.is_next(reader):
+            del self._waiting[reader]
+            self._held[reader], self._idle[reader] = now, NEVER
+        return reader in self._held
+
+    def is_next(self, reader: object) -> bool:
+        """Whether the reader waits, and a turn is free for it."""
+        return len(self._held) < MAX_TURNS and next(iter(self._waiting), None) is reader
+
+    def note(self, reader: object, now: int, *, wants_records: bool) -> None:
+        """Note whether the holder of a turn needs records."""
+        self._idle[reader] = NEVER if wants_records else min(self._idle[reader], now)
+
+    def over_at(self, reader: object) -> int:
+        """Return when a held turn is over; `NEVER`: no other reader waits for it."""
+        if not self._waiting:
+            return NEVER
+        return min(self._held[reader] + TURN_NS, self._idle[reader] + IDLE_NS)
+
+    def leave(self, reader: object) -> None:
+        """Give up a turn, or the wait for one. Idempotent."""
+        self._held.pop(reader, None)
+        self._idle.pop(reader, None)
+        self.stop_waiting(reader)
+
+    def stop_waiting(self, reader: object) -> None:
+        """End the wait: the reader needs no records now. Idempotent."""
+        self._waiting.pop(reader, None)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert len(self._held) <= MAX_TURNS
+        assert self._held.keys() == self._idle.keys()
+        assert not self._held.keys() & self._waiting.keys()

@@ -1,0 +1,1 @@
+"""The benchmark of players: `python scripts/bench.py player`."""

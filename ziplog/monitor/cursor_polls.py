@@ -1,0 +1,120 @@
+"""Lists the cursors every two seconds, and finds how far each is behind the log.
+
+How long ago the log passed a position is known from the moments at which the monitor saw its end.
+For a cursor that was behind already when the monitor started, it reads the first record from the
+cursor's position on, at most eight of them in a round, and keeps its time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from ziplog.core.first_seen import FirstSeen
+from ziplog.errors import ZiplogError
+from ziplog.monitor.cursors import ListedCursor, Tail, is_member
+from ziplog.runtime.clock import now_ns
+from ziplog.types import RecordId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ziplog.client.blocking import Log
+
+_INTERVAL_S: Final = 2.0
+_CALL_S: Final = 2.0
+#: Age of a list above which it is not served any more.
+_MAX_AGE_S: Final = 10.0
+#: Maximum number of records that are read in a round.
+_MAX_READS: Final = 8
+_NS_PER_US: Final = 1000
+
+
+class CursorPolls:
+    """The last list of the cursors. One thread lists; any thread reads."""
+
+    def __init__(self, log: Log, document: Callable[[], dict[str, Any] | None]) -> None:
+        """Prepare to list.
+
+        Args:
+            log: a client of the cluster.
+            document: returns a recent status document; None: the cluster does not reply.
+
+        """
+        self._log: Final = log
+        self._document: Final = document
+        self._times: Final = FirstSeen()
+        #: By position, of those that are older than the observations: when the first record from
+        #: there on was inserted, in monotonic ns.
+        self._inserted_at: dict[int, int] = {}
+        self._listed: tuple[float, Sequence[ListedCursor]] = (0.0, ())
+        self._stopped: Final = threading.Event()
+        self._thread: Final = threading.Thread(target=self._run, name="cursor polls", daemon=True)
+
+    def start(self) -> None:
+        """Start to list."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop to list."""
+        self._stopped.set()
+        self._thread.join()
+
+    def cursors(self) -> Sequence[ListedCursor]:
+        """Return the cursors of the last list; none: the cluster has not replied for 10 s."""
+        listed_at, cursors = self._listed
+        return cursors if time.monotonic() - listed_at < _MAX_AGE_S else ()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_INTERVAL_S):
+            document = self._document()
+            if document is None:
+                continue
+            try:
+                self._list(document)
+            except ZiplogError:
+                continue
+
+    def _list(self, document: dict[str, Any]) -> None:
+        """List the cursors. The document is older than the list, so that no lag is too high."""
+        last = max((shard["stable_gsn"] for shard in document["shards"]), default=0)
+        trim = RecordId.parse(document["trimmed_before"]).gsn
+        self._times.observe(last, now_ns())
+        infos = self._log.cursors(timeout=_CALL_S)
+        tail = Tail(last, trim, self._times, now_ns())
+        missing = {tail.first_missing(info) for info in infos if not is_member(info.name)}
+        self._read_first(sorted(position for position in missing if tail.is_older(position)))
+        wall_s = time.time()
+        listed = [
+            ListedCursor(
+                info,
+                tail.lag_s(tail.first_missing(info), self._inserted_at),
+                None if info.moved_at is None else max(wall_s - info.moved_at.timestamp(), 0.0),
+            )
+            for info in infos
+        ]
+        self._listed = (time.monotonic(), listed)
+
+    def _read_first(self, positions: Sequence[int]) -> None:
+        """Read the first record from each position on, unless its time is known."""
+        known = {one: at for one, at in self._inserted_at.items() if one in positions}
+        unknown = [one for one in positions if one not in known]
+        for position in unknown[:_MAX_READS]:
+            if self._stopped.is_set():
+                break
+            inserted_at = self._first_record_at(position)
+            if inserted_at is not None:
+                known[position] = inserted_at
+        self._inserted_at = known
+
+    def _first_record_at(self, position: int) -> int | None:
+        """Return when the first record from a position on was inserted; None: unknown."""
+        try:
+            with self._log.subscribe(RecordId(max(position, 1), 0), follow=False) as subscription:
+                found = subscription.fetch(1, _CALL_S)
+        except ZiplogError:  # It is trimmed by now, or a shard recovers.
+            return None
+        if not found:
+            return None
+        return now_ns() - (time.time_ns() - found[0].timestamp_us * _NS_PER_US)

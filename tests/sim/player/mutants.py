@@ -173,13 +173,14 @@ def power_cuts(seed: int) -> PlayerPlan:
 
 def late_disks(seed: int) -> PlayerPlan:
     """Return a run of files on a disk that shows changes of other processes late."""
-    targets = (TargetPlan("files", 2, 3, roll_bytes=1),)
-    return plan_of(seed, players=2, targets=targets, stalls=0.05, shows_late=True, span_ms=3_000)
+    targets = (TargetPlan("files", 3, 8, roll_bytes=1),)
+    return late_stages(seed)._replace(players=3, targets=targets, records=200)
 
 
 def late_stages(seed: int) -> PlayerPlan:
     """Return such a run with files of several batches."""
-    return late_disks(seed)._replace(targets=(TargetPlan("files", 2, 3),))
+    targets = (TargetPlan("files", 2, 3),)
+    return plan_of(seed, players=2, targets=targets, stalls=0.05, shows_late=True, span_ms=3_000)
 
 
 def mutant(draw: Callable[[int], PlayerPlan]) -> Callable[..., Any]:

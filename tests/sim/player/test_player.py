@@ -21,7 +21,7 @@ LAST_FOUND_BY: Final = {
     "contents_are_not_synced": 2,
     "empty_target_is_fresh": 2,
     "no_directory_sync": 2,
-    "renamed_not_linked": 15,
+    "renamed_not_linked": 9,
     "steps_leave_gaps": 2,
     "term_is_not_compared": 8,
 }

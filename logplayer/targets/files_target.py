@@ -8,7 +8,8 @@
 Rules: a link gives a file its name, and fails if the name exists. `open` creates the identity file
 of its term, removes those of lower terms, then their unfinished files, reads the names, and makes a
 file of what is staged. An owner looks for its identity file between the creation and the link of a
-file. So a lower term adds no file after `open`, and two owners never add the same record.
+file. So a lower term adds no file after `open`, and two owners never add the same record. A worker
+removes staged files of lower terms and its own, but no other: one that adds to it may be alive.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class FilesTarget:
         #: Where the next batch has to start. What is below `_finished` is in files with names.
         self._position = self._finished = -1
         self._stage: Stage | None = None
+        #: The staged files of this worker that are not finished.
+        self._staged: Final[set[Path]] = set()
 
     def open(self, task: Task) -> Opened:
         """Exclude lower terms, remove their unfinished files, and return the position.
@@ -212,6 +215,7 @@ class FilesTarget:
         if batch.records and self._stage is None:
             self._check_is_owner()  # Else the new file may stay until the next claim.
             self._stage = Stage(self._part / f".{self._unique}.stage")
+            self._staged.add(self._stage.path)
             sync_directory(self._part)
         if self._stage is None:
             if batch.start < batch.stop:
@@ -243,7 +247,9 @@ class FilesTarget:
             self._store(position=chain.stop)
         self._finished = chain.stop
         for path in stages:
-            path.unlink(missing_ok=True)
+            if path in self._staged or _term_of(path) < self._term:
+                path.unlink(missing_ok=True)
+                self._staged.discard(path)
         return chain.last
 
     def _check_is_owner(self) -> None:
@@ -353,15 +359,18 @@ class FilesTarget:
         return sorted(path.name for path in self._part.iterdir() if self._name.fullmatch(path.name))
 
     def _stages(self) -> list[Path]:
-        """Return the staged files of all owners."""
-        return [path for path in self._part.iterdir() if _STAGE.fullmatch(path.name)]
+        """Return the staged files of terms up to this one."""
+        return self._of_terms(_STAGE, self._term)
 
     def _remove(self, pattern: re.Pattern[str], last_term: int) -> None:
         """Remove the files of terms up to `last_term`."""
-        for path in list(self._part.iterdir()):
-            found = pattern.fullmatch(path.name)
-            if found is not None and int(found[1]) <= last_term:
-                path.unlink(missing_ok=True)
+        for path in self._of_terms(pattern, last_term):
+            path.unlink(missing_ok=True)
+
+    def _of_terms(self, pattern: re.Pattern[str], last_term: int) -> list[Path]:
+        """Return the files of terms up to `last_term`."""
+        found = [(path, pattern.fullmatch(path.name)) for path in self._part.iterdir()]
+        return [path for path, one in found if one is not None and int(one[1]) <= last_term]
 
 
 def connector(
@@ -399,6 +408,12 @@ def part_of(directory: Path, partition: int) -> Path:
 
 def _identity_of(part: Path, term: int) -> Path:
     return part / f".ziplog-{term:019}"
+
+
+def _term_of(stage: Path) -> int:
+    found = _STAGE.fullmatch(stage.name)
+    assert found is not None, f"{stage} is no staged file"
+    return int(found[1])
 
 
 def _newest_term(part: Path) -> int | None:

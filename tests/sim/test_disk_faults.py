@@ -133,6 +133,22 @@ def test_a_new_name_may_be_lost_until_its_directory_is_synced() -> None:
     assert set(outcomes(lambda disk: prepare(disk, is_synced=True))) == {b"content"}
 
 
+def test_a_link_may_be_lost_until_its_directory_is_synced() -> None:
+    def prepare(disk: Disk, *, is_synced: bool) -> DiskPath:
+        part, name = disk.path("part"), disk.path("name")
+        disk.sync(put(part, b"content"))
+        sync(disk.path(""))
+        disk.link(part, name)
+        if is_synced:
+            sync(disk.path(""))
+        part.unlink()
+        assert disk.used_bytes == len(b"content")
+        return name
+
+    assert set(outcomes(lambda disk: prepare(disk, is_synced=False))) == {None, b"content"}
+    assert set(outcomes(lambda disk: prepare(disk, is_synced=True))) == {b"content"}
+
+
 def test_a_directory_that_is_synced_does_not_sync_its_files() -> None:
     def prepare(disk: Disk) -> DiskPath:
         put(disk.path("x"), b"ab")

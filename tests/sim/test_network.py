@@ -8,6 +8,21 @@ from tests.simulator.kernel import US, Kernel, S
 from tests.simulator.network import LOST, Conditions, Network
 
 
+def test_all_else_goes_on_while_an_action_stands_still() -> None:
+    kernel, done = Kernel(1), list[tuple[str, int]]()
+    began = kernel.now
+
+    def stand_still() -> None:
+        kernel.run(10 * US)
+        done.append(("late", kernel.now - began))
+
+    kernel.after(1 * US, stand_still)
+    kernel.after(5 * US, lambda: done.append(("other", kernel.now - began)))
+    kernel.run(8 * US)
+    assert done == [("other", 5 * US), ("late", 11 * US)]
+    assert kernel.now - began == 11 * US
+
+
 @pytest.mark.parametrize(
     ("fate", "arrives_at"),
     [(0, [0]), (7 * US, [7 * US]), (LOST, []), (None, [50 * US])],

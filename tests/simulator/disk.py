@@ -104,7 +104,7 @@ class Disk:
         self.kill()
         self._root.power_cut(self._random)
         self.used_bytes = 0
-        for _, file in self._files():
+        for file in {id(file): file for _, file in self._files()}.values():
             file.is_linked = True
             self.used_bytes += len(file.data)
 
@@ -194,13 +194,31 @@ class Disk:
             raise error(errno.EEXIST, path)
         self._directory(path.parent).change({path.name: Directory()})
 
+    def exists(self, path: DiskPath) -> bool:
+        """Whether a path exists."""
+        return self.find(path) is not None
+
+    def link(self, path: DiskPath, target: DiskPath) -> None:
+        """Give a file another name in its directory; it replaces no other file."""
+        self._count(path)
+        node = self._existing(path)
+        if isinstance(node, Directory):
+            raise error(errno.EPERM, path)
+        if target.parent != path.parent:
+            raise error(errno.EXDEV, target)
+        if self.find(target) is not None:
+            raise error(errno.EEXIST, target)
+        self._directory(path.parent).change({target.name: node})
+
     def unlink(self, path: DiskPath) -> None:
         """Remove a file's name."""
         node = self._existing(path)
         if isinstance(node, Directory):
             raise error(errno.EISDIR, path)
-        self._directory(path.parent).change({path.name: None})
-        self._unlinked(node)
+        directory = self._directory(path.parent)
+        directory.change({path.name: None})
+        if node not in directory.names.values():
+            self._unlinked(node)
 
     def rename(self, path: DiskPath, target: DiskPath) -> None:
         """Rename a file within its directory, atomically; it may replace another file."""
@@ -212,8 +230,9 @@ class Disk:
             raise error(errno.EISDIR, target)
         if node is replaced:
             return
-        self._directory(path.parent).change({path.name: None, target.name: node})
-        if replaced is not None:
+        directory = self._directory(path.parent)
+        directory.change({path.name: None, target.name: node})
+        if replaced is not None and replaced not in directory.names.values():
             self._unlinked(replaced)
 
     def _existing(self, path: DiskPath) -> File | Directory:
@@ -376,6 +395,7 @@ class _System:
     O_RDONLY, O_WRONLY, O_RDWR = os.O_RDONLY, os.O_WRONLY, os.O_RDWR
     O_CREAT, O_EXCL, O_TRUNC, O_APPEND = os.O_CREAT, os.O_EXCL, os.O_TRUNC, os.O_APPEND
     O_CLOEXEC, O_DIRECTORY = os.O_CLOEXEC, os.O_DIRECTORY
+    SEEK_END = os.SEEK_END
 
     def __init__(self, random: Random) -> None:
         self.urandom: Final = random.randbytes
@@ -420,9 +440,16 @@ class _System:
 
     fdatasync = fsync
 
+    def fstat(self, fd: int) -> os.stat_result:
+        return stat_of(descriptor(fd).target)
+
     def ftruncate(self, fd: int, size: int) -> None:
         found = descriptor(fd)
         found.disk.resize(found.file, size)
+
+    def link(self, path: DiskPath | str, target: DiskPath | str) -> None:
+        at = resolve(path)
+        at.disk.link(at, resolve(target))
 
     def truncate(self, path: DiskPath | str, size: int) -> None:
         at = resolve(path)

@@ -38,6 +38,7 @@ _UNSYNCED_STEPS: Final = 1024
 _FLAGS: Final = {
     "rb": os.O_RDONLY,
     "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
     "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
 }
 
@@ -248,6 +249,14 @@ class _Raw(io.RawIOBase):
     def fileno(self) -> int:
         return self._fd
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._fd.position}
+        self._fd.position = base.get(whence, len(self._fd.file.data)) + offset
+        return self._fd.position
+
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         data = self._fd.disk.read(self._fd, len(buffer))
         buffer[: len(data)] = data
@@ -264,7 +273,7 @@ class _Raw(io.RawIOBase):
 
 
 def stream(fd: Descriptor, mode: str, *, closefd: bool = True) -> BinaryIO:
-    """Return a buffered stream over a descriptor; `mode` is "rb", "wb" or "ab"."""
+    """Return a buffered stream over a descriptor; `mode` is "rb", "wb", "xb" or "ab"."""
     raw = cast("io.RawIOBase", _Raw(fd, closefd=closefd))
     made = io.BufferedReader(raw) if mode == "rb" else io.BufferedWriter(raw)
     return cast("BinaryIO", made)
@@ -338,7 +347,7 @@ class DiskPath:
 
     def exists(self) -> bool:
         """Whether the path exists."""
-        return self.disk.find(self) is not None
+        return self.disk.exists(self)
 
     def is_file(self) -> bool:
         """Whether the path is a regular file."""
@@ -364,7 +373,7 @@ class DiskPath:
         return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """Open a file; `mode` is "rb", "wb" or "ab"."""
+        """Open a file; `mode` is "rb", "wb", "xb" or "ab"."""
         return stream(self.disk.open(self, flags_of(mode)), mode)
 
     def read_bytes(self) -> bytes:

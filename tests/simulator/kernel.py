@@ -75,12 +75,15 @@ class Kernel:
         self.at(self.now + delay_ns, action)
 
     def run_until(self, condition: Callable[[], object], within_ns: int) -> bool:
-        """Run until a condition holds, `within_ns` at most; return whether it holds."""
+        """Run until a condition holds, `within_ns` at most; return whether it holds.
+
+        An action may call it, too: everything else goes on while that action stands still.
+        """
         end = self.now + within_ns
         heap, pop = self._heap, heapq.heappop
         while not condition():
             if not heap or heap[0][0] > end:
-                self.now = end
+                self.now = max(self.now, end)
                 return bool(condition())
             self.now, _, action = pop(heap)
             self.steps += 1

@@ -26,7 +26,7 @@ from logplayer.targets import log_target
 from logplayer.targets.log_target import LogTarget
 from tests.sim import verdict
 from tests.sim.plan import Plan, draw
-from tests.sim.player.run import Admin, Auditor, Inserter
+from tests.sim.player.clients import Admin, Auditor, Inserter
 from tests.sim.simulated import simulated
 from tests.sim.stages import Outcome, Run
 from tests.simulator.kernel import MS, US, Kernel, S

@@ -10,17 +10,29 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 import logplayer.task
 from logplayer.contract import Batch, Fenced, Opened, Retry, Task
 from logplayer.members import Members
+from logplayer.targets import files_target
+from logplayer.targets.files_target import FilesTarget
 from logplayer.task import PlayerTask
+from mms.cursor_table import CursorTable
 from mms.cursors import Cursors
+from tests.sim.mutants_of_cursors import trims_pass_what_cursors_hold
+from tests.sim.player.files import SharedDisk
 from tests.sim.player.plan import LEASE_MS, PlayerFault, PlayerPlan, TargetPlan
 from tests.sim.player.run import run_player
 from tests.sim.player.targets import Row, Store
+from tests.simulator.filesystem import Directory
+from ziplog.client.common.requests import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from mms.commands import ClaimCursor, Refusal
+    from tests.simulator.filesystem import Descriptor
 
 
 class PlayerMutant(NamedTuple):
@@ -127,6 +139,50 @@ def seeks(seed: int) -> PlayerPlan:
     return plan_of(seed, *faults)
 
 
+def pauses(seed: int) -> PlayerPlan:
+    """Return a run with cursors that are paused at a position."""
+    return plan_of(seed, PlayerFault(100, "pause", 1), span_ms=3_000)
+
+
+def trims(seed: int) -> PlayerPlan:
+    """Return a run with a target that is down while the log is trimmed."""
+    down, later = PlayerFault(100, "target-down", 0, 1_500), PlayerFault(900, "kill-player", 0)
+    some = [PlayerFault(at_ms, "trim") for at_ms in range(300, 900, 50)]
+    targets = (TargetPlan("store", 1, 3), TargetPlan("sink", 1, 3))
+    return plan_of(seed, down, later, *some, targets=targets, memory_bytes=100)
+
+
+def deletions(seed: int) -> PlayerPlan:
+    """Return a run in which cursors are deleted while processes stand still in slow steps."""
+    plan = zombies(seed)
+    deleted = [
+        PlayerFault(one.at_ms + 200, "delete", 0)
+        for one in plan.faults
+        if one.kind == "pause-player"
+    ]
+    return plan._replace(faults=tuple(sorted([*plan.faults, *deleted])))
+
+
+def power_cuts(seed: int) -> PlayerPlan:
+    """Return a run with a directory of files whose machine loses its power."""
+    random = Random(f"power {seed}")
+    cuts = [PlayerFault(random.randrange(200, 1_800), "target-power") for _ in range(5)]
+    targets = (TargetPlan("files", 1, 3),)
+    return plan_of(seed, *cuts, targets=targets, stalls=0.01, span_ms=2_000, records=100)
+
+
+def late_disks(seed: int) -> PlayerPlan:
+    """Return a run of files on a disk that shows changes of other processes late."""
+    targets = (TargetPlan("files", 3, 8, roll_bytes=1),)
+    return late_stages(seed)._replace(players=3, targets=targets, records=200)
+
+
+def late_stages(seed: int) -> PlayerPlan:
+    """Return such a run with files of several batches."""
+    targets = (TargetPlan("files", 2, 3),)
+    return plan_of(seed, players=2, targets=targets, stalls=0.05, shows_late=True, span_ms=3_000)
+
+
 def mutant(draw: Callable[[int], PlayerPlan]) -> Callable[..., Any]:
     """Register a mutant with its draw; its docstring is the rule."""
 
@@ -210,6 +266,13 @@ def seek_without_number() -> Iterator[None]:
         return Opened(row.position, row.mark)
 
     with replaced(Store, "open", opened):
+        yield
+
+
+@mutant(unknown)
+def answers_come_before_the_disk() -> Iterator[None]:
+    """A target answers a step when its effect is durable (P6)."""
+    with replaced(Store, "flush", lambda *_: None):
         yield
 
 
@@ -316,4 +379,112 @@ def silence_is_ignored() -> Iterator[None]:
 def steals_from_the_living() -> Iterator[None]:
     """No process takes a task from an owner that is heard (D6)."""
     with replaced(Cursors, "_is_silent", lambda *_: True):
+        yield
+
+
+# --- cursors ---
+
+
+@mutant(zombies)
+def claims_are_counted_by_time() -> Iterator[None]:
+    """A claim of an owned cursor begins a term; silence alone decides nothing (C5)."""
+    claim = CursorTable.claim
+
+    def claimed(self: CursorTable, command: ClaimCursor, trim: int, stop: int) -> Refusal:
+        before = self.get(command.name)
+        refusal = claim(self, command, trim, stop)
+        after = self.get(command.name)
+        if before is not None and before.owner and after is not None and not refusal:
+            self._put(replace(after, term=before.term))
+        return refusal
+
+    with replaced(CursorTable, "claim", claimed):
+        yield
+
+
+@mutant(deletions)
+def term_begins_anew() -> Iterator[None]:
+    """The terms of a name grow also over its deletion (C1)."""
+
+    def counted(method: Callable[..., Refusal]) -> Callable[..., Refusal]:
+        def count(self: CursorTable, command: Any, trim: int, stop: int) -> Refusal:
+            before = self.get(command.name)
+            refusal = method(self, command, trim, stop)
+            after = self.get(command.name)
+            if after is not None and before is None:
+                self._put(replace(after, birth=1, term=1))
+            elif after is not None and before is not None and after.term != before.term:
+                self._put(replace(after, term=before.term + 1))
+            return refusal
+
+        return count
+
+    with (
+        replaced(CursorTable, "claim", counted(CursorTable.claim)),
+        replaced(CursorTable, "edit", counted(CursorTable.edit)),
+        replaced(CursorTable, "check", lambda *_: None),
+    ):
+        yield
+
+
+@mutant(trims)
+def trim_passes_a_hold() -> Iterator[None]:
+    """A trim deletes nothing that a cursor holds (C7)."""
+    yield from trims_pass_what_cursors_hold()
+
+
+@mutant(pauses)
+def pause_at_is_passed() -> Iterator[None]:
+    """No step passes the position at which its cursor is paused."""
+    with (
+        replaced(PlayerTask, "_limit", lambda _self: NEVER),
+        replaced(PlayerTask, "_is_pause_reached", lambda _self: False),
+    ):
+        yield
+
+
+# --- files ---
+
+
+@mutant(late_disks)
+def renamed_not_linked() -> Iterator[None]:
+    """A file gets its name by a link, which replaces no other file."""
+    with replaced(FilesTarget, "_link", lambda _self, part, name: part.replace(name)):
+        yield
+
+
+@mutant(late_stages)
+def all_staged_files_are_removed() -> Iterator[None]:
+    """A worker removes staged files of lower terms and its own, but no other."""
+
+    def found(self: FilesTarget) -> list[Any]:
+        return [path for path in self._part.iterdir() if path.name.endswith(".stage")]
+
+    with replaced(FilesTarget, "_stages", found), replaced(files_target, "_term_of", lambda _: -1):
+        yield
+
+
+@mutant(power_cuts)
+def no_directory_sync() -> Iterator[None]:
+    """The name of a file is synced before the step is done."""
+    deliver = FilesTarget.deliver
+
+    def delivered(self: FilesTarget, batch: Batch) -> None:
+        with replaced(files_target, "sync_directory", lambda _directory: None):
+            deliver(self, batch)
+
+    with replaced(FilesTarget, "deliver", delivered):
+        yield
+
+
+@mutant(power_cuts)
+def contents_are_not_synced() -> Iterator[None]:
+    """The contents of a file are synced before it gets its name."""
+    sync = SharedDisk.sync
+
+    def of_directories(self: SharedDisk, fd: Descriptor) -> None:
+        if isinstance(fd.node, Directory):
+            sync(self, fd)
+
+    with replaced(SharedDisk, "sync", of_directories):
         yield

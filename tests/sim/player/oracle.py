@@ -1,23 +1,28 @@
 """What targets hold, compared with the log and with the cursors.
 
-A store holds exactly the records of its task in [start, position), each once, in order. A sink has
-first deliveries without a gap, and repeats only records from the position of the claim on. No step
-of an older term has an effect after a later term was opened. A cursor is never ahead of its target.
+A store holds exactly the records of its task in [start, position), each once, in order, and so does
+a directory of files. A sink has first deliveries without a gap, and repeats only records from the
+position of the claim on. A term has one owner. No step of an older term has an effect after a later
+term was opened. A cursor is never ahead of what a power cut leaves of its target. No step passes
+the position of a pause. A trim without force passes no record that a task needs.
 """
 
 from __future__ import annotations
 
-from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logplayer.contract import cursor_name
 from logplayer.partitions import partition_of
 from logplayer.selection import Selection
+from tests.sim.player.files import SharedFiles
+from tests.sim.player.plan import LEASE_MS
+from tests.simulator.kernel import MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from logplayer.contract import Batch, TargetSpec, Task
+    from logplayer.task import PlayerTask
     from tests.sim.player.targets import Row, Sink, Store
     from ziplog.core.cursors import Cursor
     from ziplog.types import CursorInfo, Record
@@ -37,8 +42,9 @@ class Oracle:
         self,
         player: str,
         specs: Sequence[TargetSpec],
-        targets: dict[str, Store | Sink],
+        targets: dict[str, Store | Sink | SharedFiles],
         cursor: Callable[[str], Cursor | None],
+        trim: Callable[[], int],
     ) -> None:
         """Observe targets.
 
@@ -47,18 +53,30 @@ class Oracle:
             specs: the settings of its targets.
             targets: by name.
             cursor: returns the committed state of a cursor.
+            trim: returns the first position that is not trimmed.
 
         """
         self._player: Final = player
         self._specs: Final = {spec.name: spec for spec in specs}
         self._targets: Final = targets
         self._cursor: Final = cursor
+        self._trim: Final = trim
+        #: By cursor and term: the process that opened a target in it.
+        self._owners: Final[dict[tuple[str, int], str]] = {}
+        #: By cursor: since when it is seen to be paused, and up to where its owner may go on.
+        self._paused: Final[dict[str, tuple[int, int]]] = {}
+        #: A trim took records that cursors hold. Cursors that an operator deleted.
+        self.is_forced = False
+        self.deleted: Final[set[str]] = set()
         #: By cursor: the highest term that opened its target.
         self._opened: Final[dict[str, int]] = {}
         #: By cursor and era: where it began.
         self._starts: Final[dict[tuple[str, Era], int]] = {}
         #: Targets whose content was lost; their tasks fail, and are sought.
         self.emptied: Final[set[str]] = set()
+        #: Targets of which an older state was put back; and by cursor, the position before that.
+        self._restored: Final[set[str]] = set()
+        self._positions_before: Final[dict[str, int]] = {}
         #: Stretches of stores that a seek has ended.
         self._former: Final[list[tuple[TargetSpec, int, Row]]] = []
         #: Numbers of repetitions of records at sinks, and of stretches that a late step may touch.
@@ -68,20 +86,60 @@ class Oracle:
 
     # --- steps ---
 
+    def began(self, task: Task, owner: str, stop: int, now: int) -> None:
+        """Check the begin of a step, up to the position `stop`; 0: it opens the target."""
+        name = task.cursor
+        known = self._owners.setdefault((name, task.term), owner)
+        assert known == owner, f"term-order: {known} and {owner} own term {task.term} of {name}"
+        since, limit = self._paused.get(name, (now, 0))
+        assert now <= since + LEASE_MS * MS or stop <= limit, (
+            f"pause: {name} is delivered up to {stop}, although it was paused at {limit}"
+        )
+
     def opened(self, task: Task) -> None:
         """Note that a term opened a target."""
         self._opened[task.cursor] = max(self._opened.get(task.cursor, 0), task.term)
 
     def ended(self, spec: TargetSpec, partition: int, row: Row) -> None:
-        """Note the end of a stretch by a seek."""
-        self._former.append((spec, partition, copy(row)))
+        """Note the end of a stretch by a seek, or by a deletion of the cursor."""
+        self._former.append((spec, partition, row.copy()))
         self._checked.pop(cursor_name(self._player, spec.name, partition), None)
+
+    def edited(self, name: str) -> None:
+        """Note that an operator changes a cursor: the time of a pause counts anew."""
+        self._paused.pop(name, None)
+
+    def put_back(self, target: str, positions: dict[int, int]) -> None:
+        """Note that an older state was put back; `positions`: the former ones, by partition."""
+        self._restored.add(target)
+        for partition, position in positions.items():
+            self._positions_before[cursor_name(self._player, target, partition)] = position
+        self.power_cut(target)
+
+    def may_lack_records(self, target: str) -> bool:
+        """Whether an operator must seek the cursors of a target that needs what was trimmed."""
+        return self.is_forced or target in self.emptied or target in self._restored
+
+    def is_behind(self, target: str, partition: int, gsn: int) -> bool:
+        """Whether a store of which an older state was put back lacks a position."""
+        rows: Any = getattr(self._targets[target], "rows", {})
+        row = rows.get(partition)
+        return target in self._restored and row is not None and row.position <= gsn
+
+    def power_cut(self, target: str) -> None:
+        """Note that a target lost what was not durable, and check that no cursor is ahead of it."""
+        self.forget(target)
+        durable: dict[int, Row] = getattr(self._targets[target], "durable", {})
+        for partition, row in durable.items():
+            self._opened[cursor_name(self._player, target, partition)] = row.term
+        self.check()
 
     def refused(self, batch: Batch, row: Row | None) -> None:
         """Check a delivery that the store refused (P5, P9)."""
         name = batch.task.cursor
         is_own = row is not None and row.term == batch.task.term
-        is_explained = name in self.late or batch.task.target in self.emptied
+        is_replaced = batch.task.target in self.emptied | self._restored
+        is_explained = name in self.late or is_replaced
         assert not is_own or is_explained, (
             f"P5: {name} delivers from {batch.start}, its target is at {row and row.position}"
         )
@@ -92,9 +150,31 @@ class Oracle:
         assert batch.task.term >= self._opened.get(name, 0), (
             f"fence: {name}: term {batch.task.term} has an effect after {self._opened[name]}"
         )
-        self.check_task(self._specs[batch.task.target], batch.task.partition)
+        self.check_of(batch.task)
 
     # --- checks at any time ---
+
+    def check_pauses(self, now: int) -> None:
+        """Note which cursors are paused."""
+        for spec in self._specs.values():
+            for partition in range(spec.partitions):
+                name = cursor_name(self._player, spec.name, partition)
+                cursor = self._cursor(name)
+                if cursor is None or not cursor.is_paused:
+                    self._paused.pop(name, None)
+                elif self._paused.get(name, (0, -1))[1] != cursor.pause_at:
+                    self._paused[name] = (now, cursor.pause_at)
+
+    def check_trims(self, tasks: Iterable[PlayerTask]) -> None:
+        """Check that the log has what tasks need."""
+        for task in tasks:
+            if not self.may_lack_records(task.spec.name):
+                is_trimmed = task.reader.trimmed is not None or "trimmed" in task.error
+                assert not is_trimmed, f"C7: {task.name} lacks what was trimmed: {task.error}"
+
+    def check_of(self, task: Task) -> None:
+        """Check one task."""
+        self.check_task(self._specs[task.target], task.partition)
 
     def check(self) -> None:
         """Check all tasks."""
@@ -106,10 +186,14 @@ class Oracle:
         """Check what can be seen of one task without the log."""
         target = self._targets[spec.name]
         name = cursor_name(self._player, spec.name, partition)
+        if isinstance(target, SharedFiles):
+            target.check(name, partition)
+            position, seek = target.position(partition), target.seek(partition)
+            self._check_cursor(name, position, lambda cursor: cursor.seek == seek)
+            return
         rows: Any = target.rows.get(partition)
         if rows is None:
             return
-        cursor = self._cursor(name)
         if isinstance(rows, list):
             self._check_sink(name, rows)
             return
@@ -120,10 +204,22 @@ class Oracle:
             f"exactly-once: {name} holds {gsns} of [{rows.start}, {rows.position})"
         )
         self._checked[name] = len(rows.records)
-        if cursor is None or cursor.birth != rows.birth or cursor.seek != rows.seek:
+        durable: Any = target.durable.get(partition)  # type: ignore[union-attr]
+        row = durable or rows
+        position = durable.position if durable is not None else rows.start
+        self._check_cursor(
+            name, position, lambda one: (one.birth, one.seek) == (row.birth, row.seek)
+        )
+
+    def _check_cursor(self, name: str, position: int, is_of: Callable[[Cursor], bool]) -> None:
+        """Check that the cursor is not ahead of what is durable, if both are of one era."""
+        cursor = self._cursor(name)
+        if cursor is None or cursor.position <= position:
             return
-        assert cursor.position <= rows.position, (
-            f"cursor-ahead: {name} is at {cursor.position}, its target at {rows.position}"
+        # After an older state was put back, moves to the former position may be under way.
+        is_restored = position < self._positions_before.get(name, 0)
+        assert is_restored or not is_of(cursor), (
+            f"cursor-ahead: {name} is at {cursor.position}, its target at {position}"
         )
 
     def _check_sink(self, name: str, rows: Iterable[tuple[int, int, Record]]) -> None:
@@ -136,6 +232,10 @@ class Oracle:
         if cursor is not None:
             era = Era(cursor.birth, info.seek)
             self._starts.setdefault((name, era), info.position.gsn)
+        _, target, partition = name.split("/")
+        files = self._targets[target]
+        if isinstance(files, SharedFiles):
+            files.sought(int(partition), info.position.gsn)
 
     def forget(self, target: str) -> None:
         """Note that a target lost all that it had."""
@@ -154,19 +254,25 @@ class Oracle:
 
     def _check_end_of(self, spec: TargetSpec, partition: int, log: Sequence[Record]) -> None:
         name = cursor_name(self._player, spec.name, partition)
-        rows: Any = self._targets[spec.name].rows.get(partition)
-        cursor = self._cursor(name)
-        assert rows is not None, f"{name} was never opened"
+        target, cursor = self._targets[spec.name], self._cursor(name)
         assert cursor is not None, f"{name} is gone"
+        last = log[-1].rid.gsn if log else 0
+        if isinstance(target, SharedFiles):
+            target.compare(name, partition, self._of(spec, partition, log)[0])
+            position = target.position(partition)
+            assert position > last, f"{name} ends at {position}, the log at {last}"
+            return
+        rows: Any = target.rows.get(partition)
+        assert rows is not None, f"{name} was never opened"
         era = Era(cursor.birth, cursor.seek)
         if isinstance(rows, list):
-            self._compare_sink(spec, partition, rows, log, is_sought=bool(cursor.seek))
+            is_sought = bool(cursor.seek) or self.is_forced or name in self.deleted
+            self._compare_sink(spec, partition, rows, log, is_sought=is_sought)
             return
         assert (rows.birth, rows.seek) == era, f"seek: {name} is in {era}, its target is not"
-        began = self._starts.get((name, era), 0)
+        began = self._starts.get((name, era), self._trim())
         assert rows.start <= max(began, 1), f"loss: {name} begins at {rows.start}, not at {began}"
         self._compare(spec, partition, rows, log)
-        last = log[-1].rid.gsn if log else 0
         assert rows.position > last, f"{name} ends at {rows.position}, the log at {last}"
 
     def _of(

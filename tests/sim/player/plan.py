@@ -10,21 +10,26 @@ from typing import Final, Literal, NamedTuple
 
 from tests.sim.plan import Plan, draw
 
-Kind = Literal["store", "sink"]
+Kind = Literal["store", "sink", "files"]
 Rejecting = Literal["", "skip", "dead-letter"]
 FaultKind = Literal[
-    "kill-player", "pause-player", "isolate-player", "add-player", "target-down", "target-slow",
-    "target-empty", "pause", "resume", "seek", "release", "lead-mms", "kill-mms",
+    "kill-player", "pause-player", "isolate-player", "skew-player", "add-player", "stop-player",
+    "target-down", "target-slow", "target-power", "target-empty", "target-older", "pause",
+    "resume", "seek", "release", "delete", "trim", "trim-force", "lead-mms", "kill-mms",
     "kill-receiver", "pause-receiver", "cut-receiver",
 ]  # fmt: skip
 
 #: Weights of the faults of a drawn plan.
 WEIGHTS: Final[dict[FaultKind, int]] = {
-    "kill-player": 6, "pause-player": 6, "isolate-player": 4, "add-player": 2, "target-down": 5,
-    "target-slow": 3, "target-empty": 1, "pause": 2, "resume": 2, "seek": 3, "release": 2,
+    "kill-player": 6, "pause-player": 6, "isolate-player": 4, "skew-player": 2, "add-player": 2,
+    "stop-player": 2, "target-down": 5, "target-slow": 3, "target-power": 4, "target-empty": 1,
+    "target-older": 2,
+    "pause": 2, "resume": 2, "seek": 3, "release": 2, "delete": 2, "trim": 3, "trim-force": 1,
     "lead-mms": 2, "kill-mms": 1,
 }  # fmt: skip
 LEASE_MS: Final = 600
+#: Faults after which no target gets a record twice.
+CALM: Final = frozenset({"add-player", "stop-player", "trim"})
 
 
 class TargetPlan(NamedTuple):
@@ -38,6 +43,8 @@ class TargetPlan(NamedTuple):
     names_rejected: bool = True
     #: It is behind a receiver.
     is_pushed: bool = False
+    #: Staged bytes that become a file: a few batches.
+    roll_bytes: int = 1_000
 
 
 class PlayerFault(NamedTuple):
@@ -66,11 +73,16 @@ class PlayerPlan(NamedTuple):
     faults: tuple[PlayerFault, ...]
     #: What happens to a step of unknown outcome.
     outcomes: tuple[str, ...] = ("before", "after", "after", "late")
+    #: Probability that a worker stands still in a call of the disk.
+    stalls: float = 0.0
+    #: The disk shows changes of other machines late.
+    shows_late: bool = False
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing disturbs the players."""
-        return not self.unknown and all(fault.kind == "add-player" for fault in self.faults)
+        is_smooth = not self.unknown and not self.stalls
+        return is_smooth and all(fault.kind in CALM for fault in self.faults)
 
     @property
     def cluster(self) -> Plan:
@@ -100,15 +112,18 @@ def draw_player(seed: int) -> PlayerPlan:
     return PlayerPlan(
         seed, players, targets, random.choice((20, 60, 150)),
         random.choice((0.0, 0.0, 0.1, 0.3)), random.choice((200, 2_000)),
-        random.choice((20, 200)), span_ms, faults,
+        random.choice((20, 200)), span_ms, faults, stalls=random.choice((0.0, 0.0, 0.01, 0.03)),
     )  # fmt: skip
 
 
 def _draw_target(random: Random) -> TargetPlan:
-    kind: Kind = random.choice(("store", "store", "sink"))
+    kind: Kind = random.choice(("store", "store", "sink", "files"))
     partitions = random.choice((1, 1, 2, 3))
     rejected: Rejecting = random.choice(("", "", "skip", "dead-letter"))
-    return TargetPlan(kind, partitions, 3, rejected, random.random() < 0.5)
+    names_rejected = random.random() < 0.5
+    if kind == "files":
+        return TargetPlan(kind, partitions, 3)
+    return TargetPlan(kind, partitions, 3, rejected, names_rejected)
 
 
 def draw_pushed(seed: int) -> PlayerPlan:

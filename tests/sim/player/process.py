@@ -6,17 +6,21 @@ have its effect after the process was killed, as a request that was on its way.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from logplayer.calls import StopCall
 from logplayer.node import PlayerNode
 from logplayer.push.messages import decode, decode_any
 from logplayer.push.receiver_node import ReceiverNode
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
+from tests.sim.player.files import FilesConnection, Killed, SharedDisk, SharedFiles
 from tests.sim.player.plan import LEASE_MS
 from tests.sim.player.targets import Connections, Fault, Sink, Store
 from tests.simulator.kernel import MS, US
 from tests.simulator.process import Process
-from ziplog.core.node import Complete
+from ziplog.client.common.requests import NEVER
+from ziplog.core.node import Call, Complete
 from ziplog.runtime.driver import Driver
 
 if TYPE_CHECKING:
@@ -26,12 +30,18 @@ if TYPE_CHECKING:
     from logplayer.settings import PlayerSettings
     from tests.sim.cluster import SimCluster
     from tests.sim.player.oracle import Oracle
+    from tests.sim.player.plan import PlayerPlan
 
 #: Duration of a step; of one of a slow target; and how much later a late step has its effect.
 _STEP_NS: Final = (50 * US, 3 * MS)
 _SLOW_NS: Final = 400 * MS
 _LATE_NS: Final = (1 * MS, 400 * MS)
 _PAUSED_NS: Final = 5 * MS
+#: A connection is closed so late that its step under way has begun.
+_CLOSE_NS: Final = 500 * MS
+#: How long a worker stands still in a call of the disk; and how many do so one in another.
+_STALL_NS: Final = (1 * MS, 3 * LEASE_MS * MS)
+_MAX_STALLS: Final = 3
 
 
 class ObservedStore(Store):
@@ -75,21 +85,25 @@ class ObservedSink(Sink):
 class Outside:
     """The targets of a run, and what is wrong with them."""
 
-    def __init__(self, cluster: SimCluster, unknown: float, outcomes: tuple[str, ...]) -> None:
-        """Make no target yet.
+    #: What observes the targets.
+    oracle: Oracle
 
-        Args:
-            cluster: the log.
-            unknown: the probability of a step of unknown outcome.
-            outcomes: what happens to such a step.
-
-        """
+    def __init__(self, cluster: SimCluster, plan: PlayerPlan) -> None:
+        """Make no target of a plan yet; `cluster`: the log."""
         self.cluster: Final = cluster
-        self.targets: Final[dict[str, Store | Sink]] = {}
+        self.targets: Final[dict[str, Store | Sink | SharedFiles]] = {}
+        self.disk: Final = SharedDisk(cluster.kernel.random, shows_late=plan.shows_late)
+        self.disk.on_call = self._on_disk_call
         self.down: Final[set[str]] = set()
         self.slow: Final[set[str]] = set()
-        self.unknown = unknown
-        self._outcomes: Final = outcomes
+        self.unknown = plan.unknown
+        #: Probability that a worker stands still in a call of the disk.
+        self.stalls = plan.stalls
+        self._outcomes: Final = plan.outcomes
+        #: The steps that use the disk: the process and its program, one in the other.
+        self._steps: Final[list[tuple[Process, StepProgram]]] = []
+        #: By process: how slow its clock was.
+        self.rates: Final[dict[str, float]] = {}
         #: Since when processes do not reach the membership service, by their names.
         self.isolated: Final[dict[str, int]] = {}
         #: The cursors of tasks whose last steps may have an effect later.
@@ -103,10 +117,38 @@ class Outside:
             return "before"
         if random.random() < self.unknown:
             found = random.choice(self._outcomes)
+            if found == "late" and isinstance(self.targets[task.target], SharedFiles):
+                return "after"  # A worker does one step at a time; see `_on_disk_call`.
             if found == "late":
                 self.late.add(task.cursor)
             return found
         return None
+
+    def run(self, process: Process, program: StepProgram, act: Callable[[], Any]) -> Any:
+        """Run a step; None: the process died in it."""
+        self._steps.append((process, program))
+        try:
+            return act()
+        except Killed:
+            return None
+        finally:
+            self._steps.pop()
+
+    def _on_disk_call(self) -> None:
+        """Let the worker stand still, sometimes with its process; end it if that died."""
+        if not self._steps:
+            return
+        process, program = self._steps[-1]
+        random, kernel = self.cluster.kernel.random, self.cluster.kernel
+        is_alive = process.program is program
+        if is_alive and len(self._steps) <= _MAX_STALLS and random.random() < self.stalls:
+            if random.random() < 1 / 2:
+                process.pause()
+            kernel.run(random.randrange(*_STALL_NS))
+            if process.program is program:
+                process.resume()
+        if process.program is not program:
+            raise Killed
 
     def step_ns(self, target: str) -> int:
         """Return how long a step takes."""
@@ -127,34 +169,65 @@ class StepProgram:
         self._process: Final = process
         self._outside: Final = outside
         self._connections: Final = Connections(outside.targets, outside.fault, outside.later)
+        #: Those of workers that write files.
+        self._files: Final[dict[int, tuple[FilesConnection, Connections]]] = {}
 
     @property
     def _steps(self) -> dict[Any, Any]:
-        return {
-            OpenTarget: self._begin, Deliver: self._begin, CloseTarget: lambda _effect: None
-        }  # fmt: skip
+        return {OpenTarget: self._begin, Deliver: self._begin, CloseTarget: self._close}
+
+    def _connections_of(self, worker: int, name: str) -> Connections:
+        outside = self._outside
+        target = outside.targets[name]
+        if not isinstance(target, SharedFiles):
+            return self._connections
+        if worker not in self._files:
+            own = FilesConnection(target, outside.oracle)
+            connections = Connections({name: own}, outside.fault, outside.later)
+            self._files[worker] = own, connections
+        return self._files[worker][1]
+
+    def _close(self, effect: CloseTarget) -> None:
+        """Have the worker close its connection, after its step under way."""
+        own, _ = self._files.pop(effect.worker, (None, None))
+        if own is not None:
+            self._process.kernel.after(_CLOSE_NS, partial(self._end_connection, own))
+
+    def _end_connection(self, own: FilesConnection) -> None:
+        if self._process.is_paused or own.is_busy:
+            self._process.kernel.after(_PAUSED_NS, partial(self._end_connection, own))
+        elif self._process.program is self:
+            self._outside.run(self._process, self, own.close)
 
     def _begin(self, effect: OpenTarget | Deliver) -> None:
-        task = effect.task if isinstance(effect, OpenTarget) else effect.batch.task
-        pause = self._outside.step_ns(task.target)
-        self._process.kernel.after(pause, lambda: self._run(effect))
+        target = _task_of(effect).target
+        # A worker that is closed ends its step under way with its own connection.
+        own = self._connections_of(effect.worker, target)
+        self._process.kernel.after(self._outside.step_ns(target), lambda: self._run(effect, own))
 
-    def _run(self, effect: OpenTarget | Deliver) -> None:
+    def _run(self, effect: OpenTarget | Deliver, connections: Connections) -> None:
         process, kernel = self._process, self._process.kernel
         if process.program is not self:
-            if isinstance(effect, Deliver) and kernel.random.random() < 0.5:
+            is_sent = isinstance(effect, Deliver) and not self._is_of_files(effect)
+            if isinstance(effect, Deliver) and is_sent and kernel.random.random() < 0.5:
                 self._outside.late.add(effect.batch.task.cursor)
                 self._outside.later(lambda: self._connections.deliver(effect.batch))
             return
         if process.is_paused:
-            kernel.after(_PAUSED_NS, lambda: self._run(effect))
+            kernel.after(_PAUSED_NS, lambda: self._run(effect, connections))
             return
         if isinstance(effect, OpenTarget):
-            result: Any = self._connections.open(effect.task)
+            act: Callable[[], Any] = partial(connections.open, effect.task)
         else:
-            result = self._connections.deliver(effect.batch)
+            act = partial(connections.deliver, effect.batch)
+        result = self._outside.run(process, self, act)
+        if process.program is not self:
+            return
         kernel.trace(f"{process.name}: {_text(effect)}: {result!r}")
         self.driver.post(StepEnded(effect.worker, result))
+
+    def _is_of_files(self, effect: Deliver) -> bool:
+        return isinstance(self._outside.targets[effect.batch.task.target], SharedFiles)
 
     def turn(self) -> None:
         self.driver.run_once()
@@ -171,23 +244,25 @@ class PlayerProgram(StepProgram):
         assert transport is not None
         cluster, client = outside.cluster, process.kernel.random.randbytes(16)
         super().__init__(process, outside)
+        #: Called once it has stopped.
+        self._on_stopped: Callable[[], object] = lambda: None
         self.node: Final = PlayerNode(
             client, [node.endpoint for node in cluster.config.mms], settings,
             owner=f"{process.name}:{process.starts}:{client[:4].hex()}", now=process.clock(),
         )  # fmt: skip
-        #: The results of calls.
-        self.results: Final[dict[int, Any]] = {}
         #: Claims that another process took.
         self.taken = 0
         for task in self.node.tasks.values():
             self._count_losses(task)
         self.driver = Driver(
             self.node, transport, clock=process.clock, on_halt=process.halt, decode=decode_any,
-            carry_out={
-                **self._steps,
-                Complete: lambda effect: self.results.__setitem__(effect.id, effect.result),
-            },
+            carry_out={**self._steps, Complete: lambda _effect: self._on_stopped()},
         )  # fmt: skip
+
+    def stop(self, then: Callable[[], object]) -> None:
+        """Drain all tasks, then call `then`."""
+        self._on_stopped = then
+        self.driver.post(Call(1, StopCall(NEVER)))
 
     def _count_losses(self, task: Any) -> None:
         lost = task.on_claim_lost
@@ -201,10 +276,13 @@ class PlayerProgram(StepProgram):
     def _begin(self, effect: OpenTarget | Deliver) -> None:
         process, now = self._process, self._process.kernel.now
         since = self._outside.isolated.get(process.name, now)
-        assert now <= since + LEASE_MS * MS, (
+        lease_ns = int(LEASE_MS * MS / self._outside.rates.get(process.name, 1.0))
+        assert now <= since + lease_ns, (
             f"silence: {process.name} begins a step {(now - since) // MS} ms after the"
             " membership service was heard"
         )
+        stop = effect.batch.stop if isinstance(effect, Deliver) else 0
+        self._outside.oracle.began(_task_of(effect), f"{process.name}:{process.starts}", stop, now)
         super()._begin(effect)
 
     def check(self) -> None:
@@ -226,6 +304,10 @@ class ReceiverProgram(StepProgram):
 
     def check(self) -> None:
         self._node.check()
+
+
+def _task_of(effect: OpenTarget | Deliver) -> Task:
+    return effect.task if isinstance(effect, OpenTarget) else effect.batch.task
 
 
 def _text(effect: OpenTarget | Deliver) -> str:

@@ -2,12 +2,13 @@
 
 Both hold what reached them; the oracle compares that with the log after every step. A fault of a
 step is one of: `before` (it fails, nothing was done), `after` (it was done, and fails), `late` (it
-fails, and is done later), or an exception that the target raises.
+fails, and is done later), or an exception that the target raises. What a store has not answered is
+not durable yet: a power cut loses it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
@@ -16,7 +17,7 @@ from logplayer.contract import Batch, Fenced, Opened, Rejected, RejectedRecord, 
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ziplog.types import Record
 
@@ -40,6 +41,12 @@ class Row:
     #: (term, start, stop) of each effect.
     effects: list[tuple[int, int, int]] = field(default_factory=list)
 
+    def copy(self) -> Row:
+        """Return another row of the same contents."""
+        return replace(
+            self, records=[*self.records], rejected=[*self.rejected], effects=[*self.effects]
+        )
+
 
 class Store:
     """A transactional store: each step is one atomic transaction (rules P3, P4 and P7)."""
@@ -49,6 +56,8 @@ class Store:
     def __init__(self, name: str) -> None:
         self.name: Final = name
         self.rows: dict[int, Row] = {}
+        #: What a power cut leaves.
+        self.durable: dict[int, Row] = {}
         #: Returns the reason if a record is rejected.
         self.rejects: Callable[[Record], str] = lambda _record: ""
         #: It says which record it rejects.
@@ -87,6 +96,33 @@ class Store:
         row.position = batch.stop
         row.effects.append((batch.task.term, batch.start, batch.stop))
 
+    def flush(self, partition: int) -> None:
+        """Make the row of a partition durable."""
+        row = self.rows.get(partition)
+        if row is not None:
+            self.durable[partition] = row.copy()
+
+    def power_cut(self) -> None:
+        """Lose what is not durable."""
+        self.rows = {partition: row.copy() for partition, row in self.durable.items()}
+
+    def put_back(self, partition: int, count: int) -> None:
+        """Put an older state of a row back: that after its first `count` effects."""
+        row = self.durable.get(partition)
+        if row is not None:
+            row = row.copy()
+            del row.effects[count:]
+            row.term, _, row.position = row.effects[-1] if row.effects else (0, 0, row.start)
+            row.records = [one for one in row.records if one.rid.gsn < row.position]
+            row.rejected = [one for one in row.rejected if one.record.rid.gsn < row.position]
+            self.durable[partition] = row
+            self.rows[partition] = row.copy()
+
+    def drop(self, partition: int) -> None:
+        """Remove the row of a partition, as an operator."""
+        self.rows.pop(partition, None)
+        self.durable.pop(partition, None)
+
 
 class Sink:
     """A target that stores no position; the effect of a batch may happen again."""
@@ -112,6 +148,9 @@ class Sink:
         row += [(batch.task.term, batch.task.position, one) for one in batch.records]
         return None
 
+    def flush(self, partition: int) -> None:
+        """Do nothing: all that reached it counts."""
+
 
 def is_odd(record: Record) -> bool:
     """Whether a target that rejects records rejects this one: about a seventh of them."""
@@ -131,7 +170,7 @@ class Connections:
 
     def __init__(
         self,
-        targets: dict[str, Store | Sink],
+        targets: Mapping[str, Any],
         fault: Callable[[str, Task | Batch], Fault],
         later: Callable[[Callable[[], Any]], None],
     ) -> None:
@@ -148,13 +187,13 @@ class Connections:
 
     def open(self, task: Task) -> Opened | Exception:
         target = self._targets[task.target]
-        return self._run("open", task, lambda: target.open(task))
+        return self._run("open", task, lambda: target.open(task), target)
 
     def deliver(self, batch: Batch) -> bytes | Exception | None:
         target = self._targets[batch.task.target]
-        return self._run("deliver", batch, lambda: target.deliver(batch))
+        return self._run("deliver", batch, lambda: target.deliver(batch), target)
 
-    def _run(self, kind: str, argument: Any, act: Callable[[], Any]) -> Any:
+    def _run(self, kind: str, argument: Any, act: Callable[[], Any], target: Any) -> Any:
         def quietly() -> Any:
             try:
                 return act()
@@ -165,7 +204,9 @@ class Connections:
 
         match self._fault(kind, argument):
             case None:
-                return quietly()
+                result = quietly()
+                target.flush(argument.partition if kind == "open" else argument.task.partition)
+                return result
             case "before":
                 return Retry("the connection was refused")
             case "after":

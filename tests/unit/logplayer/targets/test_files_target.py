@@ -564,6 +564,55 @@ def test_the_name_decides_where_a_file_system_shows_changes_late(
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.parametrize("term", [1, 2])
+def test_staged_file_of_a_later_worker_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: int
+) -> None:
+    """A worker that stood still as it opened finds a staged file after a gap."""
+    former, of = opened(tmp_path)
+    find = former._stages
+    successor, later = files(tmp_path, roll_bytes=10_000), task(term)
+
+    def found() -> list[Path]:
+        successor.open(later)
+        successor.deliver(batch(later, 1, 4))
+        successor.deliver(batch(later, 4, 4))
+        successor.deliver(batch(later, 4, 9))
+        return find()
+
+    monkeypatch.setattr(former, "_stages", found)
+    former.open(of)
+    successor.deliver(batch(later, 9, 15))
+    assert files(tmp_path).open(task(3)) == Opened(15)
+    assert stored(tmp_path) == [gsn for gsn in GSNS if gsn < 15]
+    assert not list(tmp_path.rglob("*.stage"))
+
+
+@pytest.mark.parametrize("term", [1, 2])
+def test_staged_file_of_a_later_worker_stays_where_a_file_system_shows_changes_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: int
+) -> None:
+    """A worker that sees its own identity file for too long finds the next staged file."""
+    former, of = opened(tmp_path)
+    find = former._stages
+    successor, later = files(tmp_path, roll_bytes=10_000), task(term)
+
+    def found() -> list[Path]:
+        successor.open(later)
+        successor.deliver(batch(later, 1, 4))
+        return find()
+
+    monkeypatch.setattr(former, "_stages", found)
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    with suppress(Fenced):
+        former.open(of)
+    successor.deliver(batch(later, 4, 9))
+    with suppress(Fenced):
+        successor.deliver(batch(later, 9, 9))
+    assert files(tmp_path).open(task(3)) == Opened(9)
+    assert stored(tmp_path) == [gsn for gsn in GSNS if gsn < 9]
+
+
 def test_unfinished_files_of_former_terms_are_removed(tmp_path: Path) -> None:
     opened(tmp_path)
     part = tmp_path / "part-000"

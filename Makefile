@@ -7,7 +7,7 @@ EVENTS ?= 1000898
 # Number of test workers: more than cores (2 where it was measured), because many tests wait for
 # processes and time-outs. More workers starve Spark, which gives a Python process 10 s to start.
 # tests/conftest.py distributes the tests.
-WORKERS ?= 4
+WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 # Further options of the tests or of a simulation.
@@ -74,7 +74,6 @@ pipeline: $(BIN)/.installed $(BIN)/.flights
 	$(BIN)/python scripts/pipeline.py --events $(EVENTS)
 
 # The unit tests compute, and each worker needs 2 s to collect them. All other tests are imported.
-check: WORKERS = 3
 check: lint
 	@found=$$($(BIN)/python -m pytest --collect-only -qq tests) || { echo "$$found"; exit 1; }
 	ZIPLOG_EXAMPLES=25 $(PYTEST) -q tests/unit $(ARGS)

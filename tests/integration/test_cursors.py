@@ -79,7 +79,8 @@ def test_next_owner_continues_at_the_committed_position(
     rids = insert(log, 10)
     with log.cursor(name, start=rids[0]) as cursor:
         assert take(cursor, 4) == rids[:4]
-        assert cursor.commit(mark=b"four") == cursor.reached
+        # What is reached grows while no records come.
+        assert rids[3] < cursor.commit(mark=b"four") <= cursor.reached
         assert take(cursor, 3) == rids[4:7]
     with other.cursor(name) as cursor:
         assert cursor.mark == b"four"

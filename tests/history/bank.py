@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.history.observed import Violation
+from tests.history.violation import Violation
 from tests.history.transactions import ABORTED, COMMITTED
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.history.bank import Bank
 from tests.history.graph import LOG, PROCESS, REALTIME, RW, WR, WW, Cycle, Graph
 from tests.history.lists import Lists
-from tests.history.observed import Violation
+from tests.history.violation import Violation
 from tests.history.registers import Registers
 from tests.history.transactions import ABORTED, COMMITTED, NEVER_REPORTED
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.history.graph import RW, WR, WW
-from tests.history.observed import Violation
+from tests.history.violation import Violation
 from tests.history.transactions import ABORTED, IN_DOUBT, short
 
 if TYPE_CHECKING:

@@ -244,6 +244,7 @@ class Disturbances:
         target, partitions = self._outside.targets[name], self._partitions(name)
         if isinstance(target, Store | SharedFiles):
             self._outside.oracle.emptied.add(name)
+            self._on_replaced(name)
             for partition in range(partitions):
                 target.drop(partition)
             self._outside.oracle.forget(name)
@@ -253,10 +254,16 @@ class Disturbances:
         name = self._target(fault)
         target = self._outside.targets[name]
         if isinstance(target, Store):
+            self._on_replaced(name)
             positions = {partition: row.position for partition, row in target.rows.items()}
             for partition, row in sorted(target.durable.items()):
                 target.put_back(partition, self._kernel.random.randrange(len(row.effects) + 1))
             self._outside.oracle.put_back(name, positions)
+
+    def _on_replaced(self, name: str) -> None:
+        for partition in range(self._partitions(name)):
+            task = cursor_name(self._settings.name, name, partition)
+            self._outside.history.on_replaced(task)
 
     def _partitions(self, name: str) -> int:
         (spec,) = (spec for spec in self._settings.targets if spec.name == name)
@@ -294,6 +301,8 @@ class Disturbances:
         oracle.edited(name)
         if what == "delete":
             oracle.deleted.add(name)
+        if what == "seek":
+            self._outside.history.on_seek(name)
 
         def done(info: CursorInfo | None) -> None:
             oracle.edited(name)

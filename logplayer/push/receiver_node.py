@@ -136,6 +136,10 @@ class ReceiverNode:
             if not isinstance(message, PushOpen):
                 self._refuse(src, message, "lost", _FORGOT)
                 return
+            problem = self._mismatch(message)
+            if problem:
+                self._refuse(src, message, "bug", problem, error="ConfigError")
+                return
             if len(self._sessions) >= MAX_TASKS:
                 self._refuse(src, message, "retry", f"the receiver has {MAX_TASKS} tasks already")
                 return
@@ -179,10 +183,12 @@ class ReceiverNode:
         else:
             self._close(session)
 
-    def _refuse(self, src: bytes, message: PushMessage, kind: Failure, text: str) -> None:
+    def _refuse(
+        self, src: bytes, message: PushMessage, kind: Failure, text: str, **more: Any
+    ) -> None:
         """Refuse a request that no task remembers."""
         if not isinstance(message, PushClose):
-            self._effects.append(Send(src, PushFailed(*_fields(message), kind, text)))
+            self._effects.append(Send(src, PushFailed(*_fields(message), kind, text, **more)))
 
     def _reply(self, session: _Session, reply: PushMessage) -> None:
         session.reply = reply

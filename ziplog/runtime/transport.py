@@ -555,10 +555,11 @@ class Transport:
                     os.write(self._wake_write, b"\0")
 
     def _clear_wake(self) -> None:
-        # In this order: a `wake` in between leaves its flag, and the next `wait` returns at once.
         self._is_woken = False
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
+        if self._is_woken:  # By a `wake` in between, whose byte may have been read.
+            os.write(self._wake_write, b"\0")
 
     @property
     def connection_counts(self) -> tuple[int, int]:

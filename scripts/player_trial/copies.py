@@ -181,7 +181,10 @@ class PushCopy:
     def _start(self) -> subprocess.Popen[bytes]:
         program = ("examples/player_receiver.py", str(self._path), str(self._port))
         return subprocess.Popen(
-            recorded(self._history, *program), env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            recorded(self._history, *program),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
 
     def _restart(self) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from logplayer.contract import Batch, Target, TargetSpec, Task
 
-_EXAMPLES: Final = Path(__file__).resolve().parents[2]
+_REPOSITORY: Final = Path(__file__).resolve().parents[2]
 
 
 class RecordedTarget:
@@ -51,9 +51,7 @@ class RecordedTarget:
         """Open the target."""
         op = self._open = self._recorder.next_op()
         numbers = (task.birth, task.term, task.seek, task.position)
-        self._recorder.call(
-            events.Open(op, now(), task.cursor, *numbers, self._is_exactly_once)
-        )
+        self._recorder.call(events.Open(op, now(), task.cursor, *numbers, self._is_exactly_once))
         opened = self._result(op, partial(self._target.open, task))
         gsn = -1 if opened.position is None else opened.position
         self._recorder.call(events.Opened(op, now(), gsn))
@@ -62,9 +60,7 @@ class RecordedTarget:
     def deliver(self, batch: Batch) -> bytes | None:
         """Deliver a batch."""
         op, gsns = self._recorder.next_op(), [record.rid.gsn for record in batch.records]
-        self._recorder.call(
-            events.Deliver(op, now(), self._open, batch.start, batch.stop, gsns)
-        )
+        self._recorder.call(events.Deliver(op, now(), self._open, batch.start, batch.stop, gsns))
         mark = self._result(op, partial(self._target.deliver, batch))
         self._recorder.call(events.Done(op, now()))
         return mark
@@ -114,7 +110,7 @@ def main() -> None:
         if program == "ziplog":
             runpy.run_module(program, run_name="__main__")
         else:
-            runpy.run_path(str(_EXAMPLES / program), run_name="__main__")
+            runpy.run_path(str(_REPOSITORY / program), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ import contextlib
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from player_trial.copies import (
@@ -36,6 +34,7 @@ from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import Self
 
     import ziplog

@@ -14,8 +14,8 @@ from tests.history import events, transactions
 from tests.history.cursors import Cursors
 from tests.history.events import HistoryError
 from tests.history.players import Players
-from tests.history.violation import END, Violation
 from tests.history.transactions import Transactions
+from tests.history.violation import END, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Jumps of the wall clock of a process with a player, a client and targets: nothing depends on it."""
+"""Jumps of the wall clock of a process with a player and its targets: nothing depends on it."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ def _insert_after_recovery(log: ziplog.Log) -> list[RecordId]:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_what_was_played_stays_and_what_is_left_is_played_once(
-    tmp_path: Path, shards: int
-) -> None:
+def test_what_was_played_stays_and_what_is_left_is_played_once(tmp_path: Path, shards: int) -> None:
     with (
         Cluster(tmp_path / "log", shards=shards, settings=_SLOW_FLUSH, supervise=False) as cluster,
         cluster.connect(timeout=60) as log,

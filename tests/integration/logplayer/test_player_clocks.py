@@ -16,6 +16,7 @@ from tests.integration.logplayer.playing import (
     history,
     insert,
 )
+from tests.waiting import wait_until
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class WallClock:
         monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + self.shift_s * 10**9)
 
 
+def states(player: logplayer.Player) -> set[str]:
+    return {task["state"] for task in player.status()["tasks"]}
+
+
 @pytest.mark.parametrize("jumps_s", [(_DAY_S, -2 * _DAY_S)], ids=["a day forward, and two back"])
 def test_the_wall_clock_may_jump(
     log: ziplog.Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jumps_s: tuple[int, ...]
@@ -50,9 +55,9 @@ def test_the_wall_clock_may_jump(
     def handle(record: Record) -> None:
         nonlocal failures
         seen.append(record.rid)
-        if len(seen) % 40 == 0:  # A pause of a retry is under way while the clock jumps.
+        if len(seen) % 40 == 0:
             failures += 1
-            raise logplayer.Retry("not now", after_s=0.5)
+            raise logplayer.Retry("not now", after_s=1.0)
 
     copy = targets.sqlite("copy", filled.path, "INSERT INTO events VALUES (:gsn, :key_text, :text)")
     function = targets.function("function", handle)
@@ -62,10 +67,11 @@ def test_the_wall_clock_may_jump(
     with player:
         terms = {one.name: one.term for one in log.cursors(f"{name}/*")}
         for jump_s in (0, *jumps_s):
+            last = insert(log, 60)[-1]
+            wait_until(lambda: "retrying" in states(player), "a pause is under way")
             clock.shift_s += jump_s
-            player.wait_until(insert(log, 60)[-1], timeout=60)
-        status = player.status()
-        assert {task["state"] for task in status["tasks"]} == {"playing"}
+            player.wait_until(last, timeout=60)
+        assert states(player) == {"playing"}
         assert {one.name: one.term for one in log.cursors(f"{name}/*")} == terms, "a lease ended"
         assert not any(one.is_silent for one in log.cursors(f"{name}/*"))
     expected = history(log, start)

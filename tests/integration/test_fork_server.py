@@ -33,7 +33,7 @@ def traits(pid: int) -> dict[str, Any]:
     """Return what a process has from its parent, and what it does about signals."""
     process = Path(f"/proc/{pid}")
     status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
-    files = {link.name: os.readlink(link) for link in (process / "fd").iterdir()}
+    files = {link.name: str(link.readlink()) for link in (process / "fd").iterdir()}
     return {
         **{name: status[name] for name in ("PPid", "SigBlk", "SigIgn", "SigCgt", "Umask")},
         "files": [files[number] for number in "012"],
@@ -43,6 +43,14 @@ def traits(pid: int) -> dict[str, Any]:
         "groups": (os.getsid(pid) == pid, os.getpgid(pid) == pid),
         "limits": (process / "limits").read_text(),
     }
+
+
+def has_ended(stat: Path) -> bool:
+    """Whether a process is gone, or a zombie."""
+    try:
+        return ") Z" in stat.read_text()
+    except OSError:
+        return True
 
 
 @pytest.mark.parametrize("node", ["mms-0", "shard-0-0"])
@@ -76,7 +84,7 @@ def test_a_signal_ends_a_node(fork_server: ForkServer, tmp_path: Path) -> None:
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
         with (tmp_path / "log").open("wb") as log:
             node = fork_server.spawn(command, log.fileno(), subprocess.DEVNULL)
-            wait_until(lambda: "started" in (tmp_path / "log").read_text())
+            wait_until(lambda: "started" in (tmp_path / "log").read_text(), "the start of a node")
             node.send_signal(number)
             assert node.wait(60) == code
 
@@ -89,4 +97,5 @@ def test_a_node_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         program, check=False, capture_output=True, text=True, env=supervisor.environment()
     )
     assert done.returncode == -signal.SIGKILL
-    assert done.stdout.strip().isdecimal(), done.stderr
+    stat = Path(f"/proc/{int(done.stdout)}/stat")
+    wait_until(lambda: has_ended(stat), "the end of the node")

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -45,31 +46,37 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        #: Held from a request to its reply; supervisors restart nodes in threads.
+        self._lock: Final = threading.Lock()
 
     def spawn(self, command: list[str], log: int, stdout: int) -> subprocess.Popen[bytes]:
         """Start a process as `ziplog.deploy.supervisor` does, and fork it if it is a node."""
         if command[1:3] != _START_OF_PYTHON or command[3] not in MODULES:
             return _spawn(command, log, stdout)
-        if self._process is None:
-            self._socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            program = [sys.executable, "-m", "tests.fork_server", str(remote.fileno()), _ROOM]
-            self._process = subprocess.Popen(
-                program,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[remote.fileno()],
-                env=supervisor.environment(),
-            )
-            remote.close()
         return _Forked(self._fork, command, log, stdout)
+
+    def _start(self) -> None:
+        self._socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = [sys.executable, "-m", "tests.fork_server", str(remote.fileno()), _ROOM]
+        self._process = subprocess.Popen(
+            program,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[remote.fileno()],
+            env=supervisor.environment(),
+        )
+        remote.close()
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> int:
         """Fork a node; return its process id."""
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], files)
-            return int(self._socket.recv(32))
-        finally:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        with self._lock:
+            if self._process is None:
+                self._start()
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], files)
+                return int(self._socket.recv(32))
+            finally:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
     def close(self) -> None:
         """End the process."""

@@ -314,6 +314,10 @@ class Trial:
         placed, possible = self._workload.placed, self._workload.possible
         wrong = [text for copy in self.copies for text in judge(copy, placed, possible)]
         wrong += [f"{name} failed" for name in self._owners.stop()]
+        for copy in self.copies:
+            if copy.partitions == 1:
+                gsns = [gsn for gsn, _ in copy.rows()]
+                self._recorder.result(events.Holds(now(), f"trial/{copy.name}/0", gsns))
         self._recorder.flush()
         observed = gather(events.files_of([self._history]))
         wrong += [f"{one.rule}: {one.text}" for one in rules.check(observed).violations]

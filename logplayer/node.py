@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
     from ziplog.errors import ZiplogError
 
+#: Maximum number of tasks that are polled in a row. What they send leaves, and waiting messages are
+#: handled, before the next ones.
+MAX_POLLED: Final = 8
 #: Maximum number of tasks of a player.
 MAX_TASKS: Final = 256
 
@@ -80,6 +83,8 @@ class PlayerNode:
         )  # fmt: skip
         #: The positions of the tasks that read the feed, as of their last polls.
         self._positions: Final[dict[str, int]] = {}
+        #: Tasks that are due were left for the next batch, which follows at once.
+        self._is_behind = False
         self._push: Final = PushSender(settings.targets)
         #: The error that ended the player; None: it runs.
         self.failure: ZiplogError | None = None
@@ -186,14 +191,17 @@ class PlayerNode:
             self._wake_all()
 
     def _poll_tasks(self) -> bool:
-        """Poll the tasks that are due, and those that read for themselves; return if any is."""
+        """Poll tasks that are due, or that read for themselves; return whether there was any."""
         due, now, positions = self._context.due, self._calls.now, self._positions
-        for name in self._context.own_readers:
-            due[name] = now
+        if not self._is_behind:
+            for name in self._context.own_readers:
+                due[name] = now
         found = [name for name, at in due.items() if at <= now]
-        for name in found:
+        self._is_behind = len(found) > MAX_POLLED
+        for name in found[:MAX_POLLED]:
             task = self.tasks[name]
             task.poll()
+            del due[name]  # It is the last one now, so each task has its turn.
             due[name] = task.next_wakeup()
             if task.reads_feed:
                 positions[name] = task.delivery.looked

@@ -29,7 +29,8 @@ class TaskReader:
     """The source of one task's records."""
 
     __slots__ = (
-        "_context", "_max_records", "_name", "_only", "_skip_writers", "source", "trimmed"
+        "_context", "_max_records", "_name", "_only", "_skip_writers", "source", "trimmed",
+        "uses_feed",
     )  # fmt: skip
 
     def __init__(self, context: PlayerContext, spec: TargetSpec, partition: int) -> None:
@@ -39,6 +40,8 @@ class TaskReader:
         self._max_records: Final = spec.batch_records
         self._only: Final = (partition, spec.partitions)
         self._skip_writers: Final = spec.skip_writers
+        #: Whether it takes from the feed what the feed has.
+        self.uses_feed: Final = not spec.skip_writers
         #: The subscription of its own; None: it has none.
         self.source: Source | None = None
         #: The records that the task needs next were trimmed.
@@ -47,11 +50,6 @@ class TaskReader:
     def wake(self) -> None:
         """Have the task polled."""
         self._context.wake(self._name)
-
-    @property
-    def uses_feed(self) -> bool:
-        """Whether it takes from the feed what the feed has."""
-        return not self._skip_writers
 
     def _is_with_feed(self, position: int) -> bool:
         return self.uses_feed and self._context.feed.covers(position)

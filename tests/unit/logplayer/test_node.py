@@ -9,6 +9,7 @@ import pytest
 
 from logplayer.calls import StartedCall, StatusCall, WaitCall
 from logplayer.contract import Retry
+from logplayer.node import MAX_POLLED
 from logplayer.steps import CloseTarget, Deliver
 from logplayer.task import PlayerTask
 from tests.sim.player.targets import Sink, Store
@@ -216,6 +217,38 @@ def test_only_the_tasks_that_an_event_concerns_are_polled(monkeypatch: pytest.Mo
     assert len(set(polled)) == 10, "each task looks at the record's position"
     assert polled.count(delivering) > 1
     assert all(polled.count(name) == 1 for name in set(polled) - {delivering})
+
+
+def test_few_tasks_are_polled_in_a_row_and_each_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Store("db")
+    world = World([target], [spec(target, partitions=3 * MAX_POLLED)], idle_ms=60_000)
+    player = world.add_player()
+    world.fill(200)
+    world.run(2000)
+    rows: list[list[str]] = []
+    monkeypatch.setattr(PlayerTask, "poll", lambda task: rows[-1].append(task.name))
+    monkeypatch.setattr(PlayerTask, "next_wakeup", lambda _task: world.now)
+    for name in player.node.tasks:
+        player.node.tasks[name].wake()
+    for _ in range(3):
+        rows.append([])
+        player.node.step(BatchEnd(), world.now)
+    assert [len(row) for row in rows] == [MAX_POLLED] * 3
+    assert {name for row in rows for name in row} == set(player.node.tasks)
+
+
+def test_many_tasks_that_read_for_themselves_come_to_rest() -> None:
+    target = Store("db")
+    own = spec(target, partitions=2 * MAX_POLLED, skip_writers=(b"writer",))
+    world = World([target], [own], idle_ms=60_000)
+    player = world.add_player()
+    world.run(1000)
+    world.fill(100)
+    world.run(1000)  # A node that asks for time without end fails the test.
+    assert sum(len(target.rows[part].records) for part in target.rows) == 100
+    assert set(player.states()) == {"playing"}
 
 
 def test_a_wait_for_a_far_position_makes_no_steps() -> None:

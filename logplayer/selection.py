@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from logplayer.contract import Map, TargetSpec
     from logplayer.ring import Ring
 
-#: Maximum number of records that one cut looks at, which takes about a millisecond: the other
-#: tasks wait meanwhile.
-MAX_LOOKED: Final = 1000
+#: Maximum number of records that one cut looks at, as they are, and with keys or a map. Each takes
+#: a few milliseconds, in which the other tasks wait.
+MAX_LOOKED: Final = 10_000
+MAX_MAPPED: Final = 1000
 
 
 class Cut:
@@ -133,7 +134,7 @@ class Selection:
 
         """
         is_plain = self._keys is None and self._map is None
-        most = min(self._max_records, MAX_LOOKED) if is_plain else MAX_LOOKED
+        most = min(self._max_records, MAX_LOOKED) if is_plain else MAX_MAPPED
         numbers, stop = ring.find(reached, self._partition, self._partitions, most)
         found = Cut(start, max(min(stop, limit), start), 0)
         if is_plain:

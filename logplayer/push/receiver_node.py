@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 MAX_TASKS: Final = 1024
 #: A task without messages for so long is closed and forgotten.
 IDLE_NS: Final = 900 * NS_PER_S
+_REQUESTS: Final = (PushOpen, PushBatch, PushQuery, PushClose)
 _FORGOT: Final = "it was lost, or the receiver has restarted since"
 
 
@@ -94,7 +95,7 @@ class ReceiverNode:
         """Handle one event; see `ziplog.core.node`."""
         self._now = now
         if isinstance(event, Received):
-            if isinstance(event.message, PushOpen | PushBatch | PushQuery | PushClose):
+            if isinstance(event.message, _REQUESTS):
                 self._on_request(event.src, event.message)
             else:
                 reason = f"{type(event.message).__name__} for a receiver"

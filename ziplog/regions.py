@@ -14,10 +14,11 @@ from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING, Any, Final
 
+from ziplog.core.nearness import named
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ziplog.config import ClusterConfig
 
@@ -134,11 +135,6 @@ def _shards(shards: Sequence[int]) -> str:
     some = ", ".join(map(str, shards[:_SHOWN]))
     more = ", ..." if len(shards) > _SHOWN else ""
     return f"shard {some}" if len(shards) == 1 else f"shards {some}{more}"
-
-
-def named(regions: Iterable[str]) -> str:
-    """Return regions as a text."""
-    return ", ".join(region or "(no region)" for region in regions)
 
 
 def warnings(layout: Layout) -> list[str]:

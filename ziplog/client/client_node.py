@@ -24,6 +24,7 @@ from ziplog.client.common.requests import (
     InsertRequest,
     MeasureRequest,
     OutlineRequest,
+    Preferences,
     ReadRequest,
     SealRequest,
     SyncRequest,
@@ -88,7 +89,13 @@ class ClientCore:
     """The state of one client: a `ziplog.core.node.Node` that answers calls."""
 
     def __init__(
-        self, client: bytes, endpoints: Sequence[str], policy: Policy, cluster: int = 0
+        self,
+        client: bytes,
+        endpoints: Sequence[str],
+        policy: Policy,
+        region: str = "",
+        min_regions: int = 0,
+        cluster: int = 0,
     ) -> None:
         """Create a client.
 
@@ -96,15 +103,21 @@ class ClientCore:
             client: 16 random bytes, never used by another client (D10).
             endpoints: "host:port" of the membership service's nodes, one or more.
             policy: selects the shard of each insert.
+            region: the region of the client, for `ziplog.policy.nearest`; "": none.
+            min_regions: least number of regions of an insert that requests no number; 0: the
+                cluster's.
             cluster: the number that the cluster must have; 0: any.
 
         """
+        self._region: Final = region
         context = self._context = StepContext(client)
         membership = self._membership = MembershipClient(context, endpoints, cluster)
         routing = self._routing = Routing(context, membership)
         tail_queries = self._tail_queries = TailQueries(context, routing)
         seals = self._seals = Seals(context, routing, tail_queries)
-        inserts = self._inserts = Inserts(context, routing, policy, seals)
+        inserts = self._inserts = Inserts(
+            context, routing, Preferences(policy, region, min_regions), seals
+        )
         self._plain_inserts: Final = inserts.plain
         self._on_plain_ack: Final = inserts.plain.on_ack
         #: A `BatchEnd` is due: an event happened since the last one, besides inserts on the short
@@ -206,6 +219,13 @@ class ClientCore:
     def description(self) -> str:
         """The cluster's name and endpoints, for errors."""
         return str(self._routing)
+
+    @property
+    def has_unknown_region(self) -> bool:
+        """Whether no shard has a server in the region of this client, so nothing is near."""
+        routing, region = self._routing, self._region
+        found = {one for shard in routing.shards for one in routing.regions(shard)}
+        return bool(region) and region not in found
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy`."""

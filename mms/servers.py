@@ -327,6 +327,7 @@ class FailureHandlers:
         return {
             "name": node.name,
             "endpoint": node.endpoint,
+            "region": node.region or "",
             "pid": heartbeat.pid if heartbeat is not None else None,
             "state": state,
             "leader": heartbeat is not None and heartbeat.leader and state != "down",

@@ -40,7 +40,14 @@ if TYPE_CHECKING:
         ZiplogError,
     )
     from ziplog.policy import Policy
-    from ziplog.types import RID_GENESIS, RID_RECENT, CursorInfo, Record, RecordId
+    from ziplog.types import (
+        RID_GENESIS,
+        RID_RECENT,
+        CursorInfo,
+        Record,
+        RecordId,
+        RegionInfo,
+    )
 
     __version__: str
 
@@ -66,6 +73,7 @@ __all__ = [
     "Record",
     "RecordId",
     "RecordTooLargeError",
+    "RegionInfo",
     "Scan",
     "ShardOutline",
     "Speculation",
@@ -140,6 +148,7 @@ _MODULES: Final = {
     "RID_RECENT": "types",
     "Record": "types",
     "RecordId": "types",
+    "RegionInfo": "types",
     "Scan": "client.blocking_iterators",
     "ShardOutline": "client.bulk.outline",
     "Speculation": "client.blocking_speculation",

@@ -89,7 +89,7 @@ async def _connect(
 ) -> AsyncLog:
     timeout = arguments.timeout_s(seconds, arguments.DEFAULT_TIMEOUT_S)
     endpoints, cluster = arguments.log_address(bootstrap, cluster_id)
-    core = ClientCore(os.urandom(16), endpoints, *preferences, cluster=cluster)
+    core = ClientCore(os.urandom(16), endpoints, preferences, cluster)
     engine = AsyncioEngine(core)
     try:
         limits = await engine.call(ConnectRequest(arguments.deadline_ns(timeout, timeout)))

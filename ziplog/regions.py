@@ -4,7 +4,7 @@ A region is a label of a server: servers that fail together have the same one, a
 a label share the region "". A shard *spans* the regions of its replicas. An insert is complete when
 all replicas of its shard ack, so the record is then in all regions that the shard spans.
 
-Invariant: `survey` has a verdict for each single region. See docs/protocol.md, section 17.
+Invariant: `survey` has a verdict for each single region. See docs/protocol.md, section 20.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from ziplog.deploy.supervisor import (
 )
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
+from ziplog.regions import layout_of, warnings
 from ziplog.runtime.process_logging import configure
 from ziplog.types import Durability
 
@@ -195,6 +196,8 @@ def _start(
                 stack.enter_context(companion.coordinator(data_dir, cluster.config, logdb_port))
             if (settings := cluster.config.monitor) is not None and settings.port:
                 stack.enter_context(companion.monitor(data_dir, data_dir / CLUSTER_FILE))
+            for warning in warnings(layout_of(cluster.config)):
+                say(f"warning: {warning}")
             return cluster
     except ZiplogError as error:
         if not structlog.is_configured():

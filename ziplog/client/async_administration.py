@@ -12,7 +12,7 @@ from ziplog.types import RID_GENESIS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ziplog.types import CursorInfo, RecordId
+    from ziplog.types import CursorInfo, RecordId, RegionInfo
 
 
 class AsyncAdministration(AsyncConnection):
@@ -188,6 +188,14 @@ class AsyncAdministration(AsyncConnection):
         """Return the status document."""
         document: bytes = await self._engine.call(StatusRequest(self._deadline_ns(timeout)))
         return arguments.status(document)
+
+    async def regions(self, *, timeout: float | None = None) -> dict[str, RegionInfo]:
+        """Return the regions of the cluster's nodes, with this client's measured latencies.
+
+        Nodes without a region are in the region "".
+        """
+        document = await self.cluster(timeout=timeout)
+        return placement_arguments.regions(document, self._core.insert_latency_ns)
 
     async def finish_upgrade(self, wire: int, *, timeout: float | None = None) -> int:
         """Have the cluster use a wire version; return the version that it uses then.

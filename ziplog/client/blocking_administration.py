@@ -13,7 +13,7 @@ from ziplog.types import RID_GENESIS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ziplog.types import CursorInfo, RecordId
+    from ziplog.types import CursorInfo, RecordId, RegionInfo
 
 
 class Administration(Connection):
@@ -181,6 +181,14 @@ class Administration(Connection):
         """Return the status document."""
         document: bytes = self._engine.call(StatusRequest(self._deadline_ns(timeout)))
         return arguments.status(document)
+
+    def regions(self, *, timeout: float | None = None) -> dict[str, RegionInfo]:
+        """Return the regions of the cluster's nodes, with this client's measured latencies.
+
+        Nodes without a region are in the region "".
+        """
+        document = self.cluster(timeout=timeout)
+        return placement_arguments.regions(document, self._core.insert_latency_ns)
 
     def finish_upgrade(self, wire: int, *, timeout: float | None = None) -> int:
         """Have the cluster use a wire version; return the version that it uses then.

@@ -37,12 +37,8 @@ class Connection:
         """Connect; see `ziplog.connect`."""
         self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
         endpoints, cluster = arguments.log_address(bootstrap, cluster_id)
-        self._core: Final = ClientCore(
-            os.urandom(16),
-            endpoints,
-            *placement_arguments.preferences(policy, region, min_regions),
-            cluster=cluster,
-        )
+        preferences = placement_arguments.preferences(policy, region, min_regions)
+        self._core: Final = ClientCore(os.urandom(16), endpoints, preferences, cluster)
         self._engine: Final = BlockingEngine(self._core)
         self._engine.resolve = self._resolve
         try:

@@ -9,16 +9,21 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ziplog import policy as policies
 from ziplog.client.common.requests import ChangeRequest, Preferences
+from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import Replica
 from ziplog.errors import ConfigError
+from ziplog.types import RegionInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ziplog.client.common.requests import Change, Policy
 
+_FAR: Final = "no storage server is in the region of this client: no shard is near"
 _log: Final = logging.getLogger("ziplog.client")
 #: Maximum number of a shard's replicas, and maximum length of a replica's name.
 _MAX_REPLICAS: Final = 16
@@ -97,9 +102,31 @@ def preferences(chosen: Policy | None, here: str | None, regions: int | None) ->
     return Preferences(chosen or default(), found, number)
 
 
+def regions(document: Mapping[str, Any], latency_ns: Callable[[int], int]) -> dict[str, RegionInfo]:
+    """Return the regions of a status document.
+
+    Args:
+        document: the status document.
+        latency_ns: returns the measured latency of inserts at a shard; 0: there is none.
+
+    """
+    found = {}
+    placed = {
+        shard["id"]: [replica["region"] for replica in shard["replicas"]]
+        for shard in document["shards"]
+    }
+    for name, one in document["regions"].items():
+        primaries = tuple(shard for shard, names in placed.items() if names[0] == name)
+        replicas = tuple(shard for shard, names in placed.items() if name in names)
+        least = min(filter(None, map(latency_ns, primaries)), default=None)
+        insert_ms = None if least is None else least / NS_PER_MS
+        found[name] = RegionInfo(one["state"], primaries, replicas, insert_ms)
+    return found
+
+
 def warn_of_region() -> None:
     """Log a warning: no storage server is in the region of a client."""
-    _log.warning("no storage server is in the region of this client: no shard is near")
+    _log.warning(_FAR)
 
 
 def policy(chosen: object) -> Policy:

@@ -10,6 +10,7 @@ from tests.unit.mms.reconfiguration import HANDLER, servers_of
 from tests.unit.mms.world import World, config, state
 from ziplog.config import ClusterConfig
 from ziplog.core.view import Replica, fingerprint
+from ziplog.regions import layout_of_status
 from ziplog.wire import ChangeShard, ClusterInfo, Hello, Reinsert, Remove, ShardChanged
 
 TRIANGLE = (("a", "b"), ("b", "c"), ("c", "a"))
@@ -43,7 +44,7 @@ def hello(world: World) -> ClusterInfo:
 
 
 def add(world: World, *found: str, request: int = 7) -> list[tuple[str, str]]:
-    replicas = world.add_servers(3) if not world.servers[-1].shard == 3 else []
+    replicas = world.add_servers(3) if world.servers[-1].shard != 3 else []
     replicas = replicas or [Replica(f"shard-3-{i}", f"127.0.0.1:{9030 + i}") for i in range(2)]
     for server, region in zip(world.servers[-2:], found, strict=True):
         server.region = region
@@ -136,3 +137,25 @@ def test_clients_get_the_number_of_regions_once_all_servers_have_theirs() -> Non
     world.servers[0].region = "a"
     world.run(2 * S)
     assert hello(world).limits.min_regions == 2
+
+
+def test_the_status_document_shows_regions() -> None:
+    world = World(labelled(*TRIANGLE)).lead().run(S)
+    for server in world.servers:
+        server.alive = server.region != "a" and server is not world.servers[2]
+    world.run(20 * S)
+    document = world.status()
+    assert document["min_regions"] == 2
+    assert [shard["regions"] for shard in document["shards"]] == [
+        ["a", "b"],
+        ["b", "c"],
+        ["a", "c"],
+    ]
+    assert [one["region"] for one in document["shards"][0]["replicas"]] == ["a", "b"]
+    assert document["regions"] == {
+        "": {"state": "up", "servers_up": 1, "servers": 1},
+        "a": {"state": "away", "servers_up": 0, "servers": 2},
+        "b": {"state": "degraded", "servers_up": 1, "servers": 2},
+        "c": {"state": "up", "servers_up": 2, "servers": 2},
+    }
+    assert layout_of_status(document).shards == dict(enumerate(TRIANGLE))

@@ -44,7 +44,7 @@ class ShardSelector:
         self._context: Final = context
         self._routing: Final = routing
         self._windows: Final = windows
-        self.policy, self._region, self._min_regions = preferences
+        self.policy, self.region, self._min_regions = preferences
         self._avoid_until = 0
         #: Windows of shards that are avoided since the last tick.
         self.newly_avoided: list[ShardWindow] = []
@@ -99,7 +99,7 @@ class ShardSelector:
                 return error
             live = unavoided or live
         if type(self.policy) is NearestPolicy:
-            live = nearest(live, self._region, self._routing.regions, self._latency_ns)
+            live = nearest(live, self.region, self._routing.regions, self.latency_ns)
         try:
             shard = self.policy(request.payloads[0], request.key_of(0), live)
         except Exception as error:  # noqa: BLE001 - raised by the caller's policy, returned to the caller
@@ -130,7 +130,7 @@ class ShardSelector:
             return insert_errors.too_few_regions_error(shards, count, routing)
         return former if routing.spans(former, count) else -1
 
-    def _latency_ns(self, shard: int) -> int:
+    def latency_ns(self, shard: int) -> int:
         """Return the measured latency of inserts at a shard; 0: there is none."""
         window = self._windows.get(shard)
         return window.retransmit_timeout.smoothed_ns if window is not None else 0

@@ -23,6 +23,7 @@ from ziplog.client.common.requests import (
     Fetched,
     FetchRequest,
     InsertRequest,
+    Preferences,
     Request,
     SubscribeRequest,
 )
@@ -101,7 +102,7 @@ class Glass:
         min_regions: int = 0,
     ) -> None:
         chosen = policy or (lambda _p, _k, live: live[0])
-        self.core = ClientCore(CLIENT, endpoints, chosen, region, min_regions)
+        self.core = ClientCore(CLIENT, endpoints, Preferences(chosen, region, min_regions))
         self.now = 5 * S
         #: (name, message) of every sent message that no test has taken.
         self.sent: list[tuple[str, Any]] = []

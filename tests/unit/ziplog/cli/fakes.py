@@ -140,7 +140,7 @@ class FakeLog:
         *,
         key: str | None = None,
         shard: int | None = None,
-        min_regions: int | None = None,
+        **_: Any,
     ) -> list[ziplog.RecordId]:
         self.calls.append(("insert", list(payloads), after))
         first = len(self.records)

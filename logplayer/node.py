@@ -19,7 +19,7 @@ from logplayer.shares import share
 from logplayer.steps import StepEnded
 from logplayer.task import PlayerTask
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER
+from ziplog.client.common.requests import NEVER, Preferences
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Halt, LogWarning, Received
 from ziplog.core.units import NS_PER_MS
@@ -68,7 +68,7 @@ class PlayerNode:
             ConfigError: two targets have one name, or there are no or too many tasks.
 
         """
-        core = ClientCore(client, endpoints, _no_shard)
+        core = ClientCore(client, endpoints, Preferences(_no_shard))
         calls = self._calls = LogTasks(core, now)
         self._wall_offset_ns: Final = wall_ns - now if wall_ns else 0
         self._context: Final = PlayerContext(calls, settings, owner, self._on_feed_change)

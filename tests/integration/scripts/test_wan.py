@@ -34,7 +34,7 @@ def run(network: Network, region: str, *arguments: str) -> Any:
 
 
 def test_datagrams_and_streams_take_at_least_the_round_trip(network: Network) -> None:
-    found = floor.measure(network, {("A", "B"): 30}, count=5, mib=1)
+    found = floor.measure(network, {("A", "B"): 30}, network.regions, count=5, mib=1)
     pair = found["A", "B"]
     assert pair.p50_ms >= 30
     assert pair.received == 1

@@ -32,7 +32,7 @@ _PASSWORD: Final = "sixteen characters"  # noqa: S105 - of a network on this mac
 def write_file(
     directory: Path, network: Network, regions: Sequence[str], settings: Mapping[str, Any]
 ) -> None:
-    """Write the cluster file of a ring: shard N has its primary in region N, its backup in the next.
+    """Write the file of a ring: shard N has its primary in region N, its backup in the next.
 
     Each region has a node of the membership service and one of the failure handler.
     """
@@ -79,13 +79,15 @@ def run(
 
     Returns:
         Per region its inserts and deliveries; the states and views of the shards over the time,
-        the number of events, and the seconds until the cluster was live.
+        the number of events, what the paths have carried, and the seconds until the cluster was
+        live.
 
     """
     write_file(directory, network, regions, settings)
     started = time.monotonic()
     with Cluster(directory, launcher=network.launcher(), timeout=_START_S) as cluster:
         live = time.monotonic() - started
+        carried = _carried(network)
         inserts = [
             _start(network, region, "insert", cluster.endpoint, str(shard), str(seconds))
             for shard, region in enumerate(regions)
@@ -101,7 +103,12 @@ def run(
         }
         with cluster.connect(timeout=_START_S) as log:
             status = log.cluster()
+        packets, size = (
+            after - before for before, after in zip(carried, _carried(network), strict=True)
+        )
         return {
+            "packets": packets,
+            "bytes": size,
             "live_s": live,
             "regions": result,
             "states": states,
@@ -113,6 +120,12 @@ def run(
 def report(result: Mapping[str, Any], regions: Sequence[str]) -> None:
     """Print what `run` has returned."""
     print(f"live after {result['live_s']:.1f} s; views {result['views']}; {result['states']}")
+    count = sum(len(found["latencies_ms"]) for found in result["regions"].values())
+    if count:
+        print(
+            f"{result['packets'] / count:.1f} packets and {result['bytes'] / count:.0f} bytes for"
+            " each record, everything between regions included"
+        )
     for region, found in result["regions"].items():
         latencies = sorted(found["latencies_ms"])
         line = f"{region}: {len(latencies)} inserts"
@@ -128,6 +141,12 @@ def report(result: Mapping[str, Any], regions: Sequence[str]) -> None:
             )
     for warning, count in result["logs"].items():
         print(f"   {count} x {warning}")
+
+
+def _carried(network: Network) -> tuple[int, int]:
+    """Return the packets and bytes that all paths have carried."""
+    paths = [path for row in network.report()["paths"] for path in row]
+    return sum(path["packets"] for path in paths), sum(path["bytes"] for path in paths)
 
 
 def _start(network: Network, region: str, *arguments: str) -> subprocess.Popen[str]:

@@ -1,4 +1,6 @@
-"""A client inside a region: `worker.py insert BOOTSTRAP SHARD SECONDS`, or `follow BOOTSTRAP SECONDS`.
+"""A client inside a region.
+
+`worker.py insert BOOTSTRAP SHARD SECONDS`, or `worker.py follow BOOTSTRAP SECONDS`.
 
 Each record's payload holds the time of its insert: all regions share this machine's clock.
 """

@@ -30,6 +30,7 @@ KINDS = {
     "max_unsettled_units": (1, "restart"),
     "name": ("other", "never"),
     "raft_password": ("0123456789abcdef", "stop"),
+    "rtt_ms": (250, "restart"),
     "segment_bytes": (2**20, "restart"),
     "session_timeout_s": (10, "restart"),
     "suspicion_ms": (100, "reload"),

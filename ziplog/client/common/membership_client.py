@@ -174,7 +174,7 @@ class MembershipClient:
         context = self._context
         request = context.request()
         message = build(self.cluster, request)
-        pending = MembershipRequest(message, callback, context.now + _FIRST_RETRY_NS)
+        pending = MembershipRequest(message, callback, context.retry_at(_FIRST_RETRY_NS))
         self._pending[request] = pending
         context.set_timer(pending.retry_at)
         if self._leader is None:
@@ -228,7 +228,7 @@ class MembershipClient:
         for pending in self._pending.values():
             if context.now >= pending.retry_at:
                 pending.pause = min(pending.pause * 2, _LAST_RETRY_NS)
-                pending.retry_at = context.now + pending.pause
+                pending.retry_at = context.retry_at(pending.pause)
                 pending.sent_to.clear()
                 self._send_to_all(pending)
             context.set_timer(pending.retry_at)

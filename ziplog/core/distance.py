@@ -119,6 +119,11 @@ def leader_fallback_ns(rtt_ms: int) -> int:
     return max(1000 * NS_PER_MS, 4 * _ns(rtt_ms))
 
 
+def connection_silence_ns(rtt_ms: int) -> int:
+    """Return the silence after which Raft closes a connection; no shorter than an election."""
+    return max(3500 * NS_PER_MS, 8 * _ns(rtt_ms))
+
+
 # --- clients ---
 
 

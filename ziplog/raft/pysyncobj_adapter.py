@@ -159,6 +159,7 @@ def configuration(
         "appendEntriesUseBatch": False,
         "commandsQueueSize": MAX_PROPOSALS,
         "connectionRetryTime": 0.2,
+        "connectionTimeout": distance.connection_silence_ns(rtt_ms) / NS_PER_S,
         "leaderFallbackTimeout": distance.leader_fallback_ns(rtt_ms) / NS_PER_S,
         "logCompactionMinEntries": _COMPACT_ENTRIES,
         "logCompactionMinTime": _COMPACT_S,

@@ -53,6 +53,7 @@ EXPECTED: Final = {
     "min_election_ns": (500, 500),
     "max_election_ns": (1200, 1200),
     "leader_fallback_ns": (1000, 1000),
+    "connection_silence_ns": (3500, 3500),
     "initial_retransmit_ns": (500, 500),
     "min_retransmit_ns": (200, 240),
     "min_request_retry_ns": (0, 240),
@@ -175,6 +176,7 @@ def test_a_server_takes_the_round_trip_of_its_cluster_file() -> None:
 def test_elections_take_several_round_trips_unless_a_node_is_alone() -> None:
     far = configuration("127.0.0.1:1", alone=False, rtt_ms=500)
     assert (far.raftMinTimeout, far.raftMaxTimeout, far.leaderFallbackTimeout) == (1.5, 3.0, 2.0)
+    configuration("127.0.0.1:1", alone=False, rtt_ms=1000).validate()
     alone = configuration("127.0.0.1:1", alone=True, rtt_ms=500)
     assert (alone.raftMinTimeout, alone.raftMaxTimeout) == (0.05, 0.06)
 

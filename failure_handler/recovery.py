@@ -25,8 +25,8 @@ from failure_handler.candidate_selection import (
 from failure_handler.members import HEARD_NS
 from failure_handler.obstacles import MISSING_NS, obstacle
 from failure_handler.state import Attempt, Begin, Confirm, Decide, Decision, Finish
+from ziplog.core import distance
 from ziplog.core.node import Broadcast, LogWarning, Propose, Send
-from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import fingerprint
 from ziplog.wire import Freeze, Reinsert, Remove, ViewDecided
 
@@ -39,16 +39,6 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement
     from ziplog.wire import Frozen, Reinserted, Removed, Suspect
 
-#: Interval between repetitions of a step.
-REPEAT_NS: Final = 100 * NS_PER_MS
-#: Delay before an uncommitted command is proposed again.
-PROPOSE_NS: Final = 1000 * NS_PER_MS
-#: Time for a candidate's promise, after which another candidate is tried.
-FREEZE_NS: Final = 1000 * NS_PER_MS
-#: Time for the primary's report, after which another candidate may be chosen.
-PRIMARY_NS: Final = 100 * NS_PER_MS
-#: Silence during a recovery after which a server is to be restarted.
-ORDER_NS: Final = 300 * NS_PER_MS
 #: Maximum number of different warnings for one attempt.
 _MAX_WARNINGS: Final = 16
 _MAX_VIEW: Final = 2**32 - 1
@@ -65,6 +55,7 @@ class Recovery:
         service: tuple[bytes, ...],
         *,
         now: int,
+        rtt_ms: int = 0,
     ) -> None:
         """Start to watch a shard.
 
@@ -74,12 +65,14 @@ class Recovery:
             members: the servers' reports.
             service: the names of the membership service's nodes.
             now: monotonic nanoseconds; silence counts from here on at the earliest.
+            rtt_ms: as in the cluster file.
 
         """
         self.shard: Final = shard
         self._state: Final = state
         self._members: Final = members
         self._service: Final = service
+        self._rtt_ms: Final = rtt_ms
         self._listening_since = self._now = now
         self._effects: list[Effect] = []
         #: When each step was last taken, by its name.
@@ -269,7 +262,7 @@ class Recovery:
             self._trouble_since = now
         primary = self._members.of(self.shard)[0].recent_report(now)
         return (
-            now < self._trouble_since + PRIMARY_NS
+            now < self._trouble_since + distance.primary_report_ns(self._rtt_ms)
             and primary is None
             and not any(0 in one.report.suspects for one in candidates)
         )
@@ -323,7 +316,9 @@ class Recovery:
             return True
         silent = now - max(member.heard_at, self._listening_since) >= HEARD_NS
         freeze_sent_at = self._freeze_sent_at
-        return silent or (freeze_sent_at is not None and now - freeze_sent_at >= FREEZE_NS)
+        return silent or (
+            freeze_sent_at is not None and now - freeze_sent_at >= distance.freeze_ns(self._rtt_ms)
+        )
 
     def _excluded_candidate(self, member: Member, attempt: Attempt) -> int | None:
         """Return the candidate that would fail again under another number."""
@@ -470,14 +465,16 @@ class Recovery:
         return [
             member.name
             for member in self._members.of(self.shard)
-            if now - max(member.heard_at, self._listening_since) >= ORDER_NS
+            if now - max(member.heard_at, self._listening_since)
+            >= distance.restart_order_ns(self._rtt_ms)
         ]
 
     # --- effects ---
 
     def _is_due(self, step: object, now: int) -> bool:
         """Whether to take a step (again); if so, record it as taken."""
-        if now < self._last_done.get(step, now - REPEAT_NS) + REPEAT_NS:
+        interval = distance.recovery_repeat_ns(self._rtt_ms)
+        if now < self._last_done.get(step, now - interval) + interval:
             return False
         self._last_done[step] = now
         return True
@@ -489,7 +486,9 @@ class Recovery:
     def _propose(self, command: AnyCommand, now: int) -> None:
         encoded = command.encode()
         # One at a time: an earlier proposal may still be committed.
-        if self._proposed is not None and now < self._proposed[1] + PROPOSE_NS:
+        if self._proposed is not None and now < self._proposed[1] + distance.proposal_retry_ns(
+            self._rtt_ms
+        ):
             return
         self._proposed = (encoded, now)
         self._effects.append(Propose(encoded))

@@ -245,6 +245,7 @@ class FailureHandler(ServiceNode):
                 self.members,
                 self._service_nodes,
                 now=self._now,
+                rtt_ms=self.config.rtt_ms,
             )
         return recovery
 

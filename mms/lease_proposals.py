@@ -46,6 +46,7 @@ class LeaseProposals:
         plan: LeasePlan,
         recoveries: Recoveries,
         reconfiguration: Reconfiguration,
+        rtt_ms: int,
     ) -> None:
         self._state: Final = state
         self._servers: Final = servers
@@ -53,7 +54,7 @@ class LeaseProposals:
         self._recoveries: Final = recoveries
         self._reconfiguration: Final = reconfiguration
         self._weights: Final = Weights()
-        self._stragglers: Final = Stragglers()
+        self._stragglers: Final = Stragglers(rtt_ms)
         #: The live shards.
         self.live: set[int] = set()
         #: The placements that change with the next lease, beside those of recoveries.

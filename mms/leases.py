@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mms.proposals import RETRY_NS
 from mms.state import MAX_LEASE_SIZE
+from ziplog.core.distance import min_lease_ms, proposal_retry_ns
 from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import NO_DIGEST, Lease
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _EPOCHS: Final = 16
 _IDLE_EPOCH_MS: Final = 1000
-#: Minimum nominal length of a lease: consensus carries at most ten leases a second (D32).
-_MIN_LEASE_MS: Final = 160
 #: Delay before a new proposal after a refused one.
 _REFUSED_NS: Final = 10 * NS_PER_MS
 #: Minimum interval between leases that start at once because of new members.
@@ -48,7 +46,9 @@ _MAX_WEIGHTS_INTERVAL_NS: Final = 3_600_000 * NS_PER_MS
 class LeasePlan:
     """Timing of leases at the leader; on followers, a record of them."""
 
-    def __init__(self, epoch_ms: int) -> None:
+    def __init__(self, epoch_ms: int, rtt_ms: int = 0) -> None:
+        self._rtt_ms: Final = rtt_ms
+        self._retry_ns: Final = proposal_retry_ns(rtt_ms)
         self._epoch_ms: Final = epoch_ms
         self._idle_ms: Final = max(_IDLE_EPOCH_MS, epoch_ms)
         #: The last committed lease, and when it starts by the local clock, in ns.
@@ -81,7 +81,7 @@ class LeasePlan:
     ) -> int:
         """Return when to propose the next lease, in ns; `now` or earlier means at once."""
         if self._proposed_at is not None:
-            return self._proposed_at + RETRY_NS
+            return self._proposed_at + self._retry_ns
         last = self.last
         if last is None or self._at_once or (active and last.epoch_ms != self._epoch_ms):
             return now
@@ -121,7 +121,7 @@ class LeasePlan:
         """Return the lease to propose; a lease with other weights may start at once."""
         last = self.last
         epoch_ms = self._epoch_ms if active else self._idle_ms
-        epochs, epoch_size = shape(epoch_ms)
+        epochs, epoch_size = shape(epoch_ms, self._rtt_ms)
         self._proposed_at = now
         if last is None or (active and last.epoch_ms != epoch_ms) or other_members:
             self._at_once = True
@@ -158,7 +158,7 @@ class LeasePlan:
 
     def on_refused(self, now: int) -> None:
         """Handle a refused lease: its base state had changed. Propose again soon."""
-        self._proposed_at = now + _REFUSED_NS - RETRY_NS
+        self._proposed_at = now + _REFUSED_NS - self._retry_ns
 
     def on_committed(self, lease: Lease, now: int, *, leading: bool) -> None:
         """Handle a committed lease: it starts after the one before it, or at once.
@@ -196,10 +196,13 @@ class LeasePlan:
         return lease.first_epoch + min(max(index, 0), lease.epochs - 1)
 
 
-def shape(epoch_ms: int) -> tuple[int, int]:
-    """Return the number of epochs of a lease and their size in positions."""
+def shape(epoch_ms: int, rtt_ms: int) -> tuple[int, int]:
+    """Return the number of epochs of a lease and their size in positions.
+
+    A lease has a minimum length, as consensus carries at most ten leases a second (D32).
+    """
     epochs = _EPOCHS
-    while epochs * epoch_ms < _MIN_LEASE_MS:
+    while epochs * epoch_ms < min_lease_ms(rtt_ms):
         epochs *= 2
     return epochs, MAX_LEASE_SIZE // epochs
 

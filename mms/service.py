@@ -124,7 +124,7 @@ class MembershipService(ServiceNode):
         super().__init__(config, name, config.mms, now, wire_use)
         state = self.state = ClusterState()
         servers = self.servers = Servers(publisher)
-        plan = self.plan = LeasePlan(config.epoch_ms)
+        plan = self.plan = LeasePlan(config.epoch_ms, config.rtt_ms)
         self.announcements: Final = Announcements(state, servers, plan, publisher)
         self._creation: Final = ClusterCreation(config, servers, cluster)
         self._recoveries: Final = Recoveries(state)
@@ -132,7 +132,7 @@ class MembershipService(ServiceNode):
             state, servers, (*config.mms, *config.failure_handlers), config.required_regions
         )
         self._leases: Final = LeaseProposals(
-            state, servers, plan, self._recoveries, self._reconfiguration
+            state, servers, plan, self._recoveries, self._reconfiguration, config.rtt_ms
         )
         self._failure_handlers: Final = FailureHandlers(config.failure_handlers)
         self._upgrades: Final = Upgrades(

@@ -4,7 +4,8 @@
     on probation --four late checks in a row--> parked, twice as long as before, up to 60 s
 
 A check is a heartbeat of the primary of a shard with readers. It is late if the frontier is below
-the epoch that ran 100 ms, or ten epochs, ago. Two missing heartbeats count as a late check.
+the epoch that ran 100 ms and two round trips, or ten epochs, ago. Two missing heartbeats count as a
+late check.
 
 Rule: this affects waiting only. A parked shard keeps its servers and its view, and can be
 recovered. Invariants: a late shard has readers. A shard is parked only while at most half of the
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.distance import late_ns
 from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -25,9 +27,8 @@ if TYPE_CHECKING:
     from ziplog.core.view import Lease
 
 _S: Final = 1000 * NS_PER_MS
-#: Lag that counts as late: the longer of the two.
+#: Lag that counts as late, in epochs; or a time, if that is longer.
 _LATE_EPOCHS: Final = 10
-_LATE_NS: Final = 100 * NS_PER_MS
 #: Number of late checks in a row after which a shard is parked.
 _MAX_LATE: Final = 4
 #: Minimum interval between checks: heartbeats that queued while this process was paused are one.
@@ -73,7 +74,8 @@ class _Parked:
 class Stragglers:
     """Straggler detection, at the leader."""
 
-    def __init__(self) -> None:
+    def __init__(self, rtt_ms: int = 0) -> None:
+        self._late_ns: Final = late_ns(rtt_ms)
         #: Leases in order, with their past or planned starts. The newest one that should have
         #: started by some time is the one that ran then.
         self._leases: deque[tuple[int, Lease]] = deque(maxlen=_KEPT_LEASES)
@@ -138,7 +140,7 @@ class Stragglers:
             return 0
         running = next((lease for at, lease in reversed(self._leases) if at <= now), None)
         epoch_ms = running.epoch_ms if running is not None else 0
-        then = now - max(_LATE_EPOCHS * epoch_ms * NS_PER_MS, _LATE_NS)
+        then = now - max(_LATE_EPOCHS * epoch_ms * NS_PER_MS, self._late_ns)
         for at, lease in reversed(self._leases):
             if at <= then:
                 index = min((then - at) // (lease.epoch_ms * NS_PER_MS), lease.epochs - 1)

@@ -134,6 +134,7 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
             max_payload_bytes=config.max_payload_bytes,
             max_key_bytes=config.max_key_bytes,
             max_unsettled_units=config.max_unsettled_units,
+            rtt_ms=config.rtt_ms,
         ),
         session_timeout_s=config.session_timeout_s,
         handlers=_addresses(config.failure_handlers),

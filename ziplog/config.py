@@ -33,6 +33,8 @@ _NAME_RULE: Final = "1 to 64 letters, digits, '.', '_' or '-', the first a lette
 _TABLES: Final = ("cluster", "log", "monitor", "limits", "mms", "failure_handler", "shard")
 _MIB: Final = 1024 * 1024
 _TIB: Final = 1024 * 1024 * _MIB
+#: Least suspicion timeout, in round trips.
+_ROUND_TRIPS: Final = 4
 
 
 _KEY_OF_NAME: Final = Key("Unique in the cluster.", str, pattern=_NAME, rule=_NAME_RULE)
@@ -203,6 +205,16 @@ class ClusterConfig:
             change="reload",
         ),
     ] = 1000
+    rtt_ms: Annotated[
+        int,
+        Key(
+            "Longest round trip between two machines of the cluster and its clients. Stretches all"
+            " time-outs that assume a local network; suspicion_ms must be at least four times it.",
+            int,
+            high=1000,
+            unit="ms",
+        ),
+    ] = 0
     min_regions: Annotated[
         int,
         Key(
@@ -298,6 +310,13 @@ class ClusterConfig:
                     for node in self.nodes
                     for port in _ports(node)
                 ],
+            )
+        if self.suspicion_ms < _ROUND_TRIPS * self.rtt_ms:
+            raise ConfigError(
+                "suspicion_ms in [cluster]",
+                self.suspicion_ms,
+                f"at least {_ROUND_TRIPS} x rtt_ms = {_ROUND_TRIPS * self.rtt_ms}, or servers far"
+                " from each other suspect each other of a failure",
             )
         self._check_exposure()
         for shard in self.shards:

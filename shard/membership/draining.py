@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core import distance
 from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Leaving, Rate
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Interval between `Leaving` messages to a client that continues to insert.
 LEAVING_INTERVAL_NS: Final = 50 * NS_PER_MS
-#: Time without an insert after which the shard is drained.
-QUIET_NS: Final = 20 * NS_PER_MS
 #: Interval between reports that the shard is drained, until a lease excludes it.
 DRAINED_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: Interval between checks whether the last watermark record is on the disk.
@@ -33,6 +32,8 @@ class Draining:
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
+        #: Time without an insert after which the shard is drained.
+        self._quiet_ns: Final = distance.quiet_ns(state.config.limits.rtt_ms)
         self._reported_at = -(2**62)
         #: Time of the next check of the disk before the server is sealed; None: no check is due.
         self._seal_check_due: int | None = None
@@ -64,7 +65,7 @@ class Draining:
         if due is None or now < due:
             return
         if has_undecided:
-            self._reported_at = now + QUIET_NS - DRAINED_INTERVAL_NS  # check again later
+            self._reported_at = now + self._quiet_ns - DRAINED_INTERVAL_NS  # check again later
             return
         self._reported_at = now
         state = self._state
@@ -73,7 +74,9 @@ class Draining:
     def _report_due(self) -> int | None:
         if not self._is_draining:
             return None
-        return max(self._state.last_insert + QUIET_NS, self._reported_at + DRAINED_INTERVAL_NS)
+        return max(
+            self._state.last_insert + self._quiet_ns, self._reported_at + DRAINED_INTERVAL_NS
+        )
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next action, in ns; None: none is due."""

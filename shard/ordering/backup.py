@@ -17,6 +17,7 @@ from shard.ordering.admission import refuse_forgotten, refuse_permanently
 from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
 from shard.state.guesses import Guesses
 from shard.state.sessions import HeldUnit
+from ziplog.core import distance
 from ziplog.core.entries import Expire, Place
 from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Report, Resend, Want
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     from ziplog.segments.entry import Entry
     from ziplog.wire import Forward
 
-#: Time to wait for the client's own copy of a decided unit before requesting its body.
-BODY_GRACE_NS: Final = 2 * NS_PER_MS
-#: Interval between requests for a lost part of the stream.
-REQUEST_INTERVAL_NS: Final = 5 * NS_PER_MS
 #: Interval between requests to decide the promised slots.
 SETTLE_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: Longest time that a report waits if nothing at the primary waits for it.
@@ -64,6 +61,9 @@ class Backup:
         self.guesses: Final = Guesses(state.clock)
         self._primary: Final = state.config.replicas[0].name.encode()
         self._level: Final = state.level
+        rtt_ms = state.config.limits.rtt_ms
+        self._body_grace_ns: Final = distance.body_grace_ns(rtt_ms)
+        self._request_interval_ns: Final = distance.request_interval_ns(rtt_ms)
         #: Whether the shard has no other backup.
         self._is_only: Final = len(state.config.replicas) == 2
         #: Decisions from `stream.last + 1` on that were received but not applied.
@@ -267,12 +267,12 @@ class Backup:
             pending.popleft()
         if pending:
             if self._request_due is None or stream.last > before:
-                self._request_due = now + BODY_GRACE_NS
+                self._request_due = now + self._body_grace_ns
         elif stream.last < self._last_known:
             self._request_due = (
                 now
                 if self._request_due is None
-                else min(self._request_due, now + REQUEST_INTERVAL_NS)
+                else min(self._request_due, now + self._request_interval_ns)
             )
         else:
             self._request_due = None
@@ -425,7 +425,7 @@ class Backup:
         bodies = self._missing_bodies() if self._pending else 0
         self._requested_at = now
         if self._request_due is not None:
-            self._request_due = now + REQUEST_INTERVAL_NS
+            self._request_due = now + self._request_interval_ns
         state.send(
             self._primary,
             Resend(state.cluster, state.shard, state.view, state.server, first, bodies),

@@ -1,7 +1,8 @@
 """When the primary closes epochs, by turning the rest of them into no-ops.
 
     inserts arrive --> at most 2 ms after the epoch's end, after a batch or in a pause
-    no insert for 40 ms --> by the clock, if the shard has readers; with lag-fix, every 50 ms
+    no insert for 40 ms --> by the clock, if the shard has readers; with lag-fix and short round
+                               trips, every 50 ms
     no readers --> only leases are closed, and only while inserts arrive
 
 This module determines the time and the gsn; `Primary` makes the decision.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shard.state.decision_log import STREAM_ACTIVE_NS
+from ziplog.core import distance
 from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Longest delay of an epoch's end while inserts arrive.
 EPOCH_END_DELAY_NS: Final = 2 * NS_PER_MS
-#: Interval between closed epochs of an idle shard with readers and lag-fix; readers send wants.
-IDLE_EPOCH_INTERVAL_NS: Final = 50 * NS_PER_MS
 #: Most unstable decisions; above this, no more no-ops are decided, and no session expires.
 MAX_UNSTABLE_DECISIONS: Final = 12_288
 
@@ -33,6 +33,12 @@ class EpochCloser:
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
+        #: Interval between closed epochs of an idle shard with readers. Readers that are near send
+        #: wants, with lag-fix.
+        config = state.config
+        self._idle_interval_ns: Final = (
+            distance.idle_epoch_interval_ns(config.limits.rtt_ms) if config.lag_fix else 0
+        )
         #: Time of the last unit, or of the last positions given up, in ns.
         self.last_activity_at = -(2**62)
         #: Time when epochs were last closed by the clock, in ns.
@@ -108,7 +114,7 @@ class EpochCloser:
     @property
     def _quiet_until(self) -> int:
         """Time until which an idle shard with readers closes no further epoch."""
-        return self._closed_at + (IDLE_EPOCH_INTERVAL_NS if self._state.config.lag_fix else 0)
+        return self._closed_at + self._idle_interval_ns
 
     def next_close_at(self, now: int, *, is_awaited: bool) -> int | None:
         """Return the time at which an epoch or a lease is to be closed, in ns.

@@ -1,9 +1,8 @@
 """The primary: decides the positions of units, and so the order of the shard (D6).
 
 A unit is: accepted -> (waits for its predecessor, a lease, or room) -> placed -> stable. The
-primary numbers its decisions and forwards them to the backups at the end of each batch. The
-backups' reports advance the watermarks. Only the primary makes no-ops (docs/protocol.md,
-sections 3 to 5).
+primary numbers its decisions and forwards them to the backups at the end of each batch. Their
+reports advance the watermarks. Only the primary makes no-ops (docs/protocol.md, sections 3 to 5).
 
 Invariant: decisions are in increasing gsn order, and a placed unit never moves.
 """
@@ -18,6 +17,7 @@ from shard.ordering.awaiting_lease import UnitsAwaitingLease
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
 from shard.ordering.waiters import Waiters
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
+from ziplog.core.distance import resend_after_ns
 from ziplog.core.entries import Expire, Place, Skip
 from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Forward, Report, Resend
@@ -44,7 +44,6 @@ MAX_WAITING_UNITS: Final = 65_536
 MAX_FORWARD_BYTES: Final = 4 * 1024 * 1024
 MAX_FORWARD_DECISIONS: Final = 4096
 #: Retransmission timeout of a forward, doubled each time up to the maximum.
-RESEND_AFTER_NS: Final = 20 * NS_PER_MS
 MAX_RESEND_AFTER_NS: Final = 1000 * NS_PER_MS
 #: Longest delay of a watermark to the backups if no decision is forwarded.
 WATERMARK_DELAY_NS: Final = 5 * NS_PER_MS
@@ -82,7 +81,7 @@ class Primary:
         self._epoch_closer: Final = EpochCloser(state)
         #: Time of the next retransmission, in ns; None while the reports are complete.
         self._resend_due: int | None = None
-        self._resend_after = RESEND_AFTER_NS
+        self._resend_after = self._min_resend_ns = resend_after_ns(state.config.limits.rtt_ms)
         #: The last watermarks sent to the backups, and the time at which newer ones are due.
         self._sent_stable = self._sent_durable = 0
         self._watermarks_due: int | None = None
@@ -469,7 +468,7 @@ class Primary:
             return
         self._replicated[server] = max(self._replicated[server], held)
         self._durable[server] = max(self._durable[server], durable)
-        self._resend_after = RESEND_AFTER_NS
+        self._resend_after = self._min_resend_ns
         lowest = min(*self._replicated.values(), *self._durable.values())
         is_complete = lowest + 1 >= self._next_forward
         self._resend_due = None if is_complete else now + self._resend_after
@@ -535,7 +534,8 @@ class Primary:
             self._place_waiting(now)
         self._skip_to(self._epoch_closer.close_due(now))
         if self._resend_due is not None and now >= self._resend_due:
-            self._resend_after = min(self._resend_after * 2, MAX_RESEND_AFTER_NS)
+            after = self._resend_after
+            self._resend_after = max(after, min(after * 2, MAX_RESEND_AFTER_NS))
             self._resend_due = now + self._resend_after
             self._retransmit()
         if self._watermarks_due is not None and now >= self._watermarks_due:

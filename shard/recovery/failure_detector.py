@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core import distance
 from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Beat, Suspect
 
@@ -31,8 +32,6 @@ STALE_NS: Final = 5000 * NS_PER_MS
 UNREAD_TIMEOUTS: Final = 5
 #: The least suspicion timeout of a cluster file; a heartbeat has 0 if the sender reports none.
 _LEAST_SUSPICION_MS: Final = 100
-#: Messages within this time after a pause may have waited in a queue: they prove nothing.
-_WAITING_NS: Final = 250 * NS_PER_MS
 
 
 class FailureDetector:
@@ -50,6 +49,8 @@ class FailureDetector:
         self._last_beat: Final = dict.fromkeys(self._others, now + STARTUP_NS)
         #: Peers that reported limbo or an older view.
         self._unfit: Final[set[int]] = set()
+        #: Messages within this time after a pause may have waited in a queue: they prove nothing.
+        self._waiting_ns: Final = distance.waiting_ns(config.limits.rtt_ms)
         #: Silence before this time does not count.
         self._listening_since = now
         self._beat_due = now
@@ -83,7 +84,7 @@ class FailureDetector:
 
     def on_fresh_message(self, now: int) -> None:
         """Record a message from a process that would know of a higher view."""
-        if now - self._listening_since >= _WAITING_NS:
+        if now - self._listening_since >= self._waiting_ns:
             self.is_stale = False
 
     def on_beat(self, beat: Beat, now: int) -> None:

@@ -22,9 +22,9 @@ from shard.recovery.log_comparison import (
 from shard.state.session_tables import OVERDUE_BYTES
 from shard.state.sessions import Sessions, end_of_table, size_of
 from shard.storage.store import FullError
+from ziplog.core import distance
 from ziplog.core.entries import SessionTable, SettledUnit
 from ziplog.core.node import Halt, LogWarning, Persist
-from ziplog.core.units import NS_PER_MS
 from ziplog.segments.entry import BusyError, Entry, UnreadableError
 from ziplog.wire import Fetch, Fetched, Logged
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from ziplog.wire import ViewDecided
 
-#: Retransmission timeout of a request.
-_RETRY_NS: Final = 100 * NS_PER_MS
 #: Bytes of entries, or of sessions, in one answer. Sessions take longer to encode.
 _ANSWER_BYTES: Final = 2 * 1024 * 1024
 _ANSWER_TABLE_BYTES: Final = 512 * 1024
@@ -49,6 +47,7 @@ class StateTransfer:
     ) -> None:
         self._state: Final = state
         self.decision: Final = decision
+        self._retry_ns: Final = distance.state_transfer_retry_ns(state.config.limits.rtt_ms)
         self._survivor: Final = state.config.replicas[decision.survivor].name.encode()
         #: The last entry that this server holds or is about to store.
         store = state.store
@@ -80,7 +79,7 @@ class StateTransfer:
         """Send or repeat the request, if it is due."""
         if now < self._request_due or self._is_complete:
             return
-        self._request_due = now + _RETRY_NS
+        self._request_due = now + self._retry_ns
         state = self._state
         if state.full or state.store.backlog_bytes > _MAX_BACKLOG_BYTES:
             return
@@ -98,7 +97,7 @@ class StateTransfer:
 
     def retry_later(self, now: int) -> None:
         """Schedule a retry: the system refused to read a file that is needed to join."""
-        self._retry_due = now + _RETRY_NS
+        self._retry_due = now + self._retry_ns
 
     def is_retry_due(self, now: int) -> bool:
         """Whether to retry the join now; if so, the retry is cleared."""
@@ -127,7 +126,7 @@ class StateTransfer:
             is_handled = self._append(answer)
         else:
             self._add_sessions(answer, now)
-        self._request_due = now if is_handled else now + _RETRY_NS
+        self._request_due = now if is_handled else now + self._retry_ns
         self.tick(now)
 
     def _add_sessions(self, answer: Fetched, now: int) -> None:
@@ -193,7 +192,7 @@ class StateTransfer:
         if self._is_complete and self._cut_to is not None and not self._truncate(self._cut_to):
             self._is_complete, self._tables, self._last_unit = False, 0, (b"", 0)
             self._sessions.clear()
-            self._request_due += _RETRY_NS
+            self._request_due += self._retry_ns
             return False
         staged, self._staged = self._staged, None
         if self._is_complete:

@@ -210,6 +210,8 @@ class World(NamedTuple):
     flush_ns: int = 0
     is_raft_real: bool = False
     lag_fix: bool = True
+    #: `rtt_ms` in the cluster file.
+    rtt_ms: int = 0
 
 
 def run_load(
@@ -227,7 +229,8 @@ def run_in(world: World, begin: Callable[[SimCluster], LoadT], seed: int) -> Loa
     )  # fmt: skip
     kernel = Kernel(seed)
     with simulated(kernel, is_raft_real=world.is_raft_real):
-        cluster = SimCluster(kernel, plan, replace(config_of(plan), lag_fix=world.lag_fix))
+        config = replace(config_of(plan), lag_fix=world.lag_fix, rtt_ms=world.rtt_ms)
+        cluster = SimCluster(kernel, plan, config)
         for disk in cluster.disks.values() if world.flush_ns else ():
             disk.latency_ns, disk.delays_frames = world.flush_ns, True
         cluster.begin()
@@ -251,6 +254,28 @@ def measure(shards: int, think_us: int, count: int = 1500, *, seed: int = 7) -> 
         **quantiles_us("insert", pair.inserted.values()),
         **quantiles_us("delivery", delays),
     }
+
+
+def measure_far(
+    shards: int, think_us: int, hop_ms: int, rtt_ms: int, count: int = 300, *, seed: int = 7
+) -> dict[str, float]:
+    """Measure with long hops: p50 and p99 in ms, and all frames sent for each record."""
+    frames = 0
+
+    def begin(cluster: SimCluster) -> Pair:
+        def watch(_src: str, _dst: str, _frame: bytes) -> None:
+            nonlocal frames
+            frames += 1
+
+        cluster.network.on_frame = watch
+        return Pair(cluster, count, think_us)
+
+    hop_ns = hop_ms * 1000 * US
+    pair = run_in(World(shards, (hop_ns, hop_ns), rtt_ms=rtt_ms), begin, seed)
+    delays = [pair.delivered[gsn] - called for gsn, called in pair.called.items()]
+    found = quantiles_us("insert", pair.inserted.values()) | quantiles_us("delivery", delays)
+    in_ms = {name.replace("_us", "_ms"): value / 1000 for name, value in found.items()}
+    return {"fast": pair.fast_share, **in_ms, "frames": frames / count}
 
 
 def measure_speculation(
@@ -301,10 +326,18 @@ def main() -> None:
     parser.add_argument("--think-us", type=int, default=3000, help="between two inserts")
     parser.add_argument("--append", action="store_true", help="appends beside inserts")
     parser.add_argument("--speculate", action="store_true", help="early delivery")
+    parser.add_argument(
+        "--hop-ms", type=int, help="time of each hop, in ms, in place of 40 to 60 µs"
+    )
+    parser.add_argument("--rtt-ms", type=int, default=0, help="in the cluster file")
     arguments = parser.parse_args()
     measured = measure_speculation if arguments.speculate else measure
     for shards in arguments.shards:
-        found = (measure_appends if arguments.append else measured)(shards, arguments.think_us)
+        think_us = arguments.think_us
+        if arguments.hop_ms:
+            found = measure_far(shards, think_us, arguments.hop_ms, arguments.rtt_ms)
+        else:
+            found = (measure_appends if arguments.append else measured)(shards, think_us)
         figures = ", ".join(f"{name} {value:,.4g}" for name, value in found.items())
         sys.stdout.write(f"{shards} shards: {figures}\n")
 

@@ -175,6 +175,18 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
             _log_dropped(f"the connection to {node}: the system refuses it ({error.strerror})")
             return False
 
+    def send(self, node: Any, message: Any) -> bool:
+        """Send a message to a node; return whether it was sent.
+
+        With a password, both ends exchange keys first. A message before its end would break the
+        handshake, which takes a round trip: longer than the interval between messages, if the
+        nodes are far from each other.
+        """
+        connection = self._connections.get(node)
+        if connection is not None and self._syncObj.encryptor and not connection.sendRandKey:
+            return False
+        return bool(super().send(node, message))
+
     def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
         if len(self._unknownConnections) >= _MAX_UNIDENTIFIED:
             self._unknownConnections.pop().disconnect()

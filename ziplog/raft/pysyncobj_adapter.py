@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pysyncobj.config
 import pysyncobj.syncobj
 
+from ziplog.core import distance
+from ziplog.core.units import NS_PER_S
 from ziplog.raft.journal import Entry, Journal, JournalError
 from ziplog.raft.raft_node import RaftNode
 from ziplog.raft.snapshot import Snapshot
@@ -109,10 +111,11 @@ def join(
     password: str | None,
     *,
     bind: str | None = None,
+    rtt_ms: int = 0,
 ) -> RaftNode:
     """Create the library's node `name` of `nodes` (name to endpoint); it listens on return.
 
-    `bind`: where it listens; None: at its endpoint.
+    `bind`: where it listens; None: at its endpoint. `rtt_ms`: the longest round trip to a node.
 
     Raises:
         JournalError: the snapshot is damaged, or does not belong to the journal.
@@ -131,6 +134,7 @@ def join(
     conf = configuration(
         bind or nodes[name],
         alone=not others,
+        rtt_ms=rtt_ms,
         journalFile=_LibraryJournal(journal),
         fullDumpFile=str(path),
         serializer=_LibrarySnapshot(consumer).write,
@@ -140,7 +144,9 @@ def join(
     return RaftNode(nodes[name], others, conf, consumer, journal, path)
 
 
-def configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.SyncObjConf:
+def configuration(
+    bind: str, *, alone: bool, rtt_ms: int = 0, **given: Any
+) -> pysyncobj.config.SyncObjConf:
     """Return the library's configuration; asserts that it knows all names, as it does not check."""
     options = {
         **given,
@@ -153,13 +159,14 @@ def configuration(bind: str, *, alone: bool, **given: Any) -> pysyncobj.config.S
         "appendEntriesUseBatch": False,
         "commandsQueueSize": MAX_PROPOSALS,
         "connectionRetryTime": 0.2,
-        "leaderFallbackTimeout": 1.0,
+        "connectionTimeout": distance.connection_silence_ns(rtt_ms) / NS_PER_S,
+        "leaderFallbackTimeout": distance.leader_fallback_ns(rtt_ms) / NS_PER_S,
         "logCompactionMinEntries": _COMPACT_ENTRIES,
         "logCompactionMinTime": _COMPACT_S,
         # A single node has no peers to wait for.
         "appendEntriesPeriod": 0.01 if alone else 0.1,
-        "raftMinTimeout": 0.05 if alone else 0.5,
-        "raftMaxTimeout": 0.06 if alone else 1.2,
+        "raftMinTimeout": 0.05 if alone else distance.min_election_ns(rtt_ms) / NS_PER_S,
+        "raftMaxTimeout": 0.06 if alone else distance.max_election_ns(rtt_ms) / NS_PER_S,
     }
     conf = pysyncobj.config.SyncObjConf(**options)
     unknown = set(options) - set(vars(conf))

@@ -98,6 +98,7 @@ class Raft:
         machine: Machine,
         *,
         bind: str | None = None,
+        rtt_ms: int = 0,
         on_event: Callable[[Event], None],
         on_fatal: Callable[[str], None],
         password: str | None = None,
@@ -121,7 +122,9 @@ class Raft:
         consumer = Consumer(machine, on_event)
         try:
             _check_port_free(bind or nodes[name])
-            self._sync: Final = join(nodes, name, self._journal, consumer, password, bind=bind)
+            self._sync: Final = join(
+                nodes, name, self._journal, consumer, password, bind=bind, rtt_ms=rtt_ms
+            )
             self._sync.introduction = introduction
         except BaseException:
             self._journal.close()

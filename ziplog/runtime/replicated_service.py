@@ -169,6 +169,7 @@ def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) 
             directory,
             service.machine(),
             bind=f"{node.host}:{node.raft_port}",
+            rtt_ms=config.rtt_ms,
             on_event=post,
             on_fatal=halt,
             password=config.raft_password,

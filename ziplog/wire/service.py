@@ -130,6 +130,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_unsettled_units: Unsigned = 1024
     #: Session timeout: servers remove the session of a client after this time of silence.
     session_timeout_s: Unsigned = 900
+    #: Longest round trip between two machines of the cluster and its clients.
+    rtt_ms: Unsigned = 0
     #: Least number of regions of an insert that requests no number.
     min_regions: Unsigned = 1
 

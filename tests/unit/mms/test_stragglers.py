@@ -20,10 +20,10 @@ def lease(epoch_ms: int = 10, epochs: int = 64_000) -> Lease:
 class Watched:
     """Some shards that are checked four times a second, each with its lag in ns."""
 
-    def __init__(self, *behind: int, epoch_ms: int = 10) -> None:
+    def __init__(self, *behind: int, epoch_ms: int = 10, rtt_ms: int = 0) -> None:
         self.behind = list(behind)
         self.epoch_ns = epoch_ms * MS
-        self.stragglers = Stragglers()
+        self.stragglers = Stragglers(rtt_ms)
         self.stragglers.on_lease(lease(epoch_ms), 0)
         self.now = 100 * self.epoch_ns
         self.has_readers = True
@@ -63,6 +63,11 @@ def test_four_late_checks_in_a_row_park_a_shard() -> None:
     watched = Watched(0, 300 * MS, 0)
     assert watched.check_all(3) == []
     assert watched.check_all(1) == [1]
+
+
+def test_a_shard_far_away_is_late_by_its_round_trips_only() -> None:
+    assert Watched(0, 300 * MS, 0, rtt_ms=120).check_all(4) == []
+    assert Watched(0, 380 * MS, 0, rtt_ms=120).check_all(4) == [1]
 
 
 def test_a_shard_becomes_a_straggler_once() -> None:

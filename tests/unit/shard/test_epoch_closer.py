@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shard.ordering.epoch_closer import EPOCH_END_DELAY_NS, IDLE_EPOCH_INTERVAL_NS, EpochCloser
+from shard.ordering.epoch_closer import EPOCH_END_DELAY_NS, EpochCloser
 from shard.state.decision_log import STREAM_ACTIVE_NS
 from shard.state.replica_state import ReplicaConfig, ReplicaState
 from tests.memory_store import MemoryStore
 from tests.world import MS, S, address, first_lease
+from ziplog.core import distance
 from ziplog.core.view import run_of
 from ziplog.wire import Limits
 
@@ -22,13 +23,14 @@ THIRD = SECOND + LEASE.epoch_ms * MS
 
 
 def closer(
-    *, last_activity_at: int = -S, has_readers: bool = True, lag_fix: bool = True
+    *, last_activity_at: int = -S, has_readers: bool = True, lag_fix: bool = True, rtt_ms: int = 0
 ) -> tuple[EpochCloser, ReplicaState]:
     """Return the epoch closer of a primary with its last activity at this time."""
     node = address("shard-0-0")
     config = ReplicaConfig(
-        node.name, node.endpoint, 0, 0, (node,), (), "memory", 1, Limits(), lag_fix=lag_fix
-    )
+        node.name, node.endpoint, 0, 0, (node,), (), "memory", 1, Limits(rtt_ms=rtt_ms),
+        lag_fix=lag_fix,
+    )  # fmt: skip
     state = ReplicaState(config, MemoryStore(), 1)
     state.has_subscribers = has_readers
     state.clock.announce([run_of(LEASE)], BEGAN, BEGAN)
@@ -88,9 +90,15 @@ def test_idle_epochs_close_rarely_with_lag_fix(*, lag_fix: bool) -> None:
     made, _ = closer(lag_fix=lag_fix)
     assert made.close_due(SECOND) == BASES[1]
     assert made.close_due(THIRD) == (0 if lag_fix else BASES[2])
-    due = SECOND + IDLE_EPOCH_INTERVAL_NS if lag_fix else THIRD
+    due = SECOND + distance.idle_epoch_interval_ns(0) if lag_fix else THIRD
     assert made.next_close_at(SECOND, is_awaited=False) == due
     assert made.close_due(due) > 0
+
+
+def test_every_idle_epoch_closes_for_readers_far_away() -> None:
+    made, _ = closer(rtt_ms=20)
+    assert made.close_due(SECOND) == BASES[1]
+    assert made.close_due(THIRD) == BASES[2]
 
 
 @pytest.mark.parametrize("has_readers", [True, False])

@@ -56,6 +56,7 @@ def configs(draw: st.DrawFn) -> ClusterConfig:
         for name, (key, _) in keys_of(ClusterConfig).items()
         if key.type is int and name not in {"f", "min_regions"}
     }
+    numbers["rtt_ms"] = min(numbers["rtt_ms"], numbers["suspicion_ms"] // 4)
     agreeing = [
         NodeConfig(names.pop(), "127.0.0.1", ports.pop(), ports.pop())
         for _ in range(mms + handlers)
@@ -209,6 +210,8 @@ def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:
         ("raft_port = 7405", "", "raft_port of node 'fh-0' is missing"),
         ("port = 7405", "port = 7402", "used more than once"),
         ("suspicion_ms = 1000", "suspicion_ms = 99", "100 to 60000 ms"),
+        ("rtt_ms = 0", "rtt_ms = 1001", "0 to 1000 ms"),
+        ("rtt_ms = 0", "rtt_ms = 251", "is 1000; it must be at least 4 x rtt_ms = 1004"),
         ('host = "localhost"', 'host = "10.0.0.1"', "insecure = true"),
         ('host = "localhost"', 'host = "a b"', "a host name or an IPv4 address"),
         ("[[mms]]", "[[failure_handler]]", "[[mms]]"),

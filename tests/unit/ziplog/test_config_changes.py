@@ -31,6 +31,7 @@ KINDS = {
     "min_regions": (1, "restart"),
     "name": ("other", "never"),
     "raft_password": ("0123456789abcdef", "stop"),
+    "rtt_ms": (250, "restart"),
     "segment_bytes": (2**20, "restart"),
     "session_timeout_s": (10, "restart"),
     "suspicion_ms": (100, "reload"),

@@ -43,6 +43,26 @@ def test_rest_of_a_message_follows_when_a_full_socket_drains(pair: tuple[Any, An
     assert received == [message]
 
 
+@pytest.mark.parametrize("is_handshake_over", [False, True])
+def test_no_message_is_sent_before_the_keys_are_exchanged(
+    pair: tuple[Any, Any, Any], tmp_path: Path, *, is_handshake_over: bool
+) -> None:
+    _, one, _ = pair
+    own, peer = sorted(free_endpoints(2))
+    node = Raft(
+        "a", {"a": own, "b": peer}, tmp_path, Words(), password="sixteen characters",
+        on_event=lambda _: None, on_fatal=lambda _: None,
+    )  # fmt: skip
+    try:
+        transport = node._sync._SyncObj__transport
+        (other,) = node._sync.otherNodes
+        one.sendRandKey = b"key" if is_handshake_over else None
+        transport._connections[other] = one
+        assert transport.send(other, "status") is is_handshake_over
+    finally:
+        node.stop()
+
+
 def test_new_connection_of_a_node_replaces_its_former_one(tmp_path: Path) -> None:
     # The node with the greater endpoint opens the connection.
     own, caller = sorted(free_endpoints(2))

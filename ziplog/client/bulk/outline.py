@@ -19,6 +19,7 @@ import msgspec
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import NEVER, OutlineRequest
+from ziplog.core.distance import outline_grace_ns
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ConfigError, DeadlineError
 from ziplog.wire import Outline, Outlined
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Route
     from ziplog.wire import Refused
 
-#: Time after the first reply after which missing replies are left out.
-GRACE_NS: Final = 200 * NS_PER_MS
 #: Interval before all replicas are asked again; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
 
@@ -116,7 +115,7 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
         for server, name in enumerate(route.names):
             if server not in query.replies:
                 context.send(name, message)
-        self._retry_at(query, context.now + query.backoff)
+        self._retry_at(query, context.retry_at(query.backoff))
 
     # --- replies ---
 
@@ -130,7 +129,9 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
             self._routing.refresh()
         elif _is_sound(reply):
             query.replies[reply.server] = reply
-            query.deadline = min(query.deadline, self._context.now + GRACE_NS)
+            context = self._context
+            grace_until = context.now + outline_grace_ns(context.rtt_ms)
+            query.deadline = min(query.deadline, grace_until)
             self._context.set_timer(query.deadline)
             self._conclude(query, route)
         else:

@@ -177,7 +177,7 @@ class MembershipClient:
         request = context.request()
         message = build(self.cluster, request)
         pause = _FIRST_MOVE_RETRY_NS if type(message) is CursorMove else _FIRST_RETRY_NS
-        pending = MembershipRequest(message, callback, context.now + pause, pause)
+        pending = MembershipRequest(message, callback, context.retry_at(pause), pause)
         self._pending[request] = pending
         context.set_timer(pending.retry_at)
         if self._leader is None:
@@ -231,7 +231,7 @@ class MembershipClient:
         for pending in self._pending.values():
             if context.now >= pending.retry_at:
                 pending.pause = min(pending.pause * 2, _LAST_RETRY_NS)
-                pending.retry_at = context.now + pending.pause
+                pending.retry_at = context.retry_at(pending.pause)
                 pending.sent_to.clear()
                 self._send_to_all(pending)
             context.set_timer(pending.retry_at)

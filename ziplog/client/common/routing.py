@@ -203,6 +203,7 @@ class Routing:
             return
         self.limits = info.limits
         self._context.session_expiry_ns = info.limits.session_timeout_s * NS_PER_S * 2 // 3
+        self._context.rtt_ms = info.limits.rtt_ms
         if info.leases:
             self.lease = info.leases[-1].last
         for placement, frontier in zip(info.placements, info.frontiers, strict=False):

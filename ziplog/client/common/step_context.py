@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.common.requests import NEVER, Counters
+from ziplog.core.distance import min_request_retry_ns
 from ziplog.core.node import AskArchive, Complete, Connect, Disconnect, Send
 from ziplog.core.units import NS_PER_S
 
@@ -27,7 +28,7 @@ class StepContext:
 
     __slots__ = (
         "_last_request", "client", "counters", "effects", "has_losses", "highest_gsn", "next_timer",
-        "now", "session_expiry_ns",
+        "now", "rtt_ms", "session_expiry_ns",
     )  # fmt: skip
 
     def __init__(self, client: bytes) -> None:
@@ -45,11 +46,22 @@ class StepContext:
         #: Time without a step after which servers may have expired this client's session, in
         #: nanoseconds: two thirds of the servers' session timeout.
         self.session_expiry_ns = 600 * NS_PER_S
+        #: Longest round trip to a server, as in the cluster file.
+        self.rtt_ms = 0
 
     def request(self) -> int:
         """Return a request number that was never used."""
         self._last_request += 1
         return self._last_request
+
+    def retry_at(self, interval: int) -> int:
+        """Return when to repeat a request that is sent now, in ns.
+
+        Args:
+            interval: time for the answer in a local network, in ns.
+
+        """
+        return self.now + max(interval, min_request_retry_ns(self.rtt_ms))
 
     def set_timer(self, at: int) -> None:
         """Request a `Wakeup` at `at` or before."""

@@ -87,7 +87,7 @@ class LocateQueries:
         is_due = context.now >= self.due
         if is_due:
             self._send_locates(context, route, candidates)
-            self.due = context.now + min(self._backoff, longest)
+            self.due = context.retry_at(min(self._backoff, longest))
             self._backoff = min(self._backoff * 2, longest)
         context.set_timer(self.due)
         return is_due

@@ -61,7 +61,8 @@ class Measurements:
 
     def timeout(self) -> RetransmitTimeout:
         """Return the retransmission timeout of a new window."""
-        return RetransmitTimeout() if self.durations is None else MeasuredTimeout(self.durations)
+        former = RetransmitTimeout(self._context.rtt_ms)
+        return former if self.durations is None else MeasuredTimeout(self.durations, former)
 
     def note_failed(self, call: InsertCall, outcome: UnknownOutcome | None) -> None:
         """Count the records of a failed call that are not known to be in the log."""
@@ -78,12 +79,11 @@ class MeasuredTimeout(RetransmitTimeout):
 
     __slots__ = ("_durations",)
 
-    def __init__(self, durations: Histogram, former: RetransmitTimeout | None = None) -> None:
-        """Continue the `former` timeout; None: start a new one."""
+    def __init__(self, durations: Histogram, former: RetransmitTimeout) -> None:
+        """Continue the `former` timeout."""
         super().__init__()
         self._durations: Final = durations
-        if former is not None:
-            self.continue_from(former)
+        self.continue_from(former)
 
     def observe_latency(self, sample: int) -> None:
         """Count a latency, and update the timeout."""

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from ziplog.core.distance import initial_retransmit_ns, min_retransmit_ns
 from ziplog.core.units import NS_PER_MS
 
-#: Timeout before the first sample.
-INITIAL_RETRANSMIT_NS: Final = 500 * NS_PER_MS
-#: Minimum timeout; a shorter silence may just mean that the server's machine is busy.
-MIN_RETRANSMIT_NS: Final = 200 * NS_PER_MS
 #: Maximum of a doubled timeout, unless the samples themselves are longer.
 MAX_DOUBLED_NS: Final = 4_000 * NS_PER_MS
 _MAX_RETRANSMIT_NS: Final = 60_000 * NS_PER_MS
@@ -34,10 +31,14 @@ SAVED_COPIES: Final = 3
 class RetransmitTimeout:
     """The retransmission timeout of one shard."""
 
-    __slots__ = ("_smoothed", "_variance", "ns")
+    __slots__ = ("_initial_ns", "_min_ns", "_smoothed", "_variance", "ns")
 
-    def __init__(self) -> None:
-        self.ns = INITIAL_RETRANSMIT_NS
+    def __init__(self, rtt_ms: int = 0) -> None:
+        """`rtt_ms`: the longest round trip to a server, as in the cluster file."""
+        #: The timeout before the first sample.
+        self.ns = self._initial_ns = initial_retransmit_ns(rtt_ms)
+        #: A shorter silence may just mean that the server's machine is busy.
+        self._min_ns = min_retransmit_ns(rtt_ms)
         self._smoothed = self._variance = 0
 
     @property
@@ -48,6 +49,7 @@ class RetransmitTimeout:
     def continue_from(self, former: RetransmitTimeout) -> None:
         """Take over the state of another timeout."""
         self.ns = former.ns
+        self._initial_ns, self._min_ns = former._initial_ns, former._min_ns
         self._smoothed, self._variance = former._smoothed, former._variance
 
     def observe_latency(self, sample: int) -> None:
@@ -60,8 +62,8 @@ class RetransmitTimeout:
         else:
             smoothed, variance = sample, sample // 2
         self._smoothed, self._variance = smoothed, variance
-        if smoothed + 4 * variance < MIN_RETRANSMIT_NS:  # `_from_samples` without its call.
-            self.ns = MIN_RETRANSMIT_NS
+        if smoothed + 4 * variance < self._min_ns:  # `_from_samples` without its call.
+            self.ns = self._min_ns
         else:
             self.ns = self._from_samples()
 
@@ -76,11 +78,11 @@ class RetransmitTimeout:
 
     def reset(self) -> None:
         """Undo the doubling, because the shard has another view."""
-        self.ns = self._from_samples() if self._smoothed else INITIAL_RETRANSMIT_NS
+        self.ns = self._from_samples() if self._smoothed else self._initial_ns
 
     def _from_samples(self) -> int:
         ns = self._smoothed + 4 * self._variance
-        return MIN_RETRANSMIT_NS if ns < MIN_RETRANSMIT_NS else min(ns, _MAX_RETRANSMIT_NS)
+        return self._min_ns if ns < self._min_ns else min(ns, _MAX_RETRANSMIT_NS)
 
 
 class Budget:

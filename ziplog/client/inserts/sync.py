@@ -101,7 +101,7 @@ class Syncs(PendingRequests[PendingSync]):
             route = routing.route(shard)
             assert route is not None, "a record at an unknown shard"
             context.send(route.names[0], Sync(routing.cluster, shard, route.view, number, gsn))
-        self._retry_at(pending, context.now + pending.backoff)
+        self._retry_at(pending, context.retry_at(pending.backoff))
 
     def on_synced(self, synced: Synced) -> None:
         """Handle a primary's report of its durable position."""

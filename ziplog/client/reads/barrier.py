@@ -75,7 +75,7 @@ class Barriers(PendingRequests[Barrier]):
             message = Tail(routing.cluster, route.shard, route.view, number)
             for name in route.names:
                 context.send(name, message)
-        self._retry_at(barrier, context.now + barrier.backoff)
+        self._retry_at(barrier, context.retry_at(barrier.backoff))
 
     def on_reply(self, reply: TailReply) -> None:
         """Handle a replica's reply, if it is for a barrier."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from ziplog.core.distance import stream_silence_ns, want_interval_ns
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.wire import Credit, Deliver, Early, Subscribe, Unsubscribe, Want
 
@@ -28,12 +29,10 @@ if TYPE_CHECKING:
 
 #: Interval between `Credit` messages.
 _RENEW_INTERVAL_NS: Final = 500 * NS_PER_MS
-#: Time without a reply to a `Credit` after which the client changes to the next replica.
-_SILENCE_TIMEOUT_NS: Final = NS_PER_S
-#: Interval before a refused stream is reopened; it doubles up to `_SILENCE_TIMEOUT_NS`.
+#: Interval before a refused stream is reopened; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 20 * NS_PER_MS
-#: Interval between `Want` messages to a shard, and to one that is not available.
-_WANT_INTERVAL_NS: Final = 50 * NS_PER_MS
+_MAX_BACKOFF_NS: Final = NS_PER_S
+#: Interval between `Want` messages to a shard that is not available.
 _WANT_UNAVAILABLE_NS: Final = 500 * NS_PER_MS
 _PAIR: Final = 2
 
@@ -112,7 +111,7 @@ class FrontierStream:
         """Reopen the stream at the next replica after a backoff, because this server refused it."""
         self._failed += 1
         self._reopen_at = self._context.now + self._backoff
-        self._backoff = min(self._backoff * 2, _SILENCE_TIMEOUT_NS)
+        self._backoff = min(self._backoff * 2, _MAX_BACKOFF_NS)
         self._context.set_timer(self._reopen_at)
 
     def close(self) -> None:
@@ -188,7 +187,7 @@ class FrontierStream:
         assert route is not None, "a member without a placement"
         self._wanted = gsn
         self._want_due = context.now + (
-            _WANT_UNAVAILABLE_NS if route.is_unavailable else _WANT_INTERVAL_NS
+            _WANT_UNAVAILABLE_NS if route.is_unavailable else want_interval_ns(context.rtt_ms)
         )
         context.set_timer(self._want_due)
         context.send(route.names[0], Want(self._routing.cluster, self.shard, 0, gsn))
@@ -199,7 +198,8 @@ class FrontierStream:
         if self._reopen_at:
             context.set_timer(self._reopen_at)
             return context.now < self._reopen_at
-        if self._unanswered_since and context.now - self._unanswered_since >= _SILENCE_TIMEOUT_NS:
+        since = self._unanswered_since
+        if since and context.now - since >= stream_silence_ns(context.rtt_ms):
             self._failed += 1
             self._routing.refresh()
             return False

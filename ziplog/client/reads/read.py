@@ -90,7 +90,7 @@ class Reads(PendingRequests[PendingRead]):
             context.effects.append(Broadcast(others or route.names, message))
         else:
             context.send(route.names[0], message)
-        self._retry_at(pending, context.now + max(pending.backoff, pending.retransmit_timeout))
+        self._retry_at(pending, context.retry_at(max(pending.backoff, pending.retransmit_timeout)))
         pending.retransmit_timeout = min(pending.retransmit_timeout * 2, _MAX_RETRANSMIT_NS)
 
     def _grow_backoff(self, pending: PendingRead, route: Route) -> None:

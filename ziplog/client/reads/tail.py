@@ -139,7 +139,7 @@ class TailQueries(PendingRequests[TailQuery]):
             message = Tail(routing.cluster, shard, route.view, query.numbers[-1], query.below)
             for server in missing_servers(replies, route):
                 context.send(route.names[server], message)
-        self._retry_at(query, context.now + query.backoff)
+        self._retry_at(query, context.retry_at(query.backoff))
 
     # --- replies ---
 

@@ -20,7 +20,7 @@ from tests.unit.ziplog.client.fakes import (
 )
 from ziplog import wire
 from ziplog.client.inserts.insert_calls import UNIT_RECORDS
-from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
+from ziplog.core.distance import initial_retransmit_ns
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RecordId
 
@@ -38,7 +38,7 @@ def test_units_carry_the_decided_position_of_their_creation() -> None:
     glass.insert(b"y")
     (second,) = sent(glass)
     assert second.since == 8
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     (copy,) = sent(glass)
     assert (copy.copy, copy.since) == (2, 8), "all copies of a unit have the same `since`"
 
@@ -100,7 +100,7 @@ def test_one_replica_that_forgot_more_than_the_others_changes_nothing() -> None:
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(expired(insert, 1), ack(insert, 0, [9]))
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     (copy,) = sent(glass)
     assert copy.seq == insert.seq
     glass.give(ack(copy, 1, [9], confirmed=True))

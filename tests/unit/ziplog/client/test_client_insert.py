@@ -16,7 +16,8 @@ from tests.unit.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, place
 from ziplog import wire
 from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES
 from ziplog.client.inserts.insert_calls import UNIT_BYTES, UNIT_RECORDS, split_into_units
-from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS, MAX_DOUBLED_NS
+from ziplog.client.inserts.retransmission import MAX_DOUBLED_NS
+from ziplog.core.distance import initial_retransmit_ns
 from ziplog.core.entries import decode_body
 from ziplog.errors import (
     DeadlineError,
@@ -114,7 +115,7 @@ def test_silent_shard_gets_the_same_identity_again_with_growing_backoff() -> Non
             assert again.seq == first.seq
             times.append((glass.now - start) // MS)
     sends = sorted(set(times))
-    assert sends[0] == INITIAL_RETRANSMIT_NS // MS
+    assert sends[0] == initial_retransmit_ns(0) // MS
     pauses = [b - a for a, b in pairwise(sends)]
     assert pauses == sorted(pauses), "the backoff shrank"
     assert pauses[-1] == MAX_DOUBLED_NS // MS
@@ -355,7 +356,7 @@ def test_no_such_position_waits_for_copies_in_flight() -> None:
     glass = connected()
     call = glass.insert(b"x", after=RecordId(10**15, 3))
     insert = sent_insert(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     assert glass.take(wire.Insert)
     glass.give(refused(insert, 0, "no-such-position"))
     assert not glass.answers
@@ -363,9 +364,9 @@ def test_no_such_position_waits_for_copies_in_flight() -> None:
     assert glass.answers[call] == [RecordId(10**15 + 1, 0)]
     call = glass.insert(b"x", after=RecordId(10**15, 3))
     insert = sent_insert(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     glass.give(refused(insert, 0, "no-such-position"))
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     assert isinstance(glass.answers[call], NoSuchRecordError)
 
 
@@ -415,7 +416,7 @@ def test_a_silent_shard_gets_no_new_records_for_a_while() -> None:
 
     glass = connected(shards=2, policy=policy)
     glass.insert(b"x")
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     glass.insert(b"y")
     assert asked == [[0, 1], [1]]
     glass.take(wire.Insert)
@@ -439,7 +440,7 @@ def test_cancelled_insert_is_retransmitted_until_its_outcome_is_known() -> None:
     call = glass.insert(b"x")
     insert = sent_insert(glass)
     glass.cancel(call)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}
     glass.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
     assert not glass.answers

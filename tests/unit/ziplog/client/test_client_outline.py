@@ -18,8 +18,8 @@ from tests.unit.ziplog.client.fakes import (
     refused,
 )
 from ziplog import ShardOutline, wire
-from ziplog.client.bulk.outline import GRACE_NS
 from ziplog.client.common.requests import OutlineRequest
+from ziplog.core.distance import outline_grace_ns
 from ziplog.errors import ConfigError, DeadlineError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def test_silent_replica_is_left_out_after_the_grace_period() -> None:
     call, request = start_query(glass)
     glass.pass_time(40 * MS)
     glass.give(reply(request, 1, (100, 20)))
-    glass.pass_time(GRACE_NS - 1)
+    glass.pass_time(outline_grace_ns(0) - 1)
     assert not glass.answers
     glass.pass_time(1)
     assert glass.answers[call].archives == [("s0r1", 9001)]
@@ -102,7 +102,7 @@ def test_outline_restarts_in_another_view() -> None:
     again = glass.take(wire.Outline)[-1][1]
     assert again.view == 2
     glass.give(reply(request, 0, (50, 10)), reply(request, 1, (60, 10)))
-    glass.pass_time(GRACE_NS)
+    glass.pass_time(outline_grace_ns(0))
     assert not glass.answers, "they are of an older view"
     glass.give(reply(again, 0, (70, 10)), reply(again, 1, (80, 10)))
     assert glass.answers[call].steps == [(80, 10)]
@@ -123,7 +123,7 @@ def test_reply_with_unordered_steps_is_ignored() -> None:
     glass.give(reply(request, 0, (50, 10), (50, 10)))
     assert glass.core.counters.protocol_errors == 1
     glass.give(reply(request, 1, (9, 1)))
-    glass.pass_time(GRACE_NS)
+    glass.pass_time(outline_grace_ns(0))
     assert glass.answers[call].steps == [(9, 1)]
 
 
@@ -132,7 +132,7 @@ def test_reply_to_another_request_is_ignored() -> None:
     call, request = start_query(glass)
     wrong = reply(request, 0, (50, 10), shard=1)
     glass.give(wrong, reply(request, 0, (50, 10), request=request.request + 1))
-    glass.pass_time(GRACE_NS)
+    glass.pass_time(outline_grace_ns(0))
     assert call not in glass.answers
 
 

@@ -27,7 +27,7 @@ from ziplog import wire
 from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES
 from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.client.inserts.locate import MAX_LOCATES
-from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
+from ziplog.core.distance import initial_retransmit_ns
 from ziplog.core.entries import decode_body
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
@@ -346,7 +346,7 @@ def test_silent_shard_makes_the_client_refresh_the_placements() -> None:
     glass = connected()
     glass.insert(b"x")
     sent(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     assert glass.take(wire.Hello), "silence refreshes the placements at once"
 
 
@@ -361,7 +361,7 @@ def test_queued_calls_of_a_silent_shard_are_rerouted() -> None:
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
     calls = [glass.insert(b"%d" % number) for number in range(5)]
     assert [m.shard for m in sent(glass)] == [0, 0]
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     moved = [m for m in sent(glass) if m.shard == 1]
     assert [decode_body(m.body, 1).payloads for m in moved] == [[b"2"], [b"3"]]
     for m in moved:

@@ -28,7 +28,7 @@ from tests.unit.ziplog.client.fakes import (
 from tests.unit.ziplog.client.storms import in_a_storm, insert_all, shards_in_flight
 from ziplog import wire
 from ziplog.client.inserts.insert_calls import UNIT_RECORDS
-from ziplog.client.inserts.retransmission import INITIAL_RETRANSMIT_NS
+from ziplog.core.distance import initial_retransmit_ns
 from ziplog.core.entries import decode_body
 from ziplog.core.node import BatchEnd
 from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
@@ -48,7 +48,7 @@ def test_a_redirect_of_all_replicas_counts_for_every_copy() -> None:
     glass = connected()
     call = glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     assert len(sent(glass)) == 1, "a second copy"
     glass.give(redirect(insert, 0))
     assert not moved(glass)
@@ -65,7 +65,7 @@ def test_full_refusal_counts_only_for_copies_sent_so_far() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     (newest,) = sent(glass)
     for _ in range(2):  # The network may duplicate it.
         glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
@@ -90,7 +90,7 @@ def test_older_full_refusal_does_not_void_a_later_promise() -> None:
     glass = connected()
     glass.insert(b"x")
     (insert,) = sent(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     (newest,) = sent(glass)
     glass.give(refused(newest, 0, "full"), refused(insert, 0, "full"), refused(newest, 1, "full"))
     assert moved(glass) == [1]
@@ -132,7 +132,7 @@ def test_unit_with_mixed_replies_is_retransmitted_until_all_agree() -> None:
     call = glass.insert(b"x")
     (insert,) = sent(glass)
     glass.give(ack(insert, 1, [4]), redirect(insert, 0))
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     assert {m.seq for m in sent(glass)} == {insert.seq}, "the same again, at the same shard"
     assert call not in glass.answers
     glass.give(redirect(insert, 1))
@@ -160,7 +160,7 @@ def test_view_change_voids_promises_of_the_older_view() -> None:
     glass.pass_time(1)
     (again,) = sent(glass)
     assert (again.shard, again.view, again.seq) == (0, 2, insert.seq)
-    glass.pass_time(2 * INITIAL_RETRANSMIT_NS)
+    glass.pass_time(2 * initial_retransmit_ns(0))
     assert len(sent(glass)) == 1, "one copy more than is refused below"
     glass.give(redirect(insert, 1), redirect(again, 1))
     assert not moved(glass), "the primary of view 2 may accept it"

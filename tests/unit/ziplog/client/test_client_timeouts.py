@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
+from tests.unit.ziplog.client.fakes import (
+    MS,
+    Glass,
+    S,
+    ack,
+    connected,
+    pinned,
+    placement,
+    refused,
+    sent,
+)
+from ziplog import wire
+from ziplog.client.common.requests import ReadRequest
 from ziplog.client.inserts.retransmission import (
     ACKS_PER_COPY,
-    INITIAL_RETRANSMIT_NS,
     MAX_DOUBLED_NS,
-    MIN_RETRANSMIT_NS,
     SAVED_COPIES,
     Budget,
     RetransmitTimeout,
 )
+from ziplog.core.distance import initial_retransmit_ns, min_retransmit_ns
+from ziplog.types import RecordId
 
 
 def settle(glass: Glass, insert: Any, *servers: int, copy: int | None = None) -> None:
@@ -24,7 +36,7 @@ def settle(glass: Glass, insert: Any, *servers: int, copy: int | None = None) ->
 
 def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
     timeout = RetransmitTimeout()
-    assert timeout.ns == INITIAL_RETRANSMIT_NS
+    assert timeout.ns == initial_retransmit_ns(0)
     timeout.observe_latency(400 * MS)
     assert timeout.ns == 400 * MS + 4 * 200 * MS, "the first sample counts"
     for _ in range(100):
@@ -34,7 +46,7 @@ def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
     assert timeout.ns > 3 * S, "an outlier raises the timeout"
     for _ in range(200):
         timeout.observe_latency(1 * MS)
-    assert timeout.ns == MIN_RETRANSMIT_NS
+    assert timeout.ns == min_retransmit_ns(0)
 
 
 def test_a_timeout_doubles_until_there_is_a_sample_or_another_view() -> None:
@@ -77,19 +89,19 @@ def test_a_unit_that_was_sent_twice_gives_a_sample_only_if_the_copy_is_known() -
     glass = connected(pinned)
     glass.insert(b"x", timeout=60 * S)
     (first,) = sent(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + 100 * MS)
+    glass.pass_time(initial_retransmit_ns(0) + 100 * MS)
     (again,) = sent(glass)
     assert again.copy == 2
     timeout = glass.core._inserts.windows[0].retransmit_timeout
-    assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS
+    assert timeout.ns == 2 * initial_retransmit_ns(0)
     settle(glass, again, copy=0)  # the acks do not name their copy
-    assert timeout.ns == 2 * INITIAL_RETRANSMIT_NS, "it stays doubled"
+    assert timeout.ns == 2 * initial_retransmit_ns(0), "it stays doubled"
     glass.insert(b"y", timeout=60 * S)
     sent(glass)
-    glass.pass_time(2 * INITIAL_RETRANSMIT_NS + 100 * MS)
+    glass.pass_time(2 * initial_retransmit_ns(0) + 100 * MS)
     (again,) = sent(glass)
     settle(glass, again, copy=1)
-    assert timeout.ns > 3 * INITIAL_RETRANSMIT_NS, "the first copy took that long"
+    assert timeout.ns > 3 * initial_retransmit_ns(0), "the first copy took that long"
     assert first.seq != again.seq
 
 
@@ -99,7 +111,7 @@ def test_nothing_is_retransmitted_while_acks_of_other_units_arrive() -> None:
         glass.insert(b"x", timeout=60 * S)
     waiting = sent(glass)
     while waiting:
-        glass.pass_time(INITIAL_RETRANSMIT_NS - 100 * MS)
+        glass.pass_time(initial_retransmit_ns(0) - 100 * MS)
         settle(glass, waiting.pop(0))
     assert glass.core.counters.retries == 0
 
@@ -122,12 +134,12 @@ def test_one_of_many_possibly_queued_units_is_retransmitted() -> None:
     for _ in range(100):
         glass.insert(b"x", timeout=60 * S)
     sent(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     (probe,) = sent(glass)
-    glass.pass_time(INITIAL_RETRANSMIT_NS)
+    glass.pass_time(initial_retransmit_ns(0))
     assert not sent(glass), "the timeout has doubled"
     settle(glass, probe)
-    glass.pass_time(2 * INITIAL_RETRANSMIT_NS)
+    glass.pass_time(2 * initial_retransmit_ns(0))
     assert len({insert.seq for insert in sent(glass)}) == 99, "the copy was answered: they are lost"
 
 
@@ -157,9 +169,28 @@ def test_a_server_that_acks_again_proves_no_loss() -> None:
     glass.insert(b"x", timeout=60 * S)
     (insert,) = sent(glass)
     settle(glass, insert, 0)
-    glass.pass_time(INITIAL_RETRANSMIT_NS + MS)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
     (again,) = sent(glass)
     glass.give(ack(again, 0, [2], counter=2))
-    assert glass.core._inserts.windows[0].retransmit_timeout.ns == 2 * INITIAL_RETRANSMIT_NS
+    assert glass.core._inserts.windows[0].retransmit_timeout.ns == 2 * initial_retransmit_ns(0)
     glass.give(ack(again, 1, [2]))
-    assert glass.core._inserts.windows[0].retransmit_timeout.ns < 2 * INITIAL_RETRANSMIT_NS
+    assert glass.core._inserts.windows[0].retransmit_timeout.ns < 2 * initial_retransmit_ns(0)
+
+
+def test_no_copy_is_sent_within_two_round_trips() -> None:
+    timeout = RetransmitTimeout(rtt_ms=300)
+    assert timeout.ns == 1200 * MS
+    for _ in range(200):
+        timeout.observe_latency(300 * MS)
+    assert timeout.ns == 600 * MS
+
+
+def test_a_client_learns_the_round_trip_from_the_cluster() -> None:
+    glass = Glass()
+    glass.connect(placement(0), limits=wire.Limits(rtt_ms=120))
+    glass.call(ReadRequest(glass.until(), RecordId(1, 0)))
+    assert len(glass.take(wire.Read)) == 1
+    glass.pass_time(239 * MS)
+    assert glass.take(wire.Read) == []
+    glass.pass_time(2 * MS)
+    assert glass.take(wire.Read)

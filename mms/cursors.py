@@ -8,8 +8,8 @@ leader's clock: no renewal, claim or move. For a new leader every owner was hear
 wrong clock may let two clients believe that they own a cursor, but only the moves of one term
 count. Moves that come while others are pending share one command.
 
-Invariants: at most `MAX_WAITING` requests wait. What this part remembers may be lost with the
-leader; that costs time only. See docs/protocol.md, section 19.
+Invariants: at most `MAX_WAITING` requests wait, and each is counted. What this part remembers may
+be lost with the leader; that costs time only. See docs/protocol.md, section 19.
 """
 
 from __future__ import annotations
@@ -68,6 +68,9 @@ class _Pending:
         #: For each cursor of the command.
         self.requests: Final = requests
 
+    def count(self) -> int:
+        return sum(map(len, self.requests))
+
 
 class Cursors:
     """The requests about cursors at one node of the service."""
@@ -85,10 +88,11 @@ class Cursors:
         #: Moves that are not proposed yet, by cursor and term: the last one, and the requests.
         self._gathered: dict[tuple[str, int], tuple[CursorStep, list[_Waiting]]] = {}
         self._next_moves_at = 0
+        #: Number of requests that are gathered or pending.
+        self._waiting_count = 0
 
     def __len__(self) -> int:
-        pending = sum(len(some) for one in self._pending.values() for some in one.requests)
-        return pending + sum(len(requests) for _, requests in self._gathered.values())
+        return self._waiting_count
 
     def forgive_silence_before(self, now: int) -> None:
         """Count every owner as heard now: this node was paused, or begins to lead."""
@@ -123,6 +127,7 @@ class Cursors:
         other, requests = self._gathered.get(key, (step, []))
         last = step if step.move >= other.move else other
         self._gathered[key] = (last, [*requests, (src, message.request)])
+        self._waiting_count += 1
         return self.propose_moves(now)
 
     def propose_moves(self, now: int) -> list[Effect]:
@@ -132,6 +137,7 @@ class Cursors:
         self._next_moves_at = now + _MOVE_INTERVAL_NS
         some = [self._gathered.pop(key) for key in list(self._gathered)[:_MAX_STEPS]]
         encoded = MoveCursors([step for step, _ in some], self._at_us(now)).encode()
+        self._forget(encoded)
         self._pending[encoded] = _Pending([requests for _, requests in some], now)
         return [Propose(encoded)]
 
@@ -192,9 +198,11 @@ class Cursors:
         pending = self._pending.get(_key(command))
         if pending is None:
             self._pending[_key(command)] = _Pending([[waiting]], now)
+            self._waiting_count += 1
             return [Propose(command.encode())]
         if waiting not in pending.requests[0]:
             pending.requests[0].append(waiting)
+            self._waiting_count += 1
         if now < pending.proposed_at + RETRY_NS:
             return []
         pending.proposed_at = now
@@ -214,7 +222,7 @@ class Cursors:
         else:
             key, names, refusals = _key(command), [command.name], [decode_refusal(result)]
         effects: list[Effect] = []
-        pending = self._pending.pop(key, None)
+        pending = self._forget(key)
         for index, (name, refusal) in enumerate(zip(names, refusals, strict=True)):
             cursor = self._state.cursors.get(name)
             if cursor is None:
@@ -226,6 +234,12 @@ class Cursors:
             for src, request in pending.requests[index] if pending is not None else ():
                 effects.append(self._reply(src, request, name, refusal))
         return effects
+
+    def _forget(self, key: _Key | bytes) -> _Pending | None:
+        """Remove a pending command and its requests."""
+        pending = self._pending.pop(key, None)
+        self._waiting_count -= pending.count() if pending is not None else 0
+        return pending
 
     def _reply(self, src: bytes, request: int, name: str, refusal: Refusal = "") -> Effect:
         # A refusal of a command about a cursor is one that the reply knows.
@@ -252,7 +266,7 @@ class Cursors:
         """Let the holds of unused cursors lapse; forget lost commands and former owners."""
         lost = [key for key, one in self._pending.items() if now >= one.proposed_at + _LOST_NS]
         for key in lost:
-            del self._pending[key]
+            self._forget(key)
         cursors = self._state.cursors.in_order()
         owners, names = {one.owner for one in cursors}, {one.name for one in cursors}
         self._heard_at = {one: at for one, at in self._heard_at.items() if one in owners}
@@ -275,11 +289,14 @@ class Cursors:
         every += [one for _, requests in self._gathered.values() for one in requests]
         for memory in (self._pending, self._gathered, self._heard_at, self._used_at):
             memory.clear()
+        self._waiting_count = 0
         return every
 
     def check(self) -> None:
-        """Assert the invariant."""
-        assert len(self) <= MAX_WAITING
+        """Assert the invariants."""
+        gathered = sum(len(requests) for _, requests in self._gathered.values())
+        pending = sum(one.count() for one in self._pending.values())
+        assert len(self) == gathered + pending <= MAX_WAITING
 
 
 def _key(command: ClaimCursor | ReleaseCursor | EditCursor) -> _Key:

@@ -335,6 +335,7 @@ class FilesTarget:
     def _store(self, **changes: int) -> None:
         """Replace the identity file of this term."""
         assert self._identity is not None
+        self._check_is_owner()  # Else an emptied directory would look complete.
         changed = msgspec.structs.replace(self._identity, **changes)
         part = self._identity_part(changed)
         try:

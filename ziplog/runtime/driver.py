@@ -90,6 +90,8 @@ _FLUSH_RETRY_NS: Final = 50_000_000
 _WARNING_INTERVAL_NS: Final = NS_PER_S
 #: What begins at a time whose last bits are 0 is timed: about one iteration or insert in 64.
 _UNTIMED: Final = 63
+#: Number of effects of one step from which on their frames are gathered.
+_GATHERED_EFFECTS: Final = 8
 _BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 
@@ -431,9 +433,11 @@ class Driver:
             self._carry_out(effects)
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        handlers = self._handlers
+        handlers, transport = self._handlers, self._transport
+        transport.gathers = len(effects) >= _GATHERED_EFFECTS
         for effect in effects:
             handlers[type(effect)](effect)
+        transport.gathers = False  # `receive` or `wait` follows, and writes the frames.
 
     def _sleep_limit(self, retry: int | None) -> int | None:
         """Return the maximum time to sleep, in nanoseconds; None: no limit."""

@@ -2,8 +2,8 @@
 
 Sending never blocks: a frame that cannot be queued is dropped and counted; the protocols repeat
 what matters. The transport reads a connection only when the process takes frames, so TCP holds back
-a peer that sends too much. While frames of one read wait, sent frames are gathered: each connection
-gets one system call for all of them.
+a peer that sends too much. While frames of one read wait, or `gathers` is set, sent frames are
+gathered: each connection gets one system call for all of them.
 
 Invariant: `src` is a connected peer's name only if the frame arrived over our own connection to it.
 Peers that connect get routes, which begin with a zero byte; names do not.
@@ -128,10 +128,10 @@ class Transport:
         self._source = b""
         self._buffer: Final = bytearray(_READ_BYTES)
         self._view: Final = memoryview(self._buffer)
-        #: Connections with frames to send once the frames of the last read were taken.
+        #: Connections with frames to send at the next `flush_gathered`, `receive` or `wait`.
         self._gathering: Final[list[Connection]] = []
-        self._held_bytes = self._queued_bytes = 0
-        self._checks = 0
+        self.gathers = False
+        self._held_bytes = self._queued_bytes = self._checks = 0
 
     @property
     def is_closed(self) -> bool:
@@ -312,7 +312,7 @@ class Transport:
         if connection is None:
             self.counters.unroutable += 1
             return self._drop()
-        if self._frames or connection.queued_bytes or connection in self._attempts:
+        if self._frames or self.gathers or connection.queued_bytes or connection in self._attempts:
             return self._queue(connection, frame)
         size = len(frame)
         if size > _COPY_BYTES:
@@ -340,7 +340,7 @@ class Transport:
         return False
 
     def _queue(self, connection: Connection, frame: bytes) -> bool:
-        """Queue a frame until the frames of the last read were taken, or the peer accepts it."""
+        """Queue a frame until `flush_gathered`, or until the peer accepts it."""
         before = connection.queued_bytes
         if (
             self._queued_bytes > _MAX_QUEUED_BYTES and before > _COPY_BYTES
@@ -368,7 +368,8 @@ class Transport:
         connection.watch(self._epoll)
         return True
 
-    def _flush_gathered(self) -> None:
+    def flush_gathered(self) -> None:
+        """Write the gathered frames."""
         for connection in self._gathering:
             if connection.fd >= 0 and connection not in self._attempts:
                 self._flush(connection)
@@ -384,7 +385,7 @@ class Transport:
             if self._closed:
                 raise ClosedError("this transport")
             if self._gathering:
-                self._flush_gathered()
+                self.flush_gathered()
             while readable:
                 connection = readable.popleft()
                 connection.is_readable = False
@@ -485,7 +486,7 @@ class Transport:
         The time-out is rounded up to milliseconds.
         """
         if self._gathering:
-            self._flush_gathered()
+            self.flush_gathered()
         if self._frames or self._readable:
             self.poll()
             return
@@ -590,7 +591,7 @@ class Transport:
     def _linger(self) -> None:
         """Send what is queued for established connections, for a limited time."""
         until = now_ns() + _LINGER_NS
-        self._flush_gathered()
+        self.flush_gathered()
         while any(one.has_output for one in self._open.values() if one not in self._attempts):
             left = until - now_ns()
             if left <= 0:

@@ -121,6 +121,20 @@ def test_effects_are_carried_out_in_order() -> None:
     ]
 
 
+@pytest.mark.parametrize(("count", "gathers"), [(7, False), (8, True)])
+def test_frames_of_many_effects_are_gathered(count: int, gathers: bool) -> None:
+    gathered: list[bool] = []
+    effects: list[Effect] = [Complete(number, None) for number in range(count)]
+    world = World(
+        lambda event: effects if isinstance(event, Received) else [],
+        carry_out={Complete: lambda _: gathered.append(world.transport.gathers)},
+    )
+    world.put(0)
+    world.run()
+    assert gathered == [gathers] * count
+    assert not world.transport.gathers
+
+
 def test_effects_of_a_further_kind_are_carried_out_in_their_place() -> None:
     effects = [Send(b"a", question(1)), Complete(7, "done"), Send(b"a", question(2))]
     completed: list[Complete] = []

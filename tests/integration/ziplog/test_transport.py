@@ -124,6 +124,31 @@ def test_many_frames_come_in_order(opened: Callable[..., Transport]) -> None:
     assert server.receive() is None
 
 
+def test_gathered_frames_leave_in_one_write(
+    opened: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", endpoint_of(server))
+    assert client.send(b"server", b"first")
+    assert take(server, client)[1] == b"first"
+    writes: list[int] = []
+    flush, write = transports.Connection.flush, transports.Connection.write
+    monkeypatch.setattr(
+        transports.Connection, "flush", lambda one: (writes.append(1), flush(one))[1]
+    )
+    monkeypatch.setattr(
+        transports.Connection, "write", lambda one, data: (writes.append(1), write(one, data))[1]
+    )
+    client.gathers = True
+    for number in range(20):
+        assert client.send(b"server", b"%d" % number)
+    client.gathers = False
+    assert writes == []
+    client.flush_gathered()
+    assert [take(server)[1] for _ in range(20)] == [b"%d" % number for number in range(20)]
+    assert writes == [1]
+
+
 def test_frames_wait_for_a_peer_that_starts_later(opened: Callable[..., Transport]) -> None:
     first = opened("127.0.0.1:0")
     endpoint = endpoint_of(first)

@@ -244,10 +244,11 @@ class Disturbances:
         name = self._target(fault)
         target, partitions = self._outside.targets[name], self._partitions(name)
         if isinstance(target, Store | SharedFiles):
-            self._outside.oracle.emptied.add(name)
+            rows = target.rows if isinstance(target, Store) else {}
+            positions = {partition: row.position for partition, row in rows.items()}
             for partition in range(partitions):
                 target.drop(partition)
-            self._outside.oracle.forget(name)
+            self._outside.oracle.lost_all(name, positions)
 
     def _put_back(self, fault: PlayerFault) -> None:
         """Put an older state of a store back, as from a copy of its database."""

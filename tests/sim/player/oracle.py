@@ -72,8 +72,10 @@ class Oracle:
         self._opened: Final[dict[str, int]] = {}
         #: By cursor and era: where it began.
         self._starts: Final[dict[tuple[str, Era], int]] = {}
-        #: Targets whose content was lost; their tasks fail, and are sought.
+        #: Targets whose content was lost; their tasks fail at the next record, and are sought.
         self.emptied: Final[set[str]] = set()
+        #: By cursor: the position of a store before its content was lost.
+        self._emptied_at: Final[dict[str, int]] = {}
         #: Targets of which an older state was put back; and by cursor, the position before that.
         self._restored: Final[set[str]] = set()
         self._positions_before: Final[dict[str, int]] = {}
@@ -117,6 +119,13 @@ class Oracle:
             before = self._positions_before.get(name, 0)  # It may go back again on its way there.
             self._positions_before[name] = max(before, position)
         self.power_cut(target)
+
+    def lost_all(self, target: str, positions: dict[int, int]) -> None:
+        """Note that a target lost its content; `positions`: the former ones, by partition."""
+        self.emptied.add(target)
+        for partition, position in positions.items():
+            self._emptied_at[cursor_name(self._player, target, partition)] = position
+        self.forget(target)
 
     def may_lack_records(self, target: str) -> bool:
         """Whether an operator must seek the cursors of a target that needs what was trimmed."""
@@ -265,6 +274,8 @@ class Oracle:
             assert position > last, f"{name} ends at {position}, the log at {last}"
             return
         rows: Any = target.rows.get(partition)
+        if rows is None and last < self._emptied_at.get(name, 0):
+            return  # No record came since its content was lost.
         assert rows is not None, f"{name} was never opened"
         era = Era(cursor.birth, cursor.seek)
         if isinstance(rows, list):

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 #: Interval before an unanswered request is sent to all nodes; it doubles up to the last value.
 _FIRST_RETRY_NS: Final = 100 * NS_PER_MS
 _LAST_RETRY_NS: Final = NS_PER_S
+#: That of a move, which waits at the leader for others before consensus.
+_FIRST_MOVE_RETRY_NS: Final = 500 * NS_PER_MS
 _REPLIES: Final[dict[type[Message], type[Message]]] = {
     Hello: ClusterInfo,
     LeaseQuery: LeaseHistory,
@@ -76,7 +78,7 @@ class MembershipRequest(msgspec.Struct):
     message: Message
     callback: Callable[[Any], None]
     retry_at: int
-    pause: int = _FIRST_RETRY_NS
+    pause: int
     #: The nodes that got the request since `retry_at` was set.
     sent_to: set[bytes] = msgspec.field(default_factory=set)
 
@@ -174,7 +176,8 @@ class MembershipClient:
         context = self._context
         request = context.request()
         message = build(self.cluster, request)
-        pending = MembershipRequest(message, callback, context.now + _FIRST_RETRY_NS)
+        pause = _FIRST_MOVE_RETRY_NS if type(message) is CursorMove else _FIRST_RETRY_NS
+        pending = MembershipRequest(message, callback, context.now + pause, pause)
         self._pending[request] = pending
         context.set_timer(pending.retry_at)
         if self._leader is None:

@@ -87,9 +87,8 @@ class Claim(msgspec.Struct):
     reads: bool
     #: Number of moves so far.
     moves: int = 0
-    #: A move that is not sent yet, and when it is due.
+    #: A move that is not sent yet.
     soon: tuple[RecordId, bytes] | None = None
-    soon_at: int = 0
     is_paused: bool = False
     #: Where it pauses; 0: at once.
     pause_at: int = 0
@@ -125,6 +124,8 @@ class Claims(PendingRequests[PendingClaim]):
         #: The pending renewal, and when the next one is due.
         self._renewal = 0
         self._renew_at = NEVER
+        #: When the next soon moves are due; those of all claims leave together.
+        self._moves_at = NEVER
 
     @property
     def calls(self) -> dict[type, Callable[[int, Any], None]]:
@@ -266,10 +267,9 @@ class Claims(PendingRequests[PendingClaim]):
         if claim is None or error is not None:
             self._context.complete(call, error)
         elif request.is_soon:
-            if claim.soon is None:
-                claim.soon_at = self._context.now + COMMIT_INTERVAL_NS
+            self._moves_at = min(self._moves_at, self._context.now + COMMIT_INTERVAL_NS)
             claim.soon = (request.position, request.mark)
-            self._context.set_timer(claim.soon_at)
+            self._context.set_timer(self._moves_at)
             self._context.complete(call, request.position)
         else:
             pending = PendingClaim(call, request.deadline, name=claim.cursor.name)
@@ -452,11 +452,11 @@ class Claims(PendingRequests[PendingClaim]):
         if context.now >= self._renew_at:
             self._renew()
         context.set_timer(self._renew_at)
-        for number, claim in self._claims.items():
-            if claim.soon is not None and context.now >= claim.soon_at:
+        if context.now >= self._moves_at:
+            self._moves_at = NEVER
+            for number, claim in self._claims.items():
                 self._move_soon(number, claim, lambda _result: None)
-            elif claim.soon is not None:
-                context.set_timer(claim.soon_at)
+        context.set_timer(self._moves_at)
 
     def cancel(self, call: int) -> None:
         """Cancel a call; a claim whose subscription is not open yet ends with it."""

@@ -45,6 +45,8 @@ _BATCH_END: Final = BatchEnd()
 _WAKEUP: Final = Wakeup()
 _CLOSING: Final = Closing()
 _WARNING_INTERVAL_NS: Final = NS_PER_S
+#: Number of effects of one step from which on their frames are gathered.
+_GATHERED_EFFECTS: Final = 8
 
 
 class Core(Node, Protocol):
@@ -182,6 +184,15 @@ class Engine:
         return due if other is None else other if due is None else min(due, other)
 
     def _execute(self, effects: list[Effect]) -> None:
+        if len(effects) < _GATHERED_EFFECTS:
+            self._carry_out(effects)
+            return
+        self.transport.gathers = True
+        self._carry_out(effects)
+        self.transport.gathers = False
+        self.transport.flush_gathered()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
         send = self.transport.send
         for effect in effects:
             if type(effect) is Broadcast:

@@ -57,7 +57,7 @@ def test_former_owner_passes_no_positions(tmp_path: Path) -> None:
     former, of = opened(tmp_path)
     successor, later = opened(tmp_path, 2)
     successor.deliver(batch(later, 1, 20, []))
-    with pytest.raises(Fenced, match="later term 2"):
+    with pytest.raises(Fenced, match="a later term than 1"):
         former.deliver(batch(of, 1, 10, []))
     assert names(tmp_path) == [".ziplog-0000000000000000002"]
     assert files(tmp_path).open(task(3, has_moved=True)) == Opened(20)
@@ -153,6 +153,19 @@ def test_file_that_a_former_owner_starts_during_an_open_gets_no_name(
     assert files(tmp_path).open(task(2)) == Opened(1)
     with pytest.raises(Fenced, match="another process removed"):
         former._link(parts[0], tmp_path / "part-000" / "0000000000000000001.jsonl")
+
+
+@pytest.mark.parametrize("has_records", [False, True])
+def test_an_emptied_directory_is_not_taken_for_complete(tmp_path: Path, has_records: bool) -> None:
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 4))
+    target.deliver(batch(of, 4, 4))
+    for path in (tmp_path / "part-000").iterdir():
+        path.unlink()
+    with pytest.raises(Fenced, match="it is gone"):
+        target.deliver(batch(of, 4, 9) if has_records else batch(of, 4, 9, []))
+    with pytest.raises(ConfigError, match="the directory is empty"):
+        files(tmp_path).open(task(2, 4, has_moved=True))
 
 
 @pytest.mark.parametrize("stop", [4, 9, 15])

@@ -65,9 +65,10 @@ class Owner(Glass):
         wait: bool = True,
         timeout: int = 10 * S,
         reads: bool = True,
+        name: str = "x",
     ) -> int:
         deadline = self.until(timeout)
-        return self.call(ClaimRequest(deadline, "x", start, "host:1", LEASE_MS, 60, wait, reads))
+        return self.call(ClaimRequest(deadline, name, start, "host:1", LEASE_MS, 60, wait, reads))
 
     def reply(self, kind: type, cursor: Cursor | None = None, error: Any = "", **more: Any) -> Any:
         """Answer the last request of a kind; return the request."""
@@ -92,7 +93,7 @@ class Owner(Glass):
 
     def own_without_reading(self, **more: Any) -> int:
         """Claim the cursor without a subscription."""
-        call = self.claim(reads=False)
+        call = self.claim(reads=False, name=more.get("name", "x"))
         self.reply(wire.CursorClaim, cursor(**more))
         assert self.answers[call] == call
         return call
@@ -297,6 +298,17 @@ def test_soon_moves_share_a_message() -> None:
     owner.pass_time(COMMIT_INTERVAL_NS)
     ((_, message),) = owner.take(wire.CursorMove)
     assert (message.position, message.move) == (8, 1)
+
+
+def test_soon_moves_of_all_claims_leave_together() -> None:
+    owner = Owner()
+    first, second = owner.own(), owner.own_without_reading(name="y")
+    owner.commit(first, 6, soon=True)
+    owner.pass_time(COMMIT_INTERVAL_NS // 2)
+    owner.commit(second, 7, soon=True)
+    assert owner.take(wire.CursorMove) == []
+    owner.pass_time(COMMIT_INTERVAL_NS // 2)
+    assert [message.name for _, message in owner.take(wire.CursorMove)] == ["x", "y"]
 
 
 def test_commit_takes_the_place_of_a_soon_move() -> None:

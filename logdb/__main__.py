@@ -13,8 +13,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from logdb import defaults
 from logdb.coordinator.node import CoordinatorNode
 from logdb.coordinator.progress import Replay
@@ -25,7 +23,7 @@ from logdb.embedded import (
     coordinator_settings,
 )
 from logdb.wire import decode
-from ziplog import policy
+from ziplog import event_log, policy
 from ziplog.client import arguments
 from ziplog.config_tables import LogConfig
 from ziplog.errors import ConfigError, ZiplogError
@@ -137,14 +135,14 @@ def run(options: argparse.Namespace) -> None:
             # below.
             on_halt=lambda reason, state: None if node.failure else halt(reason, state),
         )
-        structlog.get_logger().info("listening", endpoint=endpoint, pid=os.getpid())
+        event_log.info("listening", endpoint=endpoint, pid=os.getpid())
         with replay:
             run_process(driver, transport)
         if node.failure is not None:
             raise node.failure
     finally:
         transport.close()
-    structlog.get_logger().info("stopped")
+    event_log.info("stopped")
 
 
 if __name__ == "__main__":

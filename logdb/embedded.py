@@ -11,13 +11,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 import ziplog
 from logdb.coordinator.metrics import CoordinatorMetrics
 from logdb.coordinator.node import CoordinatorNode, Settings
 from logdb.wire import decode
-from ziplog import policy
+from ziplog import event_log, policy
 from ziplog.client import arguments
 from ziplog.config import require_loopback
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
@@ -166,7 +164,7 @@ class Coordinator:
         """Record that the node stopped; the program around it continues."""
         if self._failure is None:
             self._failure = self._node.failure or ZiplogError(f"the coordinator failed: {reason}")
-            structlog.get_logger().error("coordinator stopped", reason=reason, state=state[:8192])
+            event_log.error("coordinator stopped", reason=reason, state=state[:8192])
 
     def close(self) -> None:
         """Stop it. Idempotent; the outcome of open transactions may be unknown.

@@ -13,8 +13,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 import ziplog
 from logplayer import exposition
 from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
@@ -24,6 +22,7 @@ from logplayer.options import PlayerOptions, check_targets
 from logplayer.push.messages import decode_any
 from logplayer.settings import PlayerSettings
 from logplayer.workers import Workers
+from ziplog import event_log
 from ziplog.client import arguments, cursor_arguments
 from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.archive_requests import ArchiveRequests
@@ -280,7 +279,7 @@ class Player:
         except DeadlineError as error:
             late = error
         except ZiplogError as error:
-            structlog.get_logger().warning("the player failed while it stopped", error=str(error))
+            event_log.warning("the player failed while it stopped", error=str(error))
         finally:
             self._end(max((deadline_ns - now_ns()) / 1e9, _CLOSE_S))
         if late is not None:
@@ -332,7 +331,7 @@ class Player:
     def _on_halt(self, node: PlayerNode, reason: str, state: str) -> None:
         """Record that the node stopped; the program around it continues."""
         self._failure = node.failure or ZiplogError(f"the player failed: {reason}")
-        structlog.get_logger().error("player stopped", reason=reason, state=state[:8192])
+        event_log.error("player stopped", reason=reason, state=state[:8192])
 
     def _complete(self, effect: Complete) -> None:
         call = self._calls.pop(effect.id, None)

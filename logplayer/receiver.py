@@ -10,12 +10,11 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from logplayer.contract import TargetSpec
 from logplayer.push.messages import ROLE, VERSIONS, decode
 from logplayer.push.receiver_node import ReceiverNode
 from logplayer.workers import Workers
+from ziplog import event_log
 from ziplog.config import require_loopback
 from ziplog.errors import ClosedError, ConfigError, UnavailableError, ZiplogError
 from ziplog.runtime.descriptors import start_thread
@@ -183,4 +182,4 @@ class Receiver:
     def _on_halt(self, reason: str, state: str) -> None:
         """Record that the node stopped; the program around it continues."""
         self._failure = ZiplogError(f"the receiver failed: {reason}")
-        structlog.get_logger().error("receiver stopped", reason=reason, state=state[:8192])
+        event_log.error("receiver stopped", reason=reason, state=state[:8192])

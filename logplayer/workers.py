@@ -14,12 +14,11 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from logplayer import dead_letters
 from logplayer.contract import Opened, Rejected, Retry
 from logplayer.retries import BUGS, text_of
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
+from ziplog import event_log
 from ziplog.core.cursors import MAX_MARK_BYTES
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime.descriptors import start_thread
@@ -149,7 +148,7 @@ class _Worker:
             # The task fails, so it is logged once. A ConfigError's text says what to do.
             if not isinstance(error, ConfigError):
                 with contextlib.suppress(Exception):  # The program's log may fail.
-                    structlog.get_logger().exception("target failed", task=self.task)
+                    event_log.exception("target failed", task=self.task)
             return error.with_traceback(None)
         except Exception as error:  # noqa: BLE001 - targets are foreign code; the node decides
             return _checked(error, self._spec.name).with_traceback(None)
@@ -194,7 +193,7 @@ class _Worker:
         try:
             self._target.close()
         except Exception as error:  # noqa: BLE001 - its connection may be broken already
-            structlog.get_logger().debug("target not closed", task=self.task, error=str(error))
+            event_log.debug("target not closed", task=self.task, error=str(error))
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

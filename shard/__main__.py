@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import structlog
 
 from shard import holdings
 from shard.archive.shared_state import SharedState
@@ -27,6 +26,7 @@ from shard.replica import Replica, ReplicaConfig
 from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
 from shard.storage.store import FullError
+from ziplog import event_log
 from ziplog.config import load
 from ziplog.core import view
 from ziplog.core.node import ArchiveOpened, LevelRequested, SettingsChanged
@@ -236,7 +236,7 @@ def _serve(
     settings.stop()
     _store_the_rest(directory, store, replica)
     keeper.stop()
-    structlog.get_logger().info("stopped")
+    event_log.info("stopped")
 
 
 def _apply(new: ClusterConfig, store: SegmentStore, driver: Driver) -> None:
@@ -248,7 +248,7 @@ def _apply(new: ClusterConfig, store: SegmentStore, driver: Driver) -> None:
 
 
 def _log_ready(identity: ReplicaConfig, transport: Transport, *, limbo: bool) -> None:
-    structlog.get_logger().info(
+    event_log.info(
         "ready",
         endpoint=transport.endpoint,
         shard=identity.shard,

@@ -19,11 +19,12 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.fork_server import ForkServer
 from tests.properties import examples
-from ziplog.deploy import new_shard
+from ziplog.deploy import new_shard, supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
@@ -56,6 +57,13 @@ _SPREAD: Final = (
 )
 #: Modules that share a cluster and take long: they begin before the other modules of their tier.
 _LONG: Final = ("test_local.py", "test_cluster_identity.py", "test_restart.py")
+#: Modules that test how nodes start and end: their nodes are started by `python -m`.
+_REAL_STARTS: Final = (
+    "test_local.py",
+    "test_refused_starts.py",
+    "test_supervisor.py",
+    "test_supervisor_thread.py",
+)
 
 
 class Groups(LoadScopeScheduling):
@@ -153,3 +161,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Return this worker's fork server."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_nodes(request: pytest.FixtureRequest, fork_server: ForkServer) -> Iterator[None]:
+    """Fork the nodes of clusters, but for tests of their starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name not in _REAL_STARTS:
+            patch.setattr(supervisor, "_spawn", fork_server.spawn)
+        yield

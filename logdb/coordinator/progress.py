@@ -9,9 +9,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Self
 
-import structlog
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from ziplog import event_log
 
 if TYPE_CHECKING:
     from logdb.coordinator.log_tailer import LogTailer
@@ -55,7 +56,7 @@ class Replay:
         tailer = self._tailer
         is_first = not self._is_stopped.is_set()
         self._is_stopped.set()
-        structlog.get_logger().info(
+        event_log.info(
             "ready",
             endpoint=self._endpoint,
             position=str(tailer.state.position),
@@ -72,14 +73,14 @@ class Replay:
         if self._console.is_terminal:
             self._draw()
             return
-        log, tailer = structlog.get_logger(), self._tailer
+        tailer = self._tailer
         while True:
             waiting_for = tailer.waiting_for
             waits = {"waits_for": ", ".join(waiting_for)} if waiting_for else {}
             if self._is_connecting():
-                log.info("looking for the log", at=self._log)
+                event_log.info("looking for the log", at=self._log)
             else:
-                log.info("replaying", position=tailer.passed, tail=tailer.tail, **waits)
+                event_log.info("replaying", position=tailer.passed, tail=tailer.tail, **waits)
             if self._is_stopped.wait(_EVERY_S):
                 return
 

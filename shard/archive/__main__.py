@@ -21,11 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import structlog
-
 from shard.archive.block_builder import BlockBuilder
 from shard.archive.block_server import ArchiveServer
 from shard.archive.shared_state import SharedState
+from ziplog import event_log
 from ziplog.config_tables import LogConfig
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.process_logging import configure
@@ -110,7 +109,7 @@ def _relay(line: socket.socket) -> int:
             _send_command(line, _CHECK)
         # The child sends nothing: readable means that it has ended.
         if line.fileno() in ready:
-            structlog.get_logger().warning("the process that builds rows has ended")
+            event_log.warning("the process that builds rows has ended")
             return 1
 
 
@@ -135,7 +134,7 @@ def _run_builder(builder: BlockBuilder, state: SharedState, line: socket.socket)
         ).start()
         _receive_commands(line, builder.throttle, called)
     except Exception:  # noqa: BLE001 - as in `_build_loop`
-        structlog.get_logger().exception("the archive failed")
+        event_log.exception("the archive failed")
     os._exit(1)
 
 
@@ -159,10 +158,10 @@ def _build_loop(builder: BlockBuilder, state: SharedState, called: threading.Eve
             is_done = True
         except OSError as error:
             if is_done:
-                structlog.get_logger().warning("rows cannot be written now", error=str(error))
+                event_log.warning("rows cannot be written now", error=str(error))
             is_done = False
         except Exception:  # noqa: BLE001 - a bug ends the archive; the server restarts it
-            structlog.get_logger().exception("the archive failed")
+            event_log.exception("the archive failed")
             os._exit(1)
 
 

@@ -13,9 +13,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import structlog
-
 from shard.archive.throttle import Throttle
+from ziplog import event_log
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ProtocolError
 from ziplog.segments.block_file import (
@@ -69,7 +68,6 @@ class BlockBuilder:
         self._damaged: dict[str, tuple[int, int]] = {}
         #: The first entry of the first segment that waits for its rows file; 0: unknown.
         self._next_fseq = 0
-        self._log = structlog.get_logger()
 
     def build(
         self, stable: Callable[[], int], on_progress: Callable[[int], object] = lambda _: None
@@ -96,7 +94,7 @@ class BlockBuilder:
                 self._build(task)
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
-                self._log.warning("rows of a damaged segment cannot be built", error=str(error))
+                event_log.warning("rows of a damaged segment cannot be built", error=str(error))
         on_progress(self._next_fseq)
 
     def _remove_leftovers(self) -> None:

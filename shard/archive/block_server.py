@@ -14,8 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
+from ziplog import event_log
 from ziplog.archive.messages import (
     BLOCK,
     LOCATE,
@@ -84,7 +83,6 @@ class ArchiveServer:
         self._state, self._shard = state, shard
         self._on_missing = on_missing
         self._free_connections: Final = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._log = structlog.get_logger()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket: Final = socket.create_server((host, 0), family=family, backlog=128)
 
@@ -103,7 +101,7 @@ class ArchiveServer:
                 connection, _ = self._socket.accept()
             except OSError as error:
                 # Too many files are open, or the peer has disconnected.
-                self._log.warning("the archive cannot accept a connection", error=str(error))
+                event_log.warning("the archive cannot accept a connection", error=str(error))
                 time.sleep(_ACCEPT_RETRY_S)
                 continue
             self._admit(connection)
@@ -118,7 +116,7 @@ class ArchiveServer:
             thread.start()
         except RuntimeError as error:
             # The system is out of threads.
-            self._log.warning("the archive cannot start a thread", error=str(error))
+            event_log.warning("the archive cannot start a thread", error=str(error))
             connection.close()
             self._free_connections.release()
 

@@ -16,8 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import structlog
-
+from ziplog import event_log
 from ziplog.deploy.supervisor import environment, python
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class ArchiveSupervisor:
         #: The last entry of the newest sealed segment; 0: there is none.
         self._sealed = 0
         self._stopping = threading.Event()
-        self._log = structlog.get_logger()
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
 
@@ -106,12 +104,12 @@ class ArchiveSupervisor:
                 self._run_once()
             except Exception:  # noqa: BLE001 - a bug must not end the thread
                 # The server is unaffected, and starts another archive.
-                self._log.exception("the archive's supervisor failed")
+                event_log.exception("the archive's supervisor failed")
             if self._stopping.is_set():
                 return
             lived_s = time.monotonic() - started
             pause_s = _PAUSE_S if lived_s > _MAX_PAUSE_S else min(2 * pause_s, _MAX_PAUSE_S)
-            self._log.warning("the archive has ended and is restarted", pause_s=pause_s)
+            event_log.warning("the archive has ended and is restarted", pause_s=pause_s)
             until = time.monotonic() + pause_s
             while not self._stopping.is_set() and (left_s := until - time.monotonic()) > 0:
                 self._sleep(left_s)
@@ -137,7 +135,7 @@ class ArchiveSupervisor:
                 pass_fds=[self._state.fd],
             )
         except OSError as error:
-            self._log.warning("the archive cannot be started", error=str(error))
+            event_log.warning("the archive cannot be started", error=str(error))
             return
         try:
             self._supervise(child)
@@ -176,7 +174,7 @@ class ArchiveSupervisor:
         """Handle a child's output so far; False: it is no port."""
         line, end, rest = output.partition(b"\n")
         if rest or len(line) > 5 or not line.isdigit():
-            self._log.warning("the archive did not report a port", output=repr(output))
+            event_log.warning("the archive did not report a port", output=repr(output))
             return False
         if end:
             self._on_port(int(line))

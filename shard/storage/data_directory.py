@@ -14,9 +14,9 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from crc32c import crc32c
 
+from ziplog import event_log
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.durable_files import replace_contents, sync_directory, synced_names
 from ziplog.segments.identity import IDENTITY_FILE, Identity, decode_identity, encode_identity
@@ -171,7 +171,7 @@ def _read_checkpoint(path: Path) -> bytes | None:
         return None
     checkpoint = contents[4:]
     if len(contents) < 4 or crc32c(checkpoint) != int.from_bytes(contents[:4], "little"):
-        structlog.get_logger().error("the checkpoint is damaged", file=str(path))
+        event_log.error("the checkpoint is damaged", file=str(path))
         return None
     return checkpoint
 

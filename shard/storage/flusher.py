@@ -22,9 +22,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import structlog
-
 from shard.storage.segment_files import open_flushed, pack_flushed
+from ziplog import event_log
 from ziplog.core.histogram import Histogram
 from ziplog.core.node import Event, Persisted, StorageChanged
 from ziplog.runtime.process_logging import halt
@@ -95,7 +94,6 @@ class Flusher:
         self._in_background = in_background
         #: Free space below which the store is full.
         self.reserve_bytes = reserve_bytes
-        self._log = structlog.get_logger()
         self._put_bytes = self._written_bytes = 0
         self._written_fseq = self.flushed_fseq = segment.last_fseq
         self._reported_bytes = 0
@@ -343,7 +341,7 @@ class Flusher:
             fresh.write_bytes(segment.index())
             fresh.replace(path)
         except OSError as error:
-            self._log.warning(
+            event_log.warning(
                 "the segment index cannot be written", file=str(path), error=str(error)
             )
             with contextlib.suppress(OSError):
@@ -399,11 +397,11 @@ class Flusher:
         self._is_full = is_full
         if is_full:
             reason = self._why_full(free)
-            self._log.warning("disk full", free_bytes=free, reason=reason)
+            event_log.warning("disk full", free_bytes=free, reason=reason)
             self._wake()
             self._on_event(StorageChanged(full=True, reason=reason))
         else:
-            self._log.warning("disk has room again", free_bytes=free)
+            event_log.warning("disk has room again", free_bytes=free)
             self._on_event(StorageChanged(full=False))
 
     def _why_full(self, free_bytes: int) -> str:

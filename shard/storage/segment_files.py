@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from crc32c import crc32c
 
 from shard.storage.store import FullError
+from ziplog import event_log
 from ziplog.segments.durable_files import replace_contents, sync_directory, synced_names
 from ziplog.segments.entry import REFUSED, SCARCE
 from ziplog.segments.entry_codec import DAMAGED, walk
@@ -79,7 +79,7 @@ def _load_last(directory: Path, segment: Segment) -> None:
     try:
         if segment.size < len(data):
             os.ftruncate(fd, segment.size)
-            structlog.get_logger().warning(
+            event_log.warning(
                 "a torn end was cut off",
                 file=str(path),
                 cut_bytes=len(data) - segment.size,

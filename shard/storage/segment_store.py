@@ -14,7 +14,6 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-import structlog
 
 from shard.storage.flusher import Flusher
 from shard.storage.segment_files import (
@@ -35,6 +34,7 @@ from shard.storage.segment_rewrite import (
     rewrite_segment,
 )
 from shard.storage.store import FullError, watermark_after_reset
+from ziplog import event_log
 from ziplog.core.view import KEPT_RUNS, extend_runs
 from ziplog.runtime.process_logging import halt
 from ziplog.segments.entry import (
@@ -136,9 +136,7 @@ class SegmentStore(SegmentReader):
             directory, segments, flusher, segment_bytes=segment_bytes, cache_bytes=cache_bytes
         )
         for first, last in store.damage:
-            structlog.get_logger().error(
-                "entries are damaged", directory=str(directory), first=first, last=last
-            )
+            event_log.error("entries are damaged", directory=str(directory), first=first, last=last)
         if on_event is not None:
             store.start(on_event)
         return store

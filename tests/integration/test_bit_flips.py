@@ -17,13 +17,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from structlog.testing import capture_logs
 
 from failure_handler.state import HandlerState
 from mms.membership_rules import contradiction, moved_nodes
 from mms.state import ClusterState
 from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
+from tests.logged_events import captured_events
 from tests.unit.shard.archive.logs import make, walk
 from tests.waiting import wait_until
 from ziplog.config import load, parse
@@ -198,7 +198,7 @@ def search(
             changed[at] ^= 1 << bit
             path.write_bytes(changed)
             try:
-                with capture_logs():
+                with captured_events():
                     after = load(stopped, path)
             except ZiplogError as error:
                 outcome = "refused" if str(path.parent) in str(error) else ""

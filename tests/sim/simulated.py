@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final
-
-import structlog
+from typing import TYPE_CHECKING, Any, Final
 
 import shard.storage.data_directory
 import shard.storage.flusher
@@ -21,6 +19,7 @@ import ziplog.raft.snapshot
 import ziplog.runtime.wire_file
 import ziplog.segments.durable_files
 import ziplog.segments.segment
+from tests.logged_events import events_go_to
 from tests.simulator.disk import installed
 from tests.simulator.raft import virtual
 
@@ -61,16 +60,11 @@ def simulated(kernel: Kernel, *, is_raft_real: bool = False) -> Iterator[None]:
 def _logged(kernel: Kernel) -> Iterator[None]:
     """Add log messages to the trace."""
 
-    def add_to_trace(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
+    def add_to_trace(event: dict[str, Any]) -> None:
         kernel.trace(" ".join(f"{key}={value}" for key, value in event.items()))
-        raise structlog.DropEvent
 
-    former = structlog.get_config()
-    structlog.configure(processors=[add_to_trace], cache_logger_on_first_use=False)
-    try:
+    with events_go_to(add_to_trace):
         yield
-    finally:
-        structlog.configure(**former)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import structlog
 
 import shard.storage.data_directory
 import shard.storage.flusher
@@ -24,6 +23,7 @@ import ziplog.segments.segment
 from shard.storage.data_directory import DataDirectory
 from shard.storage.store import FullError
 from tests.integration.shard.test_segment_store_cut import CHANGES, after, check_image, grown
+from tests.logged_events import captured_events
 from tests.sim.disks import sync
 from tests.simulator.disk import Disk, installed
 from tests.unit.shard import test_segment_rewrite as repairs
@@ -82,11 +82,7 @@ class Watched(Disk):
 
 @pytest.fixture(autouse=True)
 def _chance() -> Iterator[None]:
-    def drop(*_: object) -> str:
-        raise structlog.DropEvent
-
-    with installed(MODULES, Random(3)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(structlog, "get_logger", lambda *_: structlog.wrap_logger(None, [drop]))
+    with installed(MODULES, Random(3)), captured_events():
         yield
 
 

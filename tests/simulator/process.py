@@ -192,10 +192,10 @@ class Process:
             self.kernel.at(at, lambda: self._turn(at))
 
     def _turn(self, at: int) -> None:
-        if self._due != at or self.program is None:
-            return  # it had an earlier turn, or was restarted
+        if self._due != at:
+            return  # It had an earlier turn.
         self._due = None
-        if self.is_paused:
+        if self.program is None or self.is_paused:
             return
         self._is_busy, self._is_woken, self._is_asleep = True, False, False
         self._spent_ns = _TURN_NS

@@ -96,6 +96,7 @@ DOES_IO = {
     "ziplog.config",
     "ziplog.demo",
     "ziplog.deploy",
+    "ziplog.event_log",
     "ziplog.local",
     "ziplog.metrics",
     "ziplog.otel",

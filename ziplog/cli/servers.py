@@ -13,10 +13,10 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
-import structlog
 import typer
 
 import ziplog
+from ziplog import event_log
 from ziplog.cli.options import (
     BOOTSTRAP_VARIABLE,
     DEFAULT_BOOTSTRAP,
@@ -41,7 +41,7 @@ from ziplog.deploy.supervisor import (
 )
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
-from ziplog.runtime.process_logging import configure
+from ziplog.runtime import process_logging
 from ziplog.types import Durability
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ def up(
     options = {"port": _FIRST_PORT, **given}
     if background:
         path = data_dir / CLUSTER_FILE
-        configure(node_logs.SUPERVISOR, load(path).log if path.exists() else LogConfig())
+        log = load(path).log if path.exists() else LogConfig()
+        process_logging.configure(node_logs.SUPERVISOR, log)
     else:
         logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
     port = logdb_port if logdb else None
@@ -162,7 +163,7 @@ def up(
         _print_endpoint(cluster.config, cluster.endpoint, os.getpid(), json=json)
         stopped.wait()
         if background:
-            structlog.get_logger().info("stopping")
+            event_log.info("stopping")
         else:
             say("stopping")
 
@@ -197,15 +198,15 @@ def _start(
                 stack.enter_context(companion.monitor(data_dir, data_dir / CLUSTER_FILE))
             return cluster
     except ZiplogError as error:
-        if not structlog.is_configured():
+        if not process_logging.is_configured():
             raise
-        structlog.get_logger().critical(_NOT_STARTED, reason=str(error))
+        event_log.critical(_NOT_STARTED, reason=str(error))
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
 
 
 def _log_ready(cluster: Cluster) -> None:
     config = cluster.config
-    structlog.get_logger().info(
+    event_log.info(
         "ready",
         endpoint=cluster.endpoint,
         cluster=config.name,

@@ -23,9 +23,9 @@ import struct
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import structlog
 from crc32c import crc32c
 
+from ziplog import event_log
 from ziplog.errors import ZiplogError
 from ziplog.segments.durable_files import open_directory, sync_directory
 from ziplog.segments.entry import REFUSED
@@ -198,7 +198,7 @@ class Journal:
         if noted is not None and noted[0] == self._salt:
             flushed = max(flushed, noted[1])
         elif noted is None and note:
-            structlog.get_logger().warning(
+            event_log.warning(
                 "the note of the consensus journal is damaged and written again",
                 file=str(self.directory / "flushed"),
             )
@@ -229,7 +229,7 @@ class Journal:
                 f" {_REMEDY}"
             )
         if at < len(data):
-            structlog.get_logger().warning(
+            event_log.warning(
                 "cut off a torn end of the consensus journal",
                 file=str(self._path),
                 at_byte=at,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import structlog
+from ziplog import event_log
 
 
 class ConnectionLog(dict[bytes, str]):
@@ -14,9 +14,9 @@ class ConnectionLog(dict[bytes, str]):
     def __setitem__(self, name: bytes, problem: str) -> None:
         """Log a change, unless it is the last one again."""
         if self.get(name) != problem:
-            log, peer = structlog.get_logger(), name.decode(errors="replace")
+            peer = name.decode(errors="replace")
             if problem:
-                log.debug("peer disconnected", peer=peer, reason=problem)
+                event_log.debug("peer disconnected", peer=peer, reason=problem)
             else:
-                log.debug("peer connected", peer=peer)
+                event_log.debug("peer connected", peer=peer)
         super().__setitem__(name, problem)

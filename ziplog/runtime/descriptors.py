@@ -17,8 +17,9 @@ import os
 import resource
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from ziplog import event_log
 from ziplog.core.units import NS_PER_S
 from ziplog.errors import UnavailableError
 
@@ -56,12 +57,6 @@ _WARNING_NS: Final = 60_000_000_000
 ADVICE: Final = "raise the hard limit of open files (ulimit -Hn), or close idle clients"
 
 
-def _log() -> Any:
-    import structlog  # noqa: PLC0415 - it loads asyncio, and blocking clients need neither
-
-    return structlog.get_logger()
-
-
 def raise_limit() -> int:
     """Raise this process's limit of open files as far as the system allows; return the limit.
 
@@ -74,7 +69,7 @@ def raise_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     limit = descriptor_limit()
     if limit < _MIN_COMFORTABLE:
-        _log().warning("this process may open few files", limit=limit, advice=ADVICE)
+        event_log.warning("this process may open few files", limit=limit, advice=ADVICE)
     return limit
 
 
@@ -141,7 +136,6 @@ class Reserve:
         """Start without connections."""
         self.shed = self.checks = 0
         #: Loaded now: importing a module needs a descriptor.
-        self._log: Final = _log()
         self._warn_at = 0
 
     def choose(self, connections: Iterable[Connection], used: int, now: int) -> list[Connection]:
@@ -164,7 +158,7 @@ class Reserve:
         self.shed += len(chosen)
         if chosen and now >= self._warn_at:
             self._warn_at = now + _WARNING_NS
-            self._log.warning(
+            event_log.warning(
                 "too many connections: closing idle ones",
                 open_files=used,
                 limit=limit,

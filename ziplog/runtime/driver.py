@@ -19,8 +19,7 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
+from ziplog import event_log
 from ziplog.core.histogram import Histogram
 from ziplog.core.node import (
     BatchEnd,
@@ -182,7 +181,6 @@ class Driver:
         self._next_warning_at = 0
         #: Result of `next_wakeup` at the end of the last iteration (one call per iteration).
         self._deadline: int | None = None
-        self._log = structlog.get_logger()
         self._handlers: dict[type[Effect], Callable[[Any], object]] = {
             Send: self._send,
             Broadcast: self._broadcast,
@@ -229,7 +227,7 @@ class Driver:
                 self.run_once()
             self.store_waiting_entries()
         except Exception as error:  # noqa: BLE001 - any exception here is a bug: stop
-            self._log.exception("the node failed")
+            event_log.exception("the node failed")
             self._on_halt(f"{type(error).__name__}: {error}", _state(self._node))
 
     def stop(self) -> None:
@@ -579,7 +577,7 @@ class Driver:
     def _log_warning(self, text: str, **fields: object) -> None:
         """Log a warning; a program's log that fails must not end the node."""
         with contextlib.suppress(Exception):
-            self._log.warning(text, **fields)
+            event_log.warning(text, **fields)
 
 
 def _state(node: Node) -> str:

@@ -1,25 +1,27 @@
 """Log configuration of a process: one line per event on stderr, as `key=value` or as JSON.
 
 Every line has timestamp (UTC), level, node and event, also those of libraries and of exceptions
-that nothing handles. Our code only calls `structlog.get_logger()`; a process calls `configure`
-once. There is no log line per record: frequent events are counted instead.
+that nothing handles. Our code only calls `ziplog.event_log`; a process calls `configure` once.
+There is no log line per record: frequent events are counted instead.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
+import json
 import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, cast
+import traceback
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import structlog
-
+from ziplog import event_log
 from ziplog.config_tables import LogConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
 #: Exit code of a process that stopped because it could not continue safely (EX_SOFTWARE).
@@ -35,21 +37,9 @@ def configure(node: str, log: LogConfig = LogConfig()) -> None:  # noqa: B008 - 
 
     """
     level = logging.getLevelNamesMapping()[log.level.upper()]
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _Named(node),
-            _in_order,
-            _renderer(log.format),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Stderr())),
-        cache_logger_on_first_use=False,  # A later call is for existing loggers, too.
-    )
-    logging.basicConfig(level=max(level, logging.WARNING), handlers=[LibraryHandler()], force=True)
+    handler = _LineHandler(node, is_json=log.format == "json")
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
+    logging.getLogger(event_log.LOGGER).setLevel(level)
     logging.captureWarnings(capture=True)
     sys.excepthook = _log_exception
     threading.excepthook = lambda found: _log_exception(
@@ -57,28 +47,39 @@ def configure(node: str, log: LogConfig = LogConfig()) -> None:  # noqa: B008 - 
     )
 
 
-def _renderer(form: str) -> structlog.typing.Processor:
-    if form == "json":
-        return structlog.processors.JSONRenderer()
-    return structlog.processors.LogfmtRenderer(bool_as_flag=False)
+def is_configured() -> bool:
+    """Whether this process logs to stderr."""
+    return any(isinstance(handler, _LineHandler) for handler in logging.root.handlers)
 
 
-def _in_order(
-    _logger: object, _method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    """Put the fields of every line first."""
-    return {**dict.fromkeys(("timestamp", "level", "node", "event")), **event}
+class _LineHandler(logging.Handler):
+    """Writes each record as a line: our events, and what libraries log."""
 
-
-class LibraryHandler(logging.Handler):
-    """Passes what libraries log to structlog, with the name of their logger."""
+    def __init__(self, node: str, *, is_json: bool) -> None:
+        super().__init__()
+        self._node, self._is_json = node, is_json
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log one record."""
-        fields: dict[str, Any] = {"logger": record.name}
-        if record.exc_info:
-            fields["exc_info"] = record.exc_info
-        structlog.get_logger().log(record.levelno, record.getMessage(), **fields)
+        """Write one record; a failed write (to a closed pipe) does not stop a server."""
+        fields = self._fields(record)
+        line = json.dumps(fields, default=repr) if self._is_json else event_log.logfmt(fields)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, object]:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
+        event: str = record.getMessage()
+        own: Mapping[str, object] = {"logger": record.name}
+        if isinstance(record.msg, event_log.Event):
+            event, own = record.msg.name, record.msg.fields
+        fields = {"timestamp": at, "level": record.levelname.lower(), "node": self._node}
+        trace = {"exception": _trace(record.exc_info)} if any(record.exc_info or ()) else {}
+        return {**fields, "event": event, **own, **trace}
+
+
+def _trace(found: Any) -> str:
+    return "".join(traceback.format_exception(*found)).removesuffix("\n")
 
 
 def _log_exception(
@@ -87,36 +88,8 @@ def _log_exception(
     """Log an exception that nothing handles."""
     if issubclass(kind, KeyboardInterrupt | SystemExit):
         return
-    reason = f"{kind.__name__}: {error}"
-    structlog.get_logger().critical(
-        "unhandled exception", reason=reason, exc_info=(kind, error, trace)
-    )
-
-
-class _Named:
-    """Adds the node's name to each event; threads share no context that could carry it."""
-
-    def __init__(self, node: str) -> None:
-        self._node = node
-
-    def __call__(
-        self, _logger: object, _method: str, event: structlog.typing.EventDict
-    ) -> structlog.typing.EventDict:
-        event["node"] = self._node
-        return event
-
-
-class _Stderr(io.TextIOBase):
-    """The current standard error; a failed write (to a closed pipe) does not stop a server."""
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
+    found = None if error is None else (kind, error, trace)
+    event_log.critical("unhandled exception", exc_info=found, reason=f"{kind.__name__}: {error}")
 
 
 def halt(reason: str, state: str = "") -> NoReturn:
@@ -126,6 +99,6 @@ def halt(reason: str, state: str = "") -> NoReturn:
     from the other replicas, which is intended (docs/protocol.md, section 9).
     """
     try:
-        structlog.get_logger().critical("halted", reason=reason, state=state[:8192])
+        event_log.critical("halted", reason=reason, state=state[:8192])
     finally:
         os._exit(HALTED)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
+from ziplog import event_log
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class PublicationReceiver:
         try:
             self._subscriptions[name] = Subscription(name, endpoint, self._on_frame)
         except UnavailableError as error:
-            structlog.get_logger().warning("no publications", publisher=endpoint, why=str(error))
+            event_log.warning("no publications", publisher=endpoint, why=str(error))
 
     def close(self) -> None:
         """Close all connections and end the threads. Idempotent."""

@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import structlog
-
+from ziplog import event_log
 from ziplog.config import load
 from ziplog.core.node import LevelRequested, Node
 from ziplog.core.wire_use import WireUse
@@ -196,12 +195,10 @@ def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) 
         raft.start()
         settings.start(lambda new: driver.post(LevelRequested(new.durability)))
         opened.callback(settings.stop)
-        structlog.get_logger().info(
-            "started", endpoint=node.endpoint, pid=os.getpid(), version=release.version
-        )
+        event_log.info("started", endpoint=node.endpoint, pid=os.getpid(), version=release.version)
         print(f"{service.module} {node.name} ready at {node.endpoint}", flush=True)
         run_process(driver, transport)
-    structlog.get_logger().info("stopped")
+    event_log.info("stopped")
 
 
 def _metrics(

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-import structlog
 
+from ziplog import event_log
 from ziplog.config import load
 from ziplog.config_changes import changes, flatten, refuse
 from ziplog.core.units import NS_PER_S
@@ -144,7 +144,7 @@ class SettingsReload:
     def _use_level(self, level: str | None, ends: int | None) -> None:
         """Log from a level on, None: that of the cluster file, until `ends`, in ns."""
         shown = self._log_config.level if level is None else level
-        structlog.get_logger().info("log level changed", to=shown)
+        event_log.info("log level changed", to=shown)
         self._level, self._level_ends = level, ends
         configure(self._name, self._log_in_use(self._log_config))
 
@@ -155,9 +155,9 @@ class SettingsReload:
         try:
             self._reload()
         except ConfigError as error:
-            structlog.get_logger().error("settings not changed", reason=str(error))
+            event_log.error("settings not changed", reason=str(error))
         except Exception:  # noqa: BLE001 - a bug must not end the thread
-            structlog.get_logger().exception("settings not changed")
+            event_log.exception("settings not changed")
 
     def _reload(self) -> None:
         new = load(self._path)
@@ -171,7 +171,7 @@ class SettingsReload:
             configure(self._name, self._log_in_use(new.log))
         self._settings, self._log_config = flatten(new), new.log
         if found:
-            structlog.get_logger().info("settings changed", keys=",".join(sorted(found)))
+            event_log.info("settings changed", keys=",".join(sorted(found)))
 
     def _record(self) -> None:
         """Write the settings in use for other programs."""
@@ -184,7 +184,7 @@ class SettingsReload:
                 file.write(msgspec.json.encode(used))
             fresh.replace(self._directory / SETTINGS_FILE)
         except OSError as error:
-            structlog.get_logger().warning(
+            event_log.warning(
                 "cannot write the settings in use",
                 result="`ziplog config reload` does not find this node",
                 file=str(fresh),

@@ -8,12 +8,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 from logplayer import Batch, Opened, Rejected, RejectedRecord, Retry, Task, targets
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
 from logplayer.workers import Workers
+from tests.logged_events import captured_events, events_go_to
 from tests.waiting import wait_until
 from ziplog.errors import ConfigError
 from ziplog.types import Record, RecordId
@@ -229,7 +228,7 @@ def test_only_bugs_are_logged_with_their_traceback(error: Exception) -> None:
 
     bench = Bench(answer)
     bench.open()
-    with capture_logs() as logs:
+    with captured_events() as logs:
         assert bench.deliver(batch()) is error
     assert len(logs) == isinstance(error, TypeError)
     bench.workers.stop(30)
@@ -244,12 +243,9 @@ def test_a_log_that_fails_ends_no_worker() -> None:
 
     bench = Bench(answer)
     bench.open()
-    structlog.configure(processors=[fail])
-    try:
+    with events_go_to(fail):
         assert isinstance(bench.deliver(batch()), TypeError)
         assert isinstance(bench.deliver(batch()), TypeError)
-    finally:
-        structlog.reset_defaults()
     bench.workers.stop(30)
 
 

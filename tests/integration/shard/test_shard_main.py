@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run(path: Path, name: str = "shard-0-0") -> tuple[int, str]:
     """Run a server that fails to start; return its exit code and stderr."""
     command = [sys.executable, "-m", "shard", "--config", str(path), "--node", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
 

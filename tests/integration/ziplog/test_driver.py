@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import pytest
-import structlog
 
 from tests.integration.ziplog.driver_world import (
     FakeNode,
@@ -19,6 +18,7 @@ from tests.integration.ziplog.driver_world import (
     question,
     refusal,
 )
+from tests.logged_events import captured_events, events_go_to
 from ziplog import wire
 from ziplog.core.fields import MAX_FRAME
 from ziplog.core.node import (
@@ -254,7 +254,7 @@ def test_bad_messages_and_warnings_of_a_node_are_logged() -> None:
         )
     )
     world.put(1, 2, 3)
-    with structlog.testing.capture_logs() as logs:
+    with captured_events() as logs:
         world.run()
     assert world.driver.bad_frames == 3
     assert [log["event"] for log in logs].count("frame dropped") == 1
@@ -274,11 +274,8 @@ def test_a_log_that_fails_ends_no_node() -> None:
 
     world = World(step)
     world.put(1, 2)
-    structlog.configure(processors=[fail])
-    try:
+    with events_go_to(fail):
         world.run()
-    finally:
-        structlog.reset_defaults()
     assert seen.count(Received) == 2
 
 
@@ -320,7 +317,7 @@ def test_bad_frames_are_counted_and_rarely_logged() -> None:
     world = World()
     world.transport.incoming.extend([(b"\0bad", os.urandom(40)) for _ in range(100)])
     world.put(5)
-    with structlog.testing.capture_logs() as logs:
+    with captured_events() as logs:
         world.run()
     assert world.driver.bad_frames == 100
     assert Received(b"peer", question(5)) in world.node.events
@@ -379,7 +376,7 @@ def test_the_durability_level_is_recorded_before_the_node_hears_of_it() -> None:
         record_level=record,
     )
     world.put(1)
-    with structlog.testing.capture_logs() as logs:
+    with captured_events() as logs:
         world.driver.run_once()
     assert [log["error"] for log in logs] == ["no space"]
     world.put(2)
@@ -401,7 +398,7 @@ def test_the_wire_version_is_recorded_before_the_node_uses_it() -> None:
         lambda event: [RecordWire(2)] if isinstance(event, Received) else [], record_wire=record
     )
     world.put(1)
-    with structlog.testing.capture_logs() as logs:
+    with captured_events() as logs:
         world.driver.run_once()
     assert [log["error"] for log in logs] == ["no space"]
     world.driver.run_once()
@@ -417,7 +414,7 @@ def test_too_long_message_is_a_local_error_and_is_not_sent() -> None:
     huge = wire.StatusReply(cluster=1, request=1, document=bytes(MAX_FRAME))
     world = World(lambda event: [Send(b"a", huge)] if isinstance(event, Received) else [])
     world.put(1)
-    with structlog.testing.capture_logs() as logs:
+    with captured_events() as logs:
         world.run()
     assert len(logs) == 1
     assert not world.story
@@ -439,7 +436,7 @@ def test_exception_of_the_node_halts(effect: Effect | None) -> None:
         return [effect]
 
     world = World(answer)
-    with structlog.testing.capture_logs():
+    with captured_events():
         world.driver.run()
     assert len(world.halts) == 1
 
@@ -462,12 +459,13 @@ def test_halt_ends_the_process_with_70() -> None:
 
 def test_closed_stderr_does_not_stop_a_server() -> None:
     program = (
-        "import os, structlog\n"
+        "import os\n"
+        "from ziplog import event_log\n"
         "from ziplog.runtime import process_logging\n"
         "process_logging.configure('shard-0-0')\n"
         "reader, writer = os.pipe()\n"
         "os.dup2(writer, 2); os.close(writer); os.close(reader)\n"
-        "structlog.get_logger().warning('frame dropped')\n"
+        "event_log.warning('frame dropped')\n"
         "print('still here')\n"
     )
     done = subprocess.run(

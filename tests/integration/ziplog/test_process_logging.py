@@ -7,16 +7,17 @@ import subprocess
 import sys
 
 import pytest
-import structlog
 
+from tests.logged_events import captured_events
 from ziplog.runtime.connection_log import ConnectionLog
 
 PROGRAM = """
-import logging, threading, warnings, structlog
+import logging, threading, warnings
+from ziplog import event_log
 from ziplog.config_tables import LogConfig
 from ziplog.runtime.process_logging import configure
 configure("shard-0-0", LogConfig(level={level!r}, format={form!r}))
-structlog.get_logger().info("ready", port=7)
+event_log.info("ready", port=7)
 logging.getLogger("library").warning("slow: %s", "disk")
 logging.getLogger("library").info("chatter")
 warnings.warn("old")
@@ -68,7 +69,7 @@ def test_the_level_selects_lines_of_libraries_too(level: str, count: int) -> Non
 
 def test_a_change_of_a_connection_is_logged_once() -> None:
     changes = ConnectionLog()
-    with structlog.testing.capture_logs() as lines:
+    with captured_events() as lines:
         for problem in ("", "", "reset", "reset", "refused", ""):
             changes[b"shard-0-1"] = problem
         changes[b"mms-0"] = "reset"

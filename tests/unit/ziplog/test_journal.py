@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
+from tests.logged_events import captured_events
 from tests.properties import examples
 from ziplog.raft.journal import HEADER_BYTES, Entry, Journal, JournalError, note_of, pack_note
 
@@ -61,7 +61,7 @@ def test_every_torn_tail_is_cut_off_and_logged(tmp_path: Path) -> None:
     for size in range(len(whole), made_bytes(path), -1):
         path.write_bytes(whole[:size])
         lose_note(path)
-        with capture_logs() as logs:
+        with captured_events() as logs:
             journal = reopened(tmp_path)
         assert journal.entries == ENTRIES[: len(journal.entries)]
         assert [log["cut_bytes"] for log in logs] == [size - len(path.read_bytes())][: len(logs)]
@@ -164,7 +164,7 @@ def test_a_flipped_bit_in_the_note_changes_nothing(tmp_path: Path) -> None:
     for at in range(len(whole)):
         for bit in range(8):
             note.write_bytes(flipped(whole, at, bit))
-            with capture_logs() as logs:
+            with captured_events() as logs:
                 journal = reopened(tmp_path)
             assert [log["log_level"] for log in logs] == ["warning"]
             assert (journal.entries, journal.term, journal.voted_for) == (ENTRIES, 7, "node:1")
@@ -187,7 +187,7 @@ def test_a_journal_of_an_earlier_release_is_read_and_protected_from_then_on(
         Journal(tmp_path)
     path.write_bytes(old[:-1] + b"!")
     lose_note(path)
-    with capture_logs() as logs:
+    with captured_events() as logs:
         assert reopened(tmp_path).entries == ENTRIES
     assert [log["event"] for log in logs] == ["cut off a torn end of the consensus journal"]
 

@@ -79,7 +79,7 @@ class Process:
 
     def leave(self) -> tuple[int, str]:
         """Close its stdin, as the end of its server does; return the exit code and the log."""
-        _, error = self.child.communicate(timeout=20)
+        _, error = self.child.communicate(timeout=60)
         return self.child.returncode, error.decode()
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Process:
         for making in children(self.child.pid):
             os.kill(making, signal.SIGCONT)
         self.child.kill()
-        self.child.communicate(timeout=20)
+        self.child.communicate(timeout=60)
         self.board.close()
 
 

@@ -84,15 +84,19 @@ class Members:
         """Store that the membership service removed a shard from the leases."""
         self.place(msgspec.structs.replace(self.placements[shard], state="recovering"))
 
-    def on_reinserted(self, shard: int, view: int, fingerprints: Sequence[str]) -> None:
+    def on_reinserted(
+        self, shard: int, view: int, fingerprints: Sequence[str], regions: Sequence[str]
+    ) -> None:
         """Store that the membership service reinserted the shard.
 
         Whether it is live or has left is not known here; it only matters that its recovery ended.
         """
         placement = self.placements[shard]
         replicas = tuple(
-            msgspec.structs.replace(replica, fingerprint=found)
-            for replica, found in zip(placement.replicas, fingerprints, strict=True)
+            msgspec.structs.replace(replica, fingerprint=found, region=region)
+            for replica, found, region in zip(
+                placement.replicas, fingerprints, regions, strict=True
+            )
         )
         self.place(msgspec.structs.replace(placement, view=view, state="live", replicas=replicas))
 

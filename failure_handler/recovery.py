@@ -99,7 +99,8 @@ class Recovery:
         self._decision: Decision | None = None
         # Of the current view:
         self._view = 0
-        self._identities: list[str] = []
+        #: The reports of all replicas once they hold the whole log of the view, in their order.
+        self._joined: list[Suspect] = []
         self._is_reinserted = False
 
     # --- events ---
@@ -137,10 +138,13 @@ class Recovery:
     def on_reinserted(self, message: Reinserted) -> None:
         """Store that the current view is in the leases."""
         self._refresh()
-        if message.view == self._view and self._identities and not self._is_reinserted:
+        if message.view == self._view and self._joined and not self._is_reinserted:
             self._is_reinserted = True
             self._members.on_reinserted(
-                self.shard, self._view, [fingerprint(identity) for identity in self._identities]
+                self.shard,
+                self._view,
+                [fingerprint(report.identity) for report in self._joined],
+                [report.region for report in self._joined],
             )
 
     def on_refused(self, detail: str) -> None:
@@ -154,7 +158,7 @@ class Recovery:
         placement = self._members.placements.get(self.shard)
         if placement is None:
             return []
-        if known is not None and not known.is_finished and not self._identities:
+        if known is not None and not known.is_finished and not self._joined:
             self._announce_decision(known, now)
         if known is None or (known.is_finished and not known.is_under_way):
             self._check_suspicions(known, placement, now)
@@ -186,7 +190,7 @@ class Recovery:
             self._idle_since = None
         if known is not None and known.view != self._view:
             self._view = known.view
-            self._identities, self._is_reinserted = [], False
+            self._joined, self._is_reinserted = [], False
             self._last_done.clear()
         return known
 
@@ -404,29 +408,27 @@ class Recovery:
         if placement.state != "recovering" and placement.view == known.view:
             self._propose(Finish(self.shard, known.view), now)
             return
-        joined = self._joined(known.view, now)
+        joined = self._joined_reports(known.view, now)
         if known.confirmed < known.view and len(joined) >= self._copies_needed:
             self._propose(Confirm(self.shard, known.view), now)
-        if len(joined) == len(self._members.of(self.shard)) and not self._identities:
-            self._identities = joined
-        if self._identities:
+        if len(joined) == len(self._members.of(self.shard)) and not self._joined:
+            self._joined = joined
+        if self._joined:
             if self._is_due("reinsert", now):
                 self._send_to_service(
                     Reinsert(
                         self._members.cluster, known.view, self.shard, known.view,
-                        [fingerprint(identity) for identity in self._identities],
-                        known.decision.lost_from,
+                        [fingerprint(report.identity) for report in self._joined],
+                        known.decision.lost_from, [report.region for report in self._joined],
                     )
                 )  # fmt: skip
         elif self._is_survivor_lost(known.view, known.decision, now):
             self._begin_with_best(known, placement, now)
 
-    def _joined(self, view: int, now: int) -> list[str]:
-        """Return the identities of the replicas that hold the whole of `view`, in their order."""
+    def _joined_reports(self, view: int, now: int) -> list[Suspect]:
+        """Return the reports of the replicas that hold the whole of `view`, in their order."""
         reports = [member.recent_report(now) for member in self._members.of(self.shard)]
-        return [
-            one.identity for one in reports if one and one.state == "joined" and one.view == view
-        ]
+        return [one for one in reports if one and one.state == "joined" and one.view == view]
 
     def _is_survivor_lost(self, view: int, decision: Decision, now: int) -> bool:
         """Whether the survivor was restarted, has left the view, or is silent."""
@@ -461,7 +463,7 @@ class Recovery:
             known is None
             or placement is None
             or placement.state != "recovering"
-            or self._identities
+            or self._joined
             or (known.is_finished and not known.is_under_way)
         ):
             return []
@@ -505,7 +507,7 @@ class Recovery:
         assert known is not None or (self._recovery, self._view) == (0, 0)
         assert self._removed is None or self._removed.recovery == self._recovery
         assert self._frozen is None or self._frozen.recovery == self._recovery
-        assert not self._is_reinserted or self._identities
+        assert not self._is_reinserted or self._joined
 
 
 def _is_misjudged(attempt: Attempt, report: Suspect) -> bool:

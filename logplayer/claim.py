@@ -28,13 +28,19 @@ from ziplog.errors import CursorLostError, NoSuchRecordError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from logplayer.settings import PlayerSettings
-    from ziplog.client.common.requests import ClaimState
+    from ziplog.client.common.requests import ClaimState, Request
     from ziplog.client.log_tasks import LogTasks
 
 
 class ClaimListener(Protocol):
     """What a claim reports to."""
+
+    def wake(self) -> None:
+        """Poll the claim soon: it got a reply."""
+        ...
 
     def on_claimed(self) -> None:
         """Handle a claim that was granted."""
@@ -129,7 +135,16 @@ class Claim:
             NEVER, self.name, start, self._owner, settings.lease_ms, settings.hold_s,
             wait=False, reads=False,
         )  # fmt: skip
-        self._calls.call(request, self._on_number)
+        self._call(request, self._on_number)
+
+    def _call(self, request: Request, then: Callable[[Any], None]) -> None:
+        """Start a call; its result wakes the listener."""
+
+        def on_result(result: Any) -> None:
+            self._listener.wake()
+            then(result)
+
+        self._calls.call(request, on_result)
 
     def _on_number(self, number: int | Exception) -> None:
         if isinstance(number, Exception):
@@ -137,7 +152,7 @@ class Claim:
             self._listener.on_refused(number)
             return
         self._number = number
-        self._calls.call(ClaimQuery(NEVER, number), self._on_state)
+        self._call(ClaimQuery(NEVER, number), self._on_state)
 
     def _on_state(self, state: ClaimState | Exception) -> None:
         self._is_claiming = False
@@ -159,7 +174,7 @@ class Claim:
     def _watch(self) -> None:
         assert self.state is not None
         request = WatchClaimRequest(NEVER, self._number, self.state)
-        self._calls.call(request, partial(self._on_watched, self._number))
+        self._call(request, partial(self._on_watched, self._number))
 
     def _on_watched(self, number: int, state: ClaimState | Exception) -> None:
         if number != self._number or self.state is None:
@@ -221,7 +236,7 @@ class Claim:
         self._wanted, self._is_moving, self.has_moved = None, True, True
         self._move_at = now + self._settings.commit_ms * NS_PER_MS
         request = CommitRequest(NEVER, self._number, RecordId(position, 0), mark)
-        self._calls.call(request, partial(self._on_moved, self._number, position, mark))
+        self._call(request, partial(self._on_moved, self._number, position, mark))
 
     def _on_moved(self, number: int, position: int, mark: bytes, result: Any) -> None:
         if number != self._number or self.state is None:
@@ -265,7 +280,7 @@ class Claim:
                 self._forget()
                 self._listener.on_released()
 
-        self._calls.call(ReleaseRequest(NEVER, number), on_result)
+        self._call(ReleaseRequest(NEVER, number), on_result)
 
     def next_wakeup(self) -> int:
         """Return when a move is due; `NEVER`: none is."""

@@ -134,7 +134,7 @@ def read(path: Path) -> PlayerFile:
     """Return what a file has; errors are those of `load`."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         sentence = f"the player's file {path} is not valid TOML: {error}"
         raise ConfigError("file", str(path), "TOML", message=sentence) from error
     except (OSError, UnicodeDecodeError) as error:
@@ -243,7 +243,7 @@ def _imported(reference: object, name: str, directory: Path) -> Any:
         sys.path.insert(0, str(directory))
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # the module is foreign code
+    except (Exception, SystemExit) as error:  # the module is foreign code
         sentence = f"cannot import {module}, which {name} names: {type(error).__name__}: {error}"
         raise ConfigError(name, reference, REFERENCE_RULE, message=sentence) from error
     for part in path.split("."):

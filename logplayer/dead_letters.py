@@ -27,7 +27,6 @@ def append(path: str, task: Task, rejected: Sequence[RejectedRecord]) -> None:
 
     """
     lines = b"".join(msgspec.json.encode(_fields(task, one)) + b"\n" for one in rejected)
-    is_new = not Path(path).exists()
     # One write: processes that append to the same file do not mix their lines.
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -40,12 +39,12 @@ def append(path: str, task: Task, rejected: Sequence[RejectedRecord]) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-    if is_new:
-        directory = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+    # Each time: the process that created the file may have died before this point.
+    directory = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _fields(task: Task, one: RejectedRecord) -> dict[str, Any]:

@@ -77,6 +77,9 @@ class Delivery:
     def look(self, ring: Ring, limit: int) -> None:
         """Look for records from `looked` on, which the ring covers; `limit`: stop there."""
         assert self.cut is None
+        if not ring.has_record(self.looked):
+            self.looked = max(self.looked, min(ring.stop, limit))
+            return
         cut = self._selection.cut(ring, self.position, self.looked, limit)
         self.looked = max(self.looked, cut.stop)
         if cut.records:

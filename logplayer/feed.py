@@ -13,7 +13,7 @@ from logplayer.ring import Ring
 from logplayer.source import Source, window_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from ziplog.client.log_tasks import LogTasks
     from ziplog.errors import TrimmedError
@@ -26,17 +26,25 @@ _WINDOW_PART: Final = 16
 class Feed:
     """The shared subscription of a process, and its ring."""
 
-    def __init__(self, calls: LogTasks, memory_bytes: int, counts: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        calls: LogTasks,
+        memory_bytes: int,
+        on_change: Callable[[], None],
+        counts: Collection[int] = (),
+    ) -> None:
         """Make a closed feed.
 
         Args:
             calls: the log.
             memory_bytes: the bound of its ring.
+            on_change: called when it opens, and when its ring has more.
             counts: the numbers of partitions of the targets.
 
         """
         window = window_bytes(memory_bytes, _WINDOW_PART)
-        self._source: Final = Source(calls, Ring(memory_bytes, counts), _FETCH_RECORDS, window)
+        ring = Ring(memory_bytes, counts)
+        self._source: Final = Source(calls, ring, _FETCH_RECORDS, window, on_change)
         self._wants_records = False
 
     @property
@@ -59,16 +67,21 @@ class Feed:
         """Whether a task at a position is with the feed."""
         return self._source.is_open and self._source.ring.covers(position)
 
-    def poll(self, positions: Sequence[int], *, is_batch_end: bool) -> None:
+    def on_batch_end(self) -> None:
+        """Learn which further positions have no record."""
+        if self._wants_records:
+            self._source.query_progress()
+
+    def poll(self, positions: Collection[int]) -> None:
         """Open, continue, wait or close, as the positions of the reading tasks require."""
         source = self._source
         if not positions:
             self.close()
             return
-        if not source.is_open or all(position > source.ring.stop for position in positions):
+        if not source.is_open or min(positions) > source.ring.stop:
             source.open(max(positions))
         self._wants_records = any(map(source.ring.covers, positions))
-        source.poll(wants_records=self._wants_records, is_batch_end=is_batch_end)
+        source.poll(wants_records=self._wants_records)
 
     def pop_trimmed(self) -> TrimmedError | None:
         """Return the error if the position of the feed was trimmed, and close it."""

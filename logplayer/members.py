@@ -87,8 +87,11 @@ class Members:
         self._position, self._mark = RID_GENESIS, b""
         self._prefix: Final = f"{settings.name}/"
         self._interval_ns: Final = settings.lease_ms * NS_PER_MS // _LISTS
-        #: The cursors of the player, by name.
+        #: The cursors of the player, by name; and those of them that are members', by number.
         self.cursors: dict[str, CursorInfo] = {}
+        self._slots: dict[int, CursorInfo] = {}
+        #: The numbers of the member cursors of other processes.
+        self._others: list[int] = []
         #: When the last answered list was requested, in monotonic ns.
         self.answered_at = calls.now
         #: The number of the own member cursor, and of its claim; -1 and 0: none.
@@ -116,7 +119,7 @@ class Members:
         found = [one.owner for _, one in slots if decode_mark(one.mark).tasks == self._tasks]
         return [name for name in self.names if name == self._owner or name in found]
 
-    def _slots(self) -> dict[int, CursorInfo]:
+    def _find_slots(self) -> dict[int, CursorInfo]:
         prefix, found = f"{self._prefix}{MEMBERS}/", {}
         for name, info in self.cursors.items():
             if name.startswith(prefix) and name[len(prefix) :].isdecimal():
@@ -124,12 +127,12 @@ class Members:
         return dict(sorted(found.items()))
 
     def _owned_slots(self) -> list[tuple[int, CursorInfo]]:
-        return [(slot, info) for slot, info in self._slots().items() if info.owner]
+        return [(slot, info) for slot, info in self._slots.items() if info.owner]
 
     @property
     def failed(self) -> frozenset[int]:
         """The terms of the claims of failed tasks, in all processes."""
-        return frozenset().union(*(decode_mark(one.mark).failed for one in self._slots().values()))
+        return frozenset().union(*(decode_mark(one.mark).failed for one in self._slots.values()))
 
     def is_silent(self, now: int) -> bool:
         """Whether the service did not answer for a lease."""
@@ -160,7 +163,7 @@ class Members:
 
     def _next_probe(self) -> int:
         is_idle = not self._is_probing and self._on_over is None
-        return self._probe_at if is_idle and self._followers() else NEVER
+        return self._probe_at if is_idle and self._others and self.slot >= 0 else NEVER
 
     def _on_round(self, result: bool | Exception) -> None:
         self._is_running = False
@@ -183,6 +186,8 @@ class Members:
             yield ConnectRequest(deadline)
         found: list[CursorInfo] = yield CursorsRequest(deadline)
         self.cursors = {one.name: one for one in found if one.name.startswith(self._prefix)}
+        self._slots = self._find_slots()
+        self._others = [slot for slot, one in self._owned_slots() if one.owner != self._owner]
         self.answered_at = asked_at
         self._on_listed()
         self._check_partitions()
@@ -304,10 +309,7 @@ class Members:
 
     def _followers(self) -> list[int]:
         """Return the numbers of the member cursors that this process probes."""
-        if self.slot < 0:
-            return []
-        others = [slot for slot, one in self._owned_slots() if one.owner != self._owner]
-        return sorted(others, key=lambda slot: (slot < self.slot, slot))[:_PROBED]
+        return sorted(self._others, key=lambda slot: (slot < self.slot, slot))[:_PROBED]
 
     def _probe(self) -> TaskSteps:
         """Claim and release the member cursors that no living process owns; return if any was."""

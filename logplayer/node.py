@@ -19,7 +19,7 @@ from logplayer.shares import share
 from logplayer.steps import StepEnded
 from logplayer.task import PlayerTask
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER
+from ziplog.client.common.requests import NEVER, Preferences
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Halt, LogWarning, Received
 from ziplog.core.units import NS_PER_MS
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
     from ziplog.errors import ZiplogError
 
+#: Maximum number of tasks that are polled in a row. What they send leaves, and waiting messages are
+#: handled, before the next ones.
+MAX_POLLED: Final = 8
 #: Maximum number of tasks of a player.
 MAX_TASKS: Final = 256
 
@@ -65,18 +68,23 @@ class PlayerNode:
             ConfigError: two targets have one name, or there are no or too many tasks.
 
         """
-        core = ClientCore(client, endpoints, _no_shard)
+        core = ClientCore(client, endpoints, Preferences(_no_shard))
         calls = self._calls = LogTasks(core, now)
         self._wall_offset_ns: Final = wall_ns - now if wall_ns else 0
-        self._context: Final = PlayerContext(calls, settings, owner)
+        self._context: Final = PlayerContext(calls, settings, owner, self._on_feed_change)
         self.feed: Final = self._context.feed
         #: By the names of their cursors.
         self.tasks: Final = {one.name: one for one in _tasks(self._context)}
+        self._wake_all()
         self.members: Final = Members(
             calls, settings, owner,
             on_listed=self._on_listed, on_joined=self._share_tasks, failed=self._failed,
             on_failure=self._fail,
         )  # fmt: skip
+        #: The positions of the tasks that read the feed, as of their last polls.
+        self._positions: Final[dict[str, int]] = {}
+        #: Tasks that are due were left for the next batch, which follows at once.
+        self._is_behind = False
         self._push: Final = PushSender(settings.targets)
         #: The error that ended the player; None: it runs.
         self.failure: ZiplogError | None = None
@@ -115,15 +123,8 @@ class PlayerNode:
         """Return the time of the next wake-up."""
         due = min(
             self.members.next_wakeup(), self.feed.next_wakeup(), self._push.next_wakeup(),
-            self._halt_at,
+            self._halt_at, *self._context.due.values(),
         )  # fmt: skip
-        is_reading = False
-        for task in self.tasks.values():
-            if not task.is_gone:
-                due = min(due, task.next_wakeup())
-                is_reading |= task.is_reading
-        if is_reading and not self.feed.is_open:
-            due = self._calls.now
         for request in self._waiting.values():
             due = min(due, request.deadline)
         core = self._calls.core.next_wakeup()
@@ -138,8 +139,12 @@ class PlayerNode:
         self._push.check()
         workers = [task.worker for task in self.tasks.values() if task.worker]
         assert len(workers) == len(set(workers)), "two tasks have one worker"
-        for task in self.tasks.values():
+        now, due = self._calls.now, self._context.due
+        for name, task in self.tasks.items():
             task.check()
+            assert due[name] <= max(now, task.next_wakeup()), f"{name} is polled too late"
+            assert (task.reader.source is not None) == (name in self._context.own_readers)
+            assert not task.worker or self._context.workers[task.worker] == name
         assert not self._is_stopped or all(task.is_gone for task in self.tasks.values())
 
     def status(self, now: int) -> dict[str, Any]:
@@ -153,41 +158,75 @@ class PlayerNode:
         )
 
     def _on_step_ended(self, event: StepEnded) -> None:
-        for task in self.tasks.values():
-            if task.worker == event.worker and task.is_step_open:
-                task.on_step_ended(event.result)
-                return
+        name = self._context.workers.get(event.worker)
+        if name is not None and self.tasks[name].is_step_open:
+            self._context.wake(name)
+            self.tasks[name].on_step_ended(event.result)
 
     def _poll(self) -> None:
         """Do what is due after the events of a batch."""
-        context, waiting = self._context, self._waiting
-        for ended in self._push.poll(self._calls.now):
+        context, now = self._context, self._calls.now
+        for ended in self._push.poll(now):
             self._on_step_ended(ended)
-        calls = waiting.values()
-        context.awaited = tuple(one.position for one in calls if isinstance(one, WaitCall))
+        self._note_awaited()
         is_urgent = context.wants_round or bool(context.awaited)
         context.wants_round = False
         self.members.poll(is_urgent=is_urgent)
-        self._poll_feed(is_batch_end=True)
-        for task in self.tasks.values():
-            if not task.is_gone:
-                task.poll(is_batch_end=True)
-        self._poll_feed(is_batch_end=False)
+        self.feed.on_batch_end()
+        if self._poll_tasks() or now >= self.feed.next_wakeup():
+            self._poll_feed()
         self._warn_of_silence()
         if self._is_stopping and not self._is_released:
             self._release_if_drained()
-        if waiting:
+        if self._waiting:
             self._answer_waiting()
         self._halt_if_due()
 
-    def _poll_feed(self, *, is_batch_end: bool) -> None:
-        tasks = [task for task in self.tasks.values() if task.is_reading and task.reader.uses_feed]
-        self.feed.poll([task.delivery.looked for task in tasks], is_batch_end=is_batch_end)
+    def _note_awaited(self) -> None:
+        """Note the positions that calls wait for."""
+        calls = self._waiting.values()
+        awaited = tuple(one.position for one in calls if isinstance(one, WaitCall))
+        if awaited != self._context.awaited:
+            self._context.awaited = awaited
+            self._wake_all()
+
+    def _poll_tasks(self) -> bool:
+        """Poll tasks that are due, or that read for themselves; return whether there was any."""
+        due, now, positions = self._context.due, self._calls.now, self._positions
+        if not self._is_behind:
+            for name in self._context.own_readers:
+                due[name] = now
+        found = [name for name, at in due.items() if at <= now]
+        self._is_behind = len(found) > MAX_POLLED
+        for name in found[:MAX_POLLED]:
+            task = self.tasks[name]
+            task.poll()
+            del due[name]  # It is the last one now, so each task has its turn.
+            due[name] = task.next_wakeup()
+            if task.reads_feed:
+                positions[name] = task.delivery.looked
+            else:
+                positions.pop(name, None)
+        return bool(found)
+
+    def _wake_all(self) -> None:
+        for name in self.tasks:
+            self._context.wake(name)
+
+    def _on_feed_change(self) -> None:
+        """Poll the tasks that wait for records."""
+        for task in self.tasks.values():
+            if task.state == "playing":
+                task.wake()
+
+    def _poll_feed(self) -> None:
+        self.feed.poll(self._positions.values())
         trimmed = self.feed.pop_trimmed()
         if trimmed is not None:
-            for task in tasks:
-                if task.delivery.looked < trimmed.first.gsn:
-                    task.reader.on_trimmed(trimmed)
+            for name, position in self._positions.items():
+                self._context.wake(name)
+                if position < trimmed.first.gsn:
+                    self.tasks[name].reader.on_trimmed(trimmed)
 
     def _warn_of_silence(self) -> None:
         is_cut_off = self._context.is_cut_off and any(one.is_held for one in self.tasks.values())
@@ -201,13 +240,14 @@ class PlayerNode:
     def _on_listed(self) -> None:
         """Compare the claims with a new list."""
         self._context.is_cut_off = False
+        self._wake_all()
         for name, info in self.members.cursors.items():
             task = self.tasks.get(name)
             if task is not None:
                 task.on_listed(info)
 
     def _share_tasks(self) -> None:
-        """Claim and drain tasks, by the last list."""
+        """Claim and drain tasks, by the last list, after which all tasks are polled."""
         members, owner = self.members, self._context.owner
         names = members.peers
         if self._is_stopping or owner not in names:
@@ -237,6 +277,7 @@ class PlayerNode:
         """Drain every task."""
         self._is_stopping = True
         for task in self.tasks.values():
+            task.wake()
             task.drain()
 
     def _release_if_drained(self) -> None:

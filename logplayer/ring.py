@@ -39,8 +39,8 @@ class Found(NamedTuple):
 class Ring:
     """Records in order, up to a size."""
 
-    __slots__ = ("_arrived", "_first", "_only", "_parts", "_sizes", "cut", "gsns", "memory_bytes",
-                 "records", "size", "start", "stop")  # fmt: skip
+    __slots__ = ("_arrived", "_first", "_only", "_parts", "cut", "gsns", "memory_bytes",
+                 "records", "size", "sizes", "start", "stop")  # fmt: skip
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Ring:
         self.start = self.stop = 0
         #: Size of the records in memory, in bytes.
         self.size = 0
-        #: Parallel lists. What is before `_first` was dropped.
+        #: Parallel lists. What is before `_first` was dropped. Sizes are in bytes of memory.
         self.records: list[Record] = []
         self.gsns: list[int] = []
-        self._sizes: list[int] = []
+        self.sizes: list[int] = []
         self._arrived: list[int] = []
         self._first = 0
         #: How many records were cut from the lists.
@@ -81,7 +81,7 @@ class Ring:
         """Drop all records; cover nothing, from a position on."""
         self.start = self.stop = position
         self.size = self._first = self.cut = 0
-        for part in (self.records, self.gsns, self._sizes, self._arrived):
+        for part in (self.records, self.gsns, self.sizes, self._arrived):
             part.clear()
         for parts in self._parts.values():
             for numbers in parts:
@@ -97,10 +97,10 @@ class Ring:
             kept = [one for one in records if hash_of(one) % count == partition]
         elif self._parts:
             self._place(records)
-        sizes = [size_of(one) + RECORD_BYTES for one in kept]
+        sizes = [len(one.payload) + len(one.key or b"") + RECORD_BYTES for one in kept]
         self.records += kept
         self.gsns += [one.rid.gsn for one in kept]
-        self._sizes += sizes
+        self.sizes += sizes
         self._arrived += [now] * len(kept)
         self.size += sum(sizes)
         self.stop = stop
@@ -122,7 +122,7 @@ class Ring:
         """Drop from the front what exceeds the bound."""
         first, last = self._first, len(self.records) - 1
         while self.size > self.memory_bytes and first < last:
-            self.size -= self._sizes[first]
+            self.size -= self.sizes[first]
             self.start = self.gsns[first] + 1
             self.records[first] = _DROPPED
             first += 1
@@ -131,13 +131,17 @@ class Ring:
             self._cut_lists(first)
 
     def _cut_lists(self, first: int) -> None:
-        for part in (self.records, self.gsns, self._sizes, self._arrived):
+        for part in (self.records, self.gsns, self.sizes, self._arrived):
             del part[:first]
         self._first = 0
         self.cut += first
         for parts in self._parts.values():
             for numbers in parts:
                 del numbers[: bisect_left(numbers, self.cut)]
+
+    def has_record(self, position: int) -> bool:
+        """Whether it has a record at or after a position that it covers."""
+        return bool(self.gsns) and self.gsns[-1] >= position
 
     def covers(self, position: int) -> bool:
         """Whether a reader at a position needs no other source."""
@@ -181,7 +185,7 @@ class Ring:
         kept = self.gsns[self._first :]
         assert kept == sorted(set(kept)), "records are out of order"
         assert not kept or self.start <= kept[0] <= kept[-1] < self.stop
-        assert self.size == sum(self._sizes[self._first :])
+        assert self.size == sum(self.sizes[self._first :])
         assert self.size <= self.memory_bytes or len(kept) <= 1
         sizes = [size_of(one) for one in self.records[: self._first]]
         assert not any(sizes), "a dropped record is kept"

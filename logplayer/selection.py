@@ -7,10 +7,12 @@ records for the same positions.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from fnmatch import translate
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.partitions import size_of
+from logplayer.ring import RECORD_BYTES
 from ziplog.types import Record
 
 if TYPE_CHECKING:
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from logplayer.contract import Map, TargetSpec
     from logplayer.ring import Ring
 
-#: Maximum number of records that one cut looks at, which takes some milliseconds.
+#: Maximum number of records that one cut looks at, as they are, and with keys or a map. Each takes
+#: a few milliseconds, in which the other tasks wait.
 MAX_LOOKED: Final = 10_000
+MAX_MAPPED: Final = 1000
 
 
 class Cut:
@@ -130,18 +134,43 @@ class Selection:
 
         """
         is_plain = self._keys is None and self._map is None
-        most = min(self._max_records, MAX_LOOKED) if is_plain else MAX_LOOKED
+        most = min(self._max_records, MAX_LOOKED) if is_plain else MAX_MAPPED
         numbers, stop = ring.find(reached, self._partition, self._partitions, most)
         found = Cut(start, max(min(stop, limit), start), 0)
+        if is_plain:
+            self._add_plain(found, ring, numbers, limit)
+        else:
+            self._add_selected(found, ring, numbers, limit)
+        return found
+
+    def _add_plain(self, cut: Cut, ring: Ring, numbers: Sequence[int], limit: int) -> None:
+        """Add records as they are."""
+        origins = [ring.gsns[number - ring.cut] for number in numbers]
+        del origins[bisect_left(origins, limit) :]
+        count = 0
+        for number in numbers[: len(origins)]:
+            size = cut.size + ring.sizes[number - ring.cut] - RECORD_BYTES
+            if count and size > self._max_bytes:
+                break
+            cut.size = size
+            count += 1
+        if count:
+            cut.records = [ring.records[number - ring.cut] for number in numbers[:count]]
+            cut.origins = origins[:count]
+            cut.stop = cut.origins[-1] + 1
+            cut.arrived = ring.arrived(numbers[0] - ring.cut)
+
+    def _add_selected(self, found: Cut, ring: Ring, numbers: Sequence[int], limit: int) -> None:
+        """Add what keys select, and what the map makes of it."""
         records, gsns, cut = ring.records, ring.gsns, ring.cut
         for number in numbers:
             index = number - cut
             gsn, record = gsns[index], records[index]
             if gsn >= limit:
                 break
-            if not is_plain and not self.matches(record):
+            if not self.matches(record):
                 continue
-            became = [record] if is_plain else self.mapped(record)
+            became = self.mapped(record)
             if not became:
                 continue
             if found.records and self._is_full(found, became):
@@ -150,7 +179,6 @@ class Selection:
                 found.arrived = ring.arrived(index)
             found.add(became, gsn)
             found.stop = gsn + 1
-        return found
 
     def _is_full(self, cut: Cut, more: list[Record]) -> bool:
         """Whether a batch would be too large with further records."""

@@ -23,6 +23,8 @@ from ziplog.errors import TrimmedError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from logplayer.ring import Ring
     from ziplog.client.common.requests import Blocked, Fetched, Progress
     from ziplog.client.log_tasks import LogTasks
@@ -45,8 +47,8 @@ class Source:
     """A subscription and the ring that it fills."""
 
     __slots__ = (
-        "_call", "_calls", "_is_fetching", "_max_records", "_number", "_retry_at", "_skip_writers",
-        "_window", "blocked_on", "is_open", "ring", "trimmed",
+        "_call", "_calls", "_is_fetching", "_max_records", "_number", "_on_change", "_retry_at",
+        "_skip_writers", "_window", "blocked_on", "is_open", "ring", "trimmed",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +57,7 @@ class Source:
         ring: Ring,
         max_records: int,
         window: int,
+        on_change: Callable[[], None],
         skip_writers: tuple[bytes, ...] = (),
     ) -> None:
         """Make a closed source.
@@ -64,12 +67,14 @@ class Source:
             ring: what it fills.
             max_records: number of records of one fetch.
             window: number of bytes that each shard may send ahead.
+            on_change: called when it was opened, when the ring has more, and after a failure.
             skip_writers: rows are left out if their writer begins with one of these.
 
         """
         self._calls: Final = calls
         self._max_records: Final = max_records
         self._window: Final = window
+        self._on_change: Final = on_change
         self._skip_writers: Final = skip_writers
         self.ring: Final = ring
         #: It was opened, and not closed; its subscription may be waiting for the next attempt.
@@ -88,6 +93,7 @@ class Source:
         self.close()
         self.is_open = True
         self.ring.reset(position)
+        self._on_change()
         self._subscribe()
 
     def close(self) -> None:
@@ -112,6 +118,7 @@ class Source:
         def on_result(result: int | ZiplogError) -> None:
             nonlocal is_answered
             is_answered, self._call = True, 0
+            self._on_change()
             if isinstance(result, int):
                 self._number = result
             else:
@@ -133,17 +140,17 @@ class Source:
         self._retry_at = self._calls.now + _RETRY_NS
         self._calls.effects.append(LogWarning(f"cannot read the log, retrying: {error}"))
 
-    def poll(self, *, wants_records: bool, is_batch_end: bool) -> None:
-        """Fetch records if they are wanted; at the end of a batch, learn the progress."""
-        calls = self._calls
-        if self._retry_at <= calls.now:
+    def poll(self, *, wants_records: bool) -> None:
+        """Subscribe again if that is due; fetch records if they are wanted."""
+        if self._retry_at <= self._calls.now:
             self._subscribe()
-        if not self._number:
-            return
-        if wants_records and not self._is_fetching:
+        if wants_records and self._number and not self._is_fetching:
             self._fetch()
-        if is_batch_end and self._number and self._is_fetching:
-            calls.call(ProgressRequest(NEVER, self._number), self._on_progress)
+
+    def query_progress(self) -> None:
+        """Learn which further positions have no record; at the end of a batch."""
+        if self._number:
+            self._calls.call(ProgressRequest(NEVER, self._number), self._on_progress)
 
     def _fetch(self) -> None:
         is_answered = False
@@ -151,6 +158,7 @@ class Source:
         def on_fetched(result: Fetched | ZiplogError) -> None:
             nonlocal is_answered
             is_answered, self._call, self._is_fetching = True, 0, False
+            self._on_change()
             if isinstance(result, Exception):
                 self._on_failure(result)
             else:
@@ -165,7 +173,9 @@ class Source:
     def _on_progress(self, progress: Progress | ZiplogError) -> None:
         if not isinstance(progress, Exception):
             self.blocked_on = progress.blocked_on
-            self.ring.extend(progress.position.gsn)
+            if progress.position.gsn > self.ring.stop:
+                self.ring.extend(progress.position.gsn)
+                self._on_change()
 
     def next_wakeup(self, *, wants_records: bool) -> int:
         """Return the time of the next poll; `NEVER`: with the next event."""

@@ -98,9 +98,18 @@ class PlayerTask:
         return self._is_opened and is_active and self.reader.trimmed is None
 
     @property
+    def reads_feed(self) -> bool:
+        """Whether it needs records, and takes from the feed what the feed has."""
+        return self.reader.uses_feed and self.is_reading
+
+    @property
     def is_step_open(self) -> bool:
         """Whether a step of its worker is under way."""
         return bool(self._step)
+
+    def wake(self) -> None:
+        """Have it polled at the end of the batch."""
+        self._context.wake(self.name)
 
     # --- claims ---
 
@@ -115,7 +124,7 @@ class PlayerTask:
         assert self.claim.state is not None
         self.refusals = 0
         self.delivery.restart(self.claim.committed)
-        self.worker = self._context.next_worker()
+        self.worker = self._context.add_worker(self.name)
         self._must_open, self._is_opened, self._step = True, False, ""
         self._task, self._passed_at, self.reader.trimmed = None, None, None
         self._roll_at = NEVER
@@ -185,6 +194,7 @@ class PlayerTask:
         """Close the worker, and the subscription of its own."""
         if self.worker and self._task is not None:
             self._context.calls.effects.append(CloseTarget(self.worker))
+        self._context.workers.pop(self.worker, None)
         self.worker, self._task, self._step, self._must_open = 0, None, "", True
         self._awaits_mark = False
         self.delivery.given = None
@@ -222,13 +232,13 @@ class PlayerTask:
 
     # --- what to do next ---
 
-    def poll(self, *, is_batch_end: bool) -> None:
-        """Do what is due."""
+    def poll(self) -> None:
+        """Do what is due at the end of a batch."""
         now = self._context.calls.now
         if self._context.is_awaited(self.claim.committed, self.delivery.position):
             self.claim.hurry()
         self.claim.poll(now)
-        self.reader.poll(self.delivery.looked, is_batch_end=is_batch_end)
+        self.reader.poll(self.delivery.looked, is_batch_end=True)
         if self._step:
             return
         if self.state == "retrying" and now >= self._attempts.retry_at:
@@ -494,7 +504,7 @@ class PlayerTask:
         self.delivery.try_again()
         self.reader.trimmed = None
         self._attempts.reset()
-        self.worker = self._context.next_worker()
+        self.worker = self._context.add_worker(self.name)
         self._continue()
 
     # --- time ---

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from logplayer.contract import cursor_name
 from logplayer.ring import Ring
 from logplayer.source import Source, window_bytes
 from ziplog.client.common.requests import NEVER
@@ -27,23 +28,28 @@ _WINDOW_PART: Final = 64
 class TaskReader:
     """The source of one task's records."""
 
-    __slots__ = ("_context", "_max_records", "_only", "_skip_writers", "source", "trimmed")
+    __slots__ = (
+        "_context", "_max_records", "_name", "_only", "_skip_writers", "source", "trimmed",
+        "uses_feed",
+    )  # fmt: skip
 
     def __init__(self, context: PlayerContext, spec: TargetSpec, partition: int) -> None:
         """Read nothing yet."""
         self._context: Final = context
+        self._name: Final = cursor_name(context.settings.name, spec.name, partition)
         self._max_records: Final = spec.batch_records
         self._only: Final = (partition, spec.partitions)
         self._skip_writers: Final = spec.skip_writers
+        #: Whether it takes from the feed what the feed has.
+        self.uses_feed: Final = not spec.skip_writers
         #: The subscription of its own; None: it has none.
         self.source: Source | None = None
         #: The records that the task needs next were trimmed.
         self.trimmed: TrimmedError | None = None
 
-    @property
-    def uses_feed(self) -> bool:
-        """Whether it takes from the feed what the feed has."""
-        return not self._skip_writers
+    def wake(self) -> None:
+        """Have the task polled."""
+        self._context.wake(self._name)
 
     def _is_with_feed(self, position: int) -> bool:
         return self.uses_feed and self._context.feed.covers(position)
@@ -54,7 +60,10 @@ class TaskReader:
         if self.trimmed is not None or (self.uses_feed and not feed.is_open):
             return None
         if self._is_with_feed(position):
-            self.close()
+            if self.source is not None:
+                self.close()
+            else:
+                self.stop_waiting()
             return feed.ring
         own = self.source or self._new_source()
         if own is None:
@@ -69,9 +78,12 @@ class TaskReader:
         context = self._context
         if self.uses_feed and not context.turns.take(self, context.calls.now):
             return None
+        context.own_readers.add(self._name)
         ring = Ring(_UNBOUNDED, only=self._only)
         window = window_bytes(context.settings.memory_bytes, _WINDOW_PART)
-        self.source = Source(context.calls, ring, self._max_records, window, self._skip_writers)
+        self.source = Source(
+            context.calls, ring, self._max_records, window, self.wake, self._skip_writers
+        )
         return self.source
 
     def poll(self, position: int, *, is_batch_end: bool) -> None:
@@ -88,7 +100,9 @@ class TaskReader:
                 return
         if own.ring.stop == position:
             own.ring.reset(position)  # The task has looked at all of these records.
-        own.poll(wants_records=wants_records, is_batch_end=is_batch_end)
+        own.poll(wants_records=wants_records)
+        if is_batch_end:
+            own.query_progress()
         if own.trimmed is not None:
             self.on_trimmed(own.trimmed)
 
@@ -121,6 +135,7 @@ class TaskReader:
         source, self.source = self.source, None
         self._context.turns.leave(self)
         if source is not None:
+            self._context.own_readers.discard(self._name)
             source.close()
 
     def next_wakeup(self, position: int) -> int:

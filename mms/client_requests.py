@@ -98,7 +98,7 @@ class ClientRequests:
                 [run_of(lease) for lease in self._plan.current(now)], state.trim,
                 Limits(
                     config.max_payload_bytes, config.max_key_bytes, config.max_unsettled_units,
-                    config.session_timeout_s,
+                    config.session_timeout_s, membership_rules.default_min_regions(state, config),
                 ),
                 [self._servers.frontier(shard) for shard in state.placements], state.wire,
             ),

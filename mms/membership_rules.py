@@ -29,10 +29,31 @@ def configured(config: ClusterConfig) -> list[Placement]:
     """Return the placements of a new cluster's shards, from the cluster file."""
     return [
         Placement(
-            shard.id, 1, "joining", tuple(Replica(n.name, n.endpoint) for n in shard.replicas)
+            shard.id,
+            1,
+            "joining",
+            tuple(Replica(n.name, n.endpoint, region=n.region or "") for n in shard.replicas),
         )
         for shard in sorted(config.shards, key=lambda shard: shard.id)
     ]
+
+
+def default_min_regions(state: ClusterState, config: ClusterConfig) -> int:
+    """Return the least number of regions of an insert that requests no number.
+
+    It is the cluster file's, once the servers of the file's shards have their regions of the file:
+    while an operator relabels servers one by one, inserts need no more than one region.
+    """
+    if config.required_regions < 2:
+        return 1
+    expected = {shard.id: shard.replicas for shard in config.shards}
+    is_labelled = all(
+        replica.region == (node.region or "")
+        for shard, placement in state.placements.items()
+        if shard in expected and placement.state not in {"leaving", "finalized"}
+        for replica, node in zip(placement.replicas, expected[shard], strict=True)
+    )
+    return config.required_regions if is_labelled else 1
 
 
 def contradiction(state: ClusterState, config: ClusterConfig) -> str:
@@ -98,7 +119,9 @@ def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
 def member_changes(
     state: ClusterState, servers: Servers, stragglers: Stragglers, now: int
 ) -> list[Placement]:
-    """Return the placements of shards to park or to make live; empty if no member would be left.
+    """Return the placements of shards to park, to make live, or whose servers have new regions.
+
+    They are empty if no member would be left.
 
     Stragglers are parked only if at least one other fit shard stays live.
     """
@@ -117,7 +140,10 @@ def member_changes(
         _live(placement, servers) if shard in stay else _in_state(placement, "parked")
         for shard, placement in state.placements.items()
         if placement.state in {"joining", "live", "parked"}
-        and (shard in stay) != (placement.state == "live")
+        and (
+            (shard in stay) != (placement.state == "live")
+            or (shard in stay and servers.is_relabelled(placement))
+        )
     ]
 
 
@@ -171,14 +197,16 @@ def finalized(state: ClusterState, servers: Servers) -> int:
 
 
 def _live(placement: Placement, servers: Servers) -> Placement:
-    """Return the placement of a shard that becomes live, with its servers' fingerprints.
+    """Return the placement of a live shard, with its servers' fingerprints and regions.
 
     A fingerprint names a data directory: a server that returns with another one does not count
     (D2).
     """
     replicas = tuple(
         msgspec.structs.replace(
-            replica, fingerprint=replica.fingerprint or fingerprint(server.heartbeat.identity)
+            replica,
+            fingerprint=replica.fingerprint or fingerprint(server.heartbeat.identity),
+            region=server.region(replica.region),
         )
         if server.heartbeat is not None
         else replica

@@ -208,7 +208,9 @@ def _known(shard: ShardConfig, held: Sequence[ServerHoldings]) -> Placement:
     if placed:
         return max(placed, key=lambda one: (one[0].view, _has_left(one[0].state), one[1].lease))[0]
     if held and all(one.end == 1 for one in held):  # nothing was recorded, so no view began since
-        replicas = tuple(Replica(node.name, node.endpoint) for node in shard.replicas)
+        replicas = tuple(
+            Replica(node.name, node.endpoint, region=node.region or "") for node in shard.replicas
+        )
         return Placement(shard.id, 1, "joining", replicas)
     names = ", ".join(node.name for node in shard.replicas)
     raise UnavailableError(

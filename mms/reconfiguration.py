@@ -68,10 +68,23 @@ class Reconfiguration:
     """All shards that join or leave."""
 
     def __init__(
-        self, state: ClusterState, servers: Servers, services: Iterable[NodeConfig]
+        self,
+        state: ClusterState,
+        servers: Servers,
+        services: Iterable[NodeConfig],
+        min_regions: int = 1,
     ) -> None:
-        """Start empty; no server may have a name or an endpoint of the `services` nodes."""
+        """Start empty.
+
+        Args:
+            state: the committed state.
+            servers: what the storage servers reported.
+            services: nodes whose names and endpoints no server may have.
+            min_regions: least number of regions of a new shard.
+
+        """
         self._state: Final = state
+        self._min_regions: Final = min_regions
         self._reserved: Final = {part for node in services for part in (node.name, node.endpoint)}
         self._servers: Final = servers
         self._changes: dict[tuple[bytes, int], _Change] = {}
@@ -123,6 +136,10 @@ class Reconfiguration:
             return [self._reply(src, message, "wrong-size")]
         if any(r.name in self._reserved or r.endpoint in self._reserved for r in message.replicas):
             return [self._reply(src, message, "exists")]
+        if message.change == "add" and message.shard not in self._state.placements:
+            regions = _new(message).regions
+            if len(regions) < self._min_regions:
+                return [self._reply(src, message, "wrong-size", self._too_few(regions))]
         if key not in self._changes and len(self._changes) >= MAX_CHANGES:
             why = f"{MAX_CHANGES} shard changes are already waiting"
             refused = Refused(cluster, message.shard, 0, 0, message.request, "full", why)
@@ -130,6 +147,13 @@ class Reconfiguration:
         change = self._changes.setdefault(key, _Change(src, message, now))
         change.repeated_at = now
         return []
+
+    def _too_few(self, regions: frozenset[str]) -> str:
+        named = ", ".join(region or "(no region)" for region in sorted(regions))
+        return (
+            f"its servers are in {len(regions)} of the {self._min_regions} regions that min_regions"
+            f" in the cluster file requires ({named})"
+        )
 
     def on_drained(self, shard: int) -> None:
         """Handle a shard's report that it has no more inserts, new or waiting."""
@@ -268,9 +292,9 @@ class Reconfiguration:
             del self._answered[next(iter(self._answered))]
         return self._reply(change.route, change.message, error)
 
-    def _reply(self, route: bytes, message: ChangeShard, error: _Error) -> Effect:
+    def _reply(self, route: bytes, message: ChangeShard, error: _Error, detail: str = "") -> Effect:
         cluster = self._state.cluster
-        return Send(route, ShardChanged(cluster, message.request, message.shard, error))
+        return Send(route, ShardChanged(cluster, message.request, message.shard, error, detail))
 
     # --- finalization ---
 
@@ -310,5 +334,8 @@ def _shard_of(command: AnyChange) -> int:
 
 def _new(message: ChangeShard) -> Placement:
     """Return the requested placement, before any data directory is known."""
-    replicas = tuple(Replica(replica.name, replica.endpoint) for replica in message.replicas)
+    replicas = tuple(
+        Replica(replica.name, replica.endpoint, region=replica.region)
+        for replica in message.replicas
+    )
     return Placement(message.shard, 1, "joining", replicas)

@@ -111,9 +111,12 @@ class Recoveries:
         found = message.fingerprints
         if len(found) != len(placement.replicas) or not all(0 < len(one) <= 64 for one in found):
             return None
+        regions = message.regions or [replica.region for replica in placement.replicas]
+        if len(regions) != len(placement.replicas):
+            return None
         replicas = tuple(
-            msgspec.structs.replace(replica, fingerprint=one)
-            for replica, one in zip(placement.replicas, found, strict=True)
+            msgspec.structs.replace(replica, fingerprint=one, region=region)
+            for replica, one, region in zip(placement.replicas, found, regions, strict=True)
         )
         state = self._state.returns_as(message.shard)
         return msgspec.structs.replace(placement, view=message.view, state=state, replicas=replicas)

@@ -101,6 +101,12 @@ class Server:
         """Whether it cannot serve. In a new view, it has some time to report that it can."""
         return (self.is_in_limbo or self.is_behind) and now - self.in_view_since >= SILENT_NS
 
+    def region(self, placed: str) -> str:
+        """Return the region that it reports; `placed` if it reports none as a part of its shard."""
+        if self.heartbeat is None or self.is_in_limbo:
+            return placed
+        return self.heartbeat.region
+
     def heartbeat_age_ms(self, now: int) -> int | None:
         """Return the age of its last heartbeat; None if none came."""
         return None if self.heartbeat is None else (now - self.last_heard_at) // NS_PER_MS
@@ -262,6 +268,15 @@ class Servers:
                 return False
         return True
 
+    def is_relabelled(self, placement: Placement) -> bool:
+        """Whether a server of a shard reports another region than the placement's."""
+        return any(
+            server.region(replica.region) != replica.region
+            for server, replica in zip(
+                self._by_shard[placement.shard], placement.replicas, strict=True
+            )
+        )
+
     def check(self) -> None:
         """Assert that what is derived from heartbeats and placements is up to date."""
         for server in self:
@@ -312,6 +327,7 @@ class FailureHandlers:
         return {
             "name": node.name,
             "endpoint": node.endpoint,
+            "region": node.region or "",
             "pid": heartbeat.pid if heartbeat is not None else None,
             "state": state,
             "leader": heartbeat is not None and heartbeat.leader and state != "down",

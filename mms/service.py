@@ -129,7 +129,7 @@ class MembershipService(ServiceNode):
         self._creation: Final = ClusterCreation(config, servers, cluster)
         self._recoveries: Final = Recoveries(state)
         self._reconfiguration: Final = Reconfiguration(
-            state, servers, (*config.mms, *config.failure_handlers)
+            state, servers, (*config.mms, *config.failure_handlers), config.required_regions
         )
         self._leases: Final = LeaseProposals(
             state, servers, plan, self._recoveries, self._reconfiguration

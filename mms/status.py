@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mms.upgrades import Peers
     from ziplog.config import ClusterConfig, NodeConfig
     from ziplog.core.cursors import Cursor
-    from ziplog.core.view import Lease, Placement
+    from ziplog.core.view import Lease, Placement, Replica
     from ziplog.core.wire_use import Release
     from ziplog.wire import Heartbeat
 
@@ -100,8 +100,25 @@ def document(
         "blocked_by": min(blocks, key=servers.frontier, default=None),
         "losses": [_loss(state, loss) for loss in state.losses],
         "cursors": [_cursor(cursor) for cursor in state.cursors.in_order()],
+        "min_regions": config.required_regions,
     }
+    found["regions"] = _regions(found)
     return msgspec.json.encode(found)
+
+
+def _regions(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of each region: all, some or none of its nodes are up."""
+    replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
+    nodes = [*document["mms"], *document["failure_handlers"], *replicas]
+    found = {}
+    for region in sorted({node["region"] for node in nodes}):
+        are_up = [node["state"] in {"up", "full"} for node in nodes if node["region"] == region]
+        found[region] = {
+            "state": "up" if all(are_up) else "degraded" if any(are_up) else "away",
+            "servers_up": sum(are_up),
+            "servers": len(are_up),
+        }
+    return found
 
 
 def _cursor(cursor: Cursor) -> dict[str, Any]:
@@ -138,6 +155,7 @@ def _leader(node: NodeConfig, pid: int, release: Release) -> dict[str, Any]:
     return {
         "name": node.name,
         "endpoint": node.endpoint,
+        "region": node.region or "",
         "pid": pid,
         "version": release.version or None,
         "wire_versions": list(release.wires),
@@ -151,6 +169,7 @@ def _follower(node: NodeConfig, peers: Peers, now: int, *, is_up: bool) -> dict[
     return {
         "name": node.name,
         "endpoint": node.endpoint,
+        "region": node.region or "",
         # Nodes of the service do not exchange their process ids.
         "pid": None,
         "version": (info.version or None) if info is not None else None,
@@ -266,18 +285,20 @@ def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int
         "is_watched": _has_readers(replicas),
         # A full backup still stores what the primary places.
         "refusing": replicas[0].state(now) == "full",
+        "regions": sorted(placement.regions),
         "replicas": [
-            _replica(server, replica.endpoint, now)
+            _replica(server, replica, now)
             for server, replica in zip(replicas, placement.replicas, strict=True)
         ],
     }
 
 
-def _replica(server: Server, endpoint: str, now: int) -> dict[str, Any]:
+def _replica(server: Server, replica: Replica, now: int) -> dict[str, Any]:
     heartbeat = server.heartbeat
     return {
         "name": server.name,
-        "endpoint": endpoint,
+        "endpoint": replica.endpoint,
+        "region": replica.region,
         "role": "primary" if server.index == 0 else "backup",
         "pid": heartbeat.pid if heartbeat is not None else None,
         "state": server.state(now),

@@ -24,8 +24,9 @@ from tests.history.rules import check
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.history.observed import Observed, Violation
+    from tests.history.observed import Observed
     from tests.history.rules import Judgement
+    from tests.history.violation import Violation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -142,6 +142,7 @@ def replica_config(config: ClusterConfig, name: str) -> ReplicaConfig:
         inserts_per_s=config.limits.inserts_per_s,
         insert_bytes_per_s=config.limits.insert_bytes_per_s,
         release=this_release(),
+        region=shard.replicas[server].region or "",
     )
 
 

@@ -21,6 +21,7 @@ from ziplog.client.common.requests import (
     ConnectRequest,
     FetchRequest,
     InsertRequest,
+    Preferences,
     ReadRequest,
     SubscribeRequest,
     TailRequest,
@@ -225,7 +226,9 @@ class PureCluster:
     def client(self, name: str, chooses: Policy | None = None) -> Client:
         """Connect a client."""
         core = ClientCore(
-            name.encode().ljust(16, b"."), [address("mms-0").endpoint], chooses or policy.pin(0)
+            name.encode().ljust(16, b"."),
+            [address("mms-0").endpoint],
+            Preferences(chooses or policy.pin(0)),
         )
         self.world.add(name, core)
         client = Client(self, name, core)

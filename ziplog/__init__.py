@@ -40,7 +40,14 @@ if TYPE_CHECKING:
         ZiplogError,
     )
     from ziplog.policy import Policy
-    from ziplog.types import RID_GENESIS, RID_RECENT, CursorInfo, Record, RecordId
+    from ziplog.types import (
+        RID_GENESIS,
+        RID_RECENT,
+        CursorInfo,
+        Record,
+        RecordId,
+        RegionInfo,
+    )
 
     __version__: str
 
@@ -66,6 +73,7 @@ __all__ = [
     "Record",
     "RecordId",
     "RecordTooLargeError",
+    "RegionInfo",
     "Scan",
     "ShardOutline",
     "Speculation",
@@ -90,6 +98,8 @@ def connect(
     timeout: float | None = None,
     policy: Policy | None = None,
     cluster_id: str | None = None,
+    region: str | None = None,
+    min_regions: int | None = None,
 ) -> Log:
     """Connect to a log.
 
@@ -97,12 +107,17 @@ def connect(
         bootstrap: nodes of the membership service: "host:port", several separated by commas or in a
             list, with or without "ziplog://" before them; a string may end with "/?cluster=ID".
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
-        policy: selects the shards of inserts; `ziplog.policy.random()` if None.
+        policy: selects the shards of inserts; None: `ziplog.policy.nearest()` for a client with a
+            region, else `ziplog.policy.random()`.
         cluster_id: the id that the cluster must have (`cluster_id` in the status document); "": any
             cluster. None: the id in `bootstrap`, or in the environment variable ZIPLOG_CLUSTER_ID.
+        region: the region in which this client runs. None: the one in the environment variable
+            ZIPLOG_REGION, or none.
+        min_regions: least number of regions in which a record must be before its insert returns,
+            1 to 16, unless the call has another. None: the cluster's.
 
     Raises:
-        ConfigError: `bootstrap` is not an address, or `cluster_id` is not an id.
+        ConfigError: `bootstrap` is not an address, or another argument is out of range.
         ClusterMismatchError: the cluster has another id.
         UnavailableError: no node answered at the addresses given.
         VersionError: the cluster speaks another version of the wire format.
@@ -110,7 +125,6 @@ def connect(
     """
     try:
         from ziplog.client.blocking import Log  # noqa: PLC0415 - as below
-        from ziplog.policy import random  # noqa: PLC0415
     except OSError as error:
         from ziplog.errors import UnavailableError  # noqa: PLC0415
 
@@ -118,7 +132,7 @@ def connect(
             f"cannot load the client: {error}; if the process lacks descriptors, raise the limit"
             " (ulimit -n)"
         ) from error
-    return Log(bootstrap, policy or random(), timeout, cluster_id)
+    return Log(bootstrap, policy, timeout, cluster_id, region, min_regions)
 
 
 #: The module of each name. It is imported when the name is first used: a server needs no client,
@@ -134,6 +148,7 @@ _MODULES: Final = {
     "RID_RECENT": "types",
     "Record": "types",
     "RecordId": "types",
+    "RegionInfo": "types",
     "Scan": "client.blocking_iterators",
     "ShardOutline": "client.bulk.outline",
     "Speculation": "client.blocking_speculation",

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog import policy as policies
-from ziplog.client import arguments
+from ziplog.client import arguments, placement_arguments
 from ziplog.client.async_cursors import AsyncCursor
 from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
 from ziplog.client.async_speculation import AsyncSpeculation
@@ -21,6 +20,7 @@ from ziplog.client.engines.asyncio_engine import AsyncioEngine
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
+    from ziplog.client.common.requests import Preferences
     from ziplog.policy import Policy
 
 __all__ = [
@@ -39,8 +39,10 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
     Args:
         bootstrap: nodes of the membership service, as for `ziplog.connect`.
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
-        policy: selects the shards of inserts; `ziplog.policy.random()` if None.
+        policy: selects the shards of inserts, as for `ziplog.connect`.
         cluster_id: the id that the cluster must have, as for `ziplog.connect`.
+        region: the region of this client, as for `ziplog.connect`.
+        min_regions: least number of regions of an insert, as for `ziplog.connect`.
 
     Raises:
         ConfigError: `bootstrap` is not an address, or `cluster_id` is not an id, when awaited.
@@ -57,9 +59,11 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
         timeout: float | None = None,
         policy: Policy | None = None,
         cluster_id: str | None = None,
+        region: str | None = None,
+        min_regions: int | None = None,
     ) -> None:
-        chosen = policy or policies.random()
-        self._coroutine: Final = _connect(bootstrap, chosen, timeout, cluster_id)
+        preferences = placement_arguments.preferences(policy, region, min_regions)
+        self._coroutine: Final = _connect(bootstrap, preferences, timeout, cluster_id)
         self._log: AsyncLog | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncLog]:
@@ -79,17 +83,19 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
 
 async def _connect(
     bootstrap: str | Sequence[str],
-    policy: Policy,
+    preferences: Preferences,
     seconds: float | None,
     cluster_id: str | None,
 ) -> AsyncLog:
     timeout = arguments.timeout_s(seconds, arguments.DEFAULT_TIMEOUT_S)
     endpoints, cluster = arguments.log_address(bootstrap, cluster_id)
-    core = ClientCore(os.urandom(16), endpoints, policy, cluster)
+    core = ClientCore(os.urandom(16), endpoints, preferences, cluster)
     engine = AsyncioEngine(core)
     try:
         limits = await engine.call(ConnectRequest(arguments.deadline_ns(timeout, timeout)))
     except BaseException:
         engine.close()
         raise
+    if core.has_unknown_region:
+        placement_arguments.warn_of_region()
     return AsyncLog(engine, core, limits, timeout)

@@ -72,6 +72,16 @@ class NodeConfig:
             rule=HOST_RULE,
         ),
     ] = None
+    region: Annotated[
+        str | None,
+        Key(
+            "The region in which it runs: servers that fail together, a data center for example."
+            " Nodes without a region share one region of their own.",
+            str,
+            pattern=_NAME,
+            rule=_NAME_RULE,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Refuse values that no node can have."""
@@ -109,6 +119,11 @@ class ShardConfig:
     def __post_init__(self) -> None:
         """Refuse a number that no shard can have."""
         check_fields(self, " of a shard")
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The regions of its servers, sorted; "" is that of servers without one."""
+        return tuple(sorted({node.region or "" for node in self.replicas}))
 
 
 @dataclass(frozen=True)
@@ -188,6 +203,15 @@ class ClusterConfig:
             change="reload",
         ),
     ] = 1000
+    min_regions: Annotated[
+        int,
+        Key(
+            "Least number of regions over which the servers of a shard are spread. 0: two, if"
+            " storage servers are in more than one region; else one.",
+            int,
+            high=16,
+        ),
+    ] = 0
     lag_fix: Annotated[
         bool,
         Key(
@@ -276,6 +300,8 @@ class ClusterConfig:
                 ],
             )
         self._check_exposure()
+        for shard in self.shards:
+            check_regions(shard, self.required_regions)
 
     def _check_exposure(self) -> None:
         exposed = [(node.name, host) for node in self.nodes if (host := node.exposed_host)]
@@ -303,6 +329,13 @@ class ClusterConfig:
         """All nodes: of the membership service, failure handlers, storage servers."""
         replicas = (node for shard in self.shards for node in shard.replicas)
         return (*self.mms, *self.failure_handlers, *replicas)
+
+    @property
+    def required_regions(self) -> int:
+        """Least number of regions over which the servers of a shard are spread."""
+        if self.min_regions:
+            return self.min_regions
+        return min(2, len({region for shard in self.shards for region in shard.regions}))
 
     @property
     def bootstrap(self) -> str:
@@ -482,6 +515,25 @@ def _check_nodes(config: ClusterConfig) -> None:
                 )
             only = "only [[mms]] and [[failure_handler]] nodes have a raft_port"
             raise ConfigError(name, node.raft_port, "left out", message=f"remove {name}: {only}")
+
+
+def check_regions(shard: ShardConfig, required: int) -> None:
+    """Refuse a shard whose servers are in fewer regions than `required`.
+
+    Raises:
+        ConfigError: it names the shard and its regions.
+
+    """
+    found = shard.regions
+    if len(found) < required:
+        names = ", ".join(region or "(no region)" for region in found)
+        sentence = (
+            f"the servers of shard {shard.id} are in {len(found)} of the {required} regions that"
+            f" min_regions in [cluster] requires ({names}): put servers of the shard in other"
+            f" regions, or set min_regions to {len(found)}"
+        )
+        name = f"regions of shard {shard.id}"
+        raise ConfigError(name, list(found), f"{required} or more regions", message=sentence)
 
 
 def _check_unique(what: str, values: list[Any]) -> None:

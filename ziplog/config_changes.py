@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ziplog.config import NodeConfig
     from ziplog.config_keys import Change
 
+#: The start of the names of the regions of a service's nodes, and of a shard's.
+_REGIONS: Final = "regions of "
 _TABLES: Final = {"log": LogConfig, "monitor": MonitorConfig, "limits": LimitsConfig}
 #: When each kind of change other than "reload" takes effect, after the names of the keys.
 _NEEDS: Final[dict[Change, str]] = {
@@ -45,7 +47,10 @@ def flatten(config: ClusterConfig) -> dict[str, Any]:
             values |= {f"{table}.{name}": getattr(found, name) for name in keys_of(kind)}
     values["mms"] = _nodes(config.mms)
     values["failure_handler"] = _nodes(config.failure_handlers)
-    return values | {f"shard {shard.id}": _nodes(shard.replicas) for shard in config.shards}
+    values |= {f"shard {shard.id}": _nodes(shard.replicas) for shard in config.shards}
+    groups = [("mms", config.mms), ("failure_handler", config.failure_handlers)]
+    groups += [(f"shard {shard.id}", shard.replicas) for shard in config.shards]
+    return values | {f"{_REGIONS}{name}": [one.region for one in nodes] for name, nodes in groups}
 
 
 def changes(used: Mapping[str, Any], new: ClusterConfig) -> dict[str, Change]:
@@ -89,6 +94,8 @@ def _change_of(name: str) -> Change:
         return keys_of(_TABLES[table])[key_name][0].change
     if name in {"mms", "failure_handler", "data_dir"}:
         return "stop"
+    if name.startswith(_REGIONS):
+        return "restart"
     key = keys_of(ClusterConfig).get(name)
     return "never" if key is None else key[0].change
 
@@ -96,6 +103,7 @@ def _change_of(name: str) -> Change:
 def _nodes(nodes: Iterable[NodeConfig]) -> list[dict[str, Any]]:
     documents = [dataclasses.asdict(node) for node in nodes]
     for document in documents:
+        del document["region"]  # it may change by itself
         if document["advertise_host"] is None:  # nodes of earlier releases do not know it
             del document["advertise_host"]
     return documents

@@ -76,6 +76,7 @@ class Cluster:
         epoch_ms: int = 10,
         lag_fix: bool = True,
         settings: Mapping[str, Any] | None = None,
+        regions: Sequence[str] = (),
         timeout: float = 30.0,
         accept_limbo: bool = False,
         supervise: bool | None = None,
@@ -99,6 +100,9 @@ class Cluster:
             lag_fix: whether a shard that runs ahead has the others give up positions at once.
             settings: other keys of the cluster file's `[cluster]`, as `{"segment_bytes": 2**20}`;
                 `ziplog config show` lists them, with their units and limits.
+            regions: names of regions that label the servers, for tests: shard number i gets its
+                primary in region i, its other servers in the regions after that, and so on in
+                turns. The nodes of each service are spread over the regions.
             timeout: seconds until everything must be live.
             accept_limbo: return also when a server that was not shut down cleanly is in limbo: at
                 once if there is no failure handler, else when `timeout` was too short for it.
@@ -140,6 +144,8 @@ class Cluster:
                 failure_handlers=handlers,
                 shards=_shards(shards, f, ports),
             )
+            if regions:
+                config = _labelled(config, regions)
             _write(directory, config)
         self._supervisor: Final = Supervisor(directory, launcher=launcher)
         self._supervisor_thread: SupervisorThread | None = None
@@ -201,9 +207,16 @@ class Cluster:
         """The names of all nodes, as in the status document."""
         return list(self._supervisor.names)
 
-    def connect(self, *, timeout: float | None = None, policy: Policy | None = None) -> Log:
+    def connect(
+        self,
+        *,
+        timeout: float | None = None,
+        policy: Policy | None = None,
+        region: str | None = None,
+        min_regions: int | None = None,
+    ) -> Log:
         """Return a new client of this cluster; takes the options of `ziplog.connect`."""
-        return Log(self.endpoint, policy or random_policy(), timeout)
+        return Log(self.endpoint, policy, timeout, region=region, min_regions=min_regions)
 
     def pid(self, name: str) -> int:
         """Return the process id of a running node."""
@@ -274,9 +287,10 @@ class Cluster:
             self._start(names)
             new_shard.await_servers(shard, until, lambda: self._check_alive(names))
             replicas = {node.name: node.endpoint for node in shard.replicas}
+            regions = {node.name: node.region for node in shard.replicas if node.region}
             left = max(until - time.monotonic(), _POLL_S)
             try:
-                client.add_shard(shard.id, replicas, timeout=left)
+                client.add_shard(shard.id, replicas, regions=regions, timeout=left)
             except DeadlineError as error:
                 tails = "; ".join(f"{n}: {self._supervisor.log_tail(n)}" for n in names)
                 raise DeadlineError(f"{error}; the logs of its servers end: {tails}") from error
@@ -497,6 +511,26 @@ def _shards(count: int, f: int, ports: Iterator[int]) -> tuple[ShardConfig, ...]
             ),
         )
         for shard in range(count)
+    )
+
+
+def _labelled(config: ClusterConfig, regions: Sequence[str]) -> ClusterConfig:
+    """Return a configuration whose nodes are spread over regions, servers of a shard first."""
+
+    def label(nodes: Sequence[NodeConfig], first: int) -> tuple[NodeConfig, ...]:
+        return tuple(
+            replace(node, region=regions[(first + index) % len(regions)])
+            for index, node in enumerate(nodes)
+        )
+
+    return replace(
+        config,
+        mms=label(config.mms, 0),
+        failure_handlers=label(config.failure_handlers, 0),
+        shards=tuple(
+            replace(shard, replicas=label(shard.replicas, index))
+            for index, shard in enumerate(config.shards)
+        ),
     )
 
 

@@ -15,8 +15,8 @@ from ziplog.errors import RID_GENESIS, RID_RECENT, RecordId
 
 __all__ = [
     "RID_GENESIS", "RID_RECENT", "ClientId", "Confirmed", "CursorInfo", "Delivery", "Durability",
-    "Epoch", "Event", "Failed", "Fseq", "Gsn", "Record", "RecordId", "Seq", "ShardId", "View",
-    "cluster_id",
+    "Epoch", "Event", "Failed", "Fseq", "Gsn", "Record", "RecordId", "RegionInfo", "Seq", "ShardId",
+    "View", "cluster_id",
 ]  # fmt: skip
 
 #: A position of the log. 0 is before every record; records start at 1.
@@ -87,6 +87,18 @@ class Failed(NamedTuple):
 
     #: The last position that is not affected. Its shard is 0 if its owner is unknown.
     after: RecordId
+
+
+class RegionInfo(NamedTuple):
+    """What a client knows of a region."""
+
+    #: up: all of its nodes are; degraded: some are; away: none is.
+    state: Literal["up", "degraded", "away"]
+    #: The shards whose primary is in it, and those with any server in it.
+    shards: tuple[int, ...]
+    replicas: tuple[int, ...]
+    #: The least measured latency of this client's inserts at `shards`; None: there is none.
+    insert_ms: float | None
 
 
 class CursorInfo(NamedTuple):

@@ -23,7 +23,7 @@ from logdb.client.requests import DropRequest, UnwatchRequest, WatchRequest
 from logdb.errors import TransactionAborted
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
-from ziplog.client.common.requests import NEVER
+from ziplog.client.common.requests import NEVER, Preferences
 from ziplog.client.common.step_context import StepContext
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Call, Cancelled, ConnectionChanged, Received, Wakeup
@@ -134,7 +134,7 @@ class DatabaseCore:
         return own
 
     def _on_opened(self, opened: wire.Opened) -> None:
-        core = ClientCore(self._context.client, opened.endpoints, self._policy)
+        core = ClientCore(self._context.client, opened.endpoints, Preferences(self._policy))
         self._calls = self._step_runner.calls = self._commits.calls = LogTasks(
             core, self._context.now
         )

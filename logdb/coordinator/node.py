@@ -41,6 +41,7 @@ from logdb.wire import (
     Watch,
 )
 from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import Preferences
 from ziplog.client.log_tasks import LogTasks, ignore
 from ziplog.core.node import BatchEnd, Halt, Received, Send, Wakeup
 from ziplog.core.units import NS_PER_S
@@ -101,7 +102,7 @@ class CoordinatorNode:
         """
         self.settings: Final = settings or Settings()
         self._client: Final = client
-        self._calls: Final = LogTasks(ClientCore(client, endpoints, policy), now)
+        self._calls: Final = LogTasks(ClientCore(client, endpoints, Preferences(policy)), now)
         self.endpoint: Final = endpoint
         #: Called each time the coordinator becomes ready.
         self.on_ready: Callable[[], None] = ignore

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from logplayer.contract import RejectedRecord, cursor_name
+from logplayer.retries import MAX_AFTER_S
 from ziplog.core.cursors import Mark
 from ziplog.core.fields import MAX_FRAME, Unsigned
 from ziplog.core.message import Message
@@ -130,7 +131,7 @@ class PushFailed(PushMessage, tag=VERSION * 256 + 166, frozen=True, gc=False):
     kind: Failure
     text: Text
     #: Of retry: the pause that the target asked for, in seconds.
-    after_s: float | None = None
+    after_s: Annotated[float, Meta(ge=0.0, le=MAX_AFTER_S)] | None = None
     #: Of rejected: the record's index in the batch.
     index: Unsigned | None = None
     #: Of bug: the class of the error.

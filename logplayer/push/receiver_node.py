@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 MAX_TASKS: Final = 1024
 #: A task without messages for so long is closed and forgotten.
 IDLE_NS: Final = 900 * NS_PER_S
+_REQUESTS: Final = (PushOpen, PushBatch, PushQuery, PushClose)
 _FORGOT: Final = "it was lost, or the receiver has restarted since"
 
 
@@ -94,7 +95,7 @@ class ReceiverNode:
         """Handle one event; see `ziplog.core.node`."""
         self._now = now
         if isinstance(event, Received):
-            if isinstance(event.message, PushOpen | PushBatch | PushQuery | PushClose):
+            if isinstance(event.message, _REQUESTS):
                 self._on_request(event.src, event.message)
             else:
                 reason = f"{type(event.message).__name__} for a receiver"
@@ -135,6 +136,10 @@ class ReceiverNode:
         if session is None:
             if not isinstance(message, PushOpen):
                 self._refuse(src, message, "lost", _FORGOT)
+                return
+            problem = self._mismatch(message)
+            if problem:
+                self._refuse(src, message, "bug", problem, error="ConfigError")
                 return
             if len(self._sessions) >= MAX_TASKS:
                 self._refuse(src, message, "retry", f"the receiver has {MAX_TASKS} tasks already")
@@ -179,10 +184,12 @@ class ReceiverNode:
         else:
             self._close(session)
 
-    def _refuse(self, src: bytes, message: PushMessage, kind: Failure, text: str) -> None:
+    def _refuse(
+        self, src: bytes, message: PushMessage, kind: Failure, text: str, **more: Any
+    ) -> None:
         """Refuse a request that no task remembers."""
         if not isinstance(message, PushClose):
-            self._effects.append(Send(src, PushFailed(*_fields(message), kind, text)))
+            self._effects.append(Send(src, PushFailed(*_fields(message), kind, text, **more)))
 
     def _reply(self, session: _Session, reply: PushMessage) -> None:
         session.reply = reply

@@ -51,6 +51,7 @@ QUERY_FIRST_NS: Final = 250 * NS_PER_MS
 QUERY_LAST_NS: Final = 2 * NS_PER_S
 #: Silence of a receiver after which the outcome of a step is unknown.
 SILENCE_NS: Final = 10 * NS_PER_S
+_REPLIES: Final = (PushOpened, PushDone, PushFailed, PushWorking)
 _BUGS: Final[dict[str, Any]] = {bug.__name__: bug for bug in BUGS}
 
 
@@ -98,6 +99,8 @@ class PushSender:
         self._ended: list[StepEnded] = []
         self._effects: list[Effect] = []
         self._now = 0
+        #: No query is due before it.
+        self._due = NEVER
 
     # --- the player's node ---
 
@@ -118,6 +121,14 @@ class PushSender:
     def poll(self, now: int) -> list[StepEnded]:
         """Send what is due; return the steps that have ended since the last call."""
         self._now = now
+        if now >= self._due:
+            self._query()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _query(self) -> None:
+        """Ask for the results that are due; a receiver that is silent for too long ends a step."""
+        now = self._now
         for number, worker in [(one, self._workers[of]) for one, of in self._waiting.items()]:
             if now >= worker.silent_at:
                 text = f"no reply from the receiver at {worker.endpoint}"
@@ -127,8 +138,8 @@ class PushSender:
                 self._send(worker, worker.request)
                 worker.pause = min(2 * worker.pause, QUERY_LAST_NS)
                 worker.query_at = now + worker.pause
-        ended, self._ended = self._ended, []
-        return ended
+        waiting = [self._workers[of] for of in self._waiting.values()]
+        self._due = min((min(one.query_at, one.silent_at) for one in waiting), default=NEVER)
 
     def pop_effects(self) -> list[Effect]:
         """Return the messages to send since the last call."""
@@ -137,18 +148,14 @@ class PushSender:
 
     def next_wakeup(self) -> int:
         """Return the time of the next poll; `NEVER`: with the next message."""
-        if self._ended:
-            return self._now
-        due = NEVER
-        for number in self._waiting.values():
-            worker = self._workers[number]
-            due = min(due, worker.query_at, worker.silent_at)
-        return due
+        return self._now if self._ended else self._due
 
     def check(self) -> None:
         """Assert the invariants."""
         for number, of in self._waiting.items():
-            assert self._workers[of].number == number, "a request of no worker"
+            worker = self._workers[of]
+            assert worker.number == number, "a request of no worker"
+            assert self._due <= min(worker.query_at, worker.silent_at), "a query is late"
         numbers = [worker.number for worker in self._workers.values() if worker.number]
         assert sorted(numbers) == sorted(self._waiting), "a worker without its request"
 
@@ -182,6 +189,7 @@ class PushSender:
         self._waiting[worker.number] = number
         worker.pause = QUERY_FIRST_NS
         worker.query_at, worker.silent_at = self._now + worker.pause, self._now + SILENCE_NS
+        self._due = min(self._due, worker.query_at)
         return fields
 
     def _fields(self, worker: _Worker) -> tuple[int, str, str, int, int, int]:
@@ -248,7 +256,7 @@ class PushSender:
         if isinstance(message, NodeInfo):
             self._on_info(src, message)
             return
-        if not isinstance(message, PushOpened | PushDone | PushFailed | PushWorking):
+        if not isinstance(message, _REPLIES):
             reason = f"{type(message).__name__} from a receiver"
             self._effects.append(ReportBadMessage(src, reason))
             return

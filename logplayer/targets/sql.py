@@ -190,7 +190,7 @@ class SqlTarget:
         if statement is None or not batch.records:
             self._run(lambda cursor: self._apply_batch(cursor, batch), "cannot apply records")
             return
-        rows = [_row(statement, record, index) for index, record in enumerate(batch.records)]
+        rows = _rows(statement, batch.records)
         if statement.is_change and len(rows) > 1:
             try:
                 self._run(lambda cursor: self._run_batch(cursor, batch, rows), "the batch failed")
@@ -385,7 +385,7 @@ class SqlTarget:
             f" {batch.start}"
         )
 
-    def _run_batch(self, cursor: Cursor, batch: Batch, rows: list[Row]) -> None:
+    def _run_batch(self, cursor: Cursor, batch: Batch, rows: Sequence[Row]) -> None:
         assert self._statement is not None
         self._move(cursor, batch)
         try:
@@ -395,7 +395,7 @@ class SqlTarget:
                 raise
             raise _BatchFailedError from error
 
-    def _run_rows(self, cursor: Cursor, batch: Batch, rows: list[Row]) -> None:
+    def _run_rows(self, cursor: Cursor, batch: Batch, rows: Sequence[Row]) -> None:
         assert self._statement is not None
         sql = self._statement.sql
         self._move(cursor, batch)
@@ -483,11 +483,16 @@ def _execute(cursor: Cursor, sql: str) -> None:
     cursor.execute(sql)
 
 
-def _row(statement: Statement, record: Record, index: int) -> Row:
-    try:
-        return statement.row(record)
-    except Rejected as error:
-        raise Rejected(str(error), index) from error
+def _rows(statement: Statement, records: Sequence[Record]) -> Sequence[Row]:
+    """Return the rows of records; say which record has a value that the statement cannot have."""
+    with suppress(Rejected):
+        return statement.rows(records)
+    for index, record in enumerate(records):
+        try:
+            statement.row(record)
+        except Rejected as error:
+            raise Rejected(str(error), index) from error
+    raise AssertionError("a record was rejected once, and not again")
 
 
 def _names(error: BaseException) -> set[str]:

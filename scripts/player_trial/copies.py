@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Row = tuple[int, str]
 
 _ENDPOINT: Final = Path(__file__).resolve().parents[2] / "examples" / "player_endpoint.py"
-_RECEIVER: Final = _ENDPOINT.with_name("player_receiver.py")
+_RECORDED: Final = Path(__file__).with_name("recorded.py")
 _LOCKED_S: Final = 3.0
 _FUNCTION: Final = """\
 import os
@@ -35,6 +35,11 @@ FILE = os.open({path!r}, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 def write(record):
     os.write(FILE, b"%d %s\\n" % (record.rid.gsn, record.payload))
 """
+
+
+def recorded(history: Path, *program: str) -> list[str]:
+    """Return the command that runs a program, and records the steps of its targets."""
+    return [sys.executable, str(_RECORDED), str(history), *program]
 
 
 class Copy(Protocol):
@@ -163,8 +168,9 @@ class EndpointCopy:
 class PushCopy:
     """A table behind a receiver, in a process that is killed and suspended."""
 
-    def __init__(self, directory: Path, port: int, seed: int) -> None:
+    def __init__(self, directory: Path, history: Path, port: int, seed: int) -> None:
         self.name, self.is_exactly_once, self.partitions = "copy", True, 1
+        self._history: Final = history
         self._path: Final = directory / "received.db"
         self._port: Final = port
         self._random: Final = random.Random(f"receiver {seed}")  # noqa: S311 - no secret
@@ -173,9 +179,12 @@ class PushCopy:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(_RECEIVER), str(self._path), str(self._port)]
+        program = ("examples/player_receiver.py", str(self._path), str(self._port))
         return subprocess.Popen(
-            command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            recorded(self._history, *program),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
 
     def _restart(self) -> None:

@@ -6,10 +6,8 @@ import contextlib
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from player_trial.copies import (
@@ -19,27 +17,35 @@ from player_trial.copies import (
     PushCopy,
     SqliteCopy,
     judge,
+    recorded,
 )
+from player_trial.owners import run_owner
 from tests import postgres
+from tests.history import events, rules
+from tests.history.clients import LogPlan
+from tests.history.events import now
+from tests.history.observed import gather
+from tests.history.processes import ClientProcesses
 from ziplog.deploy.new_shard import free_ports
-from ziplog.deploy.supervisor import environment, python
+from ziplog.deploy.supervisor import environment
 from ziplog.errors import OutcomeUnknownError, TrimHeldError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import Self
 
     import ziplog
     from player_trial.copies import Copy
     from ziplog.types import CursorInfo
 
-_BROKEN: Final = Path(__file__).with_name("broken.py")
 _LEASE_S: Final = 2
 _SHARDS: Final = 2
 _MEMBERSHIP_NODES: Final = 3
 _KEYS: Final = 20
+_OWNERS: Final = 2
 _STOP_S: Final = 60.0
 #: Time to deliver everything once the faults have ended.
 _DRAIN_S: Final = 120.0
@@ -88,6 +94,7 @@ class Trial:
         self, directory: Path, seed: int, processes: int, partitions: int, *, is_broken: bool
     ) -> None:
         self._directory: Final = directory
+        self._history: Final = directory / "history"
         self._seed: Final = seed
         self._partitions: Final = partitions
         self._is_broken: Final = is_broken
@@ -103,11 +110,19 @@ class Trial:
                 Cluster(self._directory / "log", shards=_SHARDS, mms=_MEMBERSHIP_NODES)
             )
             self._log = stack.enter_context(self._cluster.connect(timeout=60.0))
+            self._history.mkdir()
+            plan = LogPlan(
+                directory=str(self._history), mix={}, seed=self._seed,
+                bootstrap=",".join(self._log.endpoints),
+            )  # fmt: skip
+            self._recorder = stack.enter_context(plan.recorder("trial"))
+            self._owners = ClientProcesses("owner", run_owner, plan)
+            stack.callback(self._owners.stop)
             self._add(stack, SqliteCopy(self._directory, self._partitions))
             self._add(stack, FunctionCopy(self._directory, self._partitions))
             ports = free_ports(2, "127.0.0.1")
             self._add(stack, EndpointCopy(self._directory, next(ports)))
-            self._add(stack, PushCopy(self._directory, next(ports), self._seed))
+            self._add(stack, PushCopy(self._directory, self._history, next(ports), self._seed))
             if not postgres.why_not():
                 self._add(stack, PostgresCopy(self._partitions))
             self._write_file()
@@ -115,6 +130,8 @@ class Trial:
             for index in range(len(self._processes)):
                 self._start(index)
             self._wait_for_tasks()
+            for _ in range(_OWNERS):
+                self._owners.start()
             self._workload = Workload(self._log, self._seed)
             stack.callback(self._workload.stop)
             self._stack.push(stack.pop_all())
@@ -142,17 +159,15 @@ class Trial:
         with (self._directory / f"player-{index}.log").open("ab") as errors:
             self._processes[index] = subprocess.Popen(
                 self._command(),
-                env=environment(),
+                env={**environment(), "PYTHONFAULTHANDLER": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )
 
     def _command(self) -> list[str]:
-        arguments = ("player", "run", str(self._directory / "player.toml"))
-        if self._is_broken:
-            return [sys.executable, str(_BROKEN), *arguments]
-        return python("ziplog", *arguments)
+        arguments = ("ziplog", "player", "run", str(self._directory / "player.toml"))
+        return recorded(self._history, *["--broken"] * self._is_broken, *arguments)
 
     def _wait_for_tasks(self) -> None:
         """Wait until every task has an owner."""
@@ -165,7 +180,10 @@ class Trial:
 
     def _tasks(self) -> list[CursorInfo]:
         """Return the cursors of the player, without those of its processes."""
-        found = self._log.cursors("trial/*")
+        called, found = now(), self._log.cursors("trial/*")
+        for one in found:
+            numbers = (0, one.term, one.seek, one.position.gsn)
+            self._recorder.result(events.CursorIs(called, now(), one.name, *numbers))
         return [one for one in found if not one.name.startswith("trial/members/")]
 
     def _kill_processes(self) -> None:
@@ -191,6 +209,7 @@ class Trial:
             "end-player": self._end_player,
             "kill-server": self._kill_server,
             "kill-membership-node": self._kill_membership_node,
+            "kill-owner": self._kill_owner,
             "pause-cursor": self._pause_cursor,
             "release-cursor": self._release_cursor,
             "trim": self._trim,
@@ -215,7 +234,13 @@ class Trial:
     def _end_player(self) -> None:
         index, process = self._any()
         process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=_STOP_S)
+        try:
+            code = process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # Its log gets the stacks of its threads.
+            process.wait()
+            text = f"process {index} of the player did not end in {_STOP_S:g} s"
+            raise RuntimeError(f"{text}; its log has the stacks of its threads") from None
         # A process that is told to stop before it has started ends with the signal.
         if code not in {0, -signal.SIGTERM}:
             raise RuntimeError(f"a process of the player ended with code {code}")
@@ -231,6 +256,10 @@ class Trial:
         self._cluster.kill(name)
         time.sleep(1)
         self._cluster.restart(name)
+
+    def _kill_owner(self) -> None:
+        self._owners.kill(self._random.choice(self._owners.running()))
+        self._owners.start()
 
     def _cursor(self) -> str:
         return self._random.choice(self._tasks()).name
@@ -284,6 +313,16 @@ class Trial:
         """Return what is wrong, and the figures."""
         placed, possible = self._workload.placed, self._workload.possible
         wrong = [text for copy in self.copies for text in judge(copy, placed, possible)]
+        wrong += [f"{name} failed" for name in self._owners.stop()]
+        for copy in self.copies:
+            if copy.partitions == 1:
+                gsns = [gsn for gsn, _ in copy.rows()]
+                self._recorder.result(events.Holds(now(), f"trial/{copy.name}/0", gsns))
+        self._recorder.flush()
+        observed = gather(events.files_of([self._history]))
+        wrong += [f"{one.rule}: {one.text}" for one in rules.check(observed).violations]
         rows = {copy.name: len(copy.rows()) for copy in self.copies}
         figures = f"{len(placed)} records, {len(possible)} of unknown outcome"
+        steps = sum(len(task.deliveries) for task in observed.players.tasks.values())
+        figures += f"; {steps} steps, {len(observed.cursors.commits)} commits of owners"
         return wrong, f"{figures}; rows: {rows}"

@@ -181,6 +181,7 @@ class FailureDetector:
                 state.cluster, state.config.name, state.shard, state.view, state.server,
                 state.incarnation, state.state, suspects, claim.last, claim.last_view,
                 claim.number, state.config.identity, claim.is_damaged,
+                state.config.region,
             ),
         )  # fmt: skip
 

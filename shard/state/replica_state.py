@@ -75,6 +75,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
     insert_bytes_per_s: int = 0
     #: The durability level that its data directory has recorded.
     recorded_level: Durability = "memory"
+    #: The region in which it runs; "": it has no label.
+    region: str = ""
 
 
 class ReplicaState:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.history.observed import Violation
 from tests.history.transactions import ABORTED, COMMITTED
+from tests.history.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -114,6 +114,49 @@ class Trim(Call, frozen=True, tag="trim"):
     gsn: int
 
 
+class Claim(Call, frozen=True, tag="claim"):
+    """`cursor`: claims the cursor of this name."""
+
+    name: str
+
+
+class Commit(Call, frozen=True, tag="commit"):
+    """`commit` of the claim `of`. Its mark is the gsn in decimals, or there is none."""
+
+    of: int
+    gsn: int
+
+
+class SeekCursor(Call, frozen=True, tag="seek_cursor"):
+    """`seek_cursor`."""
+
+    name: str
+
+
+class Open(Call, frozen=True, tag="open"):
+    """A player opens the target of a task: the claim's numbers, and the cursor's position then."""
+
+    #: The name of the task's cursor.
+    task: str
+    birth: int
+    term: int
+    seek: int
+    gsn: int
+    #: Its kind stores positions: each record once.
+    is_exactly_once: bool
+    #: The process that holds the claim; "": a receiver does not know it.
+    owner: str = ""
+
+
+class Deliver(Call, frozen=True, tag="deliver"):
+    """A player has records of [start, stop) delivered, in the claim of the open `of`."""
+
+    of: int
+    start: int
+    stop: int
+    gsns: list[int]
+
+
 class Result(_Line, frozen=True):
     """Result of an operation. A subscription has many."""
 
@@ -192,6 +235,42 @@ class Failed(Result, frozen=True, tag="failed"):
     first: int = 0
 
 
+class Claimed(Result, frozen=True, tag="claimed"):
+    """The cursor as it was claimed; `birth` 0: unknown, and no cursor of its name is deleted."""
+
+    birth: int
+    term: int
+    seek: int
+    gsn: int
+    mark: str = ""
+
+
+class Committed(Result, frozen=True, tag="committed"):
+    """`commit` returned this position."""
+
+    gsn: int
+
+
+class Sought(Result, frozen=True, tag="sought"):
+    """`seek_cursor` returned."""
+
+
+class Opened(Result, frozen=True, tag="opened"):
+    """Where the target stands; -1: it stores no position."""
+
+    gsn: int
+
+
+class Done(Result, frozen=True, tag="done"):
+    """The target has the records of a step durably."""
+
+
+class Undone(Result, frozen=True, tag="undone"):
+    """An open or a step failed; the name of the exception."""
+
+    error: str
+
+
 #: A step of a transaction: operation, key, and the value written or read.
 Step = tuple[str, str, Any]
 
@@ -242,12 +321,43 @@ class Left(_Line, frozen=True, tag="left"):
     shard: int
 
 
+class CursorIs(_Line, frozen=True, tag="cursor"):
+    """A cursor in the result of `cursors`, which was called and returned at these times."""
+
+    called: int
+    at: int
+    name: str
+    birth: int
+    term: int
+    seek: int
+    gsn: int
+
+
+class Holds(_Line, frozen=True, tag="holds"):
+    """The gsns that a task's target has at the end, in its order; of a task that was not sought."""
+
+    at: int
+    task: str
+    gsns: list[int]
+
+
+class Replaced(_Line, frozen=True, tag="replaced"):
+    """The contents of a task's target were replaced or lost, by a fault or an operator."""
+
+    at: int
+    task: str
+
+
 class Fault(_Line, frozen=True, tag="fault"):
     """A fault or another change of the cluster, for human readers; no rule uses it."""
 
     at: int
     text: str
 
+
+#: What `tests.history.cursors` and `tests.history.players` take.
+CursorEvent = Claim | Claimed | Commit | Committed | SeekCursor | Sought | CursorIs
+PlayerEvent = Open | Opened | Deliver | Done | Undone | Holds | Replaced
 
 Event = (
     Header
@@ -278,6 +388,8 @@ Event = (
     | Losses
     | Left
     | Fault
+    | CursorEvent
+    | PlayerEvent
 )
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.history.bank import Bank
 from tests.history.graph import LOG, PROCESS, REALTIME, RW, WR, WW, Cycle, Graph
 from tests.history.lists import Lists
-from tests.history.observed import Violation
 from tests.history.registers import Registers
 from tests.history.transactions import ABORTED, COMMITTED, NEVER_REPORTED
+from tests.history.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

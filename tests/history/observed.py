@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from tests.history import events, transactions
+from tests.history.cursors import Cursors
 from tests.history.events import HistoryError
+from tests.history.players import Players
 from tests.history.transactions import Transactions
+from tests.history.violation import END, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,26 +36,15 @@ DID_NOT_HAPPEN: Final = frozenset(
 #: Public exceptions; any other name is an unmapped error.
 PUBLIC_ERRORS: Final = DID_NOT_HAPPEN | {
     "OutcomeUnknownError",
+    "CursorHeldError",
+    "CursorLostError",
     "TrimmedError",
     "TrimHeldError",
     "ClosedError",
     "ProtocolError",
 }
-#: Later than everything.
-END: Final = 2**63 - 1
 #: A source is a file's index and a line's number in one integer.
 _LINE_BITS: Final = 40
-
-
-class Violation(NamedTuple):
-    """A rule that was broken, and where it shows."""
-
-    rule: str
-    text: str
-    source: int
-    #: The position and the payload that it is about, if it is about one.
-    gsn: int = 0
-    payload: int = 0
 
 
 @dataclass
@@ -191,6 +183,8 @@ class Observed:
         #: From a shard that has left the log to when that was known.
         self.left: Final[dict[int, int]] = {}
         self.transactions: Final = Transactions()
+        self.cursors: Final = Cursors()
+        self.players: Final = Players()
         #: Violations within one file.
         self.violations: Final[list[Violation]] = []
         self.operations = 0
@@ -262,6 +256,8 @@ class _Process:
             events.Losses: self._losses,
             events.Left: self._left,
             events.Fault: lambda _: None,
+            **dict.fromkeys(get_args(events.CursorEvent), self._on_cursor),
+            **dict.fromkeys(get_args(events.PlayerEvent), self._on_player),
         }
 
     def take(self) -> None:
@@ -391,6 +387,8 @@ class _Process:
     def _failed(self, event: events.Failed) -> None:
         if event.error not in PUBLIC_ERRORS:
             self._report_violation("errors", f"{event.error} was raised: {event.text}")
+        if (self._base, event.op) in self._observed.cursors.open:
+            return
         if event.op in self._subscriptions:
             subscription = self._subscriptions[event.op]
             subscription.failed, subscription.at = event, event.at
@@ -445,6 +443,16 @@ class _Process:
             self._observed.transactions.failed(event, self._base, self._source)
         else:
             self._observed.transactions.on_result(event, self._base, self._source)
+
+    # --- cursors and players ---
+
+    def _on_cursor(self, event: events.CursorEvent) -> None:
+        self._observed.operations += isinstance(event, events.Call)
+        self._observed.cursors.on_event(event, self._base, self._source)
+
+    def _on_player(self, event: events.PlayerEvent) -> None:
+        self._observed.operations += isinstance(event, events.Call)
+        self._observed.players.on_event(event, self._base, self._source)
 
     # --- the rest ---
 

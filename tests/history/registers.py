@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.history.graph import RW, WR, WW
-from tests.history.observed import Violation
 from tests.history.transactions import ABORTED, IN_DOUBT, NEVER_REPORTED
+from tests.history.violation import Violation
 
 if TYPE_CHECKING:
     from tests.history.graph import Graph

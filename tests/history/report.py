@@ -13,8 +13,9 @@ from tests.history.transactions import COMMITTED, IN_DOUBT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.history.observed import Observed, Violation
+    from tests.history.observed import Observed
     from tests.history.rules import Judgement
+    from tests.history.violation import Violation
 
 #: Violations of one rule that are reported; the others are counted.
 _REPORTED: Final = 20

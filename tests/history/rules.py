@@ -11,11 +11,12 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
-from tests.history import isolation, seals
+from tests.history import cursors, isolation, players, seals
 from tests.history.events import Failed
 from tests.history.highest import Highest
-from tests.history.observed import ACKED, END, NEVER, Violation
+from tests.history.observed import ACKED, NEVER
 from tests.history.payloads import FOREIGN
+from tests.history.violation import END, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,8 @@ def check(observed: Observed, *, allow_loss: bool = False) -> Judgement:
     ):
         judgement.violations.extend(rule(judgement))
     judgement.violations.extend(isolation.check(observed))
+    judgement.violations.extend(cursors.check(observed.cursors))
+    judgement.violations.extend(players.check(observed.players, observed.cursors))
     return judgement
 
 

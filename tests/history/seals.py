@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tests.history.highest import Highest
-from tests.history.observed import END, Violation
+from tests.history.violation import END, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

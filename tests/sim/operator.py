@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tests.sim.plan import shard_of
-from ziplog.client import arguments
+from ziplog.client import placement_arguments
 from ziplog.client.common.requests import NEVER, ConnectRequest
 from ziplog.errors import ConfigError
 
@@ -65,7 +65,7 @@ class Operator:
         self.changes.append(change)
         servers = self._cluster.add_servers(shard) if kind == "add" else ()
         replicas = {node.name: node.endpoint for node in servers}
-        request = arguments.change(shard, kind, NEVER, replicas)
+        request = placement_arguments.change(shard, kind, NEVER, replicas)
         self._program().call(request, lambda result: self._answered(change, result))
         return change
 

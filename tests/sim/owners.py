@@ -1,15 +1,17 @@
 """Clients that claim cursors, in a run (docs/protocol.md, section 19).
 
 Owners claim a few cursors, read, commit and release them, and change them as an operator does. The
-`Ledger` compares what all of them learned: C1 to C7 of the protocol. What an owner receives is
-recorded as a subscription from the claimed position on, so the rules of the history judge it.
+`Ledger` records what all of them learned as a history, whose rules judge it (docs/history.md: C1 to
+C3 of the protocol); an owner checks C4, C5 and C7. What an owner receives is recorded as a
+subscription from the claimed position on, so the rules of subscriptions judge it.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
+from tests.history import cursors, events
 from tests.sim.workload import FETCH_NS, FETCH_RECORDS, Client
 from tests.simulator.kernel import MS, S
 from ziplog.client.common.requests import (
@@ -47,72 +49,34 @@ _EDITS: Final = {"seek": 3, "release": 3, "pause": 2, "resume": 4, "delete": 1}
 _FREEING: Final = {"seek", "release", "delete"}
 
 
-class Era(NamedTuple):
-    """A cursor from its creation or a seek to the next one: its position never goes back."""
-
-    name: str
-    birth: int
-    seek: int
-
-
-class Begun(NamedTuple):
-    """What was known when a call began."""
-
-    #: The highest term that was claimed.
-    term: int
-    #: The highest committed position of each era.
-    committed: dict[Era, int]
-
-
 class Ledger:
     """What the owners of a run learned of their cursors, in the order of time."""
 
     def __init__(self) -> None:
-        #: By cursor and term: the claim's owner.
-        self._owners: Final[dict[tuple[str, int], str]] = {}
-        self._terms: Final[dict[str, int]] = dict.fromkeys(NAMES, 0)
-        #: Positions that were committed, and the highest one that was requested or claimed.
-        self._committed: Final[dict[Era, int]] = {}
-        self._requested: Final[dict[Era, int]] = {}
         #: By cursor: the last committed position.
         self.ends: Final[dict[str, int]] = dict.fromkeys(NAMES, 0)
         #: The cursors that an operator took from their owners.
         self.freed: Final[set[str]] = set()
         #: Numbers of claims, and of claims that ended in another way than by a release.
         self.claims = self.losses = 0
+        #: The same as a history, and the number of its last line.
+        self._cursors: Final = cursors.Cursors()
+        self._line = 0
 
-    def begin(self, name: str) -> Begun:
-        """Return what is known of a cursor when a call begins."""
-        return Begun(self._terms[name], dict(self._committed))
+    def record(self, event: events.CursorEvent) -> None:
+        """Take a line of the history of all owners."""
+        self._line += 1
+        self._cursors.on_event(event, 0, self._line)
 
-    def claimed(self, owner: str, state: ClaimState, begun: Begun) -> Era:
-        """Check a claim that was granted."""
-        name, term, position = state.name, state.term, state.position.gsn
-        era = Era(name, state.birth, state.seek)
-        assert term > begun.term, f"C1: {name}: term {term} after term {begun.term}"
-        other = self._owners.setdefault((name, term), owner)
-        assert other == owner, f"C1: {name}: {owner} and {other} own term {term}"
-        least = begun.committed.get(era, 0)
-        assert position >= least, f"C3: {name} is at {position}; {least} was committed"
-        most = self._requested.setdefault(era, position)
-        assert position <= most, f"C2: {name} is at {position}, behind the last request, {most}"
-        mark = state.mark
-        assert mark in {b"", b"%d" % position}, f"C2: {name}: mark {mark!r} at {position}"
-        self._terms[name] = max(self._terms[name], term)
-        self.claims += 1
-        return era
+    def next_op(self) -> int:
+        """Return the number of a new operation."""
+        self._line += 1
+        return self._line
 
-    def requested(self, era: Era, position: int) -> None:
-        """Note that a commit was requested."""
-        self._requested[era] = max(self._requested[era], position)
-
-    def committed(self, era: Era, term: int, position: int, begun: Begun) -> None:
-        """Check a commit that was confirmed."""
-        assert term >= begun.term, (
-            f"C2: {era.name}: term {term} committed {position}, after a claim of term {begun.term}"
-        )
-        self._committed[era] = max(self._committed.get(era, 0), position)
-        self.ends[era.name] = position
+    def check(self) -> None:
+        """Assert the rules of histories."""
+        found = list(cursors.check(self._cursors))
+        assert not found, "; ".join(f"{one.rule}: {one.text}" for one in found[:5])
 
     def is_processed(self, last: int) -> bool:
         """Whether every cursor was committed behind the last record."""
@@ -126,27 +90,34 @@ class Owner(Client):
         super().__init__(shared, name)
         self._ledger: Final = ledger
         self._has_faults: Final = has_faults
-        self._subscription = self._operation = self._term = 0
-        self._era = Era(NAMES[0], 0, 0)
+        self._subscription = self._operation = self._claim = 0
+        self._cursor = NAMES[0]
 
     def next_call(self) -> None:
         name = self.random.choice(NAMES)
-        begun = self._ledger.begin(name)
+        self._cursor, self._claim = name, self._ledger.next_op()
+        self._ledger.record(events.Claim(self._claim, self._now, name))
         request = ClaimRequest(
             self.deadline(_CALL_NS), name, RID_GENESIS, self.name, LEASE_MS, _HOLD_S, wait=True
         )
-        self.program().call(request, partial(self._claimed, begun))
+        self.program().call(request, self._claimed)
 
-    def _claimed(self, begun: Begun, result: Any) -> None:
+    @property
+    def _now(self) -> int:
+        return self.shared.cluster.kernel.now
+
+    def _claimed(self, result: Any) -> None:
         assert not isinstance(result, TrimmedError), f"C7: {self.name} cannot claim: {result}"
         if isinstance(result, BaseException):
             self.next_call()
             return
         self._subscription = result
-        self.program().call(ClaimQuery(NEVER, result), partial(self._begin_to_read, begun))
+        self.program().call(ClaimQuery(NEVER, result), self._begin_to_read)
 
-    def _begin_to_read(self, begun: Begun, state: ClaimState) -> None:
-        self._era, self._term = self._ledger.claimed(self.name, state, begun), state.term
+    def _begin_to_read(self, state: ClaimState) -> None:
+        numbers = (state.birth, state.term, state.seek, state.position.gsn, state.mark.decode())
+        self._ledger.record(events.Claimed(self._claim, self._now, *numbers))
+        self._ledger.claims += 1
         history, kernel = self.shared.history, self.shared.cluster.kernel
         plain = SubscribeRequest(NEVER, state.position, True)
         self._operation = history.call(self.name, kernel.now, plain)
@@ -189,21 +160,22 @@ class Owner(Client):
     def _commit_and(self, then: Any, *, is_soon: bool) -> None:
         def commit(progress: Progress) -> None:
             position = progress.position
-            self._ledger.requested(self._era, position.gsn)
-            begun = self._ledger.begin(self._era.name)
+            op = self._ledger.next_op()
+            self._ledger.record(events.Commit(op, self._now, self._claim, position.gsn))
             request = CommitRequest(
                 self.deadline(_CALL_NS), self._subscription, position, b"%d" % position.gsn, is_soon
             )
-            self.program().call(request, partial(self._committed, begun, then, is_soon=is_soon))
+            self.program().call(request, partial(self._committed, op, then, is_soon=is_soon))
 
         self.program().call(ProgressRequest(NEVER, self._subscription), commit)
 
-    def _committed(self, begun: Begun, then: Any, result: Any, *, is_soon: bool) -> None:
+    def _committed(self, op: int, then: Any, result: Any, *, is_soon: bool) -> None:
         if isinstance(result, CursorLostError):
             self._lose(result)
             return
         if isinstance(result, RecordId) and not is_soon:
-            self._ledger.committed(self._era, self._term, result.gsn, begun)
+            self._ledger.record(events.Committed(op, self._now, result.gsn))
+            self._ledger.ends[self._cursor] = result.gsn
         then()
 
     # --- the end of a claim ---
@@ -231,6 +203,8 @@ class Owner(Client):
         name, known = self.random.choice(NAMES), self.shared.known
         if edit in _FREEING:
             self._ledger.freed.add(name)
+        if edit == "seek":
+            self._ledger.record(events.SeekCursor(self._ledger.next_op(), self._now, name))
         position = self.random.choice((RID_GENESIS, known[-1], known[len(known) // 2]))
         is_placed = edit == "seek" or (edit == "pause" and self.random.random() < 0.5)
         request = EditRequest(
@@ -243,5 +217,5 @@ class Owner(Client):
 
     def _resume(self) -> None:
         """End a pause, at the end of the run, and let the others claim the cursor."""
-        request = EditRequest(self.deadline(_CALL_NS), self._era.name, "resume")
+        request = EditRequest(self.deadline(_CALL_NS), self._cursor, "resume")
         self.program().call(request, lambda _result: self._release())

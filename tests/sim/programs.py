@@ -19,6 +19,7 @@ from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
 from tests.simulator.kernel import MS
 from ziplog.client.client_node import ClientCore
+from ziplog.client.common.requests import Preferences
 from ziplog.client.engines.engine import Engine
 from ziplog.core.wire_use import Release, WireUse
 from ziplog.deploy.restart_policy import Death, RestartPolicy
@@ -320,7 +321,7 @@ class ClientProgram:
 def log_client(process: Process, endpoints: Sequence[str], policy: Policy) -> ClientProgram:
     """Return the program of a client of the log."""
     return ClientProgram(
-        process, ClientCore(process.kernel.random.randbytes(16), endpoints, policy)
+        process, ClientCore(process.kernel.random.randbytes(16), endpoints, Preferences(policy))
     )
 
 

@@ -141,6 +141,7 @@ class LogRun(Run):
         return {shard: p.view for shard, p in self.cluster.state.placements.items()}
 
     def _judge(self, healed: int, records: int) -> Outcome:
+        self.ledger.check()
         clients = [*self.workers, *self.onlookers, self.auditor]
         was_searched = verdict.final(
             self.cluster, self.history, self.monitor, healed=healed,

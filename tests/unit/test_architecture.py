@@ -92,6 +92,7 @@ DOES_IO = {
     "ziplog.client.blocking_iterators",
     "ziplog.client.blocking_speculation",
     "ziplog.client.cursor_arguments",
+    "ziplog.client.placement_arguments",
     "ziplog.client.engines",
     "ziplog.config",
     "ziplog.demo",

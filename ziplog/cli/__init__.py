@@ -50,6 +50,7 @@ _VERBS: Final = {
     "upgrade": Verb("ziplog.cli.upgrade", "app"),
     "membership": Verb("ziplog.cli.membership", "app"),
     "config": Verb("ziplog.cli.settings", "app"),
+    "region": Verb("ziplog.cli.regions", "app"),
     "cursor": Verb("ziplog.cli.cursors", "app"),
 }
 

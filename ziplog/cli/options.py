@@ -64,10 +64,10 @@ def root(
     """Ziplog, a sharded, replicated, totally ordered shared log."""
 
 
-def connect(bootstrap: str, timeout: float) -> ziplog.Log:
-    """Return a client for one verb."""
+def connect(bootstrap: str, timeout: float, region: str | None = None) -> ziplog.Log:
+    """Return a client for one verb; `region`: where it runs, None: as the environment says."""
     with waiting(f"connecting to {bootstrap}"):
-        return ziplog.connect(bootstrap, timeout=timeout)
+        return ziplog.connect(bootstrap, timeout=timeout, region=region)
 
 
 def is_terminal() -> bool:

@@ -66,6 +66,24 @@ Shard = Annotated[
         autocompletion=known_names.shards,
     ),
 ]
+MinRegions = Annotated[
+    int | None,
+    typer.Option(
+        "--min-regions",
+        min=1,
+        max=16,
+        metavar="N",
+        help="Insert at a shard whose servers are in so many regions. [default: the cluster's]",
+    ),
+]
+Region = Annotated[
+    str | None,
+    typer.Option(
+        "--region",
+        metavar="NAME",
+        help="The region of this command: near shards are preferred. [default: $ZIPLOG_REGION]",
+    ),
+]
 Lines = Annotated[
     bool, typer.Option("--lines", help="Insert each line as a record, in this order.")
 ]
@@ -78,6 +96,8 @@ def insert(
     key: Key = None,
     file: File = _STDIN,
     shard: Shard = None,
+    min_regions: MinRegions = None,
+    region: Region = None,
     *,
     lines: Lines = False,
     raw: Raw = False,
@@ -89,9 +109,10 @@ def insert(
 
     --json: rid, gsn, shard, epoch, and the path: fast (two message delays), slow, or mixed.
     """
-    with _connected(after, text, file, bootstrap, timeout, lines=lines, raw=raw) as given:
+    with _connected(after, text, file, bootstrap, timeout, region, lines=lines, raw=raw) as given:
         log, rid, batches = given
-        _store(log, batches, rid, partial(log.insert_many, key=key, shard=shard), json=json)
+        insert_many = partial(log.insert_many, key=key, shard=shard, min_regions=min_regions)
+        _store(log, batches, rid, insert_many, json=json)
 
 
 def append(
@@ -126,6 +147,7 @@ def _connected(
     file: Path,
     bootstrap: str,
     timeout: float,
+    region: str | None = None,
     *,
     lines: bool,
     raw: bool,
@@ -143,7 +165,7 @@ def _connected(
     find = parse(after, "--after")
     with contextlib.ExitStack() as opened:
         source = opened.enter_context(_open(file) if text is None else io.BytesIO(text.encode()))
-        log = opened.enter_context(connect(bootstrap, timeout))
+        log = opened.enter_context(connect(bootstrap, timeout, region))
         rid = find(log)
         # An argument is inserted as it is.
         record = source.read if text is not None else partial(_record, source, keeps=raw)

@@ -214,7 +214,9 @@ def _place(log: ziplog.Log, shard: ShardConfig, until: float, logs: str) -> None
         with _progress(log, shard.id):
             new_shard.await_servers(shard, until)
             replicas = {node.name: node.endpoint for node in shard.replicas}
-            log.add_shard(shard.id, replicas, timeout=max(until - time.monotonic(), 0.001))
+            regions = {node.name: node.region for node in shard.replicas if node.region}
+            left = max(until - time.monotonic(), 0.001)
+            log.add_shard(shard.id, replicas, regions=regions, timeout=left)
     except DeadlineError as error:
         raise DeadlineError(f"{error}; {logs}") from error
 

@@ -9,14 +9,13 @@ import math
 import os
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from ziplog.client.common.requests import (
     NEVER,
-    ChangeRequest,
     EventsRequest,
     ExtentsRequest,
     FetchRequest,
@@ -31,8 +30,8 @@ from ziplog.client.common.requests import (
     TrimRequest,
 )
 from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
+from ziplog.client.placement_arguments import ENDPOINT, check_shard, min_regions
 from ziplog.core.entries import Origin
-from ziplog.core.view import Replica
 from ziplog.errors import (
     ONLY_ITS_CLIENT,
     ClosedError,
@@ -47,22 +46,17 @@ from ziplog.types import CLUSTER_ID_DIGITS, RID_GENESIS, RecordId
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ziplog.client.common.requests import Change, Policy
     from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import Limits
 
 #: Default time-out of a call.
 DEFAULT_TIMEOUT_S: Final = 10.0
-#: Maximum number of a shard's replicas, and maximum length of a replica's name.
-_MAX_REPLICAS: Final = 16
-_MAX_NAME: Final = 128
 #: Length of a writer's identity, in bytes.
 _WRITER: Final = 16
 #: Maximum of the deliveries of a speculation that are neither confirmed nor void.
 MAX_PENDING: Final = 1_000_000
 #: Maximum number of records that iteration fetches at once.
 READ_AHEAD: Final = 65_536
-_ENDPOINT: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
 _CLUSTER_QUERY: Final = "/?cluster="
 _CLUSTER_ID: Final = re.compile(rf"[0-9a-f]{{{CLUSTER_ID_DIGITS}}}", re.ASCII)
 #: Messages have room for smaller numbers of clusters only.
@@ -71,11 +65,6 @@ _CLUSTER_ID_VARIABLE: Final = "ZIPLOG_CLUSTER_ID"
 _ENDPOINTS_RULE: Final = (
     "'host:port' of {of}, several separated by commas or in a list, such as"
     " '127.0.0.1:{port},127.0.0.1:{next}'"
-)
-
-_REPLICAS_RULE: Final = (
-    "its servers, the primary first: 1 to 16 names (up to 128 characters) and their endpoints,"
-    " such as {'s2r0': '127.0.0.1:7420', 's2r1': '127.0.0.1:7421'}, all different"
 )
 
 BytesLike = bytes | bytearray | memoryview
@@ -106,7 +95,7 @@ def endpoints(
         texts = bootstrap.removeprefix("ziplog://").rstrip("/").split(",")
     found: list[str] = []
     for text in texts:
-        match = _ENDPOINT.fullmatch(text.strip()) if isinstance(text, str) else None
+        match = ENDPOINT.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or not 0 < int(match[1]) < 2**16:
             raise ConfigError(name, bootstrap, rule)
         found.append(text.strip())
@@ -193,13 +182,16 @@ def insert(
     shard: int | None = None,
     *,
     sealed: bool = False,
+    regions: int | None = None,
 ) -> InsertRequest:
-    """Return a request to insert one record; `shard`: at this one; `sealed`: an append.
+    """Return a request to insert one record.
+
+    `shard`: at this one; `sealed`: an append; `regions`: least number of the shard's regions.
 
     Raises:
         TypeError: the payload or key is not bytes-like, or `after` is not a RecordId.
         RecordTooLargeError: the payload or key exceeds the cluster's limit.
-        ConfigError: `after` is RID_RECENT, or `shard` is no shard number.
+        ConfigError: `after` is RID_RECENT, or `shard` or `regions` is out of range.
 
     """
     if type(payload) is not bytes or len(payload) > limits.max_payload_bytes:
@@ -211,8 +203,9 @@ def insert(
     if shard is not None:
         check_shard(shard)
     return InsertRequest(
-        deadline_ns, [payload], after, key, time.time_ns() // 1000, False, None, shard, sealed
-    )
+        deadline_ns, [payload], after, key, time.time_ns() // 1000, False, None, shard, sealed,
+        None, 0 if regions is None else min_regions(regions),
+    )  # fmt: skip
 
 
 def insert_many(
@@ -225,6 +218,7 @@ def insert_many(
     shard: int | None = None,
     *,
     sealed: bool = False,
+    regions: int | None = None,
 ) -> InsertRequest:
     """Return a request to insert copies of `payloads`; `key`: of all, `keys`: one for each.
 
@@ -232,7 +226,7 @@ def insert_many(
         TypeError: a payload or key is not bytes-like, or `after` is not a RecordId.
         RecordTooLargeError: a payload or key exceeds the cluster's limit.
         ConfigError: `after` is RID_RECENT, `keys` has another length than `payloads`, both `key`
-            and `keys` are given, or `shard` is no shard number.
+            and `keys` are given, or `shard` or `regions` is out of range.
 
     """
     copies = _payloads(payloads, limits.max_payload_bytes)
@@ -245,7 +239,10 @@ def insert_many(
     if shard is not None:
         check_shard(shard)
     now_us = time.time_ns() // 1000
-    return InsertRequest(deadline_ns, copies, after, key, now_us, True, named, shard, sealed)
+    return InsertRequest(
+        deadline_ns, copies, after, key, now_us, True, named, shard, sealed,
+        None, 0 if regions is None else min_regions(regions),
+    )  # fmt: skip
 
 
 def rows(
@@ -350,17 +347,6 @@ def check_rid(name: str, rid: object) -> None:
         raise ConfigError(name, str(rid), "a gsn below 2**63 and a shard below 2**31")
 
 
-def check_shard(shard: object) -> None:
-    """Check that `shard` is a valid shard number.
-
-    Raises:
-        ConfigError: it is not.
-
-    """
-    if not isinstance(shard, int) or isinstance(shard, bool) or not 0 <= shard < 2**31:
-        raise ConfigError("shard", shard, "a shard id, a whole number from 0 on")
-
-
 def _range(start: object, stop: object) -> None:
     for name, gsn, least in (("start", start, 0), ("stop", stop, start)):
         if not isinstance(gsn, int) or isinstance(gsn, bool) or not 0 <= gsn < 2**63:
@@ -441,32 +427,6 @@ def finish_upgrade(wire: int, deadline_ns: int) -> FinishUpgradeRequest:
     return FinishUpgradeRequest(deadline_ns, wire)
 
 
-def change(
-    shard: int, what: Change, deadline_ns: int, replicas: Mapping[str, str] | None = None
-) -> ChangeRequest:
-    """Return a request to change a shard; `replicas`: the servers of a shard to add.
-
-    Raises:
-        ConfigError: `shard` or `replicas` is invalid.
-
-    """
-    check_shard(shard)
-    return ChangeRequest(deadline_ns, shard, what, _replicas(replicas) if what == "add" else ())
-
-
-def _replicas(replicas: object) -> tuple[Replica, ...]:
-    if not isinstance(replicas, Mapping) or not 1 <= len(replicas) <= _MAX_REPLICAS:
-        raise ConfigError("replicas", replicas, _REPLICAS_RULE)
-    for name, endpoint in replicas.items():
-        match = _ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
-        is_name = isinstance(name, str) and 0 < len(name) <= _MAX_NAME
-        if not is_name or match is None or not 0 < int(match[1]) < 2**16:
-            raise ConfigError("replicas", dict(replicas), _REPLICAS_RULE)
-    if len(set(replicas.values())) < len(replicas):
-        raise ConfigError("replicas", dict(replicas), _REPLICAS_RULE)
-    return tuple(Replica(name, endpoint) for name, endpoint in replicas.items())
-
-
 def subscribe(
     start: RecordId,
     deadline_ns: int,
@@ -532,19 +492,6 @@ def fetch(subscription: int, max_records: int, deadline_ns: int, after: int) -> 
     if not isinstance(max_records, int) or max_records < 1:
         raise ConfigError("max_records", max_records, "a whole number from 1 on")
     return FetchRequest(deadline_ns, subscription, max_records, after)
-
-
-def policy(chosen: object) -> Policy:
-    """Return a policy unchanged.
-
-    Raises:
-        ConfigError: it is not callable.
-
-    """
-    if not callable(chosen):
-        allowed = "a callable (payload, key, live shard ids) -> shard id, as in ziplog.policy"
-        raise ConfigError("policy", chosen, allowed)
-    return cast("Policy", chosen)
 
 
 def count(name: str, given: int) -> int:

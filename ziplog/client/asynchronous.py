@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ziplog.client import arguments, cursor_arguments
+from ziplog.client import arguments, cursor_arguments, placement_arguments
 from ziplog.client.async_administration import AsyncAdministration
 from ziplog.client.async_cursors import AsyncCursor
 from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
@@ -88,6 +88,7 @@ class AsyncLog(AsyncAdministration):
         *,
         key: BytesLike | str | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> RecordId:
         """Insert one record after another position; return when all replicas have it.
@@ -99,19 +100,24 @@ class AsyncLog(AsyncAdministration):
             key: stored with the record, and passed to the policy; a str is encoded as UTF-8.
             shard: the shard that gets the record; the call waits while it is not live. None: the
                 policy selects one.
+            min_regions: the shard's servers are in at least so many regions, 1 to 16, so the record
+                is in all of them when the call returns. None: that of the client, else of the
+                cluster.
             timeout: in seconds.
 
         Raises:
             NoSuchRecordError: no shard owns the position `after` yet.
             RecordTooLargeError: payload or key; nothing was sent.
+            ConfigError: no shard, or not `shard`, spans `min_regions` regions.
             UnavailableError: nothing was inserted; try again, unless the shard was removed.
             OutcomeUnknownError: the record may have been inserted. Do not simply try again: the
                 error's `resolve` waits until the outcome is known.
 
         """
         request = arguments.insert(
-            payload, after, key, self._limits, self._deadline_ns(timeout), shard
-        )
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard,
+            regions=min_regions,
+        )  # fmt: skip
         rids: list[RecordId] = await self._engine.call(request)
         return rids[0]
 
@@ -123,6 +129,7 @@ class AsyncLog(AsyncAdministration):
         key: BytesLike | str | None = None,
         keys: Iterable[BytesLike | str | None] | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> list[RecordId]:
         """Insert records in order at one shard, pipelined; return their rids.
@@ -135,7 +142,9 @@ class AsyncLog(AsyncAdministration):
         """
         deadline_ns = self._deadline_ns(timeout)
         limits = self._limits
-        request = arguments.insert_many(payloads, after, key, keys, limits, deadline_ns, shard)
+        request = arguments.insert_many(
+            payloads, after, key, keys, limits, deadline_ns, shard, regions=min_regions
+        )
         if not request.payloads:
             return []
         rids: list[RecordId] = await self._engine.call(request)
@@ -192,6 +201,7 @@ class AsyncLog(AsyncAdministration):
         *,
         key: BytesLike | str | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> asyncio.Future[RecordId]:
         """Start to insert a record; return a future of its rid.
@@ -202,8 +212,9 @@ class AsyncLog(AsyncAdministration):
         pending, until `flush` returns.
         """
         request = arguments.insert(
-            payload, after, key, self._limits, self._deadline_ns(timeout), shard
-        )
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard,
+            regions=min_regions,
+        )  # fmt: skip
         return self._engine.submit_insert(request)
 
     # --- appending ---
@@ -322,7 +333,7 @@ class AsyncLog(AsyncAdministration):
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
-        self._core.set_policy(arguments.policy(policy))
+        self._core.set_policy(placement_arguments.policy(policy))
 
     # --- reading ---
 

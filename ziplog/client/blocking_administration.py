@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ziplog.client import arguments, cursor_arguments
+from ziplog.client import arguments, cursor_arguments, placement_arguments
 from ziplog.client.blocking_base import Connection
 from ziplog.client.common.requests import CursorsRequest, StatusRequest
 from ziplog.types import RID_GENESIS
@@ -13,7 +13,7 @@ from ziplog.types import RID_GENESIS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ziplog.types import CursorInfo, RecordId
+    from ziplog.types import CursorInfo, RecordId, RegionInfo
 
 
 class Administration(Connection):
@@ -123,7 +123,12 @@ class Administration(Connection):
         self._engine.call(request)
 
     def add_shard(
-        self, shard: int, replicas: Mapping[str, str], *, timeout: float | None = None
+        self,
+        shard: int,
+        replicas: Mapping[str, str],
+        *,
+        regions: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Add a shard; return when it accepts records (T 4.2.3).
 
@@ -133,15 +138,19 @@ class Administration(Connection):
         Args:
             shard: a number that no shard ever had.
             replicas: its f+1 servers, the primary first: name in the cluster file -> "host:port".
+            regions: the region of each server that has one in the cluster file.
             timeout: in seconds.
 
         Raises:
             ConfigError: an argument is invalid; the number or a server is or was in use by another
-                shard; or the number of `replicas` differs from that of other shards.
+                shard; the number of `replicas` differs from that of other shards; or they are in
+                fewer regions than the cluster requires.
             DeadlineError: it was not live in time, see the error's text; the change continues.
 
         """
-        self._engine.call(arguments.change(shard, "add", self._deadline_ns(timeout), replicas))
+        self._engine.call(
+            placement_arguments.change(shard, "add", self._deadline_ns(timeout), replicas, regions)
+        )
 
     def remove_shard(self, shard: int, *, timeout: float | None = None) -> None:
         """Remove a shard permanently; return when it gets no more positions (T 4.2.3).
@@ -159,19 +168,27 @@ class Administration(Connection):
             DeadlineError: it was not removed in time, see the error's text; the change continues.
 
         """
-        self._engine.call(arguments.change(shard, "remove", self._deadline_ns(timeout)))
+        self._engine.call(placement_arguments.change(shard, "remove", self._deadline_ns(timeout)))
 
     def finalize_shard(self, shard: int, *, timeout: float | None = None) -> None:
         """Remove a shard, and wait until its records are on stable storage at all its servers.
 
         From then on, only `trim` changes it. Arguments and errors are those of `remove_shard`.
         """
-        self._engine.call(arguments.change(shard, "finalize", self._deadline_ns(timeout)))
+        self._engine.call(placement_arguments.change(shard, "finalize", self._deadline_ns(timeout)))
 
     def cluster(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the status document."""
         document: bytes = self._engine.call(StatusRequest(self._deadline_ns(timeout)))
         return arguments.status(document)
+
+    def regions(self, *, timeout: float | None = None) -> dict[str, RegionInfo]:
+        """Return the regions of the cluster's nodes, with this client's measured latencies.
+
+        Nodes without a region are in the region "".
+        """
+        document = self.cluster(timeout=timeout)
+        return placement_arguments.regions(document, self._core.insert_latency_ns)
 
     def finish_upgrade(self, wire: int, *, timeout: float | None = None) -> int:
         """Have the cluster use a wire version; return the version that it uses then.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from ziplog.client import arguments
+from ziplog.client import arguments, placement_arguments
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import NEVER, ConnectRequest
 from ziplog.client.engines.blocking_engine import BlockingEngine
@@ -28,14 +28,17 @@ class Connection:
     def __init__(
         self,
         bootstrap: str | Sequence[str],
-        policy: Policy,
+        policy: Policy | None = None,
         timeout: float | None = None,
         cluster_id: str | None = "",
+        region: str | None = None,
+        min_regions: int | None = None,
     ) -> None:
         """Connect; see `ziplog.connect`."""
         self._timeout: Final = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
         endpoints, cluster = arguments.log_address(bootstrap, cluster_id)
-        self._core: Final = ClientCore(os.urandom(16), endpoints, policy, cluster)
+        preferences = placement_arguments.preferences(policy, region, min_regions)
+        self._core: Final = ClientCore(os.urandom(16), endpoints, preferences, cluster)
         self._engine: Final = BlockingEngine(self._core)
         self._engine.resolve = self._resolve
         try:
@@ -43,6 +46,8 @@ class Connection:
         except BaseException:
             self._engine.close()
             raise
+        if self._core.has_unknown_region:
+            placement_arguments.warn_of_region()
 
     def _deadline_ns(self, timeout: float | None) -> int:
         # `arguments.deadline_ns` without its calls, for inserts.

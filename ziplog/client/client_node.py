@@ -78,7 +78,7 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ziplog.client.common.requests import Counters, Policy, Request
+    from ziplog.client.common.requests import Counters, Policy, Preferences, Request
     from ziplog.core.message import Message
     from ziplog.core.node import Effect, Event
     from ziplog.wire import Limits
@@ -88,14 +88,14 @@ class ClientCore:
     """The state of one client: a `ziplog.core.node.Node` that answers calls."""
 
     def __init__(
-        self, client: bytes, endpoints: Sequence[str], policy: Policy, cluster: int = 0
+        self, client: bytes, endpoints: Sequence[str], preferences: Preferences, cluster: int = 0
     ) -> None:
         """Create a client.
 
         Args:
             client: 16 random bytes, never used by another client (D10).
             endpoints: "host:port" of the membership service's nodes, one or more.
-            policy: selects the shard of each insert.
+            preferences: how it selects the shard of each insert.
             cluster: the number that the cluster must have; 0: any.
 
         """
@@ -104,7 +104,7 @@ class ClientCore:
         routing = self._routing = Routing(context, membership)
         tail_queries = self._tail_queries = TailQueries(context, routing)
         seals = self._seals = Seals(context, routing, tail_queries)
-        inserts = self._inserts = Inserts(context, routing, policy, seals)
+        inserts = self._inserts = Inserts(context, routing, preferences, seals)
         self._plain_inserts: Final = inserts.plain
         self._on_plain_ack: Final = inserts.plain.on_ack
         #: A `BatchEnd` is due: an event happened since the last one, besides inserts on the short
@@ -206,6 +206,17 @@ class ClientCore:
     def description(self) -> str:
         """The cluster's name and endpoints, for errors."""
         return str(self._routing)
+
+    @property
+    def has_unknown_region(self) -> bool:
+        """Whether no shard has a server in the region of this client, so nothing is near."""
+        routing, region = self._routing, self._inserts.shard_selector.region
+        found = {one for shard in routing.shards for one in routing.regions(shard)}
+        return bool(region) and region not in found
+
+    def insert_latency_ns(self, shard: int) -> int:
+        """Return the measured latency of inserts at a shard; 0: there is none."""
+        return self._inserts.shard_selector.latency_ns(shard)
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy`."""

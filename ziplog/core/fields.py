@@ -17,5 +17,7 @@ Cluster = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=MAX_UNIT_RECORDS)]
 Unsigned = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Checksum = Annotated[int, Meta(ge=0, lt=2**32)]
+#: The label of a server's region; "": none.
+Region = Annotated[str, Meta(max_length=64)]
 #: Consecutive owned gsns of one insert, increasing.
 Gsns = Annotated[list[Gsn], Meta(min_length=1, max_length=MAX_UNIT_RECORDS)]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
+from ziplog.core.fields import Region
 from ziplog.core.gsn import MAX_ROUND, Schedule
 from ziplog.types import Epoch, ShardId, View
 
@@ -323,6 +324,8 @@ class Replica(msgspec.Struct, frozen=True, array_like=True):
     #: Fingerprint of the data directory with which it joined its shard; "" before that. A
     #: directory with another fingerprint does not hold the server's promises.
     fingerprint: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    #: The region that it reported when it joined its shard; before that, the cluster file's.
+    region: Region = ""
 
 
 @lru_cache(maxsize=16_384)
@@ -339,8 +342,13 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     state: ShardState
     replicas: Annotated[tuple[Replica, ...], msgspec.Meta(min_length=1, max_length=16)]
 
+    @property
+    def regions(self) -> frozenset[str]:
+        """The regions that the shard spans."""
+        return frozenset(replica.region for replica in self.replicas)
+
     def has_servers_of(self, other: Placement) -> bool:
-        """Whether both name the same servers in the same order; fingerprints may differ."""
+        """Whether both name the same servers in the same order; all else may differ."""
         return [(one.name, one.endpoint) for one in self.replicas] == [
             (one.name, one.endpoint) for one in other.replicas
         ]

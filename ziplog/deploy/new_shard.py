@@ -117,13 +117,15 @@ def taken_port(nodes: Iterable[NodeConfig]) -> tuple[NodeConfig, int] | None:
 
 
 def _new_shard(config: ClusterConfig, number: int, first: int | None) -> ShardConfig:
-    """Return a shard with free ports on the host of the last shard's primary."""
-    host = config.shards[-1].replicas[0].host
+    """Return a shard with free ports, on the host of the last shard's primary, in its regions."""
+    last = config.shards[-1].replicas
+    host = last[0].host
     taken = {port for node in config.nodes for port in (node.port, node.raft_port) if port}
     candidates = range(max(taken) + 1 if first is None else first, _LAST_PORT + 1)
     ports = _first_free(candidates, config.f + 1, host, taken)
     replicas = (
-        NodeConfig(f"shard-{number}-{index}", host, port) for index, port in enumerate(ports)
+        NodeConfig(f"shard-{number}-{index}", host, port, region=node.region)
+        for index, (port, node) in enumerate(zip(ports, last, strict=True))
     )
     return ShardConfig(number, tuple(replicas))
 

@@ -1,9 +1,9 @@
 """Restart policy of a supervisor: when it restarts dead nodes and kills unreachable ones.
 
 A dead node is restarted after a short pause, which doubles while it keeps dying. A running node
-that the failure handler continuously reports as unreachable for 2 s is killed and restarted. A
-restarted node gets more time, which doubles with each kill. Rule: decisions only; time is an
-argument.
+that the failure handler continuously reports as unreachable for 2 s is killed and restarted. With
+each kill the next process gets more time from its start, until the node was reachable for a while:
+on a busy machine a kill makes it slower to recover. Rule: decisions only; time is an argument.
 
 Invariant: time without a reply of the failure handler does not count against a node. See
 docs/protocol.md, section 11 (joining).
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 #: Pause between a death and the restart; doubles up to the maximum.
 FIRST_PAUSE_NS: Final = NS_PER_S // 5
 MAX_PAUSE_NS: Final = 10 * NS_PER_S
-#: Lifetime after which a death no longer counts as part of a crash loop.
+#: Lifetime after which a death no longer counts as part of a crash loop; and time for which a node
+#: is reachable after which earlier kills no longer count.
 STABLE_NS: Final = 30 * NS_PER_S
 #: Time for which a running node may be unreachable, and minimum time from its start, before it is
 #: killed.
 UNREACHABLE_NS: Final = 2 * NS_PER_S
 MIN_START_NS: Final = 4 * NS_PER_S
-#: Minimum time from the start of a node that was restarted while unreachable; doubles up to the
-#: maximum.
+#: Minimum time from the start of a node that was killed before; doubles up to the maximum.
 FIRST_GRACE_NS: Final = 10 * NS_PER_S
 MAX_GRACE_NS: Final = 160 * NS_PER_S
 #: Gap between replies after which every unreachable node counts as newly unreachable.
@@ -67,7 +67,10 @@ class _Node(msgspec.Struct):
     restart_pause: int = FIRST_PAUSE_NS
     #: Since when the failure handler reports it continuously; None: it does not.
     named_since: int | None = None
-    grace: int = FIRST_GRACE_NS
+    #: When it was reported last.
+    named_at: int = 0
+    #: Minimum time from its start before it is killed.
+    grace: int = MIN_START_NS
 
 
 class RestartPolicy:
@@ -124,19 +127,15 @@ class RestartPolicy:
         for name, process in processes.items():
             node = self._nodes.setdefault(name, _Node())
             if name not in names:
-                node.named_since, node.grace = None, FIRST_GRACE_NS
+                node.named_since = None
+                if now - node.named_at >= STABLE_NS:
+                    node.grace = MIN_START_NS
                 continue
+            node.named_at = now
             if had_gap or node.named_since is None:
                 node.named_since = now
-            if process.is_dead or now < self._kill_at(node, process):
-                continue
-            if process.started > node.named_since:
-                node.grace = min(2 * node.grace, MAX_GRACE_NS)
-            due.append(name)
+            due_at = max(node.named_since + UNREACHABLE_NS, process.started + node.grace)
+            if not process.is_dead and now >= due_at:
+                node.grace = max(FIRST_GRACE_NS, min(2 * node.grace, MAX_GRACE_NS))
+                due.append(name)
         return due
-
-    def _kill_at(self, node: _Node, process: Process) -> int:
-        assert node.named_since is not None
-        if process.started > node.named_since:
-            return process.started + node.grace
-        return max(node.named_since + UNREACHABLE_NS, process.started + MIN_START_NS)

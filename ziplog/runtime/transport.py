@@ -90,7 +90,7 @@ class Transport:
         self.dropped = self.garbage = 0
         self.counters = TransportCounters()
         self.changes = {}
-        self._closed = False
+        self._closed = self._is_woken = False
         self._listener: Listener | None = None
         with contextlib.ExitStack() as opened:
             try:
@@ -105,7 +105,6 @@ class Transport:
             except OSError as error:
                 raise shortage_error(_WHAT, error) from error
             resources = opened.pop_all()
-        self._is_woken = False
         #: Held while `wake` writes, so that `close` waits. Reentrant, because handlers of signals
         #: call `wake`, too.
         self._waking: Final = threading.RLock()
@@ -556,10 +555,11 @@ class Transport:
                     os.write(self._wake_write, b"\0")
 
     def _clear_wake(self) -> None:
-        # In this order: a `wake` in between leaves its flag, and the next `wait` returns at once.
         self._is_woken = False
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
+        if self._is_woken:  # By a `wake` in between, whose byte may have been read.
+            os.write(self._wake_write, b"\0")
 
     @property
     def connection_counts(self) -> tuple[int, int]:

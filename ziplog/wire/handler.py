@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from ziplog.core.fields import Unsigned
+from ziplog.core.fields import Region, Unsigned
 from ziplog.core.message import Message
 from ziplog.core.view import LeaseRun, ServerState
 from ziplog.types import Fseq, Gsn, ShardId, View
@@ -44,6 +44,8 @@ class Suspect(Message, tag=VERSION * 256 + 60, frozen=True, gc=False):
     #: It has entries that it cannot read and no peer could send: in limbo after `last`; after it
     #: joined, entries that a joining replica may need.
     is_damaged: bool = False
+    #: The region in which it runs.
+    region: Region = ""
 
 
 class Freeze(Message, tag=VERSION * 256 + 61, frozen=True, gc=False):
@@ -125,6 +127,8 @@ class Reinsert(Message, tag=VERSION * 256 + 66, frozen=True, gc=False):
     fingerprints: Annotated[list[Name], Meta(max_length=16)]
     #: Records in [lost_from, limit) may be lost; 0: none.
     lost_from: Gsn
+    #: The region of each replica; empty: the handler does not know them.
+    regions: Annotated[list[Region], Meta(max_length=16)] = []  # noqa: RUF012 - msgspec copies it
 
 
 class Reinserted(Message, tag=VERSION * 256 + 67, frozen=True, gc=False):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ziplog.core.fields import MAX_FRAME, Unsigned
+from ziplog.core.fields import MAX_FRAME, Region, Unsigned
 from ziplog.core.message import Message
 from ziplog.core.view import (
     NO_DIGEST,
@@ -76,6 +76,8 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     wire: Wire = 1
     #: The durability level that it keeps to; "": it changes to another one, or does not report it.
     level: Durability | Literal[""] = ""
+    #: The region in which it runs.
+    region: Region = ""
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):
@@ -128,6 +130,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_unsettled_units: Unsigned = 1024
     #: Session timeout: servers remove the session of a client after this time of silence.
     session_timeout_s: Unsigned = 900
+    #: Least number of regions of an insert that requests no number.
+    min_regions: Unsigned = 1
 
 
 class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
@@ -244,11 +248,13 @@ class ShardChanged(Message, tag=VERSION * 256 + 53, frozen=True, gc=False):
     shard: ShardId
     #: exists: the shard exists with other servers, or a server belongs to another shard, or has the
     #: name or endpoint of a service's node. last-shard: no shard would accept records.
-    #: wrong-size: not f+1 servers. retired: the shard has left, which is final.
+    #: wrong-size: not f+1 servers, or too few regions. retired: the shard has left, which is final.
     #: too-many: the placements of all shards would not fit one message.
     error: Literal[
         "", "no-such-shard", "exists", "last-shard", "wrong-size", "retired", "too-many"
     ] = ""
+    #: More about the error; "": nothing.
+    detail: Text = ""
 
 
 class FinishUpgrade(Message, tag=VERSION * 256 + 54, frozen=True, gc=False):

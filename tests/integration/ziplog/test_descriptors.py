@@ -24,7 +24,7 @@ import ziplog
 from tests.waiting import wait_until
 from ziplog import policy
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.client.common.requests import NEVER, InsertRequest, Preferences
 from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.errors import ClosedError, UnavailableError
 from ziplog.runtime.connection import GREETING, Connection
@@ -292,7 +292,7 @@ def test_a_thread_that_is_refused_is_reported_and_started_later(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    shared = BlockingEngine(ClientCore(bytes(16), ["127.0.0.1:1"], policy.random()))
+    shared = BlockingEngine(ClientCore(bytes(16), ["127.0.0.1:1"], Preferences(policy.random())))
     request = InsertRequest(NEVER, [b"x"], RID_GENESIS, None, 0)
     try:
         with monkeypatch.context() as patched:

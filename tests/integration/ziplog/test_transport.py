@@ -334,6 +334,26 @@ def test_wake_ends_a_wait_from_another_thread(opened: Callable[..., Transport]) 
         transport.wait(0)
 
 
+def test_a_wake_while_the_last_one_is_handled_counts(
+    opened: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, read = opened(), os.read
+
+    def read_after_a_wake(file: int, size: int) -> bytes:
+        monkeypatch.setattr(os, "read", read)
+        transport.wake()
+        return read(file, size)
+
+    transport.wake()
+    monkeypatch.setattr(os, "read", read_after_a_wake)
+    transport.wait(0)
+    for _ in range(2):
+        assert select.select([transport.fileno()], [], [], 0)[0], "the wake-up is lost"
+        transport.wait(None)
+        assert not select.select([transport.fileno()], [], [], 0)[0]
+        transport.wake()
+
+
 def test_a_wake_before_the_wait_counts(opened: Callable[..., Transport]) -> None:
     transport = opened()
     transport.wake()

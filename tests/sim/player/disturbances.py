@@ -244,6 +244,7 @@ class Disturbances:
         name = self._target(fault)
         target, partitions = self._outside.targets[name], self._partitions(name)
         if isinstance(target, Store | SharedFiles):
+            self._on_replaced(name)
             rows = target.rows if isinstance(target, Store) else {}
             positions = {partition: row.position for partition, row in rows.items()}
             for partition in range(partitions):
@@ -255,10 +256,16 @@ class Disturbances:
         name = self._target(fault)
         target = self._outside.targets[name]
         if isinstance(target, Store):
+            self._on_replaced(name)
             positions = {partition: row.position for partition, row in target.rows.items()}
             for partition, row in sorted(target.durable.items()):
                 target.put_back(partition, self._kernel.random.randrange(len(row.effects) + 1))
             self._outside.oracle.put_back(name, positions)
+
+    def _on_replaced(self, name: str) -> None:
+        for partition in range(self._partitions(name)):
+            task = cursor_name(self._settings.name, name, partition)
+            self._outside.history.on_replaced(task)
 
     def _partitions(self, name: str) -> int:
         (spec,) = (spec for spec in self._settings.targets if spec.name == name)
@@ -296,6 +303,8 @@ class Disturbances:
         oracle.edited(name)
         if what == "delete":
             oracle.deleted.add(name)
+        if what == "seek":
+            self._outside.history.on_seek(name)
 
         def done(info: CursorInfo | None) -> None:
             oracle.edited(name)

@@ -16,6 +16,7 @@ from logplayer.push.receiver_node import ReceiverNode
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
 from tests.sim.player.files import FilesConnection, Killed, SharedDisk, SharedFiles
 from tests.sim.player.plan import LEASE_MS
+from tests.sim.player.steps import ProcessSteps, StepHistory
 from tests.sim.player.targets import Connections, Fault, Sink, Store
 from tests.simulator.kernel import MS, US
 from tests.simulator.process import Process
@@ -108,6 +109,7 @@ class Outside:
         self.isolated: Final[dict[str, int]] = {}
         #: The cursors of tasks whose last steps may have an effect later.
         self.late: set[str] = set()
+        self.history: Final = StepHistory(lambda: cluster.kernel.now)
 
     def fault(self, kind: str, argument: Task | Batch) -> Fault:
         """Return what goes wrong with a step."""
@@ -165,8 +167,10 @@ class StepProgram:
 
     driver: Driver
 
-    def __init__(self, process: Process, outside: Outside) -> None:
+    def __init__(self, process: Process, outside: Outside, owner: str = "") -> None:
         self._process: Final = process
+        clock = lambda: process.kernel.now  # noqa: E731 - a clock of two words
+        self._history: Final = ProcessSteps(outside.history, clock, owner)
         self._outside: Final = outside
         self._connections: Final = Connections(outside.targets, outside.fault, outside.later)
         #: Those of workers that write files.
@@ -201,6 +205,8 @@ class StepProgram:
 
     def _begin(self, effect: OpenTarget | Deliver) -> None:
         target = _task_of(effect).target
+        is_exactly_once = self._outside.targets[target].stores_position
+        self._history.begin(effect, is_exactly_once=is_exactly_once)
         # A worker that is closed ends its step under way with its own connection.
         own = self._connections_of(effect.worker, target)
         self._process.kernel.after(self._outside.step_ns(target), lambda: self._run(effect, own))
@@ -224,6 +230,7 @@ class StepProgram:
         if process.program is not self:
             return
         kernel.trace(f"{process.name}: {_text(effect)}: {result!r}")
+        self._history.end(effect.worker, result)
         self.driver.post(StepEnded(effect.worker, result))
 
     def _is_of_files(self, effect: Deliver) -> bool:
@@ -243,7 +250,7 @@ class PlayerProgram(StepProgram):
         transport = process.transport
         assert transport is not None
         cluster, client = outside.cluster, process.kernel.random.randbytes(16)
-        super().__init__(process, outside)
+        super().__init__(process, outside, f"{process.name}:{process.starts}")
         #: Called once it has stopped.
         self._on_stopped: Callable[[], object] = lambda: None
         self.node: Final = PlayerNode(

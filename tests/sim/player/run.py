@@ -118,6 +118,8 @@ class PlayerRun(Run):
         super().check_servers()
         self.oracle.check()
         self.oracle.check_pauses(self.kernel.now)
+        for name in self.disturbances.names:
+            self.outside.history.on_cursor(name, self.cluster.state.cursors.get(name))
         for node in self._nodes():
             self.oracle.check_trims(node.tasks.values())
         if self.players_plan.is_calm:
@@ -201,6 +203,7 @@ class PlayerRun(Run):
         plan = self.players_plan
         self.monitor.check_end()
         self.oracle.check_end(self.auditor.records)
+        self.outside.history.check()
         repeated = self.oracle.repetitions
         assert not plan.is_calm or not repeated, (
             f"at-least-once: {repeated} repetitions without a fault"

@@ -28,6 +28,7 @@ class FakeServer:
     def __init__(self, world: World, name: str, shard: int, index: int) -> None:
         self.world, self.name, self.shard, self.index = world, name, shard, index
         self.identity = f"directory of {name}"
+        self.region = ""
         self.alive = True
         self.incarnation = 100 + index
         self.state = "starting"
@@ -86,6 +87,7 @@ class FakeServer:
         message = Suspect(
             CLUSTER, self.name, self.shard, self.view, self.index, self.incarnation,
             self.state, self.suspects, len(self.log), last_view, self.number, self.identity,
+            region=self.region,
         )  # type: ignore[arg-type] # fmt: skip
         for handler in self.world.config.failure_handlers:
             self.world.send_handler(self, handler.name, message)
@@ -98,7 +100,7 @@ class FakeServer:
             self.incarnation, 99, states.get(self.state, self.state), False, 0,
             self.filled_to, 0, lease.number if lease else 0,
             lease.digest if lease else NO_DIGEST, 0, 0, 0, self.identity, self.placed,
-            is_sealed=self.sealed,
+            is_sealed=self.sealed, region=self.region,
         )  # type: ignore[arg-type] # fmt: skip
         world = self.world
         world.post(

@@ -3,6 +3,7 @@
 import pytest
 
 from failure_handler.state import Begin, Decide, Finish
+from mms.commands import GrantLease
 from tests.services import MS, S
 from tests.unit.failure_handler.servers import FLUSH, HOP
 from tests.unit.failure_handler.world import COMMIT, World, config, reach
@@ -257,3 +258,17 @@ def test_a_handler_that_forgot_a_recovery_under_way_does_not_guess_its_decision(
     for server in world.servers:
         server.restart()
     world.until_live()
+
+
+def test_the_next_view_has_the_regions_that_its_servers_report() -> None:
+    world = World().live()
+    world.kill(world.server(0, 1))
+    for index, server in enumerate(world.servers[:2]):
+        server.region = f"region {index}"
+    world.until_live(view=2)
+    started = next(p for c in grants(world) for p in c.placements if p.view == 2)
+    assert [replica.region for replica in started.replicas] == ["region 0", "region 1"]
+
+
+def grants(world: World) -> list[GrantLease]:
+    return [command for command in world.mms_commands if isinstance(command, GrantLease)]

@@ -96,6 +96,7 @@ def test_a_file_has_a_player_and_its_targets(
         (f"{PLAYER}target = 5\n", "unknown key 'target'"),
         (f"target = 5\n{PLAYER}", "[[target]] is 5"),
         ("player = [", "is not valid TOML"),
+        (f"player = {'[' * 3000}", "is not valid TOML"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, text: str, error: str) -> None:
@@ -115,6 +116,12 @@ def test_functions_come_from_modules_beside_the_file(tmp_path: Path) -> None:
     found = parse(tmp_path, f"{PLAYER}{TARGET}map = 'events_of_test:A.f'\n")
     assert found.targets[0].map is not None
     assert found.targets[0].map.__qualname__ == "A.f"
+
+
+def test_a_module_that_ends_the_process_is_named(tmp_path: Path) -> None:
+    (tmp_path / "events_of_test_3.py").write_text("raise SystemExit(7)\n")
+    with pytest.raises(ConfigError, match=r"cannot import events_of_test_3, .*SystemExit: 7"):
+        parse(tmp_path, f"{PLAYER}{TARGET}map = 'events_of_test_3:f'\n")
 
 
 def test_a_module_that_fails_is_named(tmp_path: Path) -> None:

@@ -44,6 +44,18 @@ def test_steps_follow_each_other_without_a_gap() -> None:
     assert spans == [(1, 5), (5, 9), (9, 11)]
 
 
+def test_a_look_without_records_stops_at_its_limit() -> None:
+    found, ring = delivery(), ring_of([record(2)])
+    found.look(ring, FAR)
+    found.take(FAR)
+    found.succeed()
+    ring.extend(100)
+    found.look(ring, 40)
+    assert (found.looked, found.cut) == (40, None)
+    found.look(ring, FAR)
+    assert found.looked == 100
+
+
 @pytest.mark.parametrize("position", range(1, 18))
 def test_after_an_unknown_outcome_it_continues_where_the_target_stands(position: int) -> None:
     found, ring = looked(), ring_of([record(2 * n) for n in range(1, 9)])

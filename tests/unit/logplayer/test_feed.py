@@ -33,15 +33,20 @@ class Bench:
         world.fill(records)
         self.core = PlayerCore(Service(self.log), b"client")
         self.calls = LogTasks(self.core, 10**9)  # type: ignore[arg-type]
-        self.context = PlayerContext(self.calls, world.settings, "owner")
+        self.changes = 0
+        self.context = PlayerContext(self.calls, world.settings, "owner", self._on_change)
         self.feed = self.context.feed
 
     def poll(self, *positions: int, turns: int = 1) -> None:
         for _ in range(turns):
             self.calls.step(Wakeup(), self.calls.now)
             self.calls.step(BatchEnd(), self.calls.now)
-            self.feed.poll(positions, is_batch_end=True)
+            self.feed.on_batch_end()
+            self.feed.poll(positions)
             self.feed.check()
+
+    def _on_change(self) -> None:
+        self.changes += 1
 
     @property
     def starts(self) -> list[int]:
@@ -224,6 +229,26 @@ def test_so_many_tasks_at_once_read_for_themselves() -> None:
     reads.poll(2**40, is_batch_end=False)
     assert reads.source is None
     bench.context.turns.check()
+
+
+def test_a_change_of_turns_wakes_the_readers_that_it_concerns() -> None:
+    bench = Bench()
+    bench.poll(bench.log.tail.gsn)
+    first, due = bench.log.gsns[0], bench.context.due
+    targets = [spec(Store(f"db-{number}"), batch_records=5) for number in range(MAX_TURNS + 2)]
+    *readers, second, last = (TaskReader(bench.context, one, 0) for one in targets)
+    for reader in readers:
+        reader.ring(first)
+    due.clear()
+    assert second.ring(first) is None
+    assert len(due) == MAX_TURNS + 1, "turns end once a reader waits"
+    assert last.ring(first) is None
+    due.clear()
+    readers[0].close()
+    assert "orders/db-8/0" in due, "its turn begins"
+    due.clear()
+    second.stop_waiting()
+    assert "orders/db-9/0" in due, "its turn begins in place of the other one's"
 
 
 def test_a_task_whose_target_went_back_reads_from_there() -> None:

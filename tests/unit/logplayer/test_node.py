@@ -9,7 +9,9 @@ import pytest
 
 from logplayer.calls import StartedCall, StatusCall, WaitCall
 from logplayer.contract import Retry
+from logplayer.node import MAX_POLLED
 from logplayer.steps import CloseTarget, Deliver
+from logplayer.task import PlayerTask
 from tests.sim.player.targets import Sink, Store
 from tests.unit.logdb.fakelog import UNAVAILABLE, fail
 from tests.unit.logplayer.test_members import check_all_done, shared
@@ -20,7 +22,7 @@ from ziplog.client.common.requests import (
     FetchRequest,
     SubscribeRequest,
 )
-from ziplog.core.node import Cancelled
+from ziplog.core.node import BatchEnd, Cancelled
 from ziplog.errors import ClosedError, ConfigError, DeadlineError
 
 
@@ -178,6 +180,75 @@ def test_a_wait_ends_at_once_although_the_next_record_is_of_another_task() -> No
     call = player.call(WaitCall(player.deadline(), world.log.tail.gsn + 1))
     world.run(30)
     assert player.results[call] is None
+
+
+def test_a_wait_begins_steps_although_the_service_does_not_reply() -> None:
+    target = Store("db")
+    world = World([target], [spec(target, keys=("none",))], idle_ms=60_000)
+    player = world.add_player()
+    world.run(1000)
+    last = world.fill(2)[-1]
+    world.run(50)
+    player.core.is_isolated = True
+    player.call(WaitCall(NEVER, last + 1))
+    world.run(50)
+    assert [stop > last for _, stop in player.batches()] == [True]
+
+
+def test_only_the_tasks_that_an_event_concerns_are_polled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten tasks: a record is delivered by one of them, whose step then ends."""
+    target = Store("db")
+    world = World([target], [spec(target, partitions=10)], idle_ms=60_000, commit_ms=60_000)
+    player = world.add_player()
+    world.fill(40)
+    world.run(2000)
+    polled: list[str] = []
+    poll = PlayerTask.poll
+
+    def noting(task: PlayerTask) -> None:
+        polled.append(task.name)
+        poll(task)
+
+    monkeypatch.setattr(PlayerTask, "poll", noting)
+    world.insert(b"payload", key=b"one")
+    player.posted.append(BatchEnd())
+    world.run(50)
+    [delivering] = {one.batch.task.cursor for one in player.steps[-1:] if isinstance(one, Deliver)}
+    assert len(set(polled)) == 10, "each task looks at the record's position"
+    assert polled.count(delivering) > 1
+    assert all(polled.count(name) == 1 for name in set(polled) - {delivering})
+
+
+def test_few_tasks_are_polled_in_a_row_and_each_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Store("db")
+    world = World([target], [spec(target, partitions=3 * MAX_POLLED)], idle_ms=60_000)
+    player = world.add_player()
+    world.fill(200)
+    world.run(2000)
+    rows: list[list[str]] = []
+    monkeypatch.setattr(PlayerTask, "poll", lambda task: rows[-1].append(task.name))
+    monkeypatch.setattr(PlayerTask, "next_wakeup", lambda _task: world.now)
+    for name in player.node.tasks:
+        player.node.tasks[name].wake()
+    for _ in range(3):
+        rows.append([])
+        player.node.step(BatchEnd(), world.now)
+    assert [len(row) for row in rows] == [MAX_POLLED] * 3
+    assert {name for row in rows for name in row} == set(player.node.tasks)
+
+
+def test_many_tasks_that_read_for_themselves_come_to_rest() -> None:
+    target = Store("db")
+    own = spec(target, partitions=2 * MAX_POLLED, skip_writers=(b"writer",))
+    world = World([target], [own], idle_ms=60_000)
+    player = world.add_player()
+    world.run(1000)
+    world.fill(100)
+    world.run(1000)  # A node that asks for time without end fails the test.
+    assert sum(len(target.rows[part].records) for part in target.rows) == 100
+    assert set(player.states()) == {"playing"}
 
 
 def test_a_wait_for_a_far_position_makes_no_steps() -> None:

@@ -121,7 +121,7 @@ def test_a_cut_stops_at_its_limit() -> None:
 
 
 def test_a_cut_looks_at_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "MAX_LOOKED", 3)
+    monkeypatch.setattr(selection, "MAX_MAPPED", 3)
     ring = ring_of([record(gsn, b"a") for gsn in range(1, 9)])
     cut = Selection(spec(keys=("z*",)), 0).cut(ring, 1, 1, 100)
     assert cut.stop == 4

@@ -35,12 +35,13 @@ def test_the_status_document() -> None:
     assert {key: shard[key] for key in shard if key != "replicas"} == {
         "id": 0, "view": 1, "state": "live", "rate_per_s": 1200, "stable_gsn": 7, "durable_gsn": 5,
         "frontier": 2**24 + 1, "epoch": 1, "holes": 3, "is_watched": False, "refusing": False,
-        "weight": 1, "blocks": [], "obstacle": None,
+        "weight": 1, "blocks": [], "obstacle": None, "regions": [""],
     }  # fmt: skip
     age_ms = shard["replicas"][1].pop("heartbeat_age_ms")
     assert 0 <= age_ms <= 1000
     assert shard["replicas"][1] == {
         "name": "shard-0-1", "endpoint": "127.0.0.1:8001", "role": "backup", "pid": 99,
+        "region": "",
         "state": "up", "full": None, "version": "0.1", "wire_versions": [1, 1],
         "disk": {"free_bytes": 0, "reserve_bytes": 0, "full": False},
     }  # fmt: skip

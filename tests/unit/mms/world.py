@@ -60,6 +60,7 @@ class FakeServer:
         self.wire = 1
         #: The durability level that it keeps to.
         self.level = ""
+        self.region = ""
         self.reports: list[NodeInfo] = []
 
     def heartbeat(self) -> Heartbeat:
@@ -76,6 +77,7 @@ class FakeServer:
             full=self.full, version=self.release.version, first_wire=self.release.wires.first,
             last_wire=self.release.wires.last, wire=self.wire,
             level=self.level,  # type: ignore[arg-type]
+            region=self.region,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:
@@ -145,6 +147,8 @@ class World(ServiceWorld):
             for shard in self.config.shards
             for node in shard.replicas
         ]
+        for server in self.servers:
+            server.region = self.config.node(server.name).region or ""
         self.heartbeat_times: dict[str, int] = dict.fromkeys(
             (s.name for s in self.servers), self.now
         )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.history.observed import Violation
+    from tests.history.violation import Violation
 
 
 class Done(NamedTuple):

@@ -49,11 +49,12 @@ def configs(draw: st.DrawFn) -> ClusterConfig:
     names = draw(st.lists(NAMES, min_size=count, max_size=count, unique=True))
     both = count + mms + handlers
     ports = draw(st.lists(st.integers(1, 65535), min_size=both, max_size=both, unique=True))
+    regions = st.none() | NAMES
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=shards, max_size=shards, unique=True))
     numbers = {
         name: draw(st.integers(key.low, key.high))
         for name, (key, _) in keys_of(ClusterConfig).items()
-        if key.type is int and name != "f"
+        if key.type is int and name not in {"f", "min_regions"}
     }
     agreeing = [
         NodeConfig(names.pop(), "127.0.0.1", ports.pop(), ports.pop())
@@ -71,10 +72,14 @@ def configs(draw: st.DrawFn) -> ClusterConfig:
         shards=tuple(
             ShardConfig(
                 shard,
-                tuple(NodeConfig(names.pop(), "127.9.0.1", ports.pop()) for _ in range(f + 1)),
+                tuple(
+                    NodeConfig(names.pop(), "127.9.0.1", ports.pop(), region=draw(regions))
+                    for _ in range(f + 1)
+                ),
             )
             for shard in ids
         ),
+        min_regions=1,
         **numbers,
     )
 

@@ -28,6 +28,7 @@ KINDS = {
     "max_key_bytes": (1, "restart"),
     "max_payload_bytes": (1, "restart"),
     "max_unsettled_units": (1, "restart"),
+    "min_regions": (1, "restart"),
     "name": ("other", "never"),
     "raft_password": ("0123456789abcdef", "stop"),
     "segment_bytes": (2**20, "restart"),
@@ -53,7 +54,9 @@ def test_each_key_of_the_cluster_has_its_kind(name: str) -> None:
 
 
 def test_every_key_is_covered_above() -> None:
-    names = set(flatten(CONFIG)) - {"id", "f", "data_dir", "mms", "failure_handler", "shard 0"}
+    groups = {"mms", "failure_handler", "shard 0"}
+    names = set(flatten(CONFIG)) - {"id", "f", "data_dir"} - groups
+    names -= {f"regions of {group}" for group in groups}
     assert {name for name in names if "." not in name} == set(KINDS)
 
 
@@ -86,6 +89,12 @@ def test_changed_nodes_are_named() -> None:
     assert changed(shards=(moved,)) == {"shard 0": "never"}
     mms = (NodeConfig("mms-0", "127.0.0.1", 7400, 7409),)
     assert changed(mms=mms, data_dir=Path("/other")) == {"mms": "stop", "data_dir": "stop"}
+
+
+def test_a_region_changes_with_a_restart_of_its_node() -> None:
+    node = dataclasses.replace(SHARD.replicas[0], region="eu")
+    found = changed(shards=(dataclasses.replace(SHARD, replicas=(node,)),))
+    assert found == {"regions of shard 0": "restart"}
 
 
 def test_a_password_is_not_in_the_table() -> None:

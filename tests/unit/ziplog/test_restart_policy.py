@@ -112,6 +112,29 @@ def test_one_that_was_started_since_gets_more_time_and_more_with_each_kill() -> 
     assert graces == [min(FIRST_GRACE_NS * 2**n, MAX_GRACE_NS) for n in range(6)]
 
 
+def test_one_that_is_reachable_for_a_moment_after_each_kill_gets_more_time_too() -> None:
+    policy, graces = RestartPolicy(), []
+    started = order(policy, 0, 10 * UNREACHABLE_NS)
+    for _ in range(6):
+        assert started is not None
+        assert policy.on_unreachable([], alive(started), started + ASK_NS) == []
+        killed = order(policy, started + 2 * ASK_NS, started + 2 * MAX_GRACE_NS, started)
+        assert killed is not None
+        graces.append(killed - started)
+        started = killed
+    assert graces == [min(FIRST_GRACE_NS * 2**n, MAX_GRACE_NS) for n in range(6)]
+
+
+def test_kills_before_a_long_time_without_a_report_do_not_count() -> None:
+    policy = RestartPolicy()
+    started = order(policy, 0, 10 * UNREACHABLE_NS)
+    assert started is not None
+    for now in range(started + ASK_NS, started + STABLE_NS + 1, ASK_NS):
+        assert policy.on_unreachable([], alive(started), now) == []
+    later = started + STABLE_NS + ASK_NS
+    assert order(policy, later, later + MAX_GRACE_NS, started) == later + UNREACHABLE_NS
+
+
 def test_an_answer_that_does_not_name_it_clears_it() -> None:
     policy = RestartPolicy()
     assert order(policy, 0, UNREACHABLE_NS - ASK_NS) is None

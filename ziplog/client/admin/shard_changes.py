@@ -80,6 +80,11 @@ class ShardChanges(PendingRequests[PendingChange]):
                 allowed = "another shard than the last one"
                 sentence = "it is the last shard that accepts records; add another one first"
                 return ConfigError("shard", shard, allowed, where, message=sentence)
+            case "wrong-size" if reply.detail:
+                regions = [replica.region for replica in request.replicas]
+                return ConfigError(
+                    "regions", regions, "servers in more regions", where, message=reply.detail
+                )
             case "wrong-size":
                 names = [replica.name for replica in request.replicas]
                 sizes = {len(routing.servers(other)) for other in routing.shards}

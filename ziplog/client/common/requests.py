@@ -20,6 +20,17 @@ from ziplog.types import RID_GENESIS, Event, Record, RecordId
 #: Selects a shard: (payload, key, ids of the live shards) -> id.
 Policy = Callable[[bytes, bytes | None, Sequence[int]], int]
 
+
+class Preferences(NamedTuple):
+    """How a client selects the shards of its inserts."""
+
+    policy: Policy
+    #: The region in which it runs, for `ziplog.policy.nearest`; "": none.
+    region: str = ""
+    #: Least number of regions of an insert that requests no number; 0: the cluster's.
+    min_regions: int = 0
+
+
 #: The changes of a shard.
 Change = Literal["add", "remove", "finalize"]
 
@@ -54,6 +65,8 @@ class InsertRequest(Request, frozen=True, gc=False):
     sealed: bool = False
     #: Origin of the first payload. If set, a unit is sent only when the previous unit is placed.
     origin: Origin | None = None
+    #: Least number of regions of the shard that gets the records; 0: the client's.
+    min_regions: int = 0
 
     @property
     def is_single(self) -> bool:

@@ -75,6 +75,8 @@ class Routing:
         #: Called once after the next reply of the service.
         self._on_refreshed: list[Callable[[], None]] = []
         self._placements: dict[int, Placement] = {}
+        #: By number: the live shards that span so many regions.
+        self._wide: dict[int, tuple[int, ...]] = {}
         #: By shard: all of its positions below this gsn are stable.
         self.frontiers: dict[int, int] = {}
         #: The shards that are leaving or finalized.
@@ -123,6 +125,23 @@ class Routing:
         """Return a shard's replicas, the primary first; none if it is unknown."""
         placement = self._placements.get(shard)
         return placement.replicas if placement is not None else ()
+
+    def regions(self, shard: int) -> tuple[str, ...]:
+        """Return the regions of a shard's replicas, the primary's first; none if it is unknown."""
+        return tuple(replica.region for replica in self.servers(shard))
+
+    def spans(self, shard: int, count: int) -> bool:
+        """Whether a shard spans at least so many regions."""
+        return len(set(self.regions(shard))) >= count
+
+    def live_in(self, count: int) -> tuple[int, ...]:
+        """Return the live shards that span at least so many regions, in order."""
+        if count <= 1:
+            return self.live
+        found = self._wide.get(count)
+        if found is None:
+            found = self._wide[count] = tuple(s for s in self.live if self.spans(s, count))
+        return found
 
     # --- requests ---
 
@@ -221,6 +240,7 @@ class Routing:
             return
         states = self._placements
         self.live = tuple(s for s in sorted(states) if states[s].state == "live")
+        self._wide.clear()
         self._close([route for s in changed if (route := self._open.pop(s, None)) is not None])
         for listener in self.on_change:
             listener(changed)

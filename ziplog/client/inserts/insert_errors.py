@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.unknown_outcome import UnknownOutcome
-from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
+from ziplog.core.nearness import named
+from ziplog.errors import ConfigError, DeadlineError, OutcomeUnknownError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ def deadline_error(
     *,
     is_unassigned: bool,
     is_session_expired: bool,
+    min_regions: int = 1,
 ) -> tuple[ZiplogError, UnknownOutcome | None]:
     """Return the error of a call at its deadline, and the outcome that stays unknown.
 
@@ -40,6 +42,7 @@ def deadline_error(
         routing: the client's routing.
         is_unassigned: the call's shard is not live.
         is_session_expired: servers may have expired this client's session.
+        min_regions: least number of regions of a shard for the call.
 
     """
     window = windows.get(call.shard)
@@ -57,6 +60,13 @@ def deadline_error(
         return not_inserted_error(call, routing, "before the deadline"), None
     if call.shard < 0:
         why = f"no shard of {routing} is live; try again"
+        if min_regions > 1:
+            wide = [shard for shard in routing.shards if routing.spans(shard, min_regions)]
+            states = ", ".join(routing.describe_silent(wide[:_SHARDS_SHOWN]))
+            why = (
+                f"no shard of {routing} that spans {min_regions} regions is live ({states}):"
+                " nothing was inserted; try again"
+            )
     elif is_unassigned:
         source = "the policy selected" if call.request.shard is None else "the insert is pinned to"
         why = (
@@ -94,6 +104,19 @@ def no_space_error(shards: Sequence[int], reason: str) -> UnavailableError:
     return UnavailableError(
         f"all storage servers of {where} refuse records, because their disks are full ({reason})"
     )
+
+
+def too_few_regions_error(shards: Sequence[int], count: int, routing: Routing) -> ConfigError:
+    """Return the error of a call that requires more regions than any of some shards spans."""
+    widest = max(shards, key=lambda shard: len(set(routing.regions(shard))), default=-1)
+    found = set(routing.regions(widest))
+    which = f"shard {widest}" if len(shards) == 1 else f"the widest, shard {widest},"
+    sentence = (
+        f"min_regions is {count}, but {which} of {routing} spans {len(found)}"
+        f" ({named(sorted(found))}): nothing was inserted; require fewer regions, or"
+        f" {'insert at another shard' if len(shards) == 1 else 'add a shard that spans so many'}"
+    )
+    return ConfigError("min_regions", count, f"1 to {len(found)}", message=sentence)
 
 
 def removed_error(shard: int, routing: Routing) -> UnavailableError:

@@ -33,7 +33,7 @@ from ziplog.errors import NoSuchRecordError, ProtocolError, RecordTooLargeError,
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from ziplog.client.common.requests import InsertRequest, Policy
+    from ziplog.client.common.requests import InsertRequest, Preferences
     from ziplog.client.common.routing import Route, Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
@@ -47,7 +47,7 @@ class Inserts:
     """All inserts of a client."""
 
     def __init__(
-        self, context: StepContext, routing: Routing, policy: Policy, seals: Seals
+        self, context: StepContext, routing: Routing, preferences: Preferences, seals: Seals
     ) -> None:
         self._context: Final = context
         self._routing: Final = routing
@@ -55,7 +55,7 @@ class Inserts:
         self.windows: Final[dict[int, ShardWindow]] = {}
         #: The `Locate` requests, by shard.
         self._locates: Final[dict[int, LocateQueries]] = {}
-        self.shard_selector: Final = ShardSelector(context, routing, policy, self.windows)
+        self.shard_selector: Final = ShardSelector(context, routing, preferences, self.windows)
         #: Calls without a shard, or with a shard that is not live.
         self._unassigned: dict[int, InsertCall] = {}
         self.sender: Final = Sender(context, routing)
@@ -425,7 +425,7 @@ class Inserts:
             if window is None or route is None:
                 continue
             self._redirect(window, route)
-            if shard not in self._routing.live:
+            if shard not in self._routing.live or self.shard_selector.is_too_narrow(window):
                 self._unassigned |= {call.number: call for call in window.dequeue_unsent()}
         self._reassign()
         for window in list(self.windows.values()):
@@ -545,6 +545,7 @@ class Inserts:
             self._routing,
             is_unassigned=is_unassigned,
             is_session_expired=is_session_expired,
+            min_regions=self.shard_selector.required(call.request),
         )
         self._fail(call, error, outcome)
 

@@ -40,6 +40,11 @@ class RetransmitTimeout:
         self.ns = INITIAL_RETRANSMIT_NS
         self._smoothed = self._variance = 0
 
+    @property
+    def smoothed_ns(self) -> int:
+        """The smoothed latency; 0: nothing was measured."""
+        return self._smoothed
+
     def continue_from(self, former: RetransmitTimeout) -> None:
         """Take over the state of another timeout."""
         self.ns = former.ns

@@ -1,8 +1,9 @@
 """Shard selection: the policy of the caller, applied to the shards that are not avoided.
 
-Rules: the policy gets the live shards except the avoided ones, unless that leaves none. Its result
-counts, whether that shard is live or not. If all shards are avoided because no replica has disk
-space, or the shard was removed, the insert fails at once.
+Rules: the policy gets the live shards that span enough regions, except the avoided ones, unless
+that leaves none; `nearest` gets the nearest of these. Its result counts, whether that shard is live
+or not. If all shards are avoided because no replica has disk space, if the shard was removed, or if
+it spans too few regions, the insert fails at once.
 
 Invariant: no shard is avoided after `_avoid_until`. See docs/protocol.md, sections 4 and 11.
 """
@@ -12,17 +13,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.inserts import insert_errors
+from ziplog.core.nearness import NearestPolicy, nearest
 from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ziplog.client.common.requests import InsertRequest, Policy
+    from ziplog.client.common.requests import InsertRequest, Preferences
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
-    from ziplog.errors import UnavailableError
+    from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 
 #: Time for which a shard that does not answer gets no new unpinned records, in addition to twice
 #: its next backoff.
@@ -36,13 +38,13 @@ class ShardSelector:
         self,
         context: StepContext,
         routing: Routing,
-        policy: Policy,
+        preferences: Preferences,
         windows: Mapping[int, ShardWindow],
     ) -> None:
         self._context: Final = context
         self._routing: Final = routing
         self._windows: Final = windows
-        self.policy = policy
+        self.policy, self.region, self._min_regions = preferences
         self._avoid_until = 0
         #: Windows of shards that are avoided since the last tick.
         self.newly_avoided: list[ShardWindow] = []
@@ -80,33 +82,67 @@ class ShardSelector:
         """Return the pinned shard of a request, or the policy's; without a live shard, `former`.
 
         Returns the error if the policy failed, if no shard has disk space, or if the shard was
-        removed.
+        removed or spans too few regions.
         """
+        count = self.required(request)
         now, windows, pinned = self._context.now, self._windows, request.shard
         is_any_avoided = now < self._avoid_until
         if pinned is not None:
             error = self._unless_full([pinned]) if is_any_avoided else None
-            return error or self._unless_removed(pinned)
-        live: Sequence[int] = self._routing.live
+            return error or self._unless_unfit(pinned, count)
+        live: Sequence[int] = self._routing.live_in(count)
         if not live:
-            return former
+            return self._without_live(former, count)
         if is_any_avoided:
             unavoided = [s for s in live if s not in windows or windows[s].avoid_until <= now]
             if not unavoided and (error := self._unless_full(live)) is not None:
                 return error
             live = unavoided or live
+        if type(self.policy) is NearestPolicy:
+            live = nearest(live, self.region, self._routing.regions, self.latency_ns)
         try:
             shard = self.policy(request.payloads[0], request.key_of(0), live)
         except Exception as error:  # noqa: BLE001 - raised by the caller's policy, returned to the caller
             return error
         if type(shard) is not int:
             return TypeError(f"the policy returned {shard!r}; a shard id is an int")
-        return shard if shard in live else self._unless_removed(shard)
+        return shard if shard in live else self._unless_unfit(shard, count)
 
-    def _unless_removed(self, shard: int) -> int | UnavailableError:
-        """Return a shard, or an error if it will never take records again."""
+    def required(self, request: InsertRequest) -> int:
+        """Return the least number of regions of the shard that gets the records."""
+        return request.min_regions or self._min_regions or self._routing.limits.min_regions
+
+    def is_too_narrow(self, window: ShardWindow) -> bool:
+        """Whether a call that waits for a shard requires more regions than the shard spans now."""
+        span = len(set(self._routing.regions(window.shard)))
+        return any(self.required(call.request) > span for call in (*window.queue, *window.singles))
+
+    def _without_live(self, former: int, count: int) -> int | ConfigError:
+        """Return the former shard if the call may wait for it, else -1 if it may wait for others.
+
+        Returns an error if no shard of whatever state spans enough regions.
+        """
         routing = self._routing
-        return insert_errors.removed_error(shard, routing) if routing.is_removed(shard) else shard
+        if count <= 1 or not routing.shards:
+            return former
+        shards = [s for s in routing.shards if not routing.is_removed(s)]
+        if not any(routing.spans(shard, count) for shard in shards):
+            return insert_errors.too_few_regions_error(shards, count, routing)
+        return former if routing.spans(former, count) else -1
+
+    def latency_ns(self, shard: int) -> int:
+        """Return the measured latency of inserts at a shard; 0: there is none."""
+        window = self._windows.get(shard)
+        return window.retransmit_timeout.smoothed_ns if window is not None else 0
+
+    def _unless_unfit(self, shard: int, count: int) -> int | ZiplogError:
+        """Return a shard, or an error if it was removed or spans too few regions."""
+        routing = self._routing
+        if routing.is_removed(shard):
+            return insert_errors.removed_error(shard, routing)
+        if count > 1 and routing.regions(shard) and not routing.spans(shard, count):
+            return insert_errors.too_few_regions_error([shard], count, routing)
+        return shard
 
     def _unless_full(self, shards: Sequence[int]) -> UnavailableError | None:
         """Return an error if no replica of these shards had disk space a moment ago."""

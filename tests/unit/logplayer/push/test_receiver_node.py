@@ -321,3 +321,17 @@ def test_the_number_of_tasks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_reply_is_no_request() -> None:
     (effect,) = Bench().send(PushWorking(*fields(1)))
     assert effect == ReportBadMessage(ROUTE, "PushWorking for a receiver")
+
+
+def test_players_with_other_settings_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver_node, "MAX_TASKS", 1)
+    bench = Bench()
+    other = PushOpen(
+        9, "orders", "db", 0, 5, 1, 3, 2, 0, 0, b"", has_moved=False, stores_position=True,
+        keeps_rejected=False,
+    )  # fmt: skip
+    for _ in range(2):
+        kind, text = failure(bench.send(other))
+        assert kind == "bug"
+        assert "partitions = 1, the player's 3" in text
+    bench.open()

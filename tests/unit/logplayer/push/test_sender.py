@@ -25,7 +25,7 @@ from tests.sim.player.targets import Sink, Store
 from tests.unit.logplayer.push_world import ENDPOINT, push_spec
 from ziplog.core.node import Connect, Disconnect, LogWarning, ReportBadMessage, Send
 from ziplog.core.units import NS_PER_MS, NS_PER_S
-from ziplog.errors import ConfigError
+from ziplog.errors import ConfigError, ProtocolError
 from ziplog.types import Record, RecordId
 from ziplog.wire import NodeInfo
 
@@ -279,3 +279,10 @@ def test_the_connection_stays_while_another_task_uses_it() -> None:
     assert [type(one) for one in bench.begin(CloseTarget(1))] == [Send]
     assert [type(one) for one in bench.begin(CloseTarget(2))] == [Send, Disconnect]
     assert StepEnded(1, None) not in bench.sender.poll(bench.now)
+
+
+@pytest.mark.parametrize("after_s", [float("nan"), float("inf"), -1.0, 3601.0])
+def test_a_pause_that_no_receiver_asks_for_is_no_message(after_s: float) -> None:
+    failed = messages.PushFailed(*fields(1), "retry", "later", after_s)
+    with pytest.raises(ProtocolError):
+        messages.decode_any(msgspec.msgpack.encode(failed))

@@ -27,10 +27,10 @@ SQL = "INSERT INTO t VALUES (:gsn, :key, :gsn, '50%')"
 @pytest.mark.parametrize(
     ("paramstyle", "sql", "row"),
     [
-        ("qmark", "INSERT INTO t VALUES (?, ?, ?, '50%')", [3, b"k", 3]),
-        ("numeric", "INSERT INTO t VALUES (:1, :2, :3, '50%')", [3, b"k", 3]),
+        ("qmark", "INSERT INTO t VALUES (?, ?, ?, '50%')", (3, b"k", 3)),
+        ("numeric", "INSERT INTO t VALUES (:1, :2, :3, '50%')", (3, b"k", 3)),
         ("named", "INSERT INTO t VALUES (:gsn, :key, :gsn, '50%')", {"gsn": 3, "key": b"k"}),
-        ("format", "INSERT INTO t VALUES (%s, %s, %s, '50%%')", [3, b"k", 3]),
+        ("format", "INSERT INTO t VALUES (%s, %s, %s, '50%%')", (3, b"k", 3)),
         (
             "pyformat",
             "INSERT INTO t VALUES (%(gsn)s, %(key)s, %(gsn)s, '50%%')",
@@ -57,7 +57,7 @@ def test_every_parameter_has_the_value_of_its_field() -> None:
 
 def test_record_without_a_key_has_null() -> None:
     statement = translate("SELECT :key, :key_text", "qmark", "")
-    assert statement.row(record(3, b"", None)) == [None, None]
+    assert statement.row(record(3, b"", None)) == (None, None)
 
 
 @pytest.mark.parametrize(("name", "what"), [("key_text", "key"), ("text", "payload")])

@@ -12,7 +12,7 @@ from tests.unit.ziplog.cli.fakes import FakeLog
 def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
     fake = FakeLog()
 
-    def connect(bootstrap: str, *, timeout: float) -> FakeLog:
+    def connect(bootstrap: str, *, timeout: float, region: str | None = None) -> FakeLog:
         fake.calls.append(("connect", bootstrap, timeout))
         return fake
 

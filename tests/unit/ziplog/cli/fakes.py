@@ -140,6 +140,7 @@ class FakeLog:
         *,
         key: str | None = None,
         shard: int | None = None,
+        **_: Any,
     ) -> list[ziplog.RecordId]:
         self.calls.append(("insert", list(payloads), after))
         first = len(self.records)
@@ -215,8 +216,10 @@ class FakeLog:
     def trim(self, rid: ziplog.RecordId, *, force: bool = False) -> None:
         self.calls.append(("trim", rid, "force") if force else ("trim", rid))
 
-    def add_shard(self, shard: int, replicas: dict[str, str], *, timeout: float) -> None:
-        self.calls.append(("add", shard, replicas, timeout))
+    def add_shard(
+        self, shard: int, replicas: dict[str, str], *, regions: dict[str, str], timeout: float
+    ) -> None:
+        self.calls.append(("add", shard, replicas, regions, timeout))
 
     def remove_shard(self, shard: int, *, timeout: float) -> None:
         self.calls.append(("remove", shard, timeout))

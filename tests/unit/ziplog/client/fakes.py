@@ -23,6 +23,7 @@ from ziplog.client.common.requests import (
     Fetched,
     FetchRequest,
     InsertRequest,
+    Preferences,
     Request,
     SubscribeRequest,
 )
@@ -62,8 +63,12 @@ def endpoint(shard: int, server: int) -> str:
     return f"s{shard}r{server}:1"
 
 
-def placement(shard: int, replicas: int = 2, view: int = 1, state: Any = "live") -> Placement:
-    servers = tuple(Replica(endpoint(shard, i), endpoint(shard, i)) for i in range(replicas))
+def placement(
+    shard: int, replicas: int = 2, view: int = 1, state: Any = "live", regions: Sequence[str] = ()
+) -> Placement:
+    names = [endpoint(shard, i) for i in range(replicas)]
+    labels = regions or [""] * replicas
+    servers = tuple(Replica(n, n, region=one) for n, one in zip(names, labels, strict=True))
     return Placement(shard, view, state, servers)
 
 
@@ -89,9 +94,15 @@ class Glass:
     """One client node, stepped by hand."""
 
     def __init__(
-        self, policy: Policy | None = None, *, endpoints: Sequence[str] = (SERVICE,)
+        self,
+        policy: Policy | None = None,
+        *,
+        endpoints: Sequence[str] = (SERVICE,),
+        region: str = "",
+        min_regions: int = 0,
     ) -> None:
-        self.core = ClientCore(CLIENT, endpoints, policy or (lambda _p, _k, live: live[0]))
+        chosen = policy or (lambda _p, _k, live: live[0])
+        self.core = ClientCore(CLIENT, endpoints, Preferences(chosen, region, min_regions))
         self.now = 5 * S
         #: (name, message) of every sent message that no test has taken.
         self.sent: list[tuple[str, Any]] = []

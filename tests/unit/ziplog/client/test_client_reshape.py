@@ -21,7 +21,7 @@ from tests.unit.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
-from ziplog.client import arguments
+from ziplog.client import placement_arguments
 from ziplog.client.common.requests import ReadRequest, SyncRequest, TailRequest
 from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.core.entries import decode_body
@@ -203,7 +203,7 @@ def change(
     glass: Glass, what: Any, shard: int = 2, *, timeout: int = 10 * S
 ) -> tuple[int, wire.ChangeShard]:
     """Start a change; return the call, and the request to the service."""
-    request = arguments.change(shard, what, glass.until(timeout), SERVERS)
+    request = placement_arguments.change(shard, what, glass.until(timeout), SERVERS)
     call = glass.call(request)
     ((_, message),) = glass.take(wire.ChangeShard)
     return call, message
@@ -284,7 +284,9 @@ def test_refused_change_names_the_reason(
 
 def test_a_number_that_is_in_use_is_named_although_some_of_the_servers_are_its_own() -> None:
     glass = connected()
-    mine = arguments.change(0, "add", glass.until(), {"s0r0:1": "s0r0:1", "b": "127.0.0.1:2"})
+    mine = placement_arguments.change(
+        0, "add", glass.until(), {"s0r0:1": "s0r0:1", "b": "127.0.0.1:2"}
+    )
     call = glass.call(mine)
     ((_, message),) = glass.take(wire.ChangeShard)
     changed(glass, message, "exists")
@@ -358,7 +360,7 @@ def test_cancelled_change_is_not_retried() -> None:
 def test_a_bad_shard_id_is_refused(shard: Any) -> None:
     for what in ("add", "remove", "finalize"):
         with pytest.raises(ConfigError, match="shard is"):
-            arguments.change(shard, what, 0, SERVERS)  # type: ignore[arg-type]
+            placement_arguments.change(shard, what, 0, SERVERS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -371,4 +373,4 @@ def test_a_bad_shard_id_is_refused(shard: Any) -> None:
 )  # fmt: skip
 def test_bad_servers_are_refused(replicas: Any) -> None:
     with pytest.raises(ConfigError, match="replicas is"):
-        arguments.change(2, "add", 0, replicas)
+        placement_arguments.change(2, "add", 0, replicas)

@@ -1,0 +1,247 @@
+"""Regions: which shards an insert may use, and which are near."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.ziplog.client.fakes import Glass, S, ack, placement, refused
+from ziplog import policy, wire
+from ziplog.client import arguments, placement_arguments
+from ziplog.client.common.requests import InsertRequest
+from ziplog.core.nearness import nearest
+from ziplog.core.node import BatchEnd
+from ziplog.errors import ConfigError, DeadlineError
+from ziplog.types import RID_GENESIS
+
+#: By shard: the regions of its replicas.
+MIXED = {0: ("a", "a"), 1: ("a", "b"), 2: ("b", "c")}
+
+
+def client(
+    regions: dict[int, tuple[str, str]] | None = None,
+    *,
+    of_cluster: int = 1,
+    states: dict[int, str] | None = None,
+    **options: Any,
+) -> Glass:
+    glass = Glass(**options)
+    found = regions or MIXED
+    glass.connect(
+        *(placement(s, regions=r, state=(states or {}).get(s, "live")) for s, r in found.items()),
+        limits=wire.Limits(min_regions=of_cluster),
+    )
+    return glass
+
+
+def insert(glass: Glass, regions: int = 0, shard: int | None = None, **options: Any) -> int:
+    deadline = glass.until(options.pop("timeout", 10 * S))
+    return glass.call(
+        InsertRequest(
+            deadline, [b"x"], RID_GENESIS, None, 0, shard=shard, min_regions=regions, **options
+        )
+    )
+
+
+def shards(glass: Glass) -> list[int]:
+    return [message.shard for name, message in glass.take(wire.Insert) if name.endswith("r0:1")]
+
+
+def show(glass: Glass, *placements: Any) -> None:
+    glass.core._inserts.take_over_plain()
+    glass.core._routing.update_placements(placements)
+    glass.step(BatchEnd())
+
+
+@pytest.mark.parametrize(
+    ("of_call", "of_client", "of_cluster", "expected"),
+    [(0, 0, 1, 0), (2, 0, 1, 1), (0, 2, 1, 1), (0, 0, 2, 1), (1, 2, 2, 0), (2, 1, 1, 1)],
+)
+def test_an_insert_goes_to_a_shard_that_spans_enough_regions(
+    of_call: int, of_client: int, of_cluster: int, expected: int
+) -> None:
+    glass = client(of_cluster=of_cluster, min_regions=of_client)
+    insert(glass, of_call)
+    assert shards(glass) == [expected]
+
+
+def test_the_policy_gets_the_live_shards_that_span_enough() -> None:
+    offered: list[list[int]] = []
+
+    def choose(_payload: bytes, _key: bytes | None, live: Any) -> int:
+        offered.append(list(live))
+        return int(live[-1])
+
+    glass = client(policy=choose)
+    for regions in (1, 2, 1):
+        insert(glass, regions)
+    assert offered == [[0, 1, 2], [1, 2], [0, 1, 2]]
+
+
+def test_a_moved_record_goes_to_a_shard_that_spans_enough() -> None:
+    glass = client({0: ("a", "b"), 1: ("c", "c"), 2: ("b", "c")})
+    call = insert(glass, 2)
+    message = glass.take(wire.Insert)[0][1]
+    assert message.shard == 0
+    glass.give(refused(message, 0, "full"), refused(message, 1, "full"))
+    moved = glass.take(wire.Insert)[0][1]
+    assert moved.shard == 2
+    glass.give(*(ack(moved, server, [2]) for server in (0, 1)))
+    assert glass.answers[call][0].shard == 2
+
+
+def test_records_of_a_group_move_each_to_a_shard_that_spans_enough() -> None:
+    glass = client(
+        {0: ("a", "b"), 1: ("c", "c"), 2: ("b", "c")}, policy=lambda _p, _k, live: live[0]
+    )
+    glass.core._routing.limits = wire.Limits(max_unsettled_units=1)
+    first = insert(glass)
+    (message,) = {m.seq: m for _, m in glass.take(wire.Insert)}.values()
+    insert(glass, 1)
+    insert(glass, 2)
+    glass.give(*(ack(message, server, [1]) for server in (0, 1)))
+    assert glass.answers[first]
+    (group,) = {m.seq: m for _, m in glass.take(wire.Insert)}.values()
+    assert (group.shard, group.count) == (0, 2)
+    glass.give(refused(group, 0, "full"), refused(group, 1, "full"))
+    assert sorted(shards(glass)) == [1, 2]
+
+
+def test_no_shard_of_any_state_that_spans_enough_fails_at_once() -> None:
+    glass = client(states={1: "recovering"})
+    call = insert(glass, 3)
+    error = glass.answers[call]
+    assert isinstance(error, ConfigError)
+    assert "min_regions is 3, but the widest, shard 1, of" in str(error)
+    assert "spans 2 (a, b)" in str(error)
+    assert not glass.take(wire.Insert)
+
+
+def test_an_insert_waits_for_a_shard_that_spans_enough_and_is_not_live() -> None:
+    glass = client({0: ("a", "a"), 1: ("a", "b")}, states={1: "recovering"})
+    call = insert(glass, 2)
+    assert not glass.take(wire.Insert)
+    show(glass, placement(1, regions=("a", "b"), view=2))
+    assert shards(glass) == [1]
+    assert call not in glass.answers
+
+
+def test_the_error_at_the_deadline_names_the_shards_that_would_do() -> None:
+    glass = client({0: ("a", "a"), 1: ("a", "b")}, states={1: "recovering"})
+    call = insert(glass, 2, timeout=S)
+    glass.pass_time(2 * S)
+    error = glass.answers[call]
+    assert isinstance(error, DeadlineError)
+    assert "that spans 2 regions is live (shard 1 (recovering))" in str(error)
+
+
+def test_a_pinned_insert_at_a_narrow_shard_fails_at_once() -> None:
+    glass = client()
+    by_call, by_policy = insert(glass, 2, shard=0), client(policy=policy.pin(0))
+    assert "shard 0 of" in str(glass.answers[by_call])
+    found = by_policy.answers[insert(by_policy, 2)]
+    assert isinstance(found, ConfigError)
+    assert "spans 1 (a)" in str(found)
+    insert(glass, 2, shard=2)
+    assert shards(glass) == [2]
+
+
+def test_a_waiting_insert_leaves_a_shard_that_became_narrow() -> None:
+    glass = client({0: ("a", "b"), 1: ("b", "c")})
+    glass.core._routing.limits = wire.Limits(max_unsettled_units=1)
+    insert(glass)
+    (message,) = {m.seq: m for _, m in glass.take(wire.Insert)}.values()
+    insert(glass, 2)
+    assert not glass.take(wire.Insert)
+    show(glass, placement(0, regions=("a", "a")))
+    assert message.shard == 0
+    assert shards(glass) == [1]
+
+
+def test_without_labels_the_same_messages_are_sent() -> None:
+    sent = []
+    for number in (0, 1):
+        glass = client({0: ("", ""), 1: ("", "")}, min_regions=number)
+        insert(glass, number)
+        sent.append(glass.take(wire.Insert))
+    assert sent[0] == sent[1]
+
+
+# --- near shards ---
+
+
+@pytest.mark.parametrize(
+    ("live", "here", "expected"),
+    [
+        ([0, 1, 2], "a", [0, 1]),
+        ([1, 2], "b", [2]),
+        ([0, 1], "b", [1]),
+        ([0, 1, 2], "c", [2]),
+        ([0, 1, 2], "", [0, 1, 2]),
+        ([0, 1, 2], "mars", [0, 1, 2]),
+    ],
+)
+def test_near_shards_are_the_first_class_that_is_not_empty(
+    live: list[int], here: str, expected: list[int]
+) -> None:
+    assert nearest(live, here, MIXED.__getitem__, lambda _: 0) == expected
+
+
+def test_the_quickest_shards_are_near_where_no_server_is() -> None:
+    latencies = {0: 100, 1: 149, 2: 151}
+    assert nearest([0, 1, 2], "mars", MIXED.__getitem__, latencies.__getitem__) == [0, 1]
+    latencies[2] = 0
+    assert nearest([0, 1, 2], "mars", MIXED.__getitem__, latencies.__getitem__) == [0, 1, 2]
+
+
+def test_the_nearest_policy_uses_near_shards_that_span_enough() -> None:
+    glass = client(
+        {0: ("a", "a"), 1: ("b", "a"), 2: ("b", "c")}, policy=policy.nearest(), region="a"
+    )
+    for regions, expected in ((1, 0), (2, 1)):
+        for _ in range(5):
+            insert(glass, regions)
+        assert set(shards(glass)) <= {expected}
+    show(glass, placement(1, regions=("b", "a"), state="parked"))
+    insert(glass, 2)
+    assert shards(glass) == [2]
+
+
+# --- arguments ---
+
+
+def test_a_client_with_a_region_has_the_nearest_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    nearest_kind = type(policy.nearest())
+    assert type(placement_arguments.preferences(None, None, None).policy) is not nearest_kind
+    found = placement_arguments.preferences(None, "eu", 2)
+    assert (type(found.policy), found.region, found.min_regions) == (nearest_kind, "eu", 2)
+    monkeypatch.setenv("ZIPLOG_REGION", "us")
+    assert placement_arguments.preferences(policy.pin(3), None, None).region == "us"
+    assert placement_arguments.region("eu") == "eu"
+
+
+@pytest.mark.parametrize("region", ["", " ", "a b", 3])
+def test_what_is_no_region_is_refused(region: Any) -> None:
+    with pytest.raises(ConfigError, match="region"):
+        placement_arguments.region(region)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(0, ConfigError), (17, ConfigError)])
+def test_a_number_of_regions_out_of_range_is_refused(number: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="min_regions"):
+        arguments.insert(b"", RID_GENESIS, None, wire.Limits(), 1, regions=number)
+
+
+@pytest.mark.parametrize("number", [True, "2", 2.0])
+def test_what_is_no_number_of_regions_is_refused(number: Any) -> None:
+    with pytest.raises(TypeError, match="min_regions"):
+        arguments.insert_many([b""], RID_GENESIS, None, None, wire.Limits(), 1, regions=number)
+
+
+def test_servers_to_add_get_their_regions() -> None:
+    servers = {"s-0": "h:1", "s-1": "h:2"}
+    request = placement_arguments.change(3, "add", 1, servers, {"s-1": "eu"})
+    assert [replica.region for replica in request.replicas] == ["", "eu"]
+    with pytest.raises(ConfigError, match="regions"):
+        placement_arguments.change(3, "add", 1, servers, {"s-2": "eu"})

@@ -24,16 +24,24 @@ class Deliveries:
         #: Number of records of each step.
         self.batches: Final[list[int]] = []
         self._first = self._last = 0.0
+        self._closing_s = 0.0
 
     def per_s(self) -> float:
-        """Return the records a second, from the first step's start to the last one's end."""
-        return sum(self.batches) / (self._last - self._first)
+        """Return the records a second, from the first step's start to the last one's end.
+
+        The time of the target's close counts: a target of files writes them there.
+        """
+        return sum(self.batches) / (self._last - self._first + self._closing_s)
 
     def note(self, began: float, ended: float, count: int) -> None:
         """Note a step."""
         self._first = self._first or began
         self._last = ended
         self.batches.append(count)
+
+    def note_close(self, seconds: float) -> None:
+        """Note the end of the connection."""
+        self._closing_s += seconds
 
 
 class _Timed:
@@ -48,6 +56,12 @@ class _Timed:
         mark = self._inner.deliver(batch)
         self._steps.note(began, time.monotonic(), len(batch.records))
         return mark
+
+    def close(self) -> None:
+        """Close the target, and note the time."""
+        began = time.monotonic()
+        self._inner.close()
+        self._steps.note_close(time.monotonic() - began)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import re
+from binascii import b2a_base64
+from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,6 +32,8 @@ _FIELDS: Final[dict[str, Callable[[Record], str]]] = {
 }
 _FORMAT: Final = re.compile(r"%(.?)|\\([nt])|([^%\\]+|\\)", re.DOTALL)
 _ESCAPES: Final = {"n": "\n", "t": "\t"}
+_UNIX_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - UTC; the zone is added as text
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def as_text(record: Record) -> bytes:
@@ -44,7 +48,9 @@ def key_as_text(record: Record) -> bytes:
 
 def as_json(record: Record) -> bytes:
     """Return a record as --json prints it: one line, with a line feed."""
-    return _json_line(_head(record) | _bytes_field("payload", record.payload))
+    fields = _head(record)
+    _add_bytes(fields, "payload", record.payload)
+    return _json_line(fields)
 
 
 def key_as_json(record: Record) -> bytes:
@@ -65,8 +71,9 @@ def event_as_json(event: Event) -> bytes:
     """Return an event of a speculation as --json prints it."""
     if isinstance(event, Delivery):
         kind = {"event": "deliver", "speculative": event.speculative}
-        record = event.record
-        return _json_line(kind | _head(record) | _bytes_field("payload", record.payload))
+        fields = kind | _head(event.record)
+        _add_bytes(fields, "payload", event.record.payload)
+        return _json_line(fields)
     if isinstance(event, Confirmed):
         return _json_line({"event": "confirm", "upto": str(event.upto)})
     return _json_line({"event": "fail", "after": str(event.after)})
@@ -95,25 +102,45 @@ def formatted(pattern: str) -> Callable[[Record], bytes]:
 
 
 def _head(record: Record) -> dict[str, Any]:
-    return {
+    gsn, shard = record.rid
+    fields = {
         "rid": str(record.rid),
-        "gsn": record.rid.gsn,
-        "shard": record.rid.shard,
+        "gsn": gsn,
+        "shard": shard,
         "epoch": record.epoch,
-        "timestamp": record.timestamp.isoformat(),
-    } | _bytes_field("key", record.key)
+        "timestamp": _isoformat(record.timestamp_us),
+    }
+    _add_bytes(fields, "key", record.key)
+    return fields
+
+
+def _isoformat(timestamp_us: int) -> str:
+    """Return `Record.timestamp.isoformat()`; records of one second share most of the work."""
+    second, fraction_us = divmod(timestamp_us, 1_000_000)
+    start = _isoformat_of_second(second)
+    return f"{start}.{fraction_us:06}+00:00" if fraction_us else f"{start}+00:00"
+
+
+@lru_cache(maxsize=64)
+def _isoformat_of_second(second: int) -> str:
+    return (_UNIX_EPOCH + timedelta(seconds=second)).isoformat()
 
 
 def _json_line(fields: dict[str, Any]) -> bytes:
-    return shown_json(msgspec.json.encode(fields).decode()).encode() + b"\n"
+    line = _encode(fields)
+    # The encoder escapes C0, so only these may have something else to escape.
+    if not line.isascii() or b"\x7f" in line:
+        line = shown_json(line.decode()).encode()
+    return line + b"\n"
 
 
 def _escaped(text: bytes) -> str:
     return one_line(text.decode(errors="backslashreplace"))
 
 
-def _bytes_field(name: str, value: bytes | None) -> dict[str, str | None]:
+def _add_bytes(fields: dict[str, Any], name: str, value: bytes | None) -> None:
+    """Add bytes as text, or in base64 under another name if they are no UTF-8."""
     try:
-        return {name: None if value is None else value.decode()}
+        fields[name] = None if value is None else value.decode()
     except UnicodeDecodeError:
-        return {f"{name}_b64": base64.b64encode(value or b"").decode()}
+        fields[f"{name}_b64"] = b2a_base64(value or b"", newline=False).decode()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.sim.player.clients import Admin, Auditor
     from tests.sim.player.plan import PlayerFault
     from tests.simulator.process import Process
+    from ziplog.core.cursors import Cursor
 
 #: A killed process is started again after so long.
 _RESTART_NS: Final = 200 * MS
@@ -289,7 +290,7 @@ class Disturbances:
         position, random = RID_GENESIS, self._kernel.random
         _, target, _ = name.split("/")
         is_of_files = isinstance(self._outside.targets[target], SharedFiles)
-        if is_of_files and fault.kind in {"seek", "delete"}:
+        if is_of_files and fault.kind == "delete":
             return  # It is refused while there are files; see tests/unit/logplayer/targets.
         if fault.kind == "seek":
             position = random.choice((RID_GENESIS, known[-1], known[len(known) // 2]))
@@ -346,6 +347,13 @@ class Disturbances:
         cursor = self._cluster.state.cursors.get(name)
         if self._drop_former_row(name):
             self._change(name, "resume", RID_GENESIS)
-        elif oracle.may_lack_records(target_name) and cursor is not None:
+        elif cursor is not None and (
+            oracle.may_lack_records(target_name) or self._is_refused(target, partition, cursor)
+        ):
             position = target.position(int(partition)) if isinstance(target, SharedFiles) else 0
             self._change(name, "seek", RecordId(position, 0) if position else RID_GENESIS)
+
+    @staticmethod
+    def _is_refused(target: object, partition: str, cursor: Cursor) -> bool:
+        """Whether a directory has records from the position on to which its cursor was sought."""
+        return isinstance(target, SharedFiles) and target.seek(int(partition)) < cursor.seek

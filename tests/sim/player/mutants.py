@@ -27,6 +27,7 @@ from tests.sim.player.run import run_player
 from tests.sim.player.targets import Row, Store
 from tests.simulator.filesystem import Directory
 from ziplog.client.common.requests import NEVER
+from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,6 +182,12 @@ def late_stages(seed: int) -> PlayerPlan:
     """Return such a run with files of several batches."""
     targets = (TargetPlan("files", 2, 3),)
     return plan_of(seed, players=2, targets=targets, stalls=0.05, shows_late=True, span_ms=3_000)
+
+
+def seeks_of_files(seed: int) -> PlayerPlan:
+    """Return a run of files whose cursor is sought, also in front of what they have."""
+    faults = [PlayerFault(at_ms, "seek", 0) for at_ms in (400, 600, 800)]
+    return plan_of(seed, *faults, targets=(TargetPlan("files", 1, 3),))
 
 
 def mutant(draw: Callable[[int], PlayerPlan]) -> Callable[..., Any]:
@@ -461,6 +468,25 @@ def all_staged_files_are_removed() -> Iterator[None]:
         return [path for path in self._part.iterdir() if path.name.endswith(".stage")]
 
     with replaced(FilesTarget, "_stages", found), replaced(files_target, "_term_of", lambda _: -1):
+        yield
+
+
+@mutant(seeks_of_files)
+def files_are_written_twice() -> Iterator[None]:
+    """A seek in front of the last record of a directory is refused."""
+    open_files = FilesTarget._open
+
+    def opened(self: FilesTarget, task: Task) -> int:
+        try:
+            return open_files(self, task)
+        except ConfigError as error:
+            if "not written twice" not in str(error):
+                raise
+            self._store(seek=task.seek, position=task.position)
+            self._finished = task.position
+            return self._finished
+
+    with replaced(FilesTarget, "_open", opened):
         yield
 
 

@@ -115,7 +115,9 @@ class Oracle:
         """Note that an older state was put back; `positions`: the former ones, by partition."""
         self._restored.add(target)
         for partition, position in positions.items():
-            self._positions_before[cursor_name(self._player, target, partition)] = position
+            name = cursor_name(self._player, target, partition)
+            before = self._positions_before.get(name, 0)  # It may go back again on its way there.
+            self._positions_before[name] = max(before, position)
         self.power_cut(target)
 
     def lost_all(self, target: str, positions: dict[int, int]) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 from tests.properties import seeds
+from tests.sim.player import mutants_of_push as _mutants_of_push  # noqa: F401 - registers them
 from tests.sim.player.mutants import MUTANTS, PlayerMutant, search
 from tests.sim.player.plan import draw_player, draw_pushed
 from tests.sim.player.run import run_player
@@ -20,6 +21,7 @@ LAST_FOUND_BY: Final = {
     "all_staged_files_are_removed": 46,
     "contents_are_not_synced": 2,
     "empty_target_is_fresh": 2,
+    "files_are_written_twice": 2,
     "no_directory_sync": 2,
     "renamed_not_linked": 9,
     "steps_leave_gaps": 2,
@@ -27,8 +29,9 @@ LAST_FOUND_BY: Final = {
 }
 #: Mutants whose runs take long.
 LONG: Final = frozenset({
-    "all_staged_files_are_removed", "claims_are_counted_by_time", "no_fence", "renamed_not_linked",
-    "ring_skips", "term_begins_anew", "term_is_not_compared", "trim_passes_a_hold",
+    "all_staged_files_are_removed", "claims_are_counted_by_time", "no_fence",
+    "older_targets_are_passed", "renamed_not_linked", "ring_skips", "term_begins_anew",
+    "term_is_not_compared", "trim_passes_a_hold",
 })  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from logplayer.contract import Fenced, Opened, Retry
 from logplayer.targets import files_target
+from logplayer.targets.staged_records import Chain
 from tests.properties import examples
 from tests.unit.logplayer.targets.databases import GSNS, batch, record, task
 from tests.unit.logplayer.targets.files_directory import files, names, opened, stored
@@ -23,8 +24,10 @@ from ziplog.cli.rendering import as_json
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import BinaryIO
+
+    from logplayer.targets.staged_records import Frame
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +185,34 @@ def test_the_name_decides_where_a_file_system_shows_changes_late(
     expected = [gsn for gsn in GSNS if gsn < (15 if is_behind else 9)]
     assert stored(tmp_path) == expected
     assert not list(tmp_path.rglob("*.part"))
+
+
+class _NamedByPosition(Chain):
+    """A broken rule: a file has the name of the position at which its frames start."""
+
+    def __iter__(self) -> Iterator[Frame]:
+        start = self.stop
+        for frame in super().__iter__():
+            self.first = start
+            yield frame
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_owners_with_different_positions_give_a_record_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_broken: bool
+) -> None:
+    """The successor passes a position without a record; the former owner sees that late."""
+    if is_broken:
+        monkeypatch.setattr(files_target, "Chain", _NamedByPosition)
+    former, of = opened(tmp_path)
+    former.deliver(batch(of, 1, 4))
+    successor, later = opened(tmp_path, 2, position=4, has_moved=True)
+    successor.deliver(batch(later, 4, 5, []))
+    successor.deliver(batch(later, 5, 9))
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    with suppress(Fenced) if is_broken else pytest.raises(Fenced, match="another process wrote"):
+        former.deliver(batch(of, 4, 9))
+    assert stored(tmp_path) == ([1, 2, 3, 5, 8, 5, 8] if is_broken else [1, 2, 3, 5, 8])
 
 
 @pytest.mark.parametrize("term", [1, 2])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tests.sim import regions
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
 
@@ -164,6 +165,8 @@ class Plan(NamedTuple):
     #: Number of clients that write rows, and repeat them. The readers then know the rows before
     #: their start; without a trim, each row counts once.
     rows: int = 0
+    #: The regions of all processes.
+    regions: regions.Regions | None = None
 
     @property
     def forgets_soon(self) -> bool:
@@ -206,13 +209,20 @@ def shard_of(change: Fault) -> int:
     return int(change.targets[0].removeprefix("shard-"))
 
 
-def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = None) -> Plan:
+def draw(
+    seed: int,
+    *,
+    faults: int | None = None,
+    is_raft_real: bool | None = None,
+    has_regions: bool | None = None,
+) -> Plan:
     """Return the plan of a seed.
 
     Args:
         seed: any number.
         faults: number of faults, and no changes; None: random.
         is_raft_real: use the real consensus library, or the model; None: random.
+        has_regions: its processes are in several regions; None: random, and with `faults`: no.
 
     """
     random = Random(f"plan {seed}")
@@ -254,6 +264,10 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         plan = plan._replace(speculators=Random(f"speculators {seed}").choice((0, 1)))
         plan = plan._replace(owners=Random(f"owners {seed}").choice((0, 0, 1, 3)))
         drawn += draw_zombies(plan)
+    if has_regions is None:
+        has_regions = faults is None and regions.is_drawn(seed)
+    if has_regions:
+        plan = plan._replace(regions=regions.draw(seed, plan.f, plan.shards))
     return plan._replace(faults=tuple(sorted(drawn)))
 
 

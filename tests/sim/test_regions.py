@@ -1,0 +1,78 @@
+"""Plans with regions: their draws, their delays, and their runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim import regions
+from tests.sim.cluster import config_of
+from tests.sim.plan import draw
+from tests.sim.regions import REGIONS, Regions
+from tests.sim.run import run
+from tests.simulator.kernel import MS, US, Kernel, S
+from tests.simulator.network import Conditions, Network
+
+PLACES = Regions(
+    delays_us=(5_000, 20_000, 60_000),
+    shards=(("ap", "eu"), ("us", "us")),
+    min_regions=1,
+    is_near=True,
+)
+
+
+def test_one_plan_of_six_has_regions_and_all_else_of_it_stays() -> None:
+    drawn = [draw(seed) for seed in range(300)]
+    assert 30 < sum(plan.regions is not None for plan in drawn) < 70
+    assert all(plan._replace(regions=None) == draw(plan.seed, has_regions=False) for plan in drawn)
+    assert draw(3, faults=2).regions is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_plan_is_a_valid_cluster_file(seed: int) -> None:
+    """Constructing a cluster file checks `min_regions` and `rtt_ms`."""
+    plan = draw(seed, has_regions=True)
+    config = config_of(plan)
+    assert plan.regions is not None
+    for node in config.nodes:
+        assert node.region in REGIONS
+    longest = max(
+        (plan.regions.delay_ns(one, other) or (0, 0))[1]
+        for one in plan.servers
+        for other in ("writer-0", "writer-1", "writer-2")
+    )
+    assert 2 * longest <= config.rtt_ms * MS
+
+
+def test_a_process_is_where_its_number_says() -> None:
+    found = {name: PLACES.of(name) for name in ("mms-0", "fh-4", "writer-2", "shard-1-0", "host")}
+    assert found == {"mms-0": "ap", "fh-4": "eu", "writer-2": "us", "shard-1-0": "us", "host": ""}
+
+
+def test_a_delay_is_that_of_its_two_regions_with_a_tenth_of_jitter() -> None:
+    ways = {("mms-0", "mms-1"): 5, ("mms-2", "mms-0"): 20, ("mms-1", "mms-2"): 60}
+    for (one, other), ms in ways.items():
+        expected = (ms * MS, ms * MS * 11 // 10)
+        assert PLACES.delay_ns(one, other) == PLACES.delay_ns(other, one) == expected
+    assert PLACES.delay_ns("mms-0", "shard-0-0") is None
+    assert PLACES.delay_ns("mms-0", "operator") is None
+
+
+def test_the_network_asks_for_the_delay_of_a_link_before_the_general_one() -> None:
+    kernel = Kernel(1)
+    network = Network(kernel, Conditions(delay_ns=(50 * US, 50 * US)))
+    network.delay_of = lambda src, _dst: (3 * MS, 3 * MS) if src == "far" else None
+    arrived: list[tuple[str, int]] = []
+    began = kernel.now
+    for src in ("near", "far"):
+        network.carry(src, "b", b"", lambda src=src: arrived.append((src, kernel.now - began)))
+    kernel.run(1 * S)
+    assert arrived == [("near", 50 * US), ("far", 3 * MS)]
+
+
+@pytest.mark.parametrize("seed", [4, 6, 7])
+def test_a_cluster_over_regions_keeps_all_guarantees(seed: int) -> None:
+    assert run(draw(seed, has_regions=True)).operations > 40
+
+
+def test_a_seed_of_regions_is_drawn_apart() -> None:
+    assert regions.draw(7, 1, 2) == regions.draw(7, 1, 2) != regions.draw(8, 1, 2)

@@ -1,4 +1,4 @@
-"""Plans with regions: their draws, their delays, and their runs."""
+"""Plans with regions: their draws, their delays, their runs, and the rule `regions`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import pytest
 
 from tests.sim import regions
 from tests.sim.cluster import config_of
+from tests.sim.history import History
 from tests.sim.plan import draw
 from tests.sim.regions import REGIONS, Regions
 from tests.sim.run import run
 from tests.simulator.kernel import MS, US, Kernel, S
 from tests.simulator.network import Conditions, Network
+from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.types import RID_GENESIS, RecordId
 
 PLACES = Regions(
     delays_us=(5_000, 20_000, 60_000),
@@ -76,3 +79,42 @@ def test_a_cluster_over_regions_keeps_all_guarantees(seed: int) -> None:
 
 def test_a_seed_of_regions_is_drawn_apart() -> None:
     assert regions.draw(7, 1, 2) == regions.draw(7, 1, 2) != regions.draw(8, 1, 2)
+
+
+# --- the history's rule --------------------------------------------------------------------------
+
+#: Shard 0 spans two regions, and one from 2,000 ns on.
+_NARROWED = [(0, 0, 1, ["eu", "us"]), (2_000, 0, 1, ["us", "us"])]
+
+
+def _broken(
+    min_regions: int, called: int, acked: int, placed: list[tuple[int, int, int, list[str]]]
+) -> list[str]:
+    """Return the rules that an insert at shard 0 breaks."""
+    history = History(seed=1)
+    request = InsertRequest(NEVER, [b"a"], RID_GENESIS, None, 0, min_regions=min_regions)
+    number = history.call("a", called, request)
+    history.returned(number, acked, [RecordId(7, 0)])
+    history.placements(placed)
+    return [violation.rule for violation in history.judge().violations]
+
+
+@pytest.mark.parametrize(
+    ("min_regions", "called", "acked", "rules"),
+    [
+        (2, 100, 200, []),
+        (2, 1_900, 2_100, []),
+        (2, 2_100, 2_200, ["regions"]),
+        (1, 2_100, 2_200, []),
+        (0, 2_100, 2_200, []),
+        (3, 1_900, 2_100, ["regions"]),
+    ],
+)
+def test_a_record_is_in_as_many_regions_as_its_insert_requested(
+    min_regions: int, called: int, acked: int, rules: list[str]
+) -> None:
+    assert _broken(min_regions, called, acked, _NARROWED) == rules
+
+
+def test_a_history_without_placements_of_a_shard_says_nothing_about_it() -> None:
+    assert _broken(3, 100, 200, []) == _broken(3, 100, 200, [(0, 1, 1, ["eu"])]) == []

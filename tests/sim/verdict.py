@@ -52,8 +52,11 @@ class Monitor:
         #: The losses reported by the membership service: (shard, start, stop).
         self.losses: Final[list[Loss]] = []
         self._starts: Final[dict[str, int]] = {}
+        #: All placements of shards over regions: (time, shard, view, regions).
+        self.placements: Final[list[tuple[int, int, int, list[str]]]] = []
+        self._placed: Final[dict[int, tuple[int, list[str]]]] = {}
         # A trim may drop a lease before the next look.
-        cluster.mms.on_applied = self._learn_leases
+        cluster.mms.on_applied = self._learn_committed
 
     def check(self) -> None:
         """Check every running server."""
@@ -84,6 +87,24 @@ class Monitor:
                 f"shard {log.shard} is finalized, and {replica.name} has {written} of its {last}"
                 " entries on its disk"
             )
+
+    def _learn_committed(self) -> None:
+        self._learn_leases()
+        if self._cluster.plan.regions is not None:
+            self._learn_placements()
+
+    def _learn_placements(self) -> None:
+        for shard, placement in self._cluster.state.placements.items():
+            regions = [replica.region for replica in placement.replicas]
+            if self._placed.get(shard) == (placement.view, regions):
+                continue
+            if shard not in self._placed:
+                required = self._cluster.config.required_regions
+                assert len(set(regions)) >= required, (
+                    f"shard {shard} joined with servers in {regions}: {required} are required"
+                )
+            self._placed[shard] = (placement.view, regions)
+            self.placements.append((self._cluster.kernel.now, shard, placement.view, regions))
 
     def _learn_leases(self) -> None:
         known, runs = self._ownership.stop, self._cluster.state.runs
@@ -191,6 +212,7 @@ def final(
     """
     monitor.check_end()
     history.losses(cluster.kernel.now, monitor.losses)
+    history.placements(monitor.placements)
     history.check(allow_loss=bool(monitor.losses))
     stored = once(_not_lost(monitor.logs.records.values(), monitor.losses))
     records = {r.gsn: r for r in stored}

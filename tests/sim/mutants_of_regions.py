@@ -1,0 +1,74 @@
+"""Mutants of regions. See tests/sim/mutation."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from mms.reconfiguration import Reconfiguration
+from tests.sim.mutation import busy, mutant, replaced
+from tests.sim.plan import Fault, Plan
+from tests.sim.regions import Regions
+from ziplog.client.inserts.shard_selector import ShardSelector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NARROW: Final = ("eu", "eu")
+_WIDE: Final = (("ap", "eu"), ("us", "ap"))
+
+
+def _regions(*shards: tuple[str, ...], min_regions: int = 1) -> Regions:
+    return Regions((10_000, 20_000, 30_000), shards, min_regions, is_near=False)
+
+
+def _mixed(seed: int) -> Plan:
+    """One of three shards is in one region."""
+    return busy(seed, shards=3, regions=_regions(_WIDE[0], _NARROW, _WIDE[1]))
+
+
+@mutant(_mixed, "three shards over regions, one of them in one region")
+def any_shard_will_do() -> Iterator[None]:
+    """A client offers only shards of enough regions to the policy (section 20, rule 3)."""
+    with replaced(ShardSelector, "required", lambda _self, _request: 1):
+        yield
+
+
+def _wide_shard_leaves(seed: int) -> Plan:
+    """Inserts are in flight at a shard of two regions that leaves; one shard is in one region."""
+    at_ms = Random(f"leave {seed}").randrange(50, 300)
+    return _mixed(seed)._replace(
+        faults=(Fault(at_ms, "remove-shard", ("shard-0",)),), lanes=8, think_us=0
+    )
+
+
+@mutant(_wide_shard_leaves, "the same; a shard of two regions leaves under load")
+def moved_without_regions() -> Iterator[None]:
+    """A record that moves to another shard needs as many regions as before (rule 3)."""
+    select = ShardSelector.__call__
+
+    def moved(self: ShardSelector, call: Any) -> Any:
+        with replaced(ShardSelector, "required", lambda _self, _request: 1):
+            return select(self, call)
+
+    with replaced(ShardSelector, "__call__", moved):
+        yield
+
+
+def _narrow_shard(seed: int) -> Plan:
+    """An operator adds a shard of one region to a cluster that requires two."""
+    at_ms = Random(f"add {seed}").randrange(50, 300)
+    regions = _regions(_WIDE[0], _NARROW, min_regions=0)
+    return busy(seed, Fault(at_ms, "add-shard", ("shard-1",)), regions=regions)
+
+
+@mutant(_narrow_shard, "an operator adds a shard of one region where two are required")
+def narrow_shard_is_added() -> Iterator[None]:
+    """The leader refuses a shard of fewer regions than its cluster file requires (rule 2)."""
+    init = Reconfiguration.__init__
+
+    def begun(self: Reconfiguration, state: Any, servers: Any, services: Any, _count: int) -> None:
+        init(self, state, servers, services)
+
+    with replaced(Reconfiguration, "__init__", begun):
+        yield

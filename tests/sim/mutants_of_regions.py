@@ -29,7 +29,7 @@ def _mixed(seed: int) -> Plan:
 
 @mutant(_mixed, "three shards over regions, one of them in one region")
 def any_shard_will_do() -> Iterator[None]:
-    """A client offers only shards of enough regions to the policy (section 20, rule 3)."""
+    """A client offers all live shards to the policy, whatever regions they span (section 20)."""
     with replaced(ShardSelector, "required", lambda _self, _request: 1):
         yield
 
@@ -44,7 +44,7 @@ def _wide_shard_leaves(seed: int) -> Plan:
 
 @mutant(_wide_shard_leaves, "the same; a shard of two regions leaves under load")
 def moved_without_regions() -> Iterator[None]:
-    """A record that moves to another shard needs as many regions as before (rule 3)."""
+    """A record that moves to another shard forgets how many regions it needs (section 20)."""
     select = ShardSelector.__call__
 
     def moved(self: ShardSelector, call: Any) -> Any:
@@ -64,7 +64,7 @@ def _narrow_shard(seed: int) -> Plan:
 
 @mutant(_narrow_shard, "an operator adds a shard of one region where two are required")
 def narrow_shard_is_added() -> Iterator[None]:
-    """The leader refuses a shard of fewer regions than its cluster file requires (rule 2)."""
+    """The leader adds a shard of fewer regions than its cluster file requires (section 20)."""
     init = Reconfiguration.__init__
 
     def begun(self: Reconfiguration, state: Any, servers: Any, services: Any, _count: int) -> None:

@@ -49,6 +49,8 @@ SLEEPS: Final = {"offline": 3, "suspend": 3, "pause": 2}
 _ONLY_SLEEPS: Final = frozenset({"offline", "suspend"})
 #: Temporary refusals of a machine, with weights.
 REFUSALS: Final = {"no-descriptors": 1}
+#: Faults of whole regions, with weights.
+REGION_FAULTS: Final = {"cut-region": 3, "lose-region": 2}
 #: Number of runs of leases that are granted while no server is notified: more than a server keeps,
 #: and more than a frame holds, which is small in these runs.
 AGED_RUNS: Final = 3_000
@@ -268,6 +270,7 @@ def draw(
         has_regions = faults is None and regions.is_drawn(seed)
     if has_regions:
         plan = plan._replace(regions=regions.draw(seed, plan.f, plan.shards))
+        drawn += draw_region_faults(plan) if faults is None else []
     return plan._replace(faults=tuple(sorted(drawn)))
 
 
@@ -397,6 +400,18 @@ def draw_zombies(plan: Plan) -> list[Fault]:
         name = f"owner-{random.randrange(plan.owners)}"
         for_ms = 0 if kind == "kill-client" else random.choice((100, 500, 1_000, 3_000))
         drawn.append(Fault(_when(random, plan), kind, (name,), for_ms))
+    return drawn
+
+
+def draw_region_faults(plan: Plan) -> list[Fault]:
+    """Return faults of whole regions, in two of three plans with regions."""
+    random = Random(f"region faults {plan.seed}")
+    drawn: list[Fault] = []
+    for _ in range(random.choice((0, 1, 2))):
+        (kind,) = random.choices(list(REGION_FAULTS), list(REGION_FAULTS.values()))
+        for_ms = random.choice((300, 1_200, 3_000, 8_000))
+        region = random.choice(regions.REGIONS)
+        drawn.append(Fault(_when(random, plan), kind, (region,), for_ms))
     return drawn
 
 

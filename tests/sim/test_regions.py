@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from tests.sim import regions
 from tests.sim.cluster import config_of
 from tests.sim.history import History
-from tests.sim.plan import draw
+from tests.sim.mutation import busy
+from tests.sim.plan import REGION_FAULTS, Fault, draw
 from tests.sim.regions import REGIONS, Regions
 from tests.sim.run import run
 from tests.simulator.kernel import MS, US, Kernel, S
 from tests.simulator.network import Conditions, Network
 from ziplog.client.common.requests import NEVER, InsertRequest
 from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from tests.sim.plan import Plan
 
 PLACES = Regions(
     delays_us=(5_000, 20_000, 60_000),
@@ -26,7 +32,10 @@ PLACES = Regions(
 def test_one_plan_of_six_has_regions_and_all_else_of_it_stays() -> None:
     drawn = [draw(seed) for seed in range(300)]
     assert 30 < sum(plan.regions is not None for plan in drawn) < 70
-    assert all(plan._replace(regions=None) == draw(plan.seed, has_regions=False) for plan in drawn)
+    for plan in drawn:
+        others = tuple(fault for fault in plan.faults if fault.kind not in REGION_FAULTS)
+        plain = draw(plan.seed, has_regions=False)
+        assert plan._replace(regions=None, faults=others) == plain
     assert draw(3, faults=2).regions is None
 
 
@@ -118,3 +127,42 @@ def test_a_record_is_in_as_many_regions_as_its_insert_requested(
 
 def test_a_history_without_placements_of_a_shard_says_nothing_about_it() -> None:
     assert _broken(3, 100, 200, []) == _broken(3, 100, 200, [(0, 1, 1, ["eu"])]) == []
+
+
+# --- faults of regions ---------------------------------------------------------------------------
+
+
+def ring(seed: int, *faults: Fault, **changes: Any) -> Plan:
+    """Return a run of the recommended shape, which survives the loss of each region."""
+    shards = (("ap", "eu"), ("eu", "us"), ("us", "ap"))
+    placed = Regions((10_000, 20_000, 40_000), shards, 0, is_near=bool(seed % 2))
+    plan = busy(
+        seed, *faults, shards=3, mms=3, handlers=3, think_us=20_000, span_ms=2_000, regions=placed
+    )
+    return plan._replace(**changes)
+
+
+@pytest.mark.parametrize("kind", ["cut-region", "lose-region"])
+@pytest.mark.parametrize("region", REGIONS)
+def test_the_log_survives_a_region_that_is_away_for_a_while(kind: str, region: str) -> None:
+    seed = REGIONS.index(region)
+    assert run(ring(seed, Fault(200, kind, (region,), 3_000))).faults == 1
+
+
+PAUSED = Fault(100, "pause", ("shard-0-1",), 3_000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mms": 1},
+        {"regions": PLACES},
+        {"regions": None},
+        {"faults": (PAUSED, Fault(200, "lose-region", ("ap",), 500))},
+    ],
+    ids=["the membership service", "a whole shard", "no regions", "the other server of a shard"],
+)
+def test_a_region_that_the_cluster_would_miss_stays(changes: dict[str, Any]) -> None:
+    fault = Fault(200, "lose-region", ("us" if "regions" in changes else "ap",), 500)
+    plan = ring(1, fault, **changes)
+    assert run(plan).faults == len(plan.faults) - 1

@@ -184,8 +184,8 @@ class Observed:
         self.losses: set[tuple[int, int, int]] = set()
         #: From a shard that has left the log to when that was known.
         self.left: Final[dict[int, int]] = {}
-        #: By shard: the times from which on it spanned so many regions.
-        self.spans: Final[dict[int, list[tuple[int, int]]]] = {}
+        #: By shard: the times from which on it had a view and spanned so many regions.
+        self.spans: Final[dict[int, list[tuple[int, int, int]]]] = {}
         self.transactions: Final = Transactions()
         self.cursors: Final = Cursors()
         self.players: Final = Players()
@@ -529,4 +529,4 @@ class _Process:
 
     def _placement_is(self, event: events.PlacementIs) -> None:
         spans = self._observed.spans.setdefault(event.shard, [])
-        spans.append((event.at, len(set(event.regions))))
+        spans.append((event.at, event.view, len(set(event.regions))))

@@ -1,8 +1,9 @@
 """Rule on regions: an acknowledged record is in as many regions as its insert requested.
 
 A record is acknowledged by all servers of its shard, in one view. Rule: of all placements of the
-shard that were in force between the call and the acknowledgement, one spans the number of regions.
-A history without placements of a shard says nothing about it.
+views that were in force between the call and the acknowledgement, one spans the number of regions.
+So a client may know the former regions of a view. A history without placements of a shard says
+nothing about it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def check(judgement: Judgement) -> Iterator[Violation]:
             yield Violation("regions", text, source, gsn, payload)
 
 
-def _widest(spans: Sequence[tuple[int, int]], called: int, acked: int) -> int:
-    """Return the most regions that a shard spanned at any time of [called, acked]."""
+def _widest(spans: Sequence[tuple[int, int, int]], called: int, acked: int) -> int:
+    """Return the most regions that a shard spanned in the views of [called, acked]."""
     first = max(bisect_right(spans, called, key=lambda row: row[0]) - 1, 0)
     stop = max(bisect_right(spans, acked, key=lambda row: row[0]), 1)
-    return max(count for _, count in spans[first:stop])
+    views = {view for _, view, _ in spans[first:stop]}
+    return max(count for _, view, count in spans[:stop] if view in views)

@@ -25,6 +25,7 @@ from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.core.nearness import NearestPolicy
 from ziplog.core.node import LevelRequested
 from ziplog.core.wire_use import Release
+from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -164,6 +165,31 @@ class SimCluster:
             self._add(node, self._start_server)
             self.nodes[node.name].start()
         return servers
+
+    def relabel(self, name: str, region: str) -> bool:
+        """Change a storage server's region in the cluster file; it reads that at its next start.
+
+        Returns False, without a change, if the file would be refused, or would require another
+        number of regions.
+        """
+        shards = tuple(
+            replace(
+                shard,
+                replicas=tuple(
+                    replace(node, region=region) if node.name == name else node
+                    for node in shard.replicas
+                ),
+            )
+            for shard in self.config.shards
+        )
+        try:
+            config = replace(self.config, shards=shards)
+        except ConfigError:
+            return False
+        if config.required_regions != self.config.required_regions:
+            return False
+        self.config = config
+        return True
 
     def set_level(self, name: str, level: Durability) -> None:
         """Change the durability level in the cluster file of a storage server."""

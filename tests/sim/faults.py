@@ -19,6 +19,7 @@ from tests.sim.disks import sync
 from tests.sim.plan import CHANGES, RAISE
 from tests.sim.raft_world import flip_in
 from tests.sim.rebuild import Loss, can_rebuild, rebuild
+from tests.sim.regions import REGIONS
 from tests.simulator.consensus import OrderedLog
 from tests.simulator.filesystem import CAPACITY_BYTES, LATENCY_NS
 from tests.simulator.kernel import MS
@@ -358,12 +359,25 @@ class Faults:
         regions = self._cluster.plan.regions
         return [n for n in self._cluster.nodes if regions is not None and regions.of(n) == region]
 
+    def _relabel(self, fault: Fault) -> bool:
+        """Stop a server cleanly; it starts with another region in its cluster file.
+
+        The machine stays where it is.
+        """
+        (name,) = fault.targets
+        server, process = self._cluster.server(name), self._cluster.nodes[name]
+        if server is None or process.is_paused or not self._may_fail(name):
+            return False
+        return self._cluster.relabel(name, REGIONS[fault.amount - 1]) and self._stop(fault)
+
     def _survives(self, region: str) -> bool:
         """Whether the cluster survives the loss of a region now."""
-        placements = self._cluster.state.placements.values()
+        regions, placements = self._cluster.plan.regions, self._cluster.state.placements.values()
+        if regions is None:
+            return False
         layout = replace(
             layout_of(self._cluster.config),
-            shards={p.shard: tuple(r.region for r in p.replicas) for p in placements},
+            shards={p.shard: tuple(regions.of(r.name) for r in p.replicas) for p in placements},
             removed=frozenset(p.shard for p in placements if p.state in {"leaving", "finalized"}),
         )
         verdicts = {verdict.lost: verdict for verdict in survey(layout)}
@@ -546,6 +560,7 @@ KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "lead-fh": Faults._lead,
     "cut-region": Faults._cut_region,
     "lose-region": Faults._lose_region,
+    "relabel": Faults._relabel,
     "slow-disk": Faults._slow_disk,
     "full-disk": Faults._full_disk,
     "fail-disk": Faults._fail_disk,

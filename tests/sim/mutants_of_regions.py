@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from mms.reconfiguration import Reconfiguration
+from mms.servers import Servers
 from tests.sim.mutation import busy, mutant, replaced
 from tests.sim.plan import Fault, Plan
 from tests.sim.regions import Regions
@@ -71,4 +72,18 @@ def narrow_shard_is_added() -> Iterator[None]:
         init(self, state, servers, services)
 
     with replaced(Reconfiguration, "__init__", begun):
+        yield
+
+
+def _relabelled(seed: int) -> Plan:
+    """A server of each shard restarts with another region."""
+    at_ms = Random(f"relabel {seed}").randrange(50, 300)
+    faults = (Fault(at_ms + 10 * i, "relabel", (f"shard-{i}-1",), amount=3) for i in range(2))
+    return busy(seed, *faults, shards=2, regions=_regions(_WIDE[0], _NARROW))
+
+
+@mutant(_relabelled, "two servers restart with another region")
+def labels_never_change() -> Iterator[None]:
+    """The placement of a live shard keeps the region that a server reported first (section 20)."""
+    with replaced(Servers, "is_relabelled", lambda _self, _placement: False):
         yield

@@ -51,6 +51,8 @@ _ONLY_SLEEPS: Final = frozenset({"offline", "suspend"})
 REFUSALS: Final = {"no-descriptors": 1}
 #: Faults of whole regions, with weights.
 REGION_FAULTS: Final = {"cut-region": 3, "lose-region": 2}
+#: One plan with regions of this many has servers whose labels change.
+_RELABELLED_ONE_IN: Final = 3
 #: Number of runs of leases that are granted while no server is notified: more than a server keeps,
 #: and more than a frame holds, which is small in these runs.
 AGED_RUNS: Final = 3_000
@@ -270,7 +272,8 @@ def draw(
         has_regions = faults is None and regions.is_drawn(seed)
     if has_regions:
         plan = plan._replace(regions=regions.draw(seed, plan.f, plan.shards))
-        drawn += draw_region_faults(plan) if faults is None else []
+        if faults is None:
+            drawn += draw_region_faults(plan) + draw_relabels(plan)
     return plan._replace(faults=tuple(sorted(drawn)))
 
 
@@ -413,6 +416,19 @@ def draw_region_faults(plan: Plan) -> list[Fault]:
         region = random.choice(regions.REGIONS)
         drawn.append(Fault(_when(random, plan), kind, (region,), for_ms))
     return drawn
+
+
+def draw_relabels(plan: Plan) -> list[Fault]:
+    """Return servers that restart with another region, in one of three plans with regions."""
+    random = Random(f"relabels {plan.seed}")
+    if random.randrange(_RELABELLED_ONE_IN):
+        return []
+    names = random.choices(plan.servers, k=random.choice((1, 2, 3)))
+    count = len(regions.REGIONS)
+    return [
+        Fault(_when(random, plan), "relabel", (name,), amount=random.randint(1, count))
+        for name in names
+    ]
 
 
 def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:

@@ -154,10 +154,20 @@ class Monitor:
             is_finalized = self._cluster.state.placements[state.shard].state == "finalized"
             if is_finalized and self.logs.shard(state.shard).was_member:
                 self._check_sealed(name, state)
+        self._check_labels()
         for shard, logs in by_shard.items():
             checks.check_replicas_agree(shard, logs)
             for _, entries in logs.values():
                 checks.check_exactly_once(shard, entries)
+
+    def _check_labels(self) -> None:
+        """Check that the placements of live shards have the regions of the cluster file."""
+        for shard in self._cluster.config.shards:
+            placement = self._cluster.state.placements.get(shard.id)
+            if placement is not None and placement.state == "live":
+                placed = [replica.region for replica in placement.replicas]
+                labels = [node.region or "" for node in shard.replicas]
+                assert placed == labels, f"shard {shard.id} is placed in {placed}, not {labels}"
 
     def _check_sealed(self, name: str, state: ReplicaState) -> None:
         """Check that all entries of a finalized shard are decided and on all replicas' disks."""

@@ -452,14 +452,14 @@ class Inserts:
         self._resume_after_view_change(window, route)
 
     def _resume_after_view_change(self, window: ShardWindow, route: Route) -> None:
-        """Retransmit calls of older views in this view, unless a later unit may be placed.
+        """Retransmit calls of older views in this view.
 
-        The client locates all units of such a call, until it knows which of them are placed.
+        If a later unit may be placed, or the shard became too narrow, the client locates all units.
         """
         window.is_blocked_by_view_change = False
         known: list[InsertCall] = []
         for call, units in window.units_of_older_views(route.view).items():
-            if not has_later_unit(call, units):
+            if not (has_later_unit(call, units) or self.shard_selector.must_leave(window, call)):
                 for unit in units:
                     unit.move_to_view(route.view, len(route.names))
                     unit.retransmit_at = self._context.now

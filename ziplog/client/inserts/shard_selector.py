@@ -117,6 +117,15 @@ class ShardSelector:
         span = len(set(self._routing.regions(window.shard)))
         return any(self.required(call.request) > span for call in (*window.queue, *window.singles))
 
+    def must_leave(self, window: ShardWindow, call: InsertCall) -> bool:
+        """Whether a call at a shard requires more regions than the shard spans now.
+
+        A call that is placed in part stays.
+        """
+        span = len(set(self._routing.regions(window.shard)))
+        is_short = any(self.required(one.request) > span for one in call.calls)
+        return is_short and not call.is_partly_placed
+
     def _without_live(self, former: int, count: int) -> int | ConfigError:
         """Return the former shard if the call may wait for it, else -1 if it may wait for others.
 

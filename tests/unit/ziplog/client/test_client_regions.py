@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ziplog.client.fakes import Glass, S, ack, placement, refused
+from tests.unit.ziplog.client.fakes import CLUSTER, Glass, S, ack, placement, refused
 from ziplog import policy, wire
 from ziplog.client import arguments, placement_arguments
 from ziplog.client.common.requests import InsertRequest
@@ -145,6 +145,39 @@ def test_a_pinned_insert_at_a_narrow_shard_fails_at_once() -> None:
     assert "spans 1 (a)" in str(found)
     insert(glass, 2, shard=2)
     assert shards(glass) == [2]
+
+
+def test_a_sent_insert_is_not_sent_in_a_view_that_spans_too_few_regions() -> None:
+    glass = client({0: ("a", "b"), 1: ("c", "b")})
+    call = insert(glass, 2)
+    message = glass.take(wire.Insert)[0][1]
+    show(glass, placement(0, regions=("a", "a"), view=2))
+    glass.pass_time(S // 1000)
+    assert not glass.take(wire.Insert)
+    glass.give(wire.Located(CLUSTER, 0, 2, 1, message.client, message.seq, "absent", []))
+    moved = glass.take(wire.Insert)[0][1]
+    assert moved.shard == 1
+    glass.give(*(ack(moved, server, [2]) for server in (0, 1)))
+    assert glass.answers[call][0].shard == 1
+
+
+def test_a_sent_insert_that_is_placed_stays_where_a_view_spans_too_few_regions() -> None:
+    glass = client({0: ("a", "b"), 1: ("c", "b")})
+    call = insert(glass, 2)
+    message = glass.take(wire.Insert)[0][1]
+    show(glass, placement(0, regions=("a", "a"), view=2))
+    glass.give(wire.Located(CLUSTER, 0, 2, 1, message.client, message.seq, "present", [2]))
+    assert glass.answers[call][0].shard == 0
+    assert not glass.take(wire.Insert)
+
+
+def test_a_sent_insert_that_requires_one_region_is_sent_in_the_new_view() -> None:
+    glass = client({0: ("a", "b"), 1: ("c", "b")})
+    insert(glass, 1)
+    glass.take(wire.Insert)
+    show(glass, placement(0, regions=("a", "a"), view=2))
+    glass.pass_time(S // 1000)
+    assert {(m.shard, m.view) for _, m in glass.take(wire.Insert)} == {(0, 2)}
 
 
 def test_a_waiting_insert_leaves_a_shard_that_became_narrow() -> None:

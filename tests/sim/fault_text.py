@@ -89,7 +89,7 @@ KINDS: Final = {
     "power-all": _Kind("no target", ""),
     "cut-region": _ONE_REGION,
     "lose-region": _ONE_REGION,
-    "relabel": _ONE_SERVER._replace(amount="its region: 1 (as *1): ap, 2: eu, 3: us"),
+    "relabel": _ONE_SERVER._replace(amount="its region: 1 (as *1): eu, 2: us, 3: ap"),
     "add-shard": _ONE_SHARD,
     "remove-shard": _ONE_SHARD,
     "finalize-shard": _ONE_SHARD,

@@ -368,7 +368,8 @@ class Faults:
         server, process = self._cluster.server(name), self._cluster.nodes[name]
         if server is None or process.is_paused or not self._may_fail(name):
             return False
-        return self._cluster.relabel(name, REGIONS[fault.amount - 1]) and self._stop(fault)
+        region = REGIONS[fault.amount % len(REGIONS)]
+        return self._cluster.relabel(name, region) and self._stop(fault)
 
     def _survives(self, region: str) -> bool:
         """Whether the cluster survives the loss of a region now."""

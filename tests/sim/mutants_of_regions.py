@@ -78,7 +78,7 @@ def narrow_shard_is_added() -> Iterator[None]:
 def _relabelled(seed: int) -> Plan:
     """A server of each shard restarts with another region."""
     at_ms = Random(f"relabel {seed}").randrange(50, 300)
-    faults = (Fault(at_ms + 10 * i, "relabel", (f"shard-{i}-1",), amount=3) for i in range(2))
+    faults = (Fault(at_ms + 10 * i, "relabel", (f"shard-{i}-1",), amount=2) for i in range(2))
     return busy(seed, *faults, shards=2, regions=_regions(_WIDE[0], _NARROW))
 
 

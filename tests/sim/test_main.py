@@ -69,6 +69,8 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("12 skew shard-0-0 20ms *0", "skew says by how much"),
         ("12 crash shard-0-0 20ms *-3", "crash says which call fails"),
         ("12 add-shard shard-0-0", "add-shard names one shard"),
+        ("12 cut-region mars 20ms", "cut-region names one region: ap, eu, us"),
+        ("12 relabel shard-0-0", "relabel says its region"),
         ("12 remove-shard 3", "remove-shard names one shard"),
         ("12 finalize-shard shard-1 300ms", "finalize-shard has no duration"),
         ("12 kill shard-7-0", "seed 3 has no shard-7-0, only shard-0-0, "),
@@ -95,6 +97,7 @@ def test_an_invalid_fault_is_refused(
         (("--hours", "nan"), "--hours: 'nan' is not a number of hours"),
         (("--count", "2", "--hours", "1"), "--count and --hours are exclusive: use one of them"),
         (("--count", "2", "--history", "x"), "--history is for one seed"),
+        (("--logdb", "--regions"), "--logdb and --regions are exclusive: use one of them"),
         (("--tickle",), "unrecognized arguments: --tickle"),
     ],
 )

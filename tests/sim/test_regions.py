@@ -129,7 +129,7 @@ def test_a_history_without_placements_of_a_shard_says_nothing_about_it() -> None
     assert _broken(3, 100, 200, []) == _broken(3, 100, 200, [(0, 1, 1, ["eu"])]) == []
 
 
-# --- faults of regions ---------------------------------------------------------------------------
+# --- faults and labels of regions ----------------------------------------------------------------
 
 
 def ring(seed: int, *faults: Fault, **changes: Any) -> Plan:
@@ -137,8 +137,9 @@ def ring(seed: int, *faults: Fault, **changes: Any) -> Plan:
     shards = (("ap", "eu"), ("eu", "us"), ("us", "ap"))
     placed = Regions((10_000, 20_000, 40_000), shards, 0, is_near=bool(seed % 2))
     plan = busy(
-        seed, *faults, shards=3, mms=3, handlers=3, think_us=20_000, span_ms=2_000, regions=placed
-    )
+        seed, *faults, shards=3, mms=3, handlers=3, calls=20, think_us=20_000, span_ms=2_000,
+        regions=placed,
+    )  # fmt: skip
     return plan._replace(**changes)
 
 
@@ -166,3 +167,24 @@ def test_a_region_that_the_cluster_would_miss_stays(changes: dict[str, Any]) -> 
     fault = Fault(200, "lose-region", ("us" if "regions" in changes else "ap",), 500)
     plan = ring(1, fault, **changes)
     assert run(plan).faults == len(plan.faults) - 1
+
+
+def test_a_server_restarts_with_another_region() -> None:
+    """At its end, the run compares the placements with the cluster file."""
+    mixed = PLACES._replace(shards=(("ap", "eu"), ("us", "eu")))
+    moved = Fault(200, "relabel", ("shard-0-1",), amount=2)
+    assert run(ring(1, moved, shards=2, regions=mixed)).faults == 1
+
+
+def test_a_region_that_makes_a_shard_too_narrow_is_refused() -> None:
+    """The cluster file would be refused: it requires two regions."""
+    moved = Fault(200, "relabel", ("shard-0-1",), amount=3)
+    assert run(ring(1, moved)).faults == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(301, 381, 10))
+def test_many_clusters_over_regions(first: int) -> None:
+    for seed in range(first, first + 10):
+        run(draw(seed, has_regions=True))

@@ -130,5 +130,6 @@ def test_shrinking_ends_when_its_budget_is_spent() -> None:
 def test_the_command_line_of_a_run_contains_its_differences() -> None:
     plan = draw(5)
     assert command(plan) == "python -m tests.sim --seed 5"
+    assert command(draw(5, has_regions=True)).startswith("python -m tests.sim --seed 5 --regions")
     changed = plan._replace(calls=1, faults=(Fault(5, "kill", ("shard-0-0",)),))
     assert command(changed) == 'python -m tests.sim --seed 5 --steps 1 --faults "5 kill shard-0-0"'

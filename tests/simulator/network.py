@@ -168,6 +168,8 @@ class SimTransport:
         self.dropped = self.garbage = 0
         #: Always empty: an absent peer is silent.
         self.changes: dict[bytes, str] = {}
+        #: Without effect: a frame is in flight at once.
+        self.gathers = False
         self._network, self._process = network, process
         self._is_open = True
         self._inbox: deque[tuple[bytes, bytes]] = deque()
@@ -235,6 +237,9 @@ class SimTransport:
 
     def _carry(self, peer: SimTransport, frame: bytes, arrive: Callable[[], None]) -> None:
         self._network.carry(self.owner, peer.owner, frame, arrive, self._process.spent_ns)
+
+    def flush_gathered(self) -> None:
+        """Do nothing: no frame waits."""
 
     def route_to(self, peer: SimTransport, connection: _Connection) -> bytes:
         """Return the return route to a peer that connected."""

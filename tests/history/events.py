@@ -54,12 +54,13 @@ class Call(_Line, frozen=True):
 class Insert(Call, frozen=True, tag="insert"):
     """`insert_after`, `insert_many`, `insert_nowait`: payloads, in order, after a gsn.
 
-    `sealed`: `append`, `append_many`, `append_nowait`.
+    `sealed`: `append`, `append_many`, `append_nowait`. `min_regions`: as in the call; 0: no number.
     """
 
     after: int
     payloads: list[int]
     sealed: bool = False
+    min_regions: int = 0
 
 
 class Resolve(Call, frozen=True, tag="resolve"):
@@ -321,6 +322,15 @@ class Left(_Line, frozen=True, tag="left"):
     shard: int
 
 
+class PlacementIs(_Line, frozen=True, tag="placement"):
+    """From this time on, the servers of a shard are in these regions, in this view."""
+
+    at: int
+    shard: int
+    view: int
+    regions: list[str]
+
+
 class CursorIs(_Line, frozen=True, tag="cursor"):
     """A cursor in the result of `cursors`, which was called and returned at these times."""
 
@@ -387,6 +397,7 @@ Event = (
     | Info
     | Losses
     | Left
+    | PlacementIs
     | Fault
     | CursorEvent
     | PlayerEvent

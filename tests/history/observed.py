@@ -61,6 +61,8 @@ class Records:
     shard: array[int] = field(default_factory=lambda: array("q"))
     state: array[int] = field(default_factory=lambda: array("b"))
     source: array[int] = field(default_factory=lambda: array("q"))
+    #: The number of regions that its call requested; 0: none.
+    min_regions: array[int] = field(default_factory=lambda: array("b"))
     #: 1: of an append.
     is_append: array[int] = field(default_factory=lambda: array("b"))
     #: Time at which its append returned; `END`: never.
@@ -182,6 +184,8 @@ class Observed:
         self.losses: set[tuple[int, int, int]] = set()
         #: From a shard that has left the log to when that was known.
         self.left: Final[dict[int, int]] = {}
+        #: By shard: the times from which on it had a view and spanned so many regions.
+        self.spans: Final[dict[int, list[tuple[int, int, int]]]] = {}
         self.transactions: Final = Transactions()
         self.cursors: Final = Cursors()
         self.players: Final = Players()
@@ -255,6 +259,7 @@ class _Process:
             events.Info: self._on_failure,
             events.Losses: self._losses,
             events.Left: self._left,
+            events.PlacementIs: self._placement_is,
             events.Fault: lambda _: None,
             **dict.fromkeys(get_args(events.CursorEvent), self._on_cursor),
             **dict.fromkeys(get_args(events.PlayerEvent), self._on_player),
@@ -310,6 +315,7 @@ class _Process:
             records.shard.append(0)
             records.state.append(UNKNOWN)
             records.source.append(self._source)
+            records.min_regions.append(event.min_regions)
             records.is_append.append(event.sealed)
             records.sealed.append(END)
             records.goes_on.append(len(records) - 1 > first)
@@ -520,3 +526,7 @@ class _Process:
     def _left(self, event: events.Left) -> None:
         left = self._observed.left
         left[event.shard] = min(event.at, left.get(event.shard, END))
+
+    def _placement_is(self, event: events.PlacementIs) -> None:
+        spans = self._observed.spans.setdefault(event.shard, [])
+        spans.append((event.at, event.view, len(set(event.regions))))

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
-from tests.history import cursors, isolation, players, seals
+from tests.history import cursors, isolation, players, regions, seals
 from tests.history.events import Failed
 from tests.history.highest import Highest
 from tests.history.observed import ACKED, NEVER
@@ -50,6 +50,7 @@ def check(observed: Observed, *, allow_loss: bool = False) -> Judgement:
         _syncs,
         _trims,
         _left,
+        regions.check,
         seals.check,
     ):
         judgement.violations.extend(rule(judgement))

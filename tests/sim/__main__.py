@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.logdb and options.regions is not None:
+        parser.error("--logdb and --regions are exclusive: use one of them")
     if options.count and options.hours:
         parser.error("--count and --hours are exclusive: use one of them")
     if options.count or options.hours:
@@ -83,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--logdb", action="store_true", help="clients use a database in the log, not the log itself"
     )
+    parser.add_argument(
+        "--regions", action=argparse.BooleanOptionalAction, help="processes are in three regions"
+    )
     parser.add_argument("--quiet", action="store_true", help="do not print the trace")
     parser.add_argument("--history", type=Path, help="write the history's files there")
     return parser
@@ -103,8 +108,10 @@ def _faults(text: str) -> tuple[Fault, ...]:
 
 def plan_of(options: argparse.Namespace, seed: int) -> Plan:
     """Return a seed's plan, with the overrides of the command line."""
-    drawn = database_draws.draw if options.logdb else draw
-    plan = drawn(seed, is_raft_real=options.raft)
+    if options.logdb:
+        plan = database_draws.draw(seed, is_raft_real=options.raft)
+    else:
+        plan = draw(seed, is_raft_real=options.raft, has_regions=options.regions)
     given = {
         "calls": options.steps,
         "writers": options.writers,

@@ -20,9 +20,12 @@ from tests.simulator.kernel import S
 from tests.simulator.network import Network
 from tests.simulator.process import Process
 from tests.simulator.raft import RaftGroup
+from ziplog.client.common.requests import Preferences
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
+from ziplog.core.nearness import NearestPolicy
 from ziplog.core.node import LevelRequested
 from ziplog.core.wire_use import Release
+from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,6 +58,8 @@ class SimCluster:
         self.kernel: Final = kernel
         self.plan: Final = plan
         self.network: Final = Network(kernel)
+        if plan.regions is not None:
+            self.network.delay_of = plan.regions.delay_ns
         #: Returns the release that a node runs from its next start on, by its name.
         self.release_of: Callable[[str], Release] = lambda _name: Release()
         #: The cluster file. A process knows its content of the time when it was started.
@@ -127,6 +132,21 @@ class SimCluster:
         assert self.kernel.run_until(self.is_whole, _BEGIN_NS), self.states()
         self.network.conditions = self.plan.conditions
 
+    def servers_to_add(self, shard: int) -> tuple[NodeConfig, ...]:
+        """Return the servers of a shard that the cluster file does not have, the primary first."""
+        port = 1 + max(node.port for node in self.config.nodes)
+        names = [server_name(shard, i) for i in range(self.config.f + 1)]
+        return tuple(
+            NodeConfig(name, "127.0.0.1", port + i, region=_region(self.plan, name))
+            for i, name in enumerate(names)
+        )
+
+    def is_too_narrow(self, shard: int) -> bool:
+        """Whether a shard that the cluster file does not have spans too few regions for it."""
+        known = {one.id for one in self.config.shards}
+        spanned = {node.region for node in self.servers_to_add(shard)}
+        return shard not in known and len(spanned) < self.config.required_regions
+
     def add_servers(self, shard: int) -> tuple[NodeConfig, ...]:
         """Add a shard to the cluster file and start its servers, unless it exists.
 
@@ -137,11 +157,7 @@ class SimCluster:
         known = next((one for one in self.config.shards if one.id == shard), None)
         if known is not None:
             return known.replicas
-        port = 1 + max(node.port for node in self.config.nodes)
-        servers = tuple(
-            NodeConfig(server_name(shard, i), "127.0.0.1", port + i)
-            for i in range(self.config.f + 1)
-        )
+        servers = self.servers_to_add(shard)
         shards = (*self.config.shards, ShardConfig(shard, servers))
         self.config = replace(self.config, shards=shards)
         for node in servers:
@@ -149,6 +165,31 @@ class SimCluster:
             self._add(node, self._start_server)
             self.nodes[node.name].start()
         return servers
+
+    def relabel(self, name: str, region: str) -> bool:
+        """Change a storage server's region in the cluster file; it reads that at its next start.
+
+        Returns False, without a change, if the file would be refused, or would require another
+        number of regions.
+        """
+        shards = tuple(
+            replace(
+                shard,
+                replicas=tuple(
+                    replace(node, region=region) if node.name == name else node
+                    for node in shard.replicas
+                ),
+            )
+            for shard in self.config.shards
+        )
+        try:
+            config = replace(self.config, shards=shards)
+        except ConfigError:
+            return False
+        if config.required_regions != self.config.required_regions:
+            return False
+        self.config = config
+        return True
 
     def set_level(self, name: str, level: Durability) -> None:
         """Change the durability level in the cluster file of a storage server."""
@@ -166,12 +207,19 @@ class SimCluster:
     # --- clients ---
 
     def client(self, name: str) -> Process:
-        """Return a client's process, which selects shards at random; it is not started yet."""
+        """Return a client's process, which is not started yet.
+
+        It selects shards at random; in a plan with regions perhaps only near ones.
+        """
         return Process(self.network, name, None, self._start_client)
 
     def _start_client(self, process: Process) -> programs.ClientProgram:
         endpoints = [node.endpoint for node in self.config.mms]
-        return programs.log_client(process, endpoints, self.choose)
+        regions = self.plan.regions
+        region = "" if regions is None else regions.of(process.name)
+        is_near = regions is not None and regions.is_near
+        policy = NearestPolicy(self.choose) if is_near else self.choose
+        return programs.log_client(process, endpoints, Preferences(policy, region))
 
     def choose(self, _payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
         """Select a live shard at random."""
@@ -260,7 +308,8 @@ def config_of(plan: Plan) -> ClusterConfig:
 
     def node(name: str, *, is_replicated: bool = False) -> NodeConfig:
         port = next(ports)
-        return NodeConfig(name, "127.0.0.1", port, 30_000 + port if is_replicated else None)
+        raft_port = 30_000 + port if is_replicated else None
+        return NodeConfig(name, "127.0.0.1", port, raft_port, region=_region(plan, name))
 
     return ClusterConfig(
         name="simulated",
@@ -268,6 +317,8 @@ def config_of(plan: Plan) -> ClusterConfig:
         f=plan.f,
         durability=plan.durability,
         session_timeout_s=SHORT_SESSION_S if plan.forgets_soon else 900,
+        min_regions=0 if plan.regions is None else plan.regions.min_regions,
+        rtt_ms=0 if plan.regions is None else plan.regions.rtt_ms(plan.conditions),
         mms=tuple(node(f"mms-{i}", is_replicated=True) for i in range(plan.mms)),
         failure_handlers=tuple(node(f"fh-{i}", is_replicated=True) for i in range(plan.handlers)),
         shards=tuple(
@@ -275,3 +326,8 @@ def config_of(plan: Plan) -> ClusterConfig:
             for shard in range(plan.shards)
         ),
     )
+
+
+def _region(plan: Plan, name: str) -> str | None:
+    """Return the region of a node in the cluster file."""
+    return plan.regions.of(name) if plan.regions is not None else None

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.sim.plan import Fault
+from tests.sim.regions import REGIONS
 
 if TYPE_CHECKING:
     from tests.sim.plan import Plan
@@ -51,6 +52,7 @@ _ONE_DISK: Final = _ONE_SERVER_LASTS._replace(amount="which call fails (as *3: t
 _SOME_LINKS: Final = _Kind("links: from, to, from, to (as shard-0-1 fh-0)", _LINKS, lasts=True)
 _NO_TARGET_LASTS: Final = _Kind("no target", "", lasts=True)
 _ONE_SHARD: Final = _Kind("one shard (as shard-2)", r"shard-\d+")
+_ONE_REGION: Final = _Kind(f"one region: {', '.join(REGIONS)}", "|".join(REGIONS), lasts=True)
 _ONE_NODE: Final = _Kind("one server or node (as shard-0-1, fh-0)", _NODE, lasts=True)
 
 KINDS: Final = {
@@ -85,6 +87,9 @@ KINDS: Final = {
     "set-level": _ONE_SERVER._replace(amount="to which level: 1 (as *1): disk, 2: memory"),
     "kill-client": _Kind("one client (as writer-0)", _CLIENT),
     "power-all": _Kind("no target", ""),
+    "cut-region": _ONE_REGION,
+    "lose-region": _ONE_REGION,
+    "relabel": _ONE_SERVER._replace(amount="its region: 1 (as *1): ap, 2: eu, 3: us"),
     "add-shard": _ONE_SHARD,
     "remove-shard": _ONE_SHARD,
     "finalize-shard": _ONE_SHARD,

@@ -2,13 +2,15 @@
 
 A shard survives the failure of f of its servers. At level `memory` a fault of a server therefore
 needs another server of its shard in service and undisturbed. At level `disk` a process may die at
-any time, but damage to a disk needs an undamaged one. A fault that does not fit does nothing, and
+any time, but damage to a disk needs an undamaged one. A region may fail if the cluster survives
+that by the verdict of `ziplog.regions`. A fault that does not fit does nothing, and
 the trace records it. An operator's change is scheduled in the same way, and always fits.
 """
 
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +19,12 @@ from tests.sim.disks import sync
 from tests.sim.plan import CHANGES, RAISE
 from tests.sim.raft_world import flip_in
 from tests.sim.rebuild import Loss, can_rebuild, rebuild
+from tests.sim.regions import REGIONS
 from tests.simulator.consensus import OrderedLog
 from tests.simulator.filesystem import CAPACITY_BYTES, LATENCY_NS
 from tests.simulator.kernel import MS
 from tests.simulator.process import Halted
+from ziplog.regions import layout_of, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -304,6 +308,7 @@ class Faults:
         links: list[tuple[str, str]],
         disturb: Callable[[str, str], None],
         met: set[str],
+        then: Callable[[], object] = lambda: None,
     ) -> bool:
         servers = sorted(name for name in met if name in self._cluster.disks)
         if not all(self._may_fail(name) for name in servers):
@@ -315,6 +320,7 @@ class Faults:
             for link in links:
                 if not self._away.intersection(link):
                     self._cluster.network.heal(*link)
+            then()
 
         return self._lasting(fault, heal, servers)
 
@@ -329,6 +335,82 @@ class Faults:
             return self._lasting(fault, partial(group.rejoin, leader))
         links = _links_around(leader, group.names)
         return self._disturb(fault, links, self._cluster.network.cut, set())
+
+    # --- regions ---
+
+    def _cut_region(self, fault: Fault) -> bool:
+        """Cut a region from the others, with its clients."""
+        (region,) = fault.targets
+        return self._survives(region) and self._leave_alone(fault, region)
+
+    def _lose_region(self, fault: Fault) -> bool:
+        """Cut the power of a region; its machines start, and are cut off for a while."""
+        (region,) = fault.targets
+        if not self._survives(region):
+            return False
+        for name in self._nodes_in(region):
+            if self._cluster.nodes[name].is_up:
+                self._cluster.nodes[name].kill()
+            disks = self._cluster.disks
+            (disks.get(name) or self._cluster.service_disks[name]).power_cut()
+        return self._leave_alone(fault, region)
+
+    def _nodes_in(self, region: str) -> list[str]:
+        regions = self._cluster.plan.regions
+        return [n for n in self._cluster.nodes if regions is not None and regions.of(n) == region]
+
+    def _relabel(self, fault: Fault) -> bool:
+        """Stop a server cleanly; it starts with another region in its cluster file.
+
+        The machine stays where it is.
+        """
+        (name,) = fault.targets
+        server, process = self._cluster.server(name), self._cluster.nodes[name]
+        if server is None or process.is_paused or not self._may_fail(name):
+            return False
+        return self._cluster.relabel(name, REGIONS[fault.amount - 1]) and self._stop(fault)
+
+    def _survives(self, region: str) -> bool:
+        """Whether the cluster survives the loss of a region now."""
+        regions, placements = self._cluster.plan.regions, self._cluster.state.placements.values()
+        if regions is None:
+            return False
+        layout = replace(
+            layout_of(self._cluster.config),
+            shards={p.shard: tuple(regions.of(r.name) for r in p.replicas) for p in placements},
+            removed=frozenset(p.shard for p in placements if p.state in {"leaving", "finalized"}),
+        )
+        verdicts = {verdict.lost: verdict for verdict in survey(layout)}
+        verdict = verdicts.get((region,))
+        return (
+            verdict is not None
+            and verdict.is_survived
+            and all(self._may_fail(name) for name in self._nodes_in(region))
+        )
+
+    def _leave_alone(self, fault: Fault, region: str) -> bool:
+        """Cut a region from all else but the supervisor, for the duration of a fault."""
+        cluster, regions = self._cluster, self._cluster.plan.regions
+        assert regions is not None, "no cluster without regions survives the loss of one"
+        names = [*cluster.nodes, *self._clients, "operator"]
+        inside = [name for name in names if regions.of(name) == region]
+        outside = [name for name in names if regions.of(name) != region]
+        links = [pair for i in inside for o in outside for pair in ((i, o), (o, i))]
+        apart = [
+            (group, name)
+            for group in (cluster.mms, cluster.handlers)
+            if isinstance(group, OrderedLog)
+            for name in group.names
+            if name in inside
+        ]
+        for group, name in apart:
+            group.isolate(name)
+
+        def rejoin() -> None:
+            for group, name in apart:
+                group.rejoin(name)
+
+        return self._disturb(fault, links, cluster.network.cut, set(inside), rejoin)
 
     # --- disks ---
 
@@ -476,6 +558,9 @@ KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "rot-fh": Faults._rot_node,
     "lead-mms": Faults._lead,
     "lead-fh": Faults._lead,
+    "cut-region": Faults._cut_region,
+    "lose-region": Faults._lose_region,
+    "relabel": Faults._relabel,
     "slow-disk": Faults._slow_disk,
     "full-disk": Faults._full_disk,
     "fail-disk": Faults._fail_disk,

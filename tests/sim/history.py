@@ -266,6 +266,11 @@ class History:
         """Record the losses of the status document: (shard, start, stop), gsns."""
         self._line(self._file(CLUSTER), events.Losses(self._moment(at), sorted(ranges)))
 
+    def placements(self, seen: Iterable[tuple[int, int, int, list[str]]]) -> None:
+        """Record the regions of the shards' servers: (virtual time, shard, view, regions)."""
+        for row in seen:
+            self._line(self._file(CLUSTER), events.PlacementIs(*row))
+
     def left(self, at: int, shard: int) -> None:
         """Record the reply to an operator that a shard has left the log."""
         self._line(self._file(CLUSTER), events.Left(self._moment(at), shard))
@@ -302,7 +307,8 @@ class History:
         match operation.request:
             case InsertRequest() as request:
                 payloads = self._new_payloads(file, request)
-                return events.Insert(op, at, request.after.gsn, payloads, request.sealed)
+                asked = request.min_regions
+                return events.Insert(op, at, request.after.gsn, payloads, request.sealed, asked)
             case ResolveRequest(outcome=doubt):
                 operation.of = self._doubts[id(doubt)]
                 return events.Resolve(op, at, file.op_of[operation.of])

@@ -15,11 +15,14 @@ from ziplog.client.common.requests import NEVER, ConnectRequest
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.sim.cluster import SimCluster
     from tests.sim.history import History
     from tests.sim.plan import Fault
     from tests.sim.programs import ClientProgram
     from ziplog.client.common import requests
+    from ziplog.config import NodeConfig
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Change:
     ended: int = 0
     #: The reason of its refusal; None: it is done or open.
     refused: ConfigError | None = None
+    #: It adds a shard that spans fewer regions than the cluster file requires.
+    is_too_narrow: bool = False
 
     def __str__(self) -> str:
         how = "under way" if not self.ended else f"refused ({self.refused})"
@@ -60,12 +65,21 @@ class Operator:
         return self.change(kind, shard_of(fault))
 
     def change(self, kind: requests.Change, shard: int) -> Change:
-        """Start a change; the servers of a joining shard are started first."""
+        """Start a change; the servers of a joining shard are started first.
+
+        Servers that span too few regions are not started: their shard is refused.
+        """
         change = Change(kind, shard, self._cluster.kernel.now)
         self.changes.append(change)
-        servers = self._cluster.add_servers(shard) if kind == "add" else ()
+        servers: Sequence[NodeConfig] = ()
+        if kind == "add":
+            change.is_too_narrow = self._cluster.is_too_narrow(shard)
+            cluster = self._cluster
+            servers_of = cluster.servers_to_add if change.is_too_narrow else cluster.add_servers
+            servers = servers_of(shard)
         replicas = {node.name: node.endpoint for node in servers}
-        request = placement_arguments.change(shard, kind, NEVER, replicas)
+        regions = {node.name: node.region for node in servers if node.region}
+        request = placement_arguments.change(shard, kind, NEVER, replicas, regions)
         self._program().call(request, lambda result: self._answered(change, result))
         return change
 
@@ -94,9 +108,12 @@ class Operator:
         before = [one for one in of_shard if one.asked <= change.ended]
         has_left = any(one.kind != "add" and one.refused is None for one in before)
         if change.kind == "add":
-            return {"retired"} if has_left else set()
+            return {"narrow"} if change.is_too_narrow else {"retired"} if has_left else set()
         was_there = change.shard < self._cluster.plan.shards
-        is_there = any(c.kind == "add" and c.ended and c.ended <= change.asked for c in before)
+        is_there = any(
+            c.kind == "add" and c.refused is None and c.ended and c.ended <= change.asked
+            for c in before
+        )
         return {"last-shard"} if was_there or is_there else {"last-shard", "no-such-shard"}
 
     def _program(self) -> ClientProgram:
@@ -111,6 +128,9 @@ class Operator:
 def _reason(change: Change) -> str:
     """Return the service's reason of a refusal, from the error."""
     allowed = str(change.refused)
-    words = {"never comes back": "retired", "the last shard": "last-shard", "one of [": ""}
+    words = {
+        "never comes back": "retired", "the last shard": "last-shard", "one of [": "",
+        "that min_regions": "narrow",
+    }  # fmt: skip
     found = [reason for text, reason in words.items() if text in allowed]
     return (found[0] or "no-such-shard") if found else allowed

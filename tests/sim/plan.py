@@ -10,6 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tests.sim import regions
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
 
@@ -48,6 +49,10 @@ SLEEPS: Final = {"offline": 3, "suspend": 3, "pause": 2}
 _ONLY_SLEEPS: Final = frozenset({"offline", "suspend"})
 #: Temporary refusals of a machine, with weights.
 REFUSALS: Final = {"no-descriptors": 1}
+#: Faults of whole regions, with weights.
+REGION_FAULTS: Final = {"cut-region": 3, "lose-region": 2}
+#: One plan with regions of this many has servers whose labels change.
+_RELABELLED_ONE_IN: Final = 3
 #: Number of runs of leases that are granted while no server is notified: more than a server keeps,
 #: and more than a frame holds, which is small in these runs.
 AGED_RUNS: Final = 3_000
@@ -164,6 +169,8 @@ class Plan(NamedTuple):
     #: Number of clients that write rows, and repeat them. The readers then know the rows before
     #: their start; without a trim, each row counts once.
     rows: int = 0
+    #: The regions of all processes.
+    regions: regions.Regions | None = None
 
     @property
     def forgets_soon(self) -> bool:
@@ -206,13 +213,20 @@ def shard_of(change: Fault) -> int:
     return int(change.targets[0].removeprefix("shard-"))
 
 
-def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = None) -> Plan:
+def draw(
+    seed: int,
+    *,
+    faults: int | None = None,
+    is_raft_real: bool | None = None,
+    has_regions: bool | None = None,
+) -> Plan:
     """Return the plan of a seed.
 
     Args:
         seed: any number.
         faults: number of faults, and no changes; None: random.
         is_raft_real: use the real consensus library, or the model; None: random.
+        has_regions: its processes are in several regions; None: random, and with `faults`: no.
 
     """
     random = Random(f"plan {seed}")
@@ -254,6 +268,12 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
         plan = plan._replace(speculators=Random(f"speculators {seed}").choice((0, 1)))
         plan = plan._replace(owners=Random(f"owners {seed}").choice((0, 0, 1, 3)))
         drawn += draw_zombies(plan)
+    if has_regions is None:
+        has_regions = faults is None and regions.is_drawn(seed)
+    if has_regions:
+        plan = plan._replace(regions=regions.draw(seed, plan.f, plan.shards))
+        if faults is None:
+            drawn += draw_region_faults(plan) + draw_relabels(plan)
     return plan._replace(faults=tuple(sorted(drawn)))
 
 
@@ -384,6 +404,31 @@ def draw_zombies(plan: Plan) -> list[Fault]:
         for_ms = 0 if kind == "kill-client" else random.choice((100, 500, 1_000, 3_000))
         drawn.append(Fault(_when(random, plan), kind, (name,), for_ms))
     return drawn
+
+
+def draw_region_faults(plan: Plan) -> list[Fault]:
+    """Return faults of whole regions, in two of three plans with regions."""
+    random = Random(f"region faults {plan.seed}")
+    drawn: list[Fault] = []
+    for _ in range(random.choice((0, 1, 2))):
+        (kind,) = random.choices(list(REGION_FAULTS), list(REGION_FAULTS.values()))
+        for_ms = random.choice((300, 1_200, 3_000, 8_000))
+        region = random.choice(regions.REGIONS)
+        drawn.append(Fault(_when(random, plan), kind, (region,), for_ms))
+    return drawn
+
+
+def draw_relabels(plan: Plan) -> list[Fault]:
+    """Return servers that restart with another region, in one of three plans with regions."""
+    random = Random(f"relabels {plan.seed}")
+    if random.randrange(_RELABELLED_ONE_IN):
+        return []
+    names = random.choices(plan.servers, k=random.choice((1, 2, 3)))
+    count = len(regions.REGIONS)
+    return [
+        Fault(_when(random, plan), "relabel", (name,), amount=random.randint(1, count))
+        for name in names
+    ]
 
 
 def _draw_beside(random: Random, plan: Plan, change: Fault) -> Fault:

@@ -19,7 +19,6 @@ from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
 from tests.simulator.kernel import MS
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import Preferences
 from ziplog.client.engines.engine import Engine
 from ziplog.core.wire_use import Release, WireUse
 from ziplog.deploy.restart_policy import Death, RestartPolicy
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.simulator.disk import Disk
     from tests.simulator.process import Process, Program
-    from ziplog.client.common.requests import Policy, Request
+    from ziplog.client.common.requests import Preferences, Request
     from ziplog.client.engines.engine import Core
     from ziplog.config import ClusterConfig
     from ziplog.core.node import Event
@@ -318,10 +317,12 @@ class ClientProgram:
         self._answers.clear()
 
 
-def log_client(process: Process, endpoints: Sequence[str], policy: Policy) -> ClientProgram:
+def log_client(
+    process: Process, endpoints: Sequence[str], preferences: Preferences
+) -> ClientProgram:
     """Return the program of a client of the log."""
     return ClientProgram(
-        process, ClientCore(process.kernel.random.randbytes(16), endpoints, Preferences(policy))
+        process, ClientCore(process.kernel.random.randbytes(16), endpoints, preferences)
     )
 
 

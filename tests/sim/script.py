@@ -27,6 +27,7 @@ from ziplog.client.common.requests import (
     ConnectRequest,
     FetchRequest,
     InsertRequest,
+    Preferences,
     ReadRequest,
     SubscribeRequest,
 )
@@ -261,7 +262,7 @@ class Client:
 
         def start(process: Process) -> ClientProgram:
             endpoints = [node.endpoint for node in stage.cluster.config.mms]
-            return log_client(process, endpoints, choose)
+            return log_client(process, endpoints, Preferences(choose))
 
         self.process: Final = Process(stage.network, name, None, start)
         self.process.start()

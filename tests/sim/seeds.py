@@ -35,6 +35,8 @@ def command(plan: Plan) -> str:
         drawn = draw_database(plan.seed)
     if plan.is_raft_real != drawn.is_raft_real:
         words.append("--raft" if plan.is_raft_real else "--no-raft")
+    if plan.regions != drawn.regions:
+        words.append("--regions" if plan.regions is not None else "--no-regions")
     for option, name in (("steps", "calls"), ("writers", "writers"), ("readers", "readers")):
         if getattr(plan, name) != getattr(drawn, name):
             words.append(f"--{option} {getattr(plan, name)}")

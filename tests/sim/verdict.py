@@ -52,8 +52,11 @@ class Monitor:
         #: The losses reported by the membership service: (shard, start, stop).
         self.losses: Final[list[Loss]] = []
         self._starts: Final[dict[str, int]] = {}
+        #: All placements of shards over regions: (time, shard, view, regions).
+        self.placements: Final[list[tuple[int, int, int, list[str]]]] = []
+        self._placed: Final[dict[int, tuple[int, list[str]]]] = {}
         # A trim may drop a lease before the next look.
-        cluster.mms.on_applied = self._learn_leases
+        cluster.mms.on_applied = self._learn_committed
 
     def check(self) -> None:
         """Check every running server."""
@@ -84,6 +87,24 @@ class Monitor:
                 f"shard {log.shard} is finalized, and {replica.name} has {written} of its {last}"
                 " entries on its disk"
             )
+
+    def _learn_committed(self) -> None:
+        self._learn_leases()
+        if self._cluster.plan.regions is not None:
+            self._learn_placements()
+
+    def _learn_placements(self) -> None:
+        for shard, placement in self._cluster.state.placements.items():
+            regions = [replica.region for replica in placement.replicas]
+            if self._placed.get(shard) == (placement.view, regions):
+                continue
+            if shard not in self._placed:
+                required = self._cluster.config.required_regions
+                assert len(set(regions)) >= required, (
+                    f"shard {shard} joined with servers in {regions}: {required} are required"
+                )
+            self._placed[shard] = (placement.view, regions)
+            self.placements.append((self._cluster.kernel.now, shard, placement.view, regions))
 
     def _learn_leases(self) -> None:
         known, runs = self._ownership.stop, self._cluster.state.runs
@@ -133,10 +154,20 @@ class Monitor:
             is_finalized = self._cluster.state.placements[state.shard].state == "finalized"
             if is_finalized and self.logs.shard(state.shard).was_member:
                 self._check_sealed(name, state)
+        self._check_labels()
         for shard, logs in by_shard.items():
             checks.check_replicas_agree(shard, logs)
             for _, entries in logs.values():
                 checks.check_exactly_once(shard, entries)
+
+    def _check_labels(self) -> None:
+        """Check that the placements of live shards have the regions of the cluster file."""
+        for shard in self._cluster.config.shards:
+            placement = self._cluster.state.placements.get(shard.id)
+            if placement is not None and placement.state == "live":
+                placed = [replica.region for replica in placement.replicas]
+                labels = [node.region or "" for node in shard.replicas]
+                assert placed == labels, f"shard {shard.id} is placed in {placed}, not {labels}"
 
     def _check_sealed(self, name: str, state: ReplicaState) -> None:
         """Check that all entries of a finalized shard are decided and on all replicas' disks."""
@@ -191,6 +222,7 @@ def final(
     """
     monitor.check_end()
     history.losses(cluster.kernel.now, monitor.losses)
+    history.placements(monitor.placements)
     history.check(allow_loss=bool(monitor.losses))
     stored = once(_not_lost(monitor.logs.records.values(), monitor.losses))
     records = {r.gsn: r for r in stored}

@@ -153,6 +153,8 @@ class Writer(Client):
         self._lanes = plan.lanes
         self._think_us, self._naps = plan.think_us, plan.naps
         self._appends = plan.appends
+        #: The numbers of regions that inserts request.
+        self._spans = (0,) if plan.regions is None else (0, 1, 2)
         #: `seal` is called in plans with appends only.
         self._weights = (*self._WEIGHTS, 4 if plan.appends else 0)
         self._counts = (_OF_ONE_KEY, _OF_MANY_KEYS, 8) + (plan.bulk,) * bool(plan.bulk)
@@ -190,9 +192,13 @@ class Writer(Client):
         keys = [payloads[0], None, payloads[2]] if count == _OF_MANY_KEYS else None
         request = InsertRequest(
             self.deadline(timeout), payloads, after, key, 0, count > 1, keys,
-            sealed=self._is_sealed(),
+            sealed=self._is_sealed(), min_regions=self._span(),
         )  # fmt: skip
         self.call(request, self._inserted)
+
+    def _span(self) -> int:
+        """Return the least number of regions of the next insert; 0: the cluster's."""
+        return self.random.choice(self._spans) if len(self._spans) > 1 else 0
 
     def _is_sealed(self) -> bool:
         """Return whether the next call is an append, or a sealed tail query."""

@@ -61,6 +61,9 @@ class Network:
         self._receivers: dict[str, dict[SimTransport, bytes]] = {}
         #: Called with every sent frame: (from, to, frame).
         self.on_frame: Callable[[str, str, bytes], object] | None = None
+        #: Returns the minimum and maximum delay of a link (from, to) in nanoseconds, or None for
+        #: the conditions' delay. Losses, repeats and stalls are those of the conditions.
+        self.delay_of: Callable[[str, str], tuple[int, int] | None] = lambda _src, _dst: None
         #: Returns a frame's (from, to, frame) delay in nanoseconds, or `LOST`, or None for the
         #: conditions' delay. Cut and clogged links stay so. For scripts that need an exact order.
         self.on_carry: Callable[[str, str, bytes], int | None] | None = None
@@ -116,7 +119,7 @@ class Network:
         if conditions.loss and chance() < conditions.loss:
             return
         times = 2 if conditions.repeats and chance() < conditions.repeats else 1
-        low, high = conditions.delay_ns
+        low, high = self.delay_of(src, dst) or conditions.delay_ns
         for _ in range(times):
             delay = wait_ns + low + int(chance() * (high - low))
             if conditions.stalls and chance() < conditions.stalls:

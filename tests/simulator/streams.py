@@ -104,10 +104,10 @@ class Streams:
         if end is not None:
             end.abort()
 
-    def delay_ns(self) -> int:
-        """Return the delay of a frame."""
+    def delay_ns(self, src: str, dst: str) -> int:
+        """Return the delay of a frame from one node to another."""
         conditions, chance = self.network.conditions, self.kernel.random.random
-        low, high = conditions.delay_ns
+        low, high = self.network.delay_of(src, dst) or conditions.delay_ns
         delay = low + int(chance() * (high - low))
         if conditions.loss and chance() < conditions.loss:
             delay += self.again_ns()
@@ -131,7 +131,8 @@ class Streams:
             self._dial_soon(wire, peer, _RETRY_NS)
 
     def _dial_soon(self, wire: Wire, peer: str, wait_ns: int = 0) -> None:
-        round_trip_ns = self.delay_ns() + self.delay_ns()
+        own = wire.host.name
+        round_trip_ns = self.delay_ns(own, peer) + self.delay_ns(peer, own)
         self.kernel.after(wait_ns + round_trip_ns, partial(self._dial, wire, peer))
 
     def _dial(self, wire: Wire, peer: str) -> None:
@@ -232,7 +233,7 @@ class End:
     def _put(self, now: int, frame: bytes) -> None:
         if self._is_broken:
             return
-        arrival = now + self._streams.delay_ns()
+        arrival = now + self._streams.delay_ns(self._wire.host.name, self.peer)
         if self._flow:
             arrival = max(arrival, self._flow[-1][0])
         self._flow.append((arrival, frame))

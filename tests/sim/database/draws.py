@@ -27,7 +27,7 @@ def draw(seed: int, *, faults: int | None = None, is_raft_real: bool | None = No
 
     """
     random, known = Random(f"database {seed}"), Random(f"known states {seed}")
-    drawn = plans.draw(seed, faults=faults, is_raft_real=is_raft_real)
+    drawn = plans.draw(seed, faults=faults, is_raft_real=is_raft_real, has_regions=False)
     plan = drawn._replace(
         owners=0,  # there are no clients of the log
         faults=tuple(fault for fault in drawn.faults if "owner-" not in " ".join(fault.targets)),

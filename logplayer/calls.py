@@ -12,6 +12,9 @@ from ziplog.client.common.requests import Request
 class StatusCall(Request, frozen=True, gc=False):
     """Get the status. Result, at once: a dict that JSON can hold."""
 
+    #: Unix time in ns; 0: unknown, and no lag is known.
+    wall_ns: int
+
 
 class StartedCall(Request, frozen=True, gc=False):
     """Wait until the first claims of this process were answered. Result: None."""

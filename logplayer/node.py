@@ -52,7 +52,6 @@ class PlayerNode:
         *,
         owner: str,
         now: int,
-        wall_ns: int = 0,
     ) -> None:
         """Make a process of a player; it starts with its first step.
 
@@ -62,7 +61,6 @@ class PlayerNode:
             settings: the player's, the same ones in all its processes.
             owner: describes this process to people; no other process has the same text.
             now: monotonic nanoseconds.
-            wall_ns: Unix time in nanoseconds at `now`; 0: unknown, and no lag is known.
 
         Raises:
             ConfigError: two targets have one name, or there are no or too many tasks.
@@ -70,7 +68,6 @@ class PlayerNode:
         """
         core = ClientCore(client, endpoints, Preferences(_no_shard))
         calls = self._calls = LogTasks(core, now)
-        self._wall_offset_ns: Final = wall_ns - now if wall_ns else 0
         self._context: Final = PlayerContext(calls, settings, owner, self._on_feed_change)
         self.feed: Final = self._context.feed
         #: By the names of their cursors.
@@ -147,14 +144,14 @@ class PlayerNode:
             assert not task.worker or self._context.workers[task.worker] == name
         assert not self._is_stopped or all(task.is_gone for task in self.tasks.values())
 
-    def status(self, now: int) -> dict[str, Any]:
-        """Return the status, which JSON can hold; `now`: monotonic nanoseconds."""
+    def status(self, wall_ns: int) -> dict[str, Any]:
+        """Return the status, which JSON can hold; `wall_ns`: Unix time in ns, 0: unknown."""
         return status.document(
             self._context,
             self.members,
             list(self.tasks.values()),
             failure=str(self.failure or ""),
-            wall_ns=now + self._wall_offset_ns if self._wall_offset_ns else 0,
+            wall_ns=wall_ns,
         )
 
     def _on_step_ended(self, event: StepEnded) -> None:
@@ -306,7 +303,7 @@ class PlayerNode:
 
     def _on_call(self, number: int, request: Any) -> None:
         if isinstance(request, StatusCall):
-            self._complete(number, self.status(self._calls.now))
+            self._complete(number, self.status(request.wall_ns))
         elif isinstance(request, StartedCall | WaitCall | StopCall):
             if isinstance(request, StopCall):
                 self._stop()

@@ -213,7 +213,6 @@ class Player:
             settings,
             owner=owner,
             now=now_ns(),
-            wall_ns=time.time_ns(),
         )
         transport = self._transport = Transport()
         self._driver = Driver(
@@ -373,7 +372,7 @@ class Player:
 
         """
         deadline_ns = arguments.deadline_ns(timeout, arguments.DEFAULT_TIMEOUT_S)
-        document: dict[str, Any] = self._call(StatusCall(deadline_ns))
+        document: dict[str, Any] = self._call(StatusCall(deadline_ns, time.time_ns()))
         return document
 
     def metrics(self, timeout: float | None = None) -> str:

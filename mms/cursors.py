@@ -3,9 +3,9 @@
     request --> proposed (moves: with others) --committed--> reply
     renewal --> reply at once
 
-Rules: a claim of an owned cursor is proposed only when its owner was silent for its lease, by the
-leader's clock: no renewal, claim or move. For a new leader every owner was heard just now. So a
-wrong clock may let two clients believe that they own a cursor, but only the moves of one term
+Rules: a claim of an owned cursor is proposed only when its owner was silent about it for its lease,
+by the leader's clock: no renewal, claim or move. For a new leader every owner was heard just now.
+So a wrong clock may let two clients believe that they own a cursor, but only the moves of one term
 count. Moves that come while others are pending share one command.
 
 Invariants: at most `MAX_WAITING` requests wait, and each is counted. What this part remembers may
@@ -79,8 +79,8 @@ class Cursors:
         """`wall_ns`: Unix time minus the time of `now`, in ns."""
         self._state: Final = state
         self._wall_ns: Final = wall_ns
-        #: When each owner was heard, and when each cursor was claimed or moved.
-        self._heard_at: dict[bytes, int] = {}
+        #: By cursor: when its owner was heard of it, and when it was claimed or moved.
+        self._heard_at: dict[str, int] = {}
         self._used_at: dict[str, int] = {}
         #: Nothing counts as silent or unused before.
         self._forgiven_at = 0
@@ -115,7 +115,7 @@ class Cursors:
         return self._propose((src, message.request), command, now)
 
     def _is_silent(self, cursor: Cursor, now: int) -> bool:
-        heard_at = max(self._heard_at.get(cursor.owner, 0), self._forgiven_at)
+        heard_at = max(self._heard_at.get(cursor.name, 0), self._forgiven_at)
         return now - heard_at >= cursor.lease_ms * NS_PER_MS
 
     def move(self, src: bytes, message: CursorMove, now: int) -> list[Effect]:
@@ -159,19 +159,27 @@ class Cursors:
         return self._propose((src, message.request), command, now)
 
     def renew(self, src: bytes, message: CursorRenewal, now: int) -> Effect:
-        """Note that an owner is alive; return what it may not know of its cursors."""
-        self._heard_at[message.owner] = now
+        """Note that an owner has its claims; return what it may not know of them.
+
+        This node may be a former leader, which has not seen the latest claims: it says nothing of
+        them. A cursor that its owner does not name is not renewed, so a claim that a client
+        forgot ends with its lease.
+        """
         lost: list[Cursor] = []
         deleted: list[str] = []
         paused: list[Cursor] = []
         for owned in message.owned:
             cursor = self._state.cursors.get(owned.name)
+            if owned.term > self._state.cursors.terms:
+                continue
             if cursor is None:
                 deleted.append(owned.name)
             elif cursor.term != owned.term or not cursor.owner:
                 lost.append(cursor)
-            elif cursor.is_paused:
-                paused.append(cursor)
+            else:
+                self._heard_at[owned.name] = now
+                if cursor.is_paused:
+                    paused.append(cursor)
         cluster = self._state.cluster
         return Send(src, CursorsRenewed(cluster, message.request, lost, deleted, paused))
 
@@ -225,12 +233,10 @@ class Cursors:
         pending = self._forget(key)
         for index, (name, refusal) in enumerate(zip(names, refusals, strict=True)):
             cursor = self._state.cursors.get(name)
-            if cursor is None:
-                self._used_at.pop(name, None)
-            elif not refusal:
+            if cursor is not None and not refusal:
                 self._used_at[name] = now
                 if isinstance(command, ClaimCursor | MoveCursors):
-                    self._heard_at[cursor.owner] = now
+                    self._heard_at[name] = now
             for src, request in pending.requests[index] if pending is not None else ():
                 effects.append(self._reply(src, request, name, refusal))
         return effects
@@ -268,8 +274,8 @@ class Cursors:
         for key in lost:
             self._forget(key)
         cursors = self._state.cursors.in_order()
-        owners, names = {one.owner for one in cursors}, {one.name for one in cursors}
-        self._heard_at = {one: at for one, at in self._heard_at.items() if one in owners}
+        names = {one.name for one in cursors}
+        self._heard_at = {one: at for one, at in self._heard_at.items() if one in names}
         self._used_at = {one: at for one, at in self._used_at.items() if one in names}
         return [
             Propose(EditCursor(one.name, "lapse", b"", 0, 0, self._at_us(now), one.term).encode())
@@ -278,7 +284,7 @@ class Cursors:
         ]
 
     def _last_use(self, cursor: Cursor) -> int:
-        heard_at = self._heard_at.get(cursor.owner, 0) if cursor.owner else 0
+        heard_at = self._heard_at.get(cursor.name, 0) if cursor.owner else 0
         return max(heard_at, self._used_at.get(cursor.name, 0), self._forgiven_at)
 
     def abandon(self) -> list[_Waiting]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER
+from ziplog.client.common.requests import NEVER, Preferences
 from ziplog.client.reads.frontier_stream import FrontierStream
 from ziplog.client.seals.settled_prefix import SettledPrefix
 
@@ -50,7 +50,7 @@ class Tracker(ClientCore):
 
     def __init__(self, client: bytes, endpoints: Sequence[str]) -> None:
         """Create it; arguments as for `ClientCore`."""
-        super().__init__(client, endpoints, lambda _payload, _key, live: live[0])
+        super().__init__(client, endpoints, Preferences(lambda _payload, _key, live: live[0]))
         self._frontiers: Final = _Frontiers(
             self._context, self._routing, self._seals.numbers, self._tail_queries
         )

@@ -84,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lambda: _send_command(line, _EXPEDITE),
         )
         server.start()
-        # One write, without Python's buffer: the server reads it as one line.
-        os.write(sys.stdout.fileno(), b"%d\n" % server.port)
+        # One write, without Python's buffer: the server reads it as one line. If the server is gone
+        # already, stdin has ended, too.
+        with suppress(BrokenPipeError):
+            os.write(sys.stdout.fileno(), b"%d\n" % server.port)
         code = _relay(line)
     finally:
         # SIGKILL works on a hung child, too. Unfinished work is repeated.

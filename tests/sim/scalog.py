@@ -29,6 +29,7 @@ from tests.simulator.disk import Disk
 from tests.simulator.kernel import MS
 from tests.simulator.process import Process
 from tests.simulator.raft import RaftGroup
+from ziplog.client.common.requests import Preferences
 from ziplog.runtime.driver import Driver
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class SimLayer:
 
         def start_client(process: Process) -> ClientProgram:
             client = process.kernel.random.randbytes(16)
-            core = GatedCore(endpoints, client, log, cluster.choose)
+            core = GatedCore(endpoints, client, log, Preferences(cluster.choose))
             return ClientProgram(process, core, decode)
 
         self.processes = {

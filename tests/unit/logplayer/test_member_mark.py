@@ -56,7 +56,7 @@ def listed(world: World) -> dict[int, str]:
 
 def seen_by(player: Player) -> dict[int, str]:
     """Return the states of the tasks in the status of a process."""
-    tasks = player.node.status(player.world.now)["tasks"]
+    tasks = player.node.status(0)["tasks"]
     return {one["partition"]: one["state"] for one in tasks}
 
 

@@ -395,6 +395,23 @@ def test_renewal_reports_lost_deleted_and_paused_cursors() -> None:
     assert world.renew(ALICE, ("x", 1)).deleted == ["x"]
 
 
+def test_former_leader_reports_no_loss_of_a_claim_that_it_has_not_seen() -> None:
+    world = Cursors()
+    world.granted()
+    for name in ("x", "y"):
+        reply = world.renew(ALICE, (name, 2))
+        assert (reply.lost, reply.deleted) == ([], [])
+
+
+def test_cursor_that_its_owner_does_not_name_is_free_after_its_lease() -> None:
+    world = Cursors()
+    world.granted()
+    for _ in range(3):
+        world.run(500 * MS)
+        world.renew(ALICE, ("y", 1))
+    assert world.granted(BOB, b"2").term == 2
+
+
 def test_released_cursor_is_free_at_once() -> None:
     world = Cursors()
     world.granted()

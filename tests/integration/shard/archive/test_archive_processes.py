@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shard.archive import __main__ as main_module
+from shard.archive.shared_state import SharedState
 from tests.unit.shard.archive.logs import fill, log, make, open_store
 from tests.unit.shard.archive.processes import Process, is_running
 from tests.waiting import wait_until
+from ziplog.deploy.supervisor import environment, python
 from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:
@@ -77,6 +80,26 @@ def test_both_end_with_the_server(segments: Path, started: Callable[..., Process
     assert process.leave() == (0, "")
     # Immediately.
     assert [pid for pid in halves if is_running(pid)] == []
+
+
+def test_the_end_of_the_server_during_the_start_is_no_failure(segments: Path) -> None:
+    board = SharedState()
+    arguments = [
+        *("--directory", str(segments), "--node", "shard-3-0", "--host", "127.0.0.1"),
+        *("--shard", "3", "--shared-fd", str(board.fd)),
+    ]
+    child = subprocess.Popen(
+        python("shard.archive", *arguments),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(), pass_fds=[board.fd],
+    )  # fmt: skip
+    for file in (child.stdin, child.stdout):
+        assert file is not None
+        file.close()
+    assert child.stderr is not None
+    assert (child.stderr.read(), child.wait(60)) == (b"", 0)
+    child.stderr.close()
+    board.close()
 
 
 def test_a_paused_process_ends_with_the_server_too(

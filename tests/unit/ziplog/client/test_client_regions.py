@@ -10,6 +10,7 @@ from tests.unit.ziplog.client.fakes import CLUSTER, Glass, S, ack, placement, re
 from ziplog import policy, wire
 from ziplog.client import arguments, placement_arguments
 from ziplog.client.common.requests import InsertRequest
+from ziplog.client.inserts import insert_calls
 from ziplog.core.nearness import nearest
 from ziplog.core.node import BatchEnd
 from ziplog.errors import ConfigError, DeadlineError
@@ -178,6 +179,24 @@ def test_a_sent_insert_that_requires_one_region_is_sent_in_the_new_view() -> Non
     show(glass, placement(0, regions=("a", "a"), view=2))
     glass.pass_time(S // 1000)
     assert {(m.shard, m.view) for _, m in glass.take(wire.Insert)} == {(0, 2)}
+
+
+def test_the_rest_of_a_call_that_is_placed_in_part_stays_at_its_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(insert_calls, "UNIT_RECORDS", 1)
+    glass = client({0: ("a", "b"), 1: ("c", "b")})
+    glass.call(
+        InsertRequest(
+            glass.until(10 * S), [b"x", b"y"], RID_GENESIS, None, 0, many=True, min_regions=2
+        )
+    )
+    first, second = {message.seq: message for _, message in glass.take(wire.Insert)}.values()
+    glass.give(*(ack(first, server, [1]) for server in (0, 1)))
+    show(glass, placement(0, regions=("a", "a"), view=2))
+    glass.pass_time(S // 1000)
+    sent = {(message.shard, message.view, message.seq) for _, message in glass.take(wire.Insert)}
+    assert sent == {(0, 2, second.seq)}
 
 
 def test_a_waiting_insert_leaves_a_shard_that_became_narrow() -> None:

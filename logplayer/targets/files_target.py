@@ -129,6 +129,8 @@ class FilesTarget:
                 raise _rewind_error(self._part, last, task)
             self._store(seek=task.seek, position=task.position)
             self._finished = task.position
+        # A successor removes this identity before it moves anything that was read here.
+        self._check_is_owner()
         return self._finished
 
     def _fence(self, task: Task) -> Identity:

@@ -215,8 +215,10 @@ def _held(task: TaskSteps, cursors: dict[Era, Highest]) -> Iterator[Violation]:
         if step.at != END:
             done[era].append((step.at, stop))
     highest = {era: Highest(rows) for era, rows in done.items()}
+    terms = Highest((one.at, one.call.term) for one in task.openings if one.at != END)
     for one in task.openings:
-        if one.at == END or one.position < 0:
+        # What a fenced term reads has no effect.
+        if one.at == END or one.position < 0 or one.call.term < terms.before(one.at):
             continue
         name, called = one.call.task, one.call.at
         least = highest[one.era].before(called) if one.era in highest else 0

@@ -249,6 +249,11 @@ class Disturbances:
             positions = {partition: row.position for partition, row in rows.items()}
             for partition in range(partitions):
                 target.drop(partition)
+                cursor = self._cluster.state.cursors.get(
+                    cursor_name(self._settings.name, name, partition)
+                )
+                if isinstance(target, SharedFiles) and cursor and not cursor.has_moved:
+                    target.gaps.setdefault(partition, []).append((0, cursor.position))
             self._outside.oracle.lost_all(name, positions)
 
     def _put_back(self, fault: PlayerFault) -> None:

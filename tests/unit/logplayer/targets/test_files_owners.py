@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from logplayer.contract import Fenced, Opened, Retry
 from logplayer.targets import files_target
+from logplayer.targets.files_target import FilesTarget
 from logplayer.targets.staged_records import Chain
 from tests.properties import examples
 from tests.unit.logplayer.targets.databases import GSNS, batch, record, task
@@ -155,6 +156,24 @@ def test_file_that_a_former_owner_starts_during_an_open_gets_no_name(
         former._link(parts[0], tmp_path / "part-000" / "0000000000000000001.jsonl")
 
 
+def test_former_owner_that_stands_still_in_an_open_is_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, of = opened(tmp_path)
+    former.deliver(batch(of, 1, 4))
+    names = FilesTarget._names
+
+    def overtaken(target: FilesTarget) -> list[str]:
+        found = names(target)
+        monkeypatch.undo()
+        assert files(tmp_path).open(task(2)) == Opened(4)
+        return found
+
+    monkeypatch.setattr(FilesTarget, "_names", overtaken)
+    with pytest.raises(Fenced, match="a later term than 1"):
+        former.open(of)
+
+
 @pytest.mark.parametrize("has_records", [False, True])
 def test_an_emptied_directory_is_not_taken_for_complete(tmp_path: Path, has_records: bool) -> None:
     target, of = opened(tmp_path)
@@ -232,7 +251,8 @@ def test_staged_file_of_a_later_worker_stays(
         return find()
 
     monkeypatch.setattr(former, "_stages", found)
-    former.open(of)
+    with suppress(Fenced):
+        former.open(of)
     successor.deliver(batch(later, 9, 15))
     assert files(tmp_path).open(task(3)) == Opened(15)
     assert stored(tmp_path) == [gsn for gsn in GSNS if gsn < 15]

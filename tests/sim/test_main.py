@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def test_a_fault_is_what_its_text_says(seed: int) -> None:
     drawn = draw(seed, faults=9)
     rotting = draw_rot(drawn._replace(is_raft_real=True))
-    beside = (*draw_changes(drawn), *plan.draw_refusals(drawn), *rotting, *draw_age(drawn))
+    beside = [*draw_changes(drawn), *plan.draw_refusals(drawn), *rotting, *draw_age(drawn)]
+    beside += plan.draw_region_faults(drawn) + plan.draw_relabels(drawn)
     drawn = drawn._replace(faults=(*drawn.faults, *beside))
     for fault in drawn.faults:
         assert parse_fault(str(fault)) == fault
@@ -34,8 +35,10 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         *plan.CHANGES,
         *plan.REFUSALS,
         *plan.ROT,
+        *plan.REGION_FAULTS,
         "age",
         "rebuild",
+        "relabel",
         "set-level",
     }
     assert drawn == set(KINDS) == set(faults.KINDS)

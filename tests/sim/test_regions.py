@@ -32,8 +32,9 @@ PLACES = Regions(
 def test_one_plan_of_six_has_regions_and_all_else_of_it_stays() -> None:
     drawn = [draw(seed) for seed in range(300)]
     assert 30 < sum(plan.regions is not None for plan in drawn) < 70
+    kinds = {*REGION_FAULTS, "relabel"}
     for plan in drawn:
-        others = tuple(fault for fault in plan.faults if fault.kind not in REGION_FAULTS)
+        others = tuple(fault for fault in plan.faults if fault.kind not in kinds)
         plain = draw(plan.seed, has_regions=False)
         assert plan._replace(regions=None, faults=others) == plain
     assert draw(3, faults=2).regions is None
@@ -92,8 +93,8 @@ def test_a_seed_of_regions_is_drawn_apart() -> None:
 
 # --- the history's rule --------------------------------------------------------------------------
 
-#: Shard 0 spans two regions, and one from 2,000 ns on.
-_NARROWED = [(0, 0, 1, ["eu", "us"]), (2_000, 0, 1, ["us", "us"])]
+#: Shard 0 spans two regions, and one from 2,000 ns on, in the next view.
+_NARROWED = [(0, 0, 1, ["eu", "us"]), (2_000, 0, 2, ["us", "us"])]
 
 
 def _broken(
@@ -123,6 +124,11 @@ def test_a_record_is_in_as_many_regions_as_its_insert_requested(
     min_regions: int, called: int, acked: int, rules: list[str]
 ) -> None:
     assert _broken(min_regions, called, acked, _NARROWED) == rules
+
+
+def test_a_client_may_know_the_former_regions_of_a_view() -> None:
+    relabelled = [(at, shard, 1, regions) for at, shard, _, regions in _NARROWED]
+    assert _broken(2, 2_100, 2_200, relabelled) == []
 
 
 def test_a_history_without_placements_of_a_shard_says_nothing_about_it() -> None:

@@ -252,7 +252,8 @@ def test_a_flip_in_a_servers_directory_is_refused_or_healed(stopped: Stopped) ->
 #: affect stored data.
 UNSEEN = {
     "epoch_ms", "flush_interval_ms", "max_payload_bytes", "max_key_bytes", "max_unsettled_units",
-    "suspicion_ms", "session_timeout_s", "segment_bytes", "cache_bytes", "disk_reserve_bytes",
+    "suspicion_ms", "rtt_ms", "min_regions", "session_timeout_s", "segment_bytes", "cache_bytes",
+    "disk_reserve_bytes",
     "log.level", "log.format", "log.file_bytes", "log.files",
     "mms.host", "mms.port", "mms.raft_port", "fh.host", "fh.port", "fh.raft_port",
 }  # fmt: skip

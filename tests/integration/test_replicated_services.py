@@ -119,7 +119,7 @@ def test_a_node_leads_finds_the_service_and_stops(processes: Callable[..., Proce
     assert handler == {
         "name": "fh-0", "endpoint": group.config.failure_handlers[0].endpoint,
         "pid": pid, "state": "up", "leader": True, "version": ziplog.__version__,
-        "wire_versions": [1, 1],
+        "region": "", "wire_versions": [1, 1],
     }  # fmt: skip
     code, stderr = group.stop("fh-0")
     assert code == 0, stderr

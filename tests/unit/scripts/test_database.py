@@ -18,7 +18,7 @@ import logdb.wire
 import ziplog.wire
 from ziplog import policy
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import InsertRequest, TailRequest
+from ziplog.client.common.requests import InsertRequest, Preferences, TailRequest
 from ziplog.core.entries import Body, Unit
 from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Received, Wakeup
 from ziplog.errors import DeadlineError
@@ -109,7 +109,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 @pytest.fixture
 def core() -> DelayedCore:
-    return DelayedCore(bytes(16), ["127.0.0.1:1"], policy.random(), wall_offset_us=7_000_000)
+    return DelayedCore(
+        bytes(16), ["127.0.0.1:1"], Preferences(policy.random()), wall_offset_us=7_000_000
+    )
 
 
 def insert(core: DelayedCore, call: int, now: int) -> list[Any]:

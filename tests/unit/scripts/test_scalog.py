@@ -17,7 +17,7 @@ from scalog.ordering import FOLLOW_NS, LOST_AFTER_NS, MAX_OPEN, Cuts, Ordering, 
 
 from ziplog import policy
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import InsertRequest
+from ziplog.client.common.requests import InsertRequest, Preferences
 from ziplog.core.node import (
     BatchEnd,
     Broadcast,
@@ -170,7 +170,9 @@ class Gate:
     """A gated core; stands in for the client core inside it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.core = GatedCore(["127.0.0.1:9"], bytes(16), ["127.0.0.1:1"], policy.random())
+        self.core = GatedCore(
+            ["127.0.0.1:9"], bytes(16), ["127.0.0.1:1"], Preferences(policy.random())
+        )
         self.seen: list[Event] = []
         self.effects: list[Effect] = []
         monkeypatch.setattr(ClientCore, "step", self._step)

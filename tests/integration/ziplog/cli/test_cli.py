@@ -376,7 +376,7 @@ def test_bad_usage_is_2(log: FakeLog, arguments: tuple[str, ...]) -> None:
 
 
 def test_a_cluster_that_is_not_there_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(bootstrap: str, *, timeout: float) -> FakeLog:
+    def connect(bootstrap: str, **_options: object) -> FakeLog:
         raise UnavailableError(f"no node answered at {bootstrap}")
 
     monkeypatch.setattr(ziplog, "connect", connect)

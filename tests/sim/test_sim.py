@@ -64,7 +64,7 @@ def dense(seed: int) -> int:
 
     plan = draw(seed)._replace(
         shards=1, f=1 + seed % 2, durability="memory", readers=seed % 2, writers=1 + seed % 3,
-        lanes=1, think_us=0, calls=150, naps=False, database=None,
+        lanes=1, think_us=0, calls=150, naps=False, database=None, regions=None,
     )  # fmt: skip
     with patch.object(PlainInserts, "insert", counted):
         run(plan)

@@ -59,7 +59,8 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
 
 #: Mutants whose search from seed 1 takes 4 s or more of CPU.
 LONG: Final = frozenset({
-    "another_number_for_a_copy", "any_copy_expires_for_all", "copies_are_decided",
+    "another_number_for_a_copy", "any_copy_expires_for_all", "claims_are_no_sign_of_life",
+    "copies_are_decided",
     "finalized_before_all_are_sealed", "known_states_beside_other_reads",
     "lack_of_room_without_a_tombstone", "no_positions_are_skipped", "nothing_expires",
     "one_redirect_is_enough",

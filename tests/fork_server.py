@@ -20,7 +20,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -117,14 +116,17 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
         if not data:
             sys.exit()
         request: dict[str, Any] = json.loads(data)
+        orphaned, waiting = os.pipe()
         middle = os.fork()
         if middle:
             os.waitpid(middle, 0)
-            for file in files:
+            for file in (*files, orphaned, waiting):
                 os.close(file)
             continue
         if os.fork():
             os._exit(0)
+        os.close(waiting)
+        os.read(orphaned, 1)  # Ends after the end of the middle process, so of the adoption.
         _become_child_of(request["parent"])
         requests.send(b"%d" % os.getpid())
         _take_over(request, files)
@@ -132,9 +134,7 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
 
 
 def _become_child_of(parent: int) -> None:
-    """Wait until a process has adopted this one; end with it from then on."""
-    while os.getppid() != parent:
-        time.sleep(0.0005)
+    """End with the process that has adopted this one, if it is still there."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

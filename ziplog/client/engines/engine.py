@@ -188,9 +188,11 @@ class Engine:
             self._carry_out(effects)
             return
         self.transport.gathers = True
-        self._carry_out(effects)
-        self.transport.gathers = False
-        self.transport.flush_gathered()
+        try:
+            self._carry_out(effects)
+        finally:
+            self.transport.gathers = False
+            self.transport.flush_gathered()
 
     def _carry_out(self, effects: list[Effect]) -> None:
         send = self.transport.send

@@ -17,6 +17,7 @@ from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
 from shard.state.recorded_leases import RecordedLeases
 from shard.state.recorded_value import RecordedValue
+from shard.state.round_trips import RoundTrips
 from shard.state.sessions import Sessions
 from ziplog.core.entries import Decision, Place
 from ziplog.core.node import Broadcast, Effect, Persist, Send
@@ -115,6 +116,8 @@ class ReplicaState:
         self.wire_use: Final = WireUse(config.release, config.wire)
         self.level: Final = AckLevel(config.durability, config.recorded_level)
         self.clock: Final = EpochClock(config.shard)
+        #: To the nodes of the membership service.
+        self.round_trips: Final = RoundTrips(config.limits.rtt_ms)
         #: The leases in this server's own log.
         self.recorded_leases: Final = RecordedLeases(store)
         #: The trim point in this server's own log.

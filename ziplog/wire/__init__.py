@@ -79,6 +79,7 @@ from ziplog.wire.replicas import Ahead, Beat, Fetch, Fetched, Forward, Logged, R
 from ziplog.wire.service import (
     ChangeShard,
     ClusterInfo,
+    Echo,
     FinishUpgrade,
     Heartbeat,
     Hello,
@@ -123,6 +124,7 @@ __all__ = [
     "Deliver",
     "Durations",
     "Early",
+    "Echo",
     "Fetch",
     "Fetched",
     "FinishUpgrade",
@@ -200,7 +202,7 @@ AnyMessage = (
     | Forward | Report | Resend | Ahead | Beat | Fetch | Fetched
     | Suspect | Freeze | Frozen | ViewDecided | Remove | Removed | Reinsert | Reinserted
     | OrdersQuery | Orders | HandlerHeartbeat
-    | Heartbeat | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
+    | Heartbeat | Echo | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
     | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
     | StatusQuery | StatusReply | FinishUpgrade | UpgradeFinished
     | CursorClaim | CursorMove | CursorRelease | CursorEdit | CursorReply

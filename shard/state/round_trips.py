@@ -3,8 +3,8 @@
     heartbeat with `sent_us` --> node --Echo(sent_us)--> a sample for that node
 
 Rules: an echo counts if it answers one of the last heartbeats, once, and is newer than the echoes
-before it from the same node. A sample above `rtt_ms` of the cluster file is none: a process was
-paused, or a frame was lost. Samples change when a lease begins, never which positions a server owns
+before it from the same node. A sample above twice `rtt_ms` of the cluster file is none: a process
+was paused, or a frame was lost. Samples change when a lease begins, never which positions a server owns
 (docs/protocol.md, section 3).
 """
 
@@ -23,7 +23,7 @@ class RoundTrips:
     """The newest samples of each node; none if `rtt_ms` is 0."""
 
     def __init__(self, rtt_ms: int) -> None:
-        self._longest_ns: Final = rtt_ms * NS_PER_MS
+        self._longest_ns: Final = 2 * rtt_ms * NS_PER_MS
         #: When the last heartbeats were sent, by this server's clock, in µs.
         self._sent: Final[deque[int]] = deque(maxlen=_KEPT)
         #: By node: the newest answered one of these, and the samples in ns.

@@ -43,6 +43,8 @@ _NEAR_NS: Final = (40 * US, 60 * US)
 _FETCH: Final = 1000
 _READS: Final = 20
 _LIMIT_NS: Final = 3600 * S
+#: Until the first insert: servers have measured the way to the service.
+_WARM_NS: Final = 2 * S
 
 
 class Way(NamedTuple):
@@ -76,8 +78,9 @@ class Crossing:
         #: By region, when a gsn was delivered; and how long reads took.
         self.delivered: list[dict[int, int]] = [{} for _ in REGIONS]
         self.reads: list[list[int]] = [[] for _ in REGIONS]
-        #: Shards that were seen parked.
+        #: Shards that were seen parked, and servers that were seen after their last lease.
         self.parked: set[int] = set()
+        self.without_lease: set[str] = set()
         self._following = 0
         for index, reader in enumerate(self.readers):
             reader.start()
@@ -91,6 +94,10 @@ class Crossing:
     def _watch(self) -> None:
         placements = self.cluster.state.placements.values()
         self.parked.update(one.shard for one in placements if one.state == "parked")
+        for name in self.cluster.disks if self.called else ():
+            state, now = self.cluster.state_of(name), self.cluster.nodes[name].clock()
+            if state is not None and (ends := state.clock.ends_at) is not None and ends <= now:
+                self.without_lease.add(name)
         self.cluster.kernel.after(20 * MS, self._watch)
 
     def _follow(self, index: int) -> None:
@@ -98,7 +105,12 @@ class Crossing:
             self._fetch(index, subscription)
             self._following += 1
             if self._following == len(self.readers):
-                self._call(self.writer, ConnectRequest(NEVER), lambda _: self._insert())
+                kernel = self.cluster.kernel
+                self._call(
+                    self.writer,
+                    ConnectRequest(NEVER),
+                    lambda _: kernel.after(_WARM_NS, self._insert),
+                )
 
         self._call(self.readers[index], SubscribeRequest(NEVER, RID_GENESIS, True), opened)
 
@@ -159,8 +171,12 @@ def cross(
     count: int = 200,
     think_ms: int = 20,
     seed: int = 7,
+    prepare: Callable[[SimCluster], object] = lambda _cluster: None,
 ) -> Crossing:
-    """Run the load, with these one-way delays: between regions 0 and 1, 0 and 2, 1 and 2."""
+    """Run the load, with these one-way delays: between regions 0 and 1, 0 and 2, 1 and 2.
+
+    `prepare` is called with the cluster before it starts.
+    """
     shape = tuple((REGIONS[i], REGIONS[(i + 1) % 3]) for i in range(3))
     regions = Regions(delays_us, shape, 0, is_near=True)
     plan = busy(seed, shards=3, regions=regions, conditions=Conditions(delay_ns=_NEAR_NS))
@@ -176,9 +192,11 @@ def cross(
         if way.has_hints:
             local = distance.idle_epoch_interval_ns(0)
             stack.enter_context(patch.object(distance, "idle_epoch_interval_ns", lambda _: local))
-        config = replace(config_of(plan), rtt_ms=max(delays_us) * 2 // 1000)
+        rtt_ms = max(delays_us) * 2 // 1000
+        config = replace(config_of(plan), rtt_ms=rtt_ms, suspicion_ms=max(1000, 4 * rtt_ms))
         cluster = SimCluster(kernel, plan, config)
         cluster.network.delay_of = delay_ns
+        prepare(cluster)
         cluster.begin()
         load = Crossing(cluster, count, think_ms)
         assert kernel.run_until(lambda: load.is_done, _LIMIT_NS), cluster.states()

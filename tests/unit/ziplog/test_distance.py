@@ -81,7 +81,7 @@ EXCEPTIONS: Final = {
         "shard.membership.heartbeat.READERS_HEARTBEAT_NS",
         "shard.recovery.watermark_records.WATERMARK_INTERVAL_NS",
         "shard.state.decision_log.STREAM_ACTIVE_NS",
-        "mms.cursors._MOVE_INTERVAL_NS",
+        "mms.cursor_moves._INTERVAL_NS",
         "mms.leases._MIN_WEIGHTS_INTERVAL_NS",
         "mms.leases._INTERVAL_PER_MEMBER_NS",
         "mms.read_barriers.INTERVAL_NS",
@@ -135,7 +135,6 @@ EXCEPTIONS: Final = {
     "a bound of a setting": {
         "shard.recovery.failure_detector._LEAST_SUSPICION_MS",
         "ziplog.core.cursors.MIN_LEASE_MS",
-        "ziplog.core.distance._EVERY_EPOCH_MS",
     },
 }
 

@@ -85,6 +85,8 @@ class ReplicaState:
 
     #: The insert rate of each client is limited.
     limits_rate = False
+    #: The port of this server's archive; 0: none runs.
+    archive_port = 0
 
     def __init__(self, config: ReplicaConfig, store: Store, incarnation: int) -> None:
         self.config: Final = config
@@ -135,8 +137,6 @@ class ReplicaState:
         self.full = ""
         #: Number of acks sent: of two acks, the greater number is the newer.
         self.ack_counter = 0
-        #: The port of this server's archive; 0: none runs.
-        self.archive_port = 0
         #: The effects of the current step.
         self.effects: list[Effect] = []
         #: Times of the last insert and of the last reader that waited for this shard, in ns.

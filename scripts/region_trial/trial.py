@@ -196,10 +196,12 @@ class RegionTrial:
         self.watch(fault.seconds)
         healed = events.now()
         getattr(self, f"_heal_{fault.kind}")(fault)
-        whole, load = self._await_whole(), os.getloadavg()[0] / (os.cpu_count() or 1)
+        whole, last = self._await_whole()
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
         self._injected.append(Injected(fault, began, healed, whole, load))
         after = "not whole" if whole is None else f"whole {(whole - healed) / 1e9:.2f} s"
-        self._note(f"{fault.kind_of_one} healed, {after} after that", say)
+        missing = ", ".join(f"{name} {state}" for name, state in last.items())
+        self._note(f"{fault.kind_of_one} healed, {after} after that; last: {missing}", say)
 
     def watch(self, seconds: float) -> None:
         """Let time pass, and write placements and losses into the history."""
@@ -221,13 +223,17 @@ class RegionTrial:
             self._losses.update(losses_of(status))
             self._recorder.call(events.Losses(events.now(), sorted(self._losses)))
 
-    def _await_whole(self) -> int | None:
+    def _await_whole(self) -> tuple[int | None, dict[str, str]]:
+        """Wait until everything is whole; return when, and what was the last that was not."""
         deadline = time.monotonic() + _HEALTHY_S
+        last: dict[str, str] = {}
         while time.monotonic() < deadline:
-            if not self._health.unhealthy():
-                return events.now()
+            missing = self._health.unhealthy()
+            if not missing:
+                return events.now(), last
+            last = missing
             time.sleep(_LOOK_S)
-        return None
+        return None, last
 
     def _note(self, text: str, say: Callable[[str], None]) -> None:
         self._recorder.call(events.Fault(events.now(), text))

@@ -166,7 +166,8 @@ class Postgres(System):
         )
         self._run("B", *backup, "--no-sync", "--checkpoint=fast")
         self._postgres("B", standby)
-        query = "select 1 from pg_stat_replication where state = 'streaming' and sync_state = 'sync' and application_name = 'walreceiver'"
+        # `pg_basebackup` streams as well, under its own name.
+        query = "select 1 from pg_stat_replication where application_name = 'walreceiver'"
         _until(lambda: self._run("A", "psql", "-h", primary, "-tAc", query))
 
     def _postgres(self, region: str, address: str, *settings: str) -> None:

@@ -295,14 +295,14 @@ class RegionTrial:
         except ZiplogError as error:
             broken.append(f"it cannot be read at the end: {error}")
         self._recorder.close()
-        judgement = check(history.gather(events.files_of([self._history])))
-        broken += report.violation_lines(judgement)
         shape, saw = self._shape.all_settings, self._saw()
         limits = Limits(shape["suspicion_ms"] / 1000, shape["rtt_ms"] / 1000)
         slow = []
         for one in self._injected:
             broken += verdict.broken_promises(one, saw)
             slow += verdict.too_slow(one, saw, limits)
+        judgement = check(history.gather(events.files_of([self._history])))
+        broken += report.violation_lines(judgement)
         return Verdict(
             [verdict.row(one, saw) for one in self._injected],
             report.summary(judgement) | {"router_core_share": round(router, 2)},

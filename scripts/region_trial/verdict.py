@@ -20,6 +20,8 @@ _NS_PER_S: Final = 1_000_000_000
 WHOLE_S: Final = 5.0
 #: Round trips after the suspicion in which writers, and readers, must continue.
 _WRITERS_ROUND_TRIPS, _READERS_ROUND_TRIPS = 10, 15
+#: Clients outside of a lost region must have continued before the last quarter of a fault.
+_LAST_PART: Final = 4
 #: Time before and after a fault that its windows cover, and the width of a window, in seconds.
 _BEFORE_S, _AFTER_S = 2.0, 5.0
 _WINDOW_S: Final = 0.1
@@ -124,10 +126,25 @@ def acked_while_cut(one: Injected, seen: dict[str, Seen]) -> int:
     )
 
 
+def stopped(one: Injected, seen: dict[str, Seen]) -> Iterator[str]:
+    """Yield the clients outside of a lost region that saw nothing in the last part of the fault."""
+    if one.fault.kind not in {"kill", "cut"}:
+        return
+    since = one.healed - (one.healed - one.began) // _LAST_PART
+    for what, names in (
+        ("writer", one.fault.writing(list(seen))),
+        ("reader", one.fault.reading(list(seen))),
+    ):
+        for region in names:
+            if not any(since <= at <= one.healed for at in getattr(seen[region], what)):
+                yield f"{one.fault}: the {what} in {region} did not continue"
+
+
 def broken_promises(one: Injected, seen: dict[str, Seen]) -> Iterator[str]:
     """Yield what is wrong whatever the load of the machine."""
     if acked := acked_while_cut(one, seen):
         yield f"{one.fault}: {acked} inserts were acknowledged in the region that was cut off"
+    yield from stopped(one, seen)
     if one.whole is None:
         yield f"{one.fault}: the cluster did not become whole"
 

@@ -82,6 +82,22 @@ def test_an_acknowledgement_in_a_region_that_is_cut_off_breaks_a_promise() -> No
     assert list(verdict.broken_promises(one, seen)) == []
 
 
+@pytest.mark.parametrize("attribute", ["writer", "reader"])
+@pytest.mark.parametrize(
+    ("kind", "region", "count"),
+    [("kill", "B", 1), ("cut", "C", 1), ("cut", "A", 0), ("slow", "B", 0)],
+)
+def test_regions_outside_that_never_continue_break_a_promise(
+    attribute: str, kind: str, region: str, count: int
+) -> None:
+    seen = steady()
+    seen["A"].acks.clear()
+    setattr(seen[region], attribute, [t * S for t in range(60) if not 11 < t <= 40])
+    found = list(verdict.broken_promises(injected(kind), seen))
+    expected = f"{kind} A for 30 s: the {attribute} in {region} did not continue"
+    assert found == [expected] * count
+
+
 def test_a_cluster_that_is_never_whole_breaks_a_promise() -> None:
     (text,) = verdict.broken_promises(injected("slow", whole=None), steady())
     assert text == "slow A for 30 s: the cluster did not become whole"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Figures = dict[str, Any]
 
+#: A place beside a region, for a client whose packets the router counts.
+READER: Final = "reader"
 _START_S: Final = 120.0
 #: Time after a change of the round trips in which nothing counts.
 _SETTLE_S: Final = 1.0
@@ -47,7 +49,7 @@ def network() -> Iterator[Network]:
     if reason := namespaces.why_not():
         print(f"no regions on this machine: {reason}", flush=True)
         raise SystemExit(2)
-    with Network([*REGIONS, OPERATOR]) as made:
+    with Network([*REGIONS, OPERATOR, READER]) as made:
         made.enter(OPERATOR)
         yield made
 

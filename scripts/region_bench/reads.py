@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from region_trial.trial import REGIONS
+from metrics.workers import Workers
+from region_trial.trial import REGIONS, ROUND_TRIPS_MS
 
-from region_bench.bed import both, latency, set_far, turns
+from region_bench import worker
+from region_bench.bed import READER, both, latency, set_far, turns
 
 if TYPE_CHECKING:
     from region_bench.bed import Bed
@@ -30,7 +32,11 @@ _SECOND_MS, _TO_SECOND_MS = 10.0, 40.0
 
 
 def near(bed: Bed, scale: float) -> Figures:
-    """W4: reads of records of shard AB from each region."""
+    """W4: reads of records of shard AB from each region.
+
+    A second reader has an address of its own beside the region, so that the router counts its
+    packets alone.
+    """
     rids = bed.ask("A", "put", count=_RECORDS, size=_SIZE, shard=0)
     found = {}
     seconds = max(1.0, _SECONDS * scale)
@@ -42,7 +48,6 @@ def near(bed: Bed, scale: float) -> Figures:
             _ROUNDS,
         )
         row = both(results)
-        set_far(bed.network, is_far=True)
         row["packets_out"] = _packets_of_a_read(bed, region, rids, seconds)
         row["far_of_control"] = round(row["far"]["p50_ms"] / row["control"]["p50_ms"], 2)
         row["goal_of_control"] = _NEAR_GOAL
@@ -51,22 +56,33 @@ def near(bed: Bed, scale: float) -> Figures:
 
 
 def _packets_of_a_read(bed: Bed, region: str, rids: list[tuple[int, int]], seconds: float) -> float:
-    """Return the packets that leave a region for each read, beyond those of a quiet time."""
+    """Return the packets that leave a region for each read."""
+    network, others = bed.network, [other for other in REGIONS if other != region]
+    set_far(network, is_far=True)
+    network.set_round_trips(
+        {
+            (READER, o): ms
+            for pair, ms in ROUND_TRIPS_MS.items()
+            if region in pair
+            for o in pair
+            if o != region
+        }
+    )
+    number = network.regions.index(READER)
+    arguments = [(network.pid, number, region, bed.cluster.endpoint)]
 
-    def during(method: str, **options: Any) -> tuple[float, int]:
-        before, began = _leaving(bed, region), time.monotonic()
-        result = bed.ask(region, method, seconds=2 * seconds, **options)
-        per_s = (_leaving(bed, region) - before) / (time.monotonic() - began)
-        return per_s, len(result or ())
+    def leaving() -> int:
+        paths = network.report()["paths"][number]
+        return sum(paths[network.regions.index(other)]["packets"] for other in others)
 
-    quiet, _ = during("idle")
-    busy, count = during("read", rids=rids)
-    return round((busy - quiet) * 2 * seconds / count, 3)
-
-
-def _leaving(bed: Bed, region: str) -> int:
-    carried = bed.carried()
-    return sum(carried[f"{region}-{other}"]["packets"] for other in REGIONS if other != region)
+    with Workers(worker.run, arguments) as reader:
+        reader.receive()
+        reader.send(("read", {"seconds": 0.5, "rids": rids}))
+        reader.receive()
+        before = leaving()
+        reader.send(("read", {"seconds": seconds, "rids": rids}))
+        (latencies,) = reader.receive()
+        return round((leaving() - before) / len(latencies), 3)
 
 
 def frozen(bed: Bed, scale: float) -> Figures:

@@ -16,7 +16,7 @@ from tests.history.clients import LogPlan, connected, delivered, failed, run_cli
 from tests.history.events import now
 from tests.history.payloads import PER_CLIENT, payload
 from tests.history.processes import Stopped
-from ziplog import RID_GENESIS, TrimmedError, ZiplogError
+from ziplog import RID_GENESIS, ZiplogError
 
 if TYPE_CHECKING:
     import ziplog
@@ -92,31 +92,38 @@ def run_writer(plan: RegionPlan, number: int) -> None:
 def run_reader(plan: RegionPlan, number: int) -> None:
     """Follow the log from its beginning, in the region."""
     _enter(plan, number)
-    stopped, start, resumes = Stopped(), RID_GENESIS, 0
+    stopped = Stopped()
     with plan.recorder(f"reader-{number}") as recorder:
         log = connected(plan, stopped)
-        while log is not None and not stopped:
-            op = recorder.next_op()
-            recorder.call(events.Subscribe(op, now(), start.gsn, follow=True, resumes=resumes))
-            subscription = log.subscribe(start)
+        if log is not None:
+            with log:
+                _Reader(log, recorder).run(stopped)
+
+
+class _Reader:
+    def __init__(self, log: ziplog.Log, recorder: events.Recorder) -> None:
+        self._log: Final = log
+        self._recorder: Final = recorder
+        self._position = RID_GENESIS
+
+    def run(self, stopped: Stopped) -> None:
+        """Follow; after an error continue from the position."""
+        recorder, resumes = self._recorder, 0
+        while not stopped:
+            op, start = recorder.next_op(), self._position.gsn
+            recorder.call(events.Subscribe(op, now(), start, follow=True, resumes=resumes))
             try:
-                _follow(subscription, op, recorder, stopped)
-            except TrimmedError as error:
-                recorder.result(failed(op, error))
-                start, resumes = error.first, 0
+                self._follow(op, stopped)
             except ZiplogError as error:
                 recorder.result(failed(op, error))
-                start, resumes = subscription.position, op
                 time.sleep(_RETRY_S)
-            finally:
-                subscription.close()
-        if log is not None:
-            log.close()
+            resumes = op
 
-
-def _follow(
-    subscription: ziplog.Subscription, op: int, recorder: events.Recorder, stopped: Stopped
-) -> None:
-    while not stopped:
-        if records := subscription.fetch(_BATCH, timeout=_FETCH_S):
-            recorder.result(delivered(op, records))
+    def _follow(self, op: int, stopped: Stopped) -> None:
+        with self._log.subscribe(self._position) as subscription:
+            while not stopped:
+                records = subscription.fetch(_BATCH, timeout=_FETCH_S)
+                if records:
+                    self._recorder.result(delivered(op, records))
+                    self._recorder.flush()
+                self._position = subscription.position

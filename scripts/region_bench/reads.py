@@ -56,7 +56,7 @@ def near(bed: Bed, scale: float) -> Figures:
 
 
 def _packets_of_a_read(bed: Bed, region: str, rids: list[tuple[int, int]], seconds: float) -> float:
-    """Return the packets that leave a region for each read."""
+    """Return the packets of a client that leave a region for each read, beyond an idle client's."""
     network, others = bed.network, [other for other in REGIONS if other != region]
     set_far(network, is_far=True)
     network.set_round_trips(
@@ -77,12 +77,17 @@ def _packets_of_a_read(bed: Bed, region: str, rids: list[tuple[int, int]], secon
 
     with Workers(worker.run, arguments) as reader:
         reader.receive()
-        reader.send(("read", {"seconds": 0.5, "rids": rids}))
-        reader.receive()
-        before = leaving()
-        reader.send(("read", {"seconds": seconds, "rids": rids}))
-        (latencies,) = reader.receive()
-        return round((leaving() - before) / len(latencies), 3)
+
+        def during(method: str, **options: Any) -> tuple[int, Any]:
+            before = leaving()
+            reader.send((method, {"seconds": seconds, **options}))
+            (result,) = reader.receive()
+            return leaving() - before, result
+
+        during("read", rids=rids)  # the client opens its connections
+        quiet, _ = during("idle")
+        busy, latencies = during("read", rids=rids)
+        return round((busy - quiet) / len(latencies), 3)
 
 
 def frozen(bed: Bed, scale: float) -> Figures:

@@ -51,10 +51,11 @@ class RegionFault(NamedTuple):
     def reading(self, regions: Sequence[str]) -> list[str]:
         """Return the regions whose readers must continue during the fault.
 
-        With `part`, what the region of the backup lacks is in the other region only.
+        With `part`, the next view of the shard of the two has a server in one of them only, and the
+        reader in the other one waits.
         """
-        without = {"part": self.other, "slow": ""}.get(self.kind, self.region)
-        return [region for region in regions if region != without]
+        lost = {"slow": (), "part": (self.region, self.other)}.get(self.kind, (self.region,))
+        return [region for region in regions if region not in lost]
 
 
 def faults(

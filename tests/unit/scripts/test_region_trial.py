@@ -44,7 +44,7 @@ def test_a_part_is_from_the_next_region_and_durations_are_scaled() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "writing", "reading"),
-    [("kill", "BC", "BC"), ("cut", "BC", "BC"), ("slow", "ABC", "ABC"), ("part", "ABC", "AC")],
+    [("kill", "BC", "BC"), ("cut", "BC", "BC"), ("slow", "ABC", "ABC"), ("part", "ABC", "C")],
 )
 def test_the_regions_that_must_continue(kind: str, writing: str, reading: str) -> None:
     fault = RegionFault(kind, "A", "B", 1.0)

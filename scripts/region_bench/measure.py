@@ -49,9 +49,8 @@ def measure(scale: float, only: Sequence[str] = ()) -> Figures:
     steps, found = Progress("regions", len(shared) + len(own)), Figures()
 
     def add(figures: Figures) -> None:
-        for name, row in figures.items():
-            found[name] = row | bed.load()
-            steps.step(name)
+        found.update({name: row | bed.load() for name, row in figures.items()})
+        steps.step(", ".join(figures))
 
     with bed.network() as network:
         if shared:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path as FilePath
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wan import delay_queue, namespaces
 from wan.delay_queue import DelayQueue, Path
+
+if TYPE_CHECKING:
+    from pathlib import Path as FilePath
 
 MS = 1_000_000
 

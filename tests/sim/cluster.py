@@ -310,7 +310,8 @@ class SimCluster:
                 continue
             placement = placements.get(own.shard)
             if self.has_lost_peers(name):
-                if own.state != "joined":
+                is_member = placement is not None and placement.state != "joining"
+                if is_member and own.state != "joined":
                     return False
                 continue
             if (

@@ -16,6 +16,7 @@ from ziplog.client.bulk.extents import ExtentQueries
 from ziplog.client.bulk.outline import OutlineQueries
 from ziplog.client.bulk.scan import Scans
 from ziplog.client.common.membership_client import MembershipClient
+from ziplog.client.common.proximity import Proximity
 from ziplog.client.common.requests import (
     NEVER,
     BarrierRequest,
@@ -100,8 +101,9 @@ class ClientCore:
 
         """
         context = self._context = StepContext(client)
-        membership = self._membership = MembershipClient(context, endpoints, cluster)
-        routing = self._routing = Routing(context, membership)
+        proximity = Proximity(context, preferences.region)
+        membership = self._membership = MembershipClient(context, endpoints, proximity, cluster)
+        routing = self._routing = Routing(context, membership, proximity)
         tail_queries = self._tail_queries = TailQueries(context, routing)
         seals = self._seals = Seals(context, routing, tail_queries)
         inserts = self._inserts = Inserts(context, routing, preferences, seals)

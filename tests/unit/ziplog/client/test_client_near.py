@@ -39,7 +39,8 @@ SERVERS = ("s0r0:1", "s0r1:1", "s0r2:1")
 def client(*regions: str, region: str = "a") -> Glass:
     """Return a client of a shard with a replica in each of these regions."""
     glass = Glass(region=region)
-    glass.connect(placement(0, len(regions), regions=regions))
+    limits = wire.Limits(rtt_ms=100)
+    glass.connect(placement(0, len(regions), regions=regions), limits=limits)
     return glass
 
 

@@ -55,12 +55,13 @@ def near_replica_says_not_yet() -> Iterator[None]:
         yield
 
 
-def _kill_the_far_primary(seed: int) -> Plan:
-    at_ms = Random(f"kill {seed}").randrange(50, 300)
-    return _far_primary(seed, Fault(at_ms, "kill", ("shard-0-0",)))
+def _far_pair(seed: int) -> Plan:
+    """Twelve clients compete for slots at a pair of servers in two regions."""
+    plan = _far_primary(seed)._replace(f=1, regions=_regions("us", "eu"))
+    return plan._replace(writers=12, lanes=4, calls=40, think_us=0)
 
 
-@mutant(_kill_the_far_primary, "three regions; the primary of far clients is killed under load")
+@mutant(_far_pair, "three regions; twelve clients write to a primary and a backup in two of them")
 def near_unstable_counts() -> Iterator[None]:
     """A read accepts the nearest replica's record that is not stable (section 20)."""
     on_reply = Reads.on_reply

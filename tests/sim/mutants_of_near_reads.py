@@ -89,7 +89,7 @@ def _lose_two_of_three(seed: int) -> Plan:
     return plan._replace(lanes=8, think_us=0, readers=3, conditions=LOSSY)
 
 
-@mutant(_lose_two_of_three, "three regions; two servers are killed while the third hears no one")
+@mutant(_lose_two_of_three, "three regions; two servers are killed while the third hears neither")
 def near_backup_knows_what_is_stable() -> Iterator[None]:
     """A backup of three gives the readers in its region what it applied (section 20)."""
     init = Backup.__init__

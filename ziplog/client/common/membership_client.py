@@ -101,7 +101,7 @@ class MembershipClient:
     ) -> None:
         """`cluster`: the number that the cluster must have; 0: any."""
         self._context: Final = context
-        self._proximity: Final = proximity
+        self.proximity: Final = proximity
         #: Endpoints that the caller passed.
         self.endpoints: Final = list(endpoints)
         #: The cluster's number; 0 while it is unknown.
@@ -214,8 +214,8 @@ class MembershipClient:
     def _next_near_node(self) -> bytes:
         """Return the nearest node for every other `Hello`; b"": the leader gets this one."""
         names, regions = list(self._regions), list(self._regions.values())
-        self._was_near = self._proximity.has_order(regions) and not self._was_near
-        return names[self._proximity.order(names, regions)[0]] if self._was_near else b""
+        self._was_near = self.proximity.has_order(regions) and not self._was_near
+        return names[self.proximity.order(names, regions)[0]] if self._was_near else b""
 
     def is_open(self, request: int) -> bool:
         """Whether a request has no reply yet."""
@@ -237,7 +237,7 @@ class MembershipClient:
         del self._pending[request]
         self._has_replied = True
         if pending.sent_near_at:
-            self._proximity.observe(next(iter(pending.sent_to)), pending.sent_near_at)
+            self.proximity.observe(next(iter(pending.sent_to)), pending.sent_near_at)
         pending.callback(reply)
 
     def on_not_leader(self, reply: NotLeader) -> None:
@@ -264,7 +264,7 @@ class MembershipClient:
         for pending in self._pending.values():
             if context.now >= pending.retry_at:
                 if pending.sent_near_at:
-                    self._proximity.on_failure(next(iter(pending.sent_to)))
+                    self.proximity.on_failure(next(iter(pending.sent_to)))
                     pending.sent_near_at = 0
                 pending.pause = min(pending.pause * 2, _LAST_RETRY_NS)
                 pending.retry_at = context.retry_at(pending.pause)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ziplog.client.common.membership_client import MembershipClient
-    from ziplog.client.common.proximity import Proximity
     from ziplog.client.common.step_context import StepContext
     from ziplog.core.view import Lease, Placement, Replica
     from ziplog.wire import LeaseHistory, Leaving
@@ -60,12 +59,10 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 class Routing:
     """The client's knowledge of the cluster."""
 
-    def __init__(
-        self, context: StepContext, membership: MembershipClient, proximity: Proximity
-    ) -> None:
+    def __init__(self, context: StepContext, membership: MembershipClient) -> None:
         self._context: Final = context
         self.membership: Final = membership
-        self.proximity: Final = proximity
+        self.proximity: Final = membership.proximity
         #: Empty until the first reply.
         self.cluster_name = ""
         self.limits = Limits()

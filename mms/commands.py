@@ -12,7 +12,15 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from ziplog.core.cursors import CursorName, Edit, HoldS, LeaseMs, Mark, Nonce
+from ziplog.core.cursors import (
+    MAX_MOVES,
+    CursorMove,
+    CursorName,
+    Edit,
+    HoldS,
+    LeaseMs,
+    Nonce,
+)
 from ziplog.core.fields import Unsigned
 from ziplog.core.view import Lease, Placement
 from ziplog.types import Durability, Epoch, Gsn, ShardId, View
@@ -166,20 +174,10 @@ class ClaimCursor(Command, tag=14, frozen=True, gc=False):
     at_us: Unsigned
 
 
-class CursorStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A move of one cursor."""
-
-    name: CursorName
-    term: Unsigned
-    move: Unsigned
-    position: Gsn
-    mark: Mark
-
-
 class MoveCursors(Command, tag=15, frozen=True):
-    """Move cursors forward. Each step is applied or refused by itself."""
+    """Move cursors forward. Each move is applied or refused by itself."""
 
-    steps: Annotated[list[CursorStep], msgspec.Meta(min_length=1, max_length=256)]
+    moves: Annotated[list[CursorMove], msgspec.Meta(min_length=1, max_length=MAX_MOVES)]
     at_us: Unsigned
 
 
@@ -219,18 +217,21 @@ Refusal = Literal[
 ]  # fmt: skip
 
 _decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand)
+_result_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(
+    Refusal | list[Refusal]
+)
 
 
 def decode_refusal(result: bytes) -> Refusal:
     """Return the refusal that `mms.state.ClusterState.apply` encoded; "" for `MoveCursors`."""
-    outcome: Any = msgspec.msgpack.decode(result, type=Refusal | list[Refusal])
+    outcome = _result_decoder.decode(result)
     return "" if isinstance(outcome, list) else outcome
 
 
 def decode_refusals(result: bytes) -> list[Refusal]:
-    """Return the refusal of each step of a `MoveCursors` that was applied."""
-    refusals: Any = msgspec.msgpack.decode(result, type=list[Refusal])
-    return refusals  # type: ignore[no-any-return]
+    """Return the refusal of each move of a `MoveCursors` that was applied."""
+    refusals = _result_decoder.decode(result)
+    return refusals if isinstance(refusals, list) else []
 
 
 def decode_command(command: bytes) -> AnyCommand:

@@ -24,7 +24,8 @@ from ziplog.core.cursors import MAX_CURSORS, MIN_LEASE_MS, Cursor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mms.commands import ClaimCursor, CursorStep, EditCursor, Refusal, ReleaseCursor
+    from mms.commands import ClaimCursor, EditCursor, Refusal, ReleaseCursor
+    from ziplog.core.cursors import CursorMove
 
 
 class CursorTable:
@@ -98,22 +99,22 @@ class CursorTable:
         self._put(cursor)
         return ""
 
-    def move(self, step: CursorStep, stop: int, at_us: int) -> Refusal:
+    def move(self, move: CursorMove, stop: int, at_us: int) -> Refusal:
         """Move a cursor forward; a copy of an earlier move changes nothing."""
-        cursor = self._by_name.get(step.name)
+        cursor = self._by_name.get(move.name)
         if cursor is None:
             return "no-such-cursor"
-        if cursor.term != step.term or not cursor.owner:
+        if cursor.term != move.term or not cursor.owner:
             return "stale-term"
-        if step.move <= cursor.move:
+        if move.move <= cursor.move:
             return ""
-        if step.position < cursor.position:
+        if move.position < cursor.position:
             return "goes-back"
-        if step.position > stop:
+        if move.position > stop:
             return "no-such-position"
         self._put(
             replace(
-                cursor, position=step.position, mark=step.mark, move=step.move, has_moved=True,
+                cursor, position=move.position, mark=move.mark, move=move.move, has_moved=True,
                 moved_us=max(cursor.moved_us, at_us),
             )
         )  # fmt: skip

@@ -1,12 +1,12 @@
 """Cursors at the leader of the membership service: requests, and which owners are silent.
 
-    request --> proposed (moves: with others) --committed--> reply
+    request --> proposed (moves: `mms.cursor_moves`) --committed--> reply
     renewal --> reply at once
 
 Rules: a claim of an owned cursor is proposed only when its owner was silent about it for its lease,
 by the leader's clock: no renewal, claim or move. For a new leader every owner was heard just now.
 So a wrong clock may let two clients believe that they own a cursor, but only the moves of one term
-count. Moves that come while others are pending share one command.
+count.
 
 Invariants: at most `MAX_WAITING` requests wait, and each is counted. What this part remembers may
 be lost with the leader; that costs time only. See docs/protocol.md, section 19.
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 from mms.commands import (
     ClaimCursor,
-    CursorStep,
     EditCursor,
     MoveCursors,
     ReleaseCursor,
     decode_refusal,
     decode_refusals,
 )
+from mms.cursor_moves import LOST_NS, PendingMoves
 from mms.proposals import RETRY_NS
 from ziplog.core.node import Propose, Send
 from ziplog.core.units import NS_PER_MS, NS_PER_S
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ziplog.wire import (
         CursorClaim,
         CursorEdit,
-        CursorMove,
+        CursorMoves,
         CursorQuery,
         CursorRelease,
         CursorRenewal,
@@ -47,11 +47,6 @@ if TYPE_CHECKING:
 
 #: Maximum number of requests that wait for consensus; more are refused.
 MAX_WAITING: Final = 4096
-#: Interval between two commands with moves, and the maximum number of moves in one.
-_MOVE_INTERVAL_NS: Final = 50 * NS_PER_MS
-_MAX_STEPS: Final = 256
-#: Time after which an uncommitted command counts as lost. The client repeats its request.
-_LOST_NS: Final = 2 * NS_PER_S
 #: The route back to the client, and the number of its request.
 _Waiting = tuple[bytes, int]
 #: What copies of a command have in common.
@@ -59,17 +54,13 @@ _Key = tuple[str, str, bytes | int]
 
 
 class _Pending:
-    """A proposed command, and the requests that wait for its outcome."""
+    """A proposed command about one cursor, and the requests that wait for its outcome."""
 
     __slots__ = ("proposed_at", "requests")
 
-    def __init__(self, requests: list[list[_Waiting]], now: int) -> None:
+    def __init__(self, request: _Waiting, now: int) -> None:
         self.proposed_at = now
-        #: For each cursor of the command.
-        self.requests: Final = requests
-
-    def count(self) -> int:
-        return sum(map(len, self.requests))
+        self.requests: Final = [request]
 
 
 class Cursors:
@@ -84,15 +75,13 @@ class Cursors:
         self._used_at: dict[str, int] = {}
         #: Nothing counts as silent or unused before.
         self._forgiven_at = 0
-        self._pending: Final[dict[_Key | bytes, _Pending]] = {}
-        #: Moves that are not proposed yet, by cursor and term: the last one, and the requests.
-        self._gathered: dict[tuple[str, int], tuple[CursorStep, list[_Waiting]]] = {}
-        self._next_moves_at = 0
-        #: Number of requests that are gathered or pending.
+        self._pending: Final[dict[_Key, _Pending]] = {}
+        self._moves: Final = PendingMoves(state, self._at_us)
+        #: Number of requests of pending commands.
         self._waiting_count = 0
 
     def __len__(self) -> int:
-        return self._waiting_count
+        return self._waiting_count + len(self._moves)
 
     def forgive_silence_before(self, now: int) -> None:
         """Count every owner as heard now: this node was paused, or begins to lead."""
@@ -118,36 +107,21 @@ class Cursors:
         heard_at = max(self._heard_at.get(cursor.name, 0), self._forgiven_at)
         return now - heard_at >= cursor.lease_ms * NS_PER_MS
 
-    def move(self, src: bytes, message: CursorMove, now: int) -> list[Effect]:
-        """Handle a move: propose it, or gather it if the last command with moves is new."""
-        if len(self) >= MAX_WAITING:
+    def move(self, src: bytes, message: CursorMoves, now: int) -> list[Effect]:
+        """Handle moves: propose them, or gather them if the last command with moves is new."""
+        if len(self) + len(message.moves) > MAX_WAITING:
             return [self._refuse(src, message.request)]
-        step = CursorStep(message.name, message.term, message.move, message.position, message.mark)
-        key = (message.name, message.term)
-        other, requests = self._gathered.get(key, (step, []))
-        last = step if step.move >= other.move else other
-        self._gathered[key] = (last, [*requests, (src, message.request)])
-        self._waiting_count += 1
-        return self.propose_moves(now)
+        self._moves.add(src, message)
+        return self._moves.propose(now)
 
     def propose_moves(self, now: int) -> list[Effect]:
         """Propose the gathered moves, if a command with moves is due."""
-        if not self._gathered or now < self._next_moves_at:
-            return []
-        self._next_moves_at = now + _MOVE_INTERVAL_NS
-        some = [self._gathered.pop(key) for key in list(self._gathered)[:_MAX_STEPS]]
-        encoded = MoveCursors([step for step, _ in some], self._at_us(now)).encode()
-        self._forget(encoded)
-        self._pending[encoded] = _Pending([requests for _, requests in some], now)
-        return [Propose(encoded)]
+        return self._moves.propose(now)
 
     def release(self, src: bytes, message: CursorRelease, now: int) -> list[Effect]:
         """Handle the release of a cursor by its owner."""
         command = ReleaseCursor(message.name, message.term)
-        effects: list[Effect] = []
-        if (message.name, message.term) in self._gathered:  # A move came just before it.
-            self._next_moves_at = now
-            effects = self.propose_moves(now)
+        effects = self._moves.propose_before_release(message.name, message.term, now)
         return effects + self._propose((src, message.request), command, now)
 
     def edit(self, src: bytes, message: CursorEdit, now: int) -> list[Effect]:
@@ -205,11 +179,11 @@ class Cursors:
             return [self._refuse(*waiting)]
         pending = self._pending.get(_key(command))
         if pending is None:
-            self._pending[_key(command)] = _Pending([[waiting]], now)
+            self._pending[_key(command)] = _Pending(waiting, now)
             self._waiting_count += 1
             return [Propose(command.encode())]
-        if waiting not in pending.requests[0]:
-            pending.requests[0].append(waiting)
+        if waiting not in pending.requests:
+            pending.requests.append(waiting)
             self._waiting_count += 1
         if now < pending.proposed_at + RETRY_NS:
             return []
@@ -224,28 +198,25 @@ class Cursors:
         For the leader.
         """
         if isinstance(command, MoveCursors):
-            key: _Key | bytes = encoded
-            names = [step.name for step in command.steps]
             refusals = decode_refusals(result)
-        else:
-            key, names, refusals = _key(command), [command.name], [decode_refusal(result)]
-        effects: list[Effect] = []
-        pending = self._forget(key)
-        for index, (name, refusal) in enumerate(zip(names, refusals, strict=True)):
-            cursor = self._state.cursors.get(name)
-            if cursor is not None and not refusal:
-                self._used_at[name] = now
-                if isinstance(command, ClaimCursor | MoveCursors):
-                    self._heard_at[name] = now
-            for src, request in pending.requests[index] if pending is not None else ():
-                effects.append(self._reply(src, request, name, refusal))
-        return effects
+            for move, refusal in zip(command.moves, refusals, strict=True):
+                if not refusal:
+                    self._used_at[move.name] = self._heard_at[move.name] = now
+            return self._moves.on_decided(encoded, command.moves, refusals)
+        name, refusal = command.name, decode_refusal(result)
+        if not refusal and self._state.cursors.get(name) is not None:
+            self._used_at[name] = now
+            if isinstance(command, ClaimCursor):
+                self._heard_at[name] = now
+        waiting = self._forget(_key(command))
+        return [self._reply(src, request, name, refusal) for src, request in waiting]
 
-    def _forget(self, key: _Key | bytes) -> _Pending | None:
-        """Remove a pending command and its requests."""
+    def _forget(self, key: _Key) -> list[_Waiting]:
+        """Remove a pending command; return its requests."""
         pending = self._pending.pop(key, None)
-        self._waiting_count -= pending.count() if pending is not None else 0
-        return pending
+        requests = pending.requests if pending is not None else []
+        self._waiting_count -= len(requests)
+        return requests
 
     def _reply(self, src: bytes, request: int, name: str, refusal: Refusal = "") -> Effect:
         # A refusal of a command about a cursor is one that the reply knows.
@@ -266,13 +237,14 @@ class Cursors:
 
     def next_wakeup(self) -> int | None:
         """Return when the next command with moves is due; None: none is."""
-        return self._next_moves_at if self._gathered else None
+        return self._moves.next_wakeup()
 
     def check_holds(self, now: int) -> list[Effect]:
         """Let the holds of unused cursors lapse; forget lost commands and former owners."""
-        lost = [key for key, one in self._pending.items() if now >= one.proposed_at + _LOST_NS]
+        lost = [key for key, one in self._pending.items() if now >= one.proposed_at + LOST_NS]
         for key in lost:
             self._forget(key)
+        self._moves.forget_lost(now)
         cursors = self._state.cursors.in_order()
         names = {one.name for one in cursors}
         self._heard_at = {one: at for one, at in self._heard_at.items() if one in names}
@@ -289,20 +261,18 @@ class Cursors:
 
     def abandon(self) -> list[_Waiting]:
         """Forget all requests; return them: this node no longer leads."""
-        every = [
-            one for pending in self._pending.values() for some in pending.requests for one in some
-        ]
-        every += [one for _, requests in self._gathered.values() for one in requests]
-        for memory in (self._pending, self._gathered, self._heard_at, self._used_at):
+        every = [one for pending in self._pending.values() for one in pending.requests]
+        for memory in (self._pending, self._heard_at, self._used_at):
             memory.clear()
         self._waiting_count = 0
-        return every
+        return every + self._moves.abandon()
 
     def check(self) -> None:
         """Assert the invariants."""
-        gathered = sum(len(requests) for _, requests in self._gathered.values())
-        pending = sum(one.count() for one in self._pending.values())
-        assert len(self) == gathered + pending <= MAX_WAITING
+        self._moves.check()
+        pending = sum(len(one.requests) for one in self._pending.values())
+        assert self._waiting_count == pending
+        assert len(self) <= MAX_WAITING
 
 
 def _key(command: ClaimCursor | ReleaseCursor | EditCursor) -> _Key:

@@ -52,7 +52,7 @@ from ziplog.wire import (
     ChangeShard,
     CursorClaim,
     CursorEdit,
-    CursorMove,
+    CursorMoves,
     CursorQuery,
     CursorRelease,
     CursorRenewal,
@@ -88,7 +88,7 @@ class MembershipService(ServiceNode):
     for_leader = frozenset(
         {
             LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard, FinishUpgrade,
-            CursorClaim, CursorMove, CursorRelease, CursorEdit, CursorRenewal, CursorQuery,
+            CursorClaim, CursorMoves, CursorRelease, CursorEdit, CursorRenewal, CursorQuery,
         }
     )  # fmt: skip
     state: ClusterState
@@ -163,7 +163,7 @@ class MembershipService(ServiceNode):
             FinishUpgrade: self._on_finish_upgrade,
             NodeInfo: self._on_node_info,
             CursorClaim: self._on_cursor_claim,
-            CursorMove: self._on_cursor_move,
+            CursorMoves: self._on_cursor_moves,
             CursorRelease: self._on_cursor_release,
             CursorEdit: self._on_cursor_edit,
             CursorRenewal: self._on_cursor_renewal,
@@ -454,7 +454,7 @@ class MembershipService(ServiceNode):
     def _on_cursor_claim(self, src: bytes, message: CursorClaim) -> None:
         self._effects += self._cursors.claim(src, message, self._now)
 
-    def _on_cursor_move(self, src: bytes, message: CursorMove) -> None:
+    def _on_cursor_moves(self, src: bytes, message: CursorMoves) -> None:
         self._effects += self._cursors.move(src, message, self._now)
 
     def _on_cursor_release(self, src: bytes, message: CursorRelease) -> None:

@@ -143,7 +143,7 @@ class ClusterState:
             case ClaimCursor():
                 return self.cursors.claim(decoded, self.trim, self.stop)
             case MoveCursors():
-                return [self.cursors.move(step, self.stop, decoded.at_us) for step in decoded.steps]
+                return [self.cursors.move(move, self.stop, decoded.at_us) for move in decoded.moves]
             case ReleaseCursor():
                 return self.cursors.release(decoded)
             case EditCursor():

@@ -18,10 +18,10 @@ from tests.sim.plan import Fault
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mms.commands import ClaimCursor, CursorStep, Refusal
+    from mms.commands import ClaimCursor, Refusal
     from tests.sim.plan import Plan
     from tests.simulator.network import Conditions
-    from ziplog.core.cursors import Cursor
+    from ziplog.core.cursors import Cursor, CursorMove
 
 
 def owners(seed: int, *faults: Fault, conditions: Conditions = LAN, **changes: Any) -> Plan:
@@ -57,7 +57,7 @@ def moves_of_former_terms_count() -> Iterator[None]:
     """A move counts in the present term only (C2)."""
     move = CursorTable.move
 
-    def moved(self: CursorTable, step: CursorStep, stop: int, at_us: int) -> Refusal:
+    def moved(self: CursorTable, step: CursorMove, stop: int, at_us: int) -> Refusal:
         cursor = self.get(step.name)
         if cursor is not None and cursor.owner:
             number = step.move if step.term == cursor.term else cursor.move + 1

@@ -33,7 +33,15 @@ from tests.properties import examples
 from tests.services import CLUSTER, S
 from tests.unit.mms.world import config
 from ziplog import wire
-from ziplog.core.cursors import MAX_CURSORS, MAX_HOLD_S, MAX_LEASE_MS, MAX_MARK_BYTES, Cursor
+from ziplog.core.cursors import (
+    MAX_CURSORS,
+    MAX_HOLD_S,
+    MAX_LEASE_MS,
+    MAX_MARK_BYTES,
+    MAX_MOVES,
+    Cursor,
+    CursorMove,
+)
 from ziplog.core.entries import Decision, Place, Unit
 from ziplog.core.fields import MAX_UNIT_RECORDS
 from ziplog.core.gsn import MAX_ROUND
@@ -49,7 +57,7 @@ from ziplog.core.view import (
     run_of,
 )
 from ziplog.types import RecordId
-from ziplog.wire.cursors import MAX_LISTED, OwnedTerm
+from ziplog.wire.cursors import MAX_LISTED, OwnedTerm, RefusedMove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -193,6 +201,10 @@ def test_every_message_about_cursors_fits() -> None:
     owned = [OwnedTerm(name, HIGH) for name in names]
     fits(wire.CursorReply(CLUSTER, HIGH, "trimmed", cursors[0], 2**31 - 1, HIGH))
     fits(wire.CursorRenewal(CLUSTER, HIGH, b"o" * 16, owned))
+    moves = [CursorMove(name, HIGH, HIGH, HIGH, bytes(MAX_MARK_BYTES)) for name in names]
+    fits(wire.CursorMoves(CLUSTER, HIGH, moves[:MAX_MOVES]))
+    refused = [RefusedMove(one.name, "no-such-position", one) for one in cursors[:MAX_MOVES]]
+    fits(wire.CursorsMoved(CLUSTER, HIGH, refused))
     for lost, paused in ((cursors, []), ([], cursors)):
         fits(wire.CursorsRenewed(CLUSTER, HIGH, lost, [], paused))
     fits(wire.CursorsRenewed(CLUSTER, HIGH, [], names, []))

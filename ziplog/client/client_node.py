@@ -15,7 +15,7 @@ from ziplog.client.admin.shard_changes import ShardChanges
 from ziplog.client.bulk.extents import ExtentQueries
 from ziplog.client.bulk.outline import OutlineQueries
 from ziplog.client.bulk.scan import Scans
-from ziplog.client.common.membership_client import MembershipClient
+from ziplog.client.common.membership_client import REPLIES, MembershipClient
 from ziplog.client.common.proximity import Proximity
 from ziplog.client.common.requests import (
     NEVER,
@@ -52,14 +52,9 @@ from ziplog.core.node import (
     Wakeup,
 )
 from ziplog.wire import (
-    ClusterInfo,
-    CursorList,
-    CursorReply,
-    CursorsRenewed,
     Deliver,
     Early,
     InsertAck,
-    LeaseHistory,
     Leaving,
     Located,
     NodeInfo,
@@ -67,13 +62,9 @@ from ziplog.wire import (
     Outlined,
     ReadReply,
     Refused,
-    ShardChanged,
-    StatusReply,
     Synced,
     TailReply,
     Trimmed,
-    TrimReply,
-    UpgradeFinished,
 )
 
 if TYPE_CHECKING:
@@ -156,16 +147,8 @@ class ClientCore:
             Trimmed: _each(seals.on_trimmed, scans.on_trimmed, subscriptions.on_trimmed),
             Outlined: outlines.on_reply,
             TailReply: _each(tail_queries.on_reply, barriers.on_reply),
-            ClusterInfo: membership.on_reply,
-            LeaseHistory: membership.on_reply,
-            TrimReply: membership.on_reply,
-            StatusReply: membership.on_reply,
-            ShardChanged: membership.on_reply,
-            UpgradeFinished: membership.on_reply,
-            CursorReply: membership.on_reply,
-            CursorsRenewed: membership.on_reply,
-            CursorList: membership.on_reply,
             NotLeader: membership.on_not_leader,
+            **dict.fromkeys(REPLIES.values(), membership.on_reply),
         }
 
     @property

@@ -18,6 +18,8 @@ from ziplog.types import Gsn
 #: Maximum number of cursors of a cluster, and of bytes of a mark.
 MAX_CURSORS: Final = 1024
 MAX_MARK_BYTES: Final = 512
+#: Maximum number of moves that are requested, or proposed, together.
+MAX_MOVES: Final = 256
 #: Limits of a lease in milliseconds, and of a hold in seconds.
 MIN_LEASE_MS: Final = 200
 MAX_LEASE_MS: Final = 300_000
@@ -86,3 +88,14 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def state(self) -> Literal["owned", "free", "paused"]:
         """What people see; a paused cursor may have an owner."""
         return "paused" if self.is_paused else "owned" if self.owner else "free"
+
+
+class CursorMove(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An owner moves its cursor forward."""
+
+    name: CursorName
+    term: Unsigned
+    #: The number of this move in its term, from 1.
+    move: Unsigned
+    position: Gsn
+    mark: Mark

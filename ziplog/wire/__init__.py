@@ -19,11 +19,12 @@ from ziplog.wire.cursors import (
     CursorClaim,
     CursorEdit,
     CursorList,
-    CursorMove,
+    CursorMoves,
     CursorQuery,
     CursorRelease,
     CursorRenewal,
     CursorReply,
+    CursorsMoved,
     CursorsRenewed,
 )
 from ziplog.wire.handler import (
@@ -114,11 +115,12 @@ __all__ = [
     "CursorClaim",
     "CursorEdit",
     "CursorList",
-    "CursorMove",
+    "CursorMoves",
     "CursorQuery",
     "CursorRelease",
     "CursorRenewal",
     "CursorReply",
+    "CursorsMoved",
     "CursorsRenewed",
     "Deliver",
     "Durations",
@@ -203,7 +205,7 @@ AnyMessage = (
     | Heartbeat | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
     | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
     | StatusQuery | StatusReply | FinishUpgrade | UpgradeFinished
-    | CursorClaim | CursorMove | CursorRelease | CursorEdit | CursorReply
+    | CursorClaim | CursorRelease | CursorEdit | CursorReply | CursorMoves | CursorsMoved
     | CursorRenewal | CursorsRenewed | CursorQuery | CursorList
     | NodeInfoQuery | NodeInfo | MetricsQuery | Metrics
 )  # fmt: skip

@@ -11,13 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from ziplog.core.cursors import (
+    MAX_MOVES,
     Cursor,
     CursorError,
+    CursorMove,
     CursorName,
     Edit,
     HoldS,
     LeaseMs,
-    Mark,
     Nonce,
 )
 from ziplog.core.fields import Unsigned
@@ -44,16 +45,11 @@ class CursorClaim(Message, tag=VERSION * 256 + 71, frozen=True, gc=False):
     hold_s: HoldS
 
 
-class CursorMove(Message, tag=VERSION * 256 + 72, frozen=True, gc=False):
-    """Requests to move a cursor's position forward."""
+class CursorMoves(Message, tag=VERSION * 256 + 72, frozen=True):
+    """Requests moves of cursors, each by its owner. Each is done or refused by itself."""
 
     request: Request
-    name: CursorName
-    term: Unsigned
-    #: The number of this move in its term, from 1.
-    move: Unsigned
-    position: Gsn
-    mark: Mark
+    moves: Annotated[list[CursorMove], Meta(min_length=1, max_length=MAX_MOVES)]
 
 
 class CursorRelease(Message, tag=VERSION * 256 + 73, frozen=True, gc=False):
@@ -87,6 +83,21 @@ class CursorReply(Message, tag=VERSION * 256 + 75, frozen=True, gc=False):
     shard: ShardId = 0
     #: The first position that is not trimmed.
     trim: Gsn = 0
+
+
+class RefusedMove(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A move that was refused, and the cursor after it, if there is one."""
+
+    name: CursorName
+    error: CursorError
+    cursor: Cursor | None = None
+
+
+class CursorsMoved(Message, tag=VERSION * 256 + 81, frozen=True):
+    """The reply to `CursorMoves`, once all are decided."""
+
+    request: Request
+    refused: list[RefusedMove] = []  # noqa: RUF012 - msgspec copies it
 
 
 class OwnedTerm(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from mms.commands import ClaimCursor, CursorStep, EditCursor, ReleaseCursor
+from mms.commands import ClaimCursor, EditCursor, ReleaseCursor
 from mms.cursor_table import CursorTable
 from tests.unit.logdb import fakelog
 from tests.unit.logdb.fakelog import FakeCore, FakeLog
@@ -29,7 +29,7 @@ from ziplog.client.common.requests import (
     WatchClaimRequest,
 )
 from ziplog.client.cursors.edits import _info
-from ziplog.core.cursors import Cursor
+from ziplog.core.cursors import Cursor, CursorMove
 from ziplog.core.node import Call, Effect, Event
 from ziplog.errors import (
     ClosedError,
@@ -223,7 +223,7 @@ class PlayerCore(FakeCore):
             return ClosedError("this cursor")
         claim.moves += 1
         own = claim.cursor
-        step = CursorStep(own.name, own.term, claim.moves, request.position.gsn, request.mark)
+        step = CursorMove(own.name, own.term, claim.moves, request.position.gsn, request.mark)
         refusal = self.service.table.move(step, _STOP, self.service.now // 1000)
         if refusal in {"stale-term", "no-such-cursor"}:
             return CursorLostError(own.name, own.term, "it has another term")

@@ -10,7 +10,6 @@ import pytest
 from mms import cursors
 from mms.commands import (
     ClaimCursor,
-    CursorStep,
     EditCursor,
     MoveCursors,
     ReleaseCursor,
@@ -22,17 +21,18 @@ from mms.state import ClusterState
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.test_state import apply, with_leases
 from tests.unit.mms.world import World, config
-from ziplog.core.cursors import MAX_CURSORS, Cursor
+from ziplog.core.cursors import MAX_CURSORS, MAX_MOVES, Cursor, CursorMove
 from ziplog.core.node import LeaderChanged
 from ziplog.wire import (
     CursorClaim,
     CursorEdit,
     CursorList,
-    CursorMove,
+    CursorMoves,
     CursorQuery,
     CursorRelease,
     CursorRenewal,
     CursorReply,
+    CursorsMoved,
     CursorsRenewed,
     NotLeader,
     Refused,
@@ -54,8 +54,8 @@ def claim(name: str = "x", owner: bytes = ALICE, nonce: bytes = b"1", **more: An
 
 
 def move(state: ClusterState, term: int, number: int, position: int, mark: bytes = b"") -> str:
-    step = CursorStep("x", term, number, position, mark)
-    (refusal,) = decode_refusals(state.apply(MoveCursors([step], 8).encode()))
+    moves = [CursorMove("x", term, number, position, mark)]
+    (refusal,) = decode_refusals(state.apply(MoveCursors(moves, 8).encode()))
     state.check()
     return refusal
 
@@ -270,6 +270,15 @@ class Cursors(World):
         options: dict[str, Any] = {"start": 0, "lease_ms": 1000, "hold_s": 60} | more
         return self.ask(CursorClaim, "x", owner, owner.decode(), nonce, *options.values())
 
+    def move(self, *moves: CursorMove) -> int:
+        return self.ask(CursorMoves, list(moves))
+
+    def moved(self) -> dict[int, list[tuple[str, str]]]:
+        """Return the refused moves of each request that was answered."""
+        self.run(200 * MS)
+        replies = self.answers(CursorsMoved)
+        return {one.request: [(each.name, each.error) for each in one.refused] for one in replies}
+
     def reply(self, request: int) -> CursorReply:
         self.run(100 * MS)
         (reply,) = [one for one in self.answers(CursorReply) if one.request == request]
@@ -314,7 +323,8 @@ def test_claims_and_moves_are_signs_of_life() -> None:
     assert world.reply(world.claim(BOB, b"2")).error == "owned"
     for number in range(1, 4):
         world.run(700 * MS)
-        assert world.reply(world.ask(CursorMove, "x", 1, number, 10 * number, b"")).error == ""
+        world.move(CursorMove("x", 1, number, 10 * number, b""))
+        world.run(100 * MS)
         assert world.reply(world.claim(BOB, b"2")).error == "owned"
 
 
@@ -358,10 +368,8 @@ def test_copies_of_a_pending_claim_share_a_proposal() -> None:
 def test_moves_that_come_together_share_a_command() -> None:
     world = Cursors()
     world.granted()
-    requests = [world.ask(CursorMove, "x", 1, n, 10 * n, b"%d" % n) for n in range(1, 6)]
-    world.run(200 * MS)
-    replies = {one.request: one for one in world.answers(CursorReply)}
-    assert [replies[request].error for request in requests] == [""] * 5
+    requests = [world.move(CursorMove("x", 1, n, 10 * n, b"%d" % n)) for n in range(1, 6)]
+    assert world.moved() == {request: [] for request in requests}
     assert world.commands().count("MoveCursors") == 2
     cursor = world.service.state.cursors.get("x")
     assert cursor is not None
@@ -371,14 +379,34 @@ def test_moves_that_come_together_share_a_command() -> None:
 def test_each_move_of_a_command_has_its_own_outcome() -> None:
     world = Cursors()
     world.granted()
-    world.ask(CursorMove, "x", 1, 1, 10, b"")
-    stale = world.ask(CursorMove, "x", 7, 1, 20, b"")
-    present = world.ask(CursorMove, "x", 1, 2, 20, b"")
-    missing = world.ask(CursorMove, "y", 1, 1, 20, b"")
+    world.move(CursorMove("x", 1, 1, 10, b""))
+    stale = world.move(CursorMove("x", 7, 1, 20, b""))
+    both = world.move(CursorMove("y", 1, 1, 20, b""), CursorMove("x", 1, 2, 20, b""))
+    moved = world.moved()
+    assert (moved[stale], moved[both]) == ([("x", "stale-term")], [("y", "no-such-cursor")])
+
+
+def test_request_whose_moves_are_in_two_commands_is_answered_once() -> None:
+    world = Cursors()
+    world.granted()
+    world.move(CursorMove("x", 1, 1, 10, b""))
+    names = [f"c{number}" for number in range(MAX_MOVES)]
+    large = world.move(*(CursorMove(name, 1, 1, 20, b"") for name in names))
+    last = world.move(CursorMove("c0", 1, 1, 20, b""), CursorMove("x", 1, 2, 20, b""))
+    moved = world.moved()
+    assert world.commands().count("MoveCursors") == 3
+    assert moved[large] == [(name, "no-such-cursor") for name in names]
+    assert moved[last] == [("c0", "no-such-cursor")]
+    assert [one.request for one in world.answers(CursorsMoved)].count(last) == 1
+
+
+def test_refused_move_comes_with_the_cursor() -> None:
+    world = Cursors()
+    world.granted()
+    world.move(CursorMove("x", 7, 1, 20, b""))
     world.run(200 * MS)
-    replies = {one.request: one.error for one in world.answers(CursorReply)}
-    assert (replies[stale], replies[present]) == ("stale-term", "")
-    assert replies[missing] == "no-such-cursor"
+    ((refused,),) = [one.refused for one in world.answers(CursorsMoved)]
+    assert refused.cursor == world.service.state.cursors.get("x")
 
 
 def test_renewal_reports_lost_deleted_and_paused_cursors() -> None:
@@ -422,11 +450,10 @@ def test_released_cursor_is_free_at_once() -> None:
 def test_move_that_came_before_a_release_counts() -> None:
     world = Cursors()
     world.granted()
-    moves = [world.ask(CursorMove, "x", 1, number, 10 * number, b"") for number in (1, 2)]
+    moves = [world.move(CursorMove("x", 1, number, 10 * number, b"")) for number in (1, 2)]
     release = world.ask(CursorRelease, "x", 1)
-    world.run(200 * MS)
-    replies = {one.request: one.error for one in world.answers(CursorReply)}
-    assert [replies[request] for request in (*moves, release)] == ["", "", ""]
+    assert world.moved() == {move: [] for move in moves}
+    assert world.reply(release).error == ""
     assert world.granted(BOB, b"2").position == 20
 
 
@@ -495,7 +522,7 @@ def test_trim_of_held_records_is_refused_at_once_and_names_the_cursor() -> None:
 def test_former_leader_redirects_what_waits() -> None:
     world = Cursors(mms=3)
     world.is_cut_off = True
-    asked = [world.claim(), world.ask(CursorMove, "x", 1, 1, 10, b"")]
+    asked = [world.claim(), world.move(*(CursorMove(name, 1, 1, 10, b"") for name in "xy"))]
     world.step(LeaderChanged("mms-1", is_self=False))
     assert [one.request for one in world.answers(NotLeader)] == asked
     world.ask(CursorQuery)
@@ -511,10 +538,22 @@ def test_number_of_waiting_requests_is_limited(monkeypatch: pytest.MonkeyPatch) 
     assert [one.code for one in world.answers(Refused)] == ["full", "full"]
 
 
+def test_each_move_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors, "MAX_WAITING", 2)
+    world = Cursors()
+    world.is_cut_off = True
+    world.move(CursorMove("x", 1, 1, 10, b""))
+    full = world.move(*(CursorMove(name, 1, 1, 10, b"") for name in "xy"))
+    world.move(CursorMove("y", 1, 1, 10, b""))
+    assert [(one.request, one.code) for one in world.answers(Refused)] == [(full, "full")]
+    world.service.check()
+
+
 def test_lost_command_is_forgotten() -> None:
     world = Cursors()
     world.is_cut_off = True
     world.claim()
+    world.move(CursorMove("x", 1, 1, 10, b""))
     world.proposed.clear()
     world.is_cut_off = False
     world.run(5 * S)

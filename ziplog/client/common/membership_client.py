@@ -28,11 +28,12 @@ from ziplog.wire import (
     CursorClaim,
     CursorEdit,
     CursorList,
-    CursorMove,
+    CursorMoves,
     CursorQuery,
     CursorRelease,
     CursorRenewal,
     CursorReply,
+    CursorsMoved,
     CursorsRenewed,
     FinishUpgrade,
     Hello,
@@ -56,9 +57,10 @@ if TYPE_CHECKING:
 #: Interval before an unanswered request is sent to all nodes; it doubles up to the last value.
 _FIRST_RETRY_NS: Final = 100 * NS_PER_MS
 _LAST_RETRY_NS: Final = NS_PER_S
-#: That of a move, which waits at the leader for others before consensus.
+#: That of moves, which wait at the leader for others before consensus.
 _FIRST_MOVE_RETRY_NS: Final = 500 * NS_PER_MS
-_REPLIES: Final[dict[type[Message], type[Message]]] = {
+#: The reply to each request.
+REPLIES: Final[dict[type[Message], type[Message]]] = {
     Hello: ClusterInfo,
     LeaseQuery: LeaseHistory,
     StatusQuery: StatusReply,
@@ -66,7 +68,7 @@ _REPLIES: Final[dict[type[Message], type[Message]]] = {
     ChangeShard: ShardChanged,
     FinishUpgrade: UpgradeFinished,
     CursorClaim: CursorReply,
-    CursorMove: CursorReply,
+    CursorMoves: CursorsMoved,
     CursorRelease: CursorReply,
     CursorEdit: CursorReply,
     CursorRenewal: CursorsRenewed,
@@ -197,7 +199,7 @@ class MembershipClient:
         context = self._context
         request = context.request()
         message = build(self.cluster, request)
-        pause = _FIRST_MOVE_RETRY_NS if type(message) is CursorMove else _FIRST_RETRY_NS
+        pause = _FIRST_MOVE_RETRY_NS if type(message) is CursorMoves else _FIRST_RETRY_NS
         pending = MembershipRequest(message, callback, context.retry_at(pause), pause)
         self._pending[request] = pending
         context.set_timer(pending.retry_at)
@@ -231,7 +233,7 @@ class MembershipClient:
         pending = self._pending.get(request)
         if pending is None:
             return
-        if type(reply) is not _REPLIES[type(pending.message)]:
+        if type(reply) is not REPLIES[type(pending.message)]:
             self._context.counters.protocol_errors += 1
             return
         del self._pending[request]

@@ -14,7 +14,7 @@ Invariant: while a claim is owned, its next renewal is due in time. See docs/pro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -30,7 +30,7 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
     WatchClaimRequest,
 )
-from ziplog.core.cursors import Cursor
+from ziplog.core.cursors import MAX_MOVES, Cursor, CursorMove
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import (
     ClosedError,
@@ -42,7 +42,7 @@ from ziplog.errors import (
     UnavailableError,
 )
 from ziplog.types import RecordId
-from ziplog.wire import CursorClaim, CursorMove, CursorRelease, CursorRenewal
+from ziplog.wire import CursorClaim, CursorMoves, CursorRelease, CursorRenewal
 from ziplog.wire.cursors import OwnedTerm
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.subscribe import Subscriptions
     from ziplog.client.reads.tail import LogTail, TailQueries
-    from ziplog.wire import CursorReply, CursorsRenewed
+    from ziplog.wire import CursorReply, CursorsMoved, CursorsRenewed
+    from ziplog.wire.cursors import RefusedMove
 
 #: Interval between two copies of a claim of a cursor that another client owns.
 _CLAIM_INTERVAL_NS: Final = 200 * NS_PER_MS
@@ -104,6 +105,33 @@ class Claim(msgspec.Struct):
             cursor.name, cursor.term, position, cursor.mark, self.is_paused, self.lost,
             cursor.birth, cursor.seek, cursor.has_moved, self.pause_at,
         )  # fmt: skip
+
+
+class _Move(NamedTuple):
+    """A move that is about to be sent."""
+
+    #: The number of its claim.
+    number: int
+    claim: Claim
+    position: RecordId
+    mark: bytes
+    #: Gets the position, or an error.
+    on_end: Callable[[Any], None]
+
+    def end(self, refused: RefusedMove | None, error: Exception | None) -> None:
+        """Note the outcome; `error`: of a lost claim."""
+        claim, position = self.claim, self.position
+        if error is not None:
+            self.on_end(error)
+        elif refused is not None and refused.error == "no-such-position":
+            self.on_end(NoSuchRecordError(position, "no shard owns the position yet"))
+        else:
+            if position.gsn >= claim.cursor.position:
+                claim.shard = position.shard
+                claim.cursor = msgspec.structs.replace(
+                    claim.cursor, position=position.gsn, mark=self.mark, has_moved=True
+                )
+            self.on_end(position)
 
 
 class Claims(PendingRequests[PendingClaim]):
@@ -274,13 +302,14 @@ class Claims(PendingRequests[PendingClaim]):
         else:
             pending = PendingClaim(call, request.deadline, name=claim.cursor.name)
             self._add(pending)
-            pending.service_request = self._move(
+            move = _Move(
                 request.subscription,
                 claim,
                 request.position,
                 request.mark,
                 lambda result: self._finish(pending, result),
             )
+            pending.service_request = self._send_moves([move])
 
     def _error_of(self, claim: Claim | None) -> Exception | None:
         if claim is None:
@@ -288,46 +317,40 @@ class Claims(PendingRequests[PendingClaim]):
         cursor = claim.cursor
         return CursorLostError(cursor.name, cursor.term, claim.lost) if claim.lost else None
 
-    def _move(
-        self,
-        number: int,
-        claim: Claim,
-        position: RecordId,
-        mark: bytes,
-        on_end: Callable[[Any], None],
-    ) -> int:
-        """Send a move; return the request's number. `on_end` gets the position, or an error."""
-        claim.soon = None
-        claim.moves += 1
-        cursor, move = claim.cursor, claim.moves
+    def _send_moves(self, moves: list[_Move]) -> int:
+        """Send moves of different claims, at most `MAX_MOVES`; return the request's number."""
+        steps: list[CursorMove] = []
+        for move in moves:
+            claim, cursor = move.claim, move.claim.cursor
+            claim.soon = None
+            claim.moves += 1
+            steps.append(
+                CursorMove(cursor.name, cursor.term, claim.moves, move.position.gsn, move.mark)
+            )
 
-        def on_reply(reply: CursorReply) -> None:
-            if reply.error in {"stale-term", "no-such-cursor"}:
-                self._lose(number, claim, reply.cursor)
-                on_end(self._error_of(claim))
-            elif reply.error == "no-such-position":
-                on_end(NoSuchRecordError(position, "no shard owns the position yet"))
-            else:
-                if position.gsn >= claim.cursor.position:
-                    claim.shard = position.shard
-                    claim.cursor = msgspec.structs.replace(
-                        claim.cursor, position=position.gsn, mark=mark, has_moved=True
-                    )
-                on_end(position)
+        def on_reply(reply: CursorsMoved) -> None:
+            refused = {one.name: one for one in reply.refused}
+            for move in moves:
+                self._on_moved(move, refused.get(move.claim.cursor.name))
 
         return self._membership.send_request(
-            lambda cluster, number: CursorMove(
-                cluster, number, cursor.name, cursor.term, move, position.gsn, mark
-            ),
-            on_reply,
+            lambda cluster, number: CursorMoves(cluster, number, steps), on_reply
         )
 
-    def _move_soon(self, number: int, claim: Claim, on_end: Callable[[Any], None]) -> None:
-        """Send the move that is due, if there is one; then call `on_end`."""
-        if claim.soon is None or claim.lost:
-            on_end(None)
-            return
-        self._move(number, claim, *claim.soon, on_end)
+    def _on_moved(self, move: _Move, refused: RefusedMove | None) -> None:
+        error = None
+        if refused is not None and refused.error in {"stale-term", "no-such-cursor"}:
+            self._lose(move.number, move.claim, refused.cursor)
+            error = self._error_of(move.claim)
+        move.end(refused, error)
+
+    def _soon_moves(self) -> list[_Move]:
+        """Return the moves that wait to be sent."""
+        return [
+            _Move(number, claim, *claim.soon, lambda _result: None)
+            for number, claim in self._claims.items()
+            if claim.soon is not None and not claim.lost
+        ]
 
     # --- the end ---
 
@@ -352,7 +375,10 @@ class Claims(PendingRequests[PendingClaim]):
             self._claims.pop(number, None)
             self._notify(number)
 
-        self._move_soon(number, claim, on_moved)
+        if claim.soon is None:
+            on_moved(None)
+        else:
+            self._send_moves([_Move(number, claim, *claim.soon, on_moved)])
 
     def _forget_lost(self, number: int) -> None:
         """Forget a lost claim that no subscription keeps."""
@@ -382,7 +408,7 @@ class Claims(PendingRequests[PendingClaim]):
         if claim.lost:
             return
         if claim.soon is not None:
-            self._move(number, claim, *claim.soon, lambda _result: None)
+            self._send_moves([_Move(number, claim, *claim.soon, lambda _result: None)])
         self._send_release(claim, lambda: None)
 
     def close(self) -> None:
@@ -454,8 +480,9 @@ class Claims(PendingRequests[PendingClaim]):
         context.set_timer(self._renew_at)
         if context.now >= self._moves_at:
             self._moves_at = NEVER
-            for number, claim in self._claims.items():
-                self._move_soon(number, claim, lambda _result: None)
+            soon = self._soon_moves()
+            for start in range(0, len(soon), MAX_MOVES):
+                self._send_moves(soon[start : start + MAX_MOVES])
         context.set_timer(self._moves_at)
 
     def cancel(self, call: int) -> None:

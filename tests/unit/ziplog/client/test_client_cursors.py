@@ -24,7 +24,7 @@ from ziplog.client.common.requests import (
     WatchClaimRequest,
 )
 from ziplog.client.cursors.claims import COMMIT_INTERVAL_NS
-from ziplog.core.cursors import Cursor
+from ziplog.core.cursors import MAX_MOVES, Cursor, CursorMove
 from ziplog.core.node import BatchEnd, Closing
 from ziplog.core.view import run_of
 from ziplog.errors import (
@@ -38,6 +38,7 @@ from ziplog.errors import (
     UnavailableError,
 )
 from ziplog.types import RID_GENESIS, RecordId
+from ziplog.wire.cursors import RefusedMove
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,18 @@ class Owner(Glass):
         request = self.take(kind)[-1][1]
         self.give(wire.CursorReply(CLUSTER, request.request, error, cursor, **more))
         return request
+
+    def moved(self, now: Cursor | None = None, error: Any = "") -> CursorMove:
+        """Answer the last moves; return the first one."""
+        request = self.take(wire.CursorMoves)[-1][1]
+        move: CursorMove = request.moves[0]
+        refused = [RefusedMove(move.name, error, now)] if error else []
+        self.give(wire.CursorsMoved(CLUSTER, request.request, refused))
+        return move
+
+    def moves(self) -> list[list[CursorMove]]:
+        """Return the moves of each message that was sent."""
+        return [message.moves for _, message in self.take(wire.CursorMoves)]
 
     def history(self) -> None:
         query = self.take(wire.LeaseQuery)[-1][1]
@@ -243,7 +256,7 @@ def test_move_is_part_of_the_state(reads: bool) -> None:
     call = owner.own() if reads else owner.own_without_reading()
     assert not owner.state(call).has_moved
     owner.commit(call, 5)
-    owner.reply(wire.CursorMove, cursor(position=5))
+    owner.moved()
     assert owner.state(call).has_moved
 
 
@@ -252,7 +265,7 @@ def test_commit_returns_once_the_service_confirms_it() -> None:
     call = owner.own()
     move = owner.commit(call, 9, b"m")
     assert move not in owner.answers
-    request = owner.reply(wire.CursorMove, cursor(position=9))
+    request = owner.moved()
     assert (request.term, request.move, request.position, request.mark) == (1, 1, 9, b"m")
     assert owner.answers[move] == RecordId(9, 0)
     assert owner.state(call)[2:4] == (RecordId(9, 0), b"m")
@@ -263,7 +276,7 @@ def test_moves_are_numbered() -> None:
     call = owner.own()
     owner.commit(call, 9)
     owner.commit(call, 10)
-    assert [message.move for _, message in owner.take(wire.CursorMove)] == [1, 2]
+    assert [[one.move for one in moves] for moves in owner.moves()] == [[1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +293,7 @@ def test_refused_move_ends_the_claim(error: str, now: Cursor | None, reason: str
     call = owner.own()
     fetch = owner.call(FetchRequest(NEVER, call, 10))
     move = owner.commit(call, 9)
-    owner.reply(wire.CursorMove, now, error)
+    owner.moved(now, error)
     for lost in (owner.answers[move], owner.answers[fetch]):
         assert isinstance(lost, CursorLostError)
         assert reason in lost.reason
@@ -294,10 +307,9 @@ def test_soon_moves_share_a_message() -> None:
     call = owner.own()
     for gsn in (6, 7, 8):
         assert owner.answers[owner.commit(call, gsn, soon=True)] == RecordId(gsn, 0)
-    assert owner.take(wire.CursorMove) == []
+    assert owner.moves() == []
     owner.pass_time(COMMIT_INTERVAL_NS)
-    ((_, message),) = owner.take(wire.CursorMove)
-    assert (message.position, message.move) == (8, 1)
+    assert owner.moves() == [[CursorMove("x", 1, 1, 8, b"")]]
 
 
 def test_soon_moves_of_all_claims_leave_together() -> None:
@@ -306,9 +318,28 @@ def test_soon_moves_of_all_claims_leave_together() -> None:
     owner.commit(first, 6, soon=True)
     owner.pass_time(COMMIT_INTERVAL_NS // 2)
     owner.commit(second, 7, soon=True)
-    assert owner.take(wire.CursorMove) == []
+    assert owner.moves() == []
     owner.pass_time(COMMIT_INTERVAL_NS // 2)
-    assert [message.name for _, message in owner.take(wire.CursorMove)] == ["x", "y"]
+    assert [[one.name for one in moves] for moves in owner.moves()] == [["x", "y"]]
+
+
+def test_message_has_at_most_so_many_moves() -> None:
+    owner = Owner()
+    for number in range(MAX_MOVES + 1):
+        owner.commit(owner.own_without_reading(name=f"c{number}"), 6, soon=True)
+    owner.pass_time(COMMIT_INTERVAL_NS)
+    assert [len(moves) for moves in owner.moves()] == [MAX_MOVES, 1]
+
+
+def test_refused_move_ends_only_its_own_claim() -> None:
+    owner = Owner()
+    first, second = owner.own_without_reading(), owner.own_without_reading(name="y")
+    for call in (first, second):
+        owner.commit(call, 6, soon=True)
+    owner.pass_time(COMMIT_INTERVAL_NS)
+    owner.moved(cursor(term=2, owner=b"other:9"), "stale-term")
+    assert owner.state(first).lost == "other:9 claimed it"
+    assert (owner.state(second).lost, owner.state(second).position) == ("", RecordId(6, 0))
 
 
 def test_commit_takes_the_place_of_a_soon_move() -> None:
@@ -316,9 +347,9 @@ def test_commit_takes_the_place_of_a_soon_move() -> None:
     call = owner.own()
     owner.commit(call, 6, soon=True)
     owner.commit(call, 8)
-    owner.reply(wire.CursorMove, cursor(position=8))
+    owner.moved()
     owner.pass_time(2 * S)
-    assert owner.take(wire.CursorMove) == []
+    assert owner.moves() == []
 
 
 # --- the end ---
@@ -330,7 +361,7 @@ def test_release_sends_the_last_move_first() -> None:
     owner.commit(call, 6, soon=True)
     release = owner.call(ReleaseRequest(owner.until(), call))
     assert owner.take(wire.CursorRelease) == []
-    owner.reply(wire.CursorMove, cursor(position=6))
+    owner.moved()
     owner.reply(wire.CursorRelease, cursor(owner=b""))
     assert owner.answers[release] is None
     assert isinstance(owner.answers[owner.commit(call, 7)], ClosedError)
@@ -353,7 +384,7 @@ def test_dropped_cursor_is_moved_and_released(is_closed: bool) -> None:
         owner.step(Closing())
     else:
         owner.call(UnsubscribeRequest(NEVER, call))
-    assert owner.take(wire.CursorMove)[0][1].position == 6
+    assert owner.moves()[0][0].position == 6
     assert owner.take(wire.CursorRelease)[0][1].term == 1
     assert not owner.core.has_claims
 
@@ -368,7 +399,7 @@ def test_dropped_claim_without_a_subscription_is_released(is_closed: bool) -> No
         owner.step(Closing())
     else:
         owner.call(UnsubscribeRequest(NEVER, call))
-    assert owner.take(wire.CursorMove)[0][1].position == 6
+    assert owner.moves()[0][0].position == 6
     assert owner.take(wire.CursorRelease)[0][1].term == 1
     assert isinstance(owner.answers[watch], ClosedError)
 
@@ -528,7 +559,7 @@ def test_watch_reports_a_loss(how: str) -> None:
         owner.renewed(lost=[other])
     else:
         owner.commit(call, 9)
-        owner.reply(wire.CursorMove, other, "stale-term")
+        owner.moved(other, "stale-term")
     assert owner.answers[watch].lost == "other:9 claimed it"
     assert isinstance(owner.answers[owner.commit(call, 10)], CursorLostError)
 

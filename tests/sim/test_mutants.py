@@ -35,6 +35,7 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "lowered_level_is_not_recorded_first": 3,
     "missing_record_is_not_noticed": 25,
     "moves_of_all_terms_are_gathered_together": 2,
+    "near_backup_knows_what_is_stable": 4,
     "no_positions_are_skipped": 4,
     "one_redirect_is_enough": 7,
     "one_replica_answers_a_read": 2,

@@ -163,6 +163,8 @@ class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
     frontiers: list[Unsigned] = []  # noqa: RUF012 - msgspec copies it
     #: The wire version that the cluster uses.
     wire: Wire = 1
+    #: The region of each endpoint of `mms`; empty from earlier releases.
+    regions: list[Name] = []  # noqa: RUF012 - msgspec copies it
 
 
 class NotLeader(Message, tag=VERSION * 256 + 44, frozen=True, gc=False):

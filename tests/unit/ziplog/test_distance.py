@@ -113,6 +113,7 @@ EXCEPTIONS: Final = {
         "ziplog.client.reads.frontier_stream._MIN_BACKOFF_NS",
         "ziplog.client.reads.lease_follower._FIRST_RETRY_NS",
     },
+    "it follows the measured round trip": {"ziplog.client.reads.read._MIN_NEXT_NS"},
     "`StepContext.retry_at` stretches it": {
         "ziplog.client.bulk.outline._MIN_BACKOFF_NS",
         "ziplog.client.common.membership_client._FIRST_RETRY_NS",

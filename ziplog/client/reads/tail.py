@@ -59,6 +59,8 @@ class TailQuery(PendingRequest, kw_only=True):
     last: RecordId = RID_GENESIS
     #: The replies by server, of each shard that is asked.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
+    #: When the requests of this round were sent; 0: some were sent twice.
+    sent_at: int = 0
 
 
 class TailQueries(PendingRequests[TailQuery]):
@@ -134,6 +136,7 @@ class TailQueries(PendingRequests[TailQuery]):
     def _send(self, query: TailQuery) -> None:
         """Ask the replicas without a reply."""
         context, routing = self._context, self._routing
+        query.sent_at = context.now if query.backoff == _MIN_BACKOFF_NS else 0
         for shard, replies in query.replies.items():
             route = routing.route(shard)
             assert route is not None, "a member without a placement"
@@ -150,6 +153,8 @@ class TailQueries(PendingRequests[TailQuery]):
         route = self._routing.route(reply.shard)
         if query is None or route is None or reply.shard not in query.replies:
             return
+        if query.sent_at and reply.view == route.view:
+            self._routing.proximity.observe(route.names[reply.server], query.sent_at)
         if reply.view >= route.view:
             query.replies[reply.shard][reply.server] = reply
             self._conclude(query)

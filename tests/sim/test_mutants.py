@@ -34,7 +34,6 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "level_is_recorded_before_all_is_on_the_disk": 16,
     "lowered_level_is_not_recorded_first": 3,
     "missing_record_is_not_noticed": 25,
-    "moves_of_all_terms_are_gathered_together": 2,
     "no_positions_are_skipped": 4,
     "one_redirect_is_enough": 7,
     "one_replica_answers_a_read": 2,

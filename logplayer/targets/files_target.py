@@ -176,7 +176,7 @@ class FilesTarget:
             raise ConfigError(
                 "directory", str(self._directory), "an empty or absent directory", message=problem
             )
-        for other in sorted(self._directory.glob("part-*")):
+        for other in filter(Path.is_dir, sorted(self._directory.glob("part-*"))):
             term = _newest_term(other)
             if term is not None:
                 _check_is_same_target(_read(_identity_of(other, term)), task, other)

@@ -1,20 +1,21 @@
 """The moves of cursors at the leader, on their way through consensus.
 
-    request: moves --> gathered, by cursor and term --> proposed together --committed--> reply
+    request: moves --> gathered --> proposed together --committed--> reply
 
-Moves that arrive within `_INTERVAL_NS` share one command. A request is answered once all of its
-moves are decided, with those that were refused. Copies of a request are requests of their own, and
-their moves count once, by their numbers.
+Moves that arrive within `_INTERVAL_NS` share one command, and each has its own outcome. A request
+is answered once all of its moves are decided, with those that were refused. Copies of a request
+are requests of their own, and their moves count once.
 
 Invariant: each move without an outcome is counted. See docs/protocol.md, section 19.2.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
 from mms.commands import MoveCursors
-from ziplog.core.cursors import MAX_MOVES, CursorMove
+from ziplog.core.cursors import MAX_MOVES
 from ziplog.core.node import Propose, Send
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.wire import CursorsMoved
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from mms.commands import Refusal
     from mms.state import ClusterState
-    from ziplog.core.cursors import CursorError
+    from ziplog.core.cursors import CursorError, CursorMove
     from ziplog.core.node import Effect
     from ziplog.wire import CursorMoves
 
@@ -66,8 +67,8 @@ class PendingMoves:
         """`at_us`: returns Unix time in microseconds, of a time in monotonic nanoseconds."""
         self._state: Final = state
         self._at_us: Final = at_us
-        #: Not proposed yet, by cursor and term: the last move, and the requests.
-        self._gathered: Final[dict[tuple[str, int], tuple[CursorMove, list[_Request]]]] = {}
+        #: Not proposed yet: the requests of each move.
+        self._gathered: Final[dict[CursorMove, list[_Request]]] = {}
         self._pending: Final[dict[bytes, _Pending]] = {}
         self._next_at = 0
         self._count = 0
@@ -79,10 +80,7 @@ class PendingMoves:
         """Gather the moves of a request."""
         request = _Request(src, message)
         for move in message.moves:
-            key = (move.name, move.term)
-            last, requests = self._gathered.get(key, (move, []))
-            requests.append(request)
-            self._gathered[key] = (move if move.move >= last.move else last, requests)
+            self._gathered.setdefault(move, []).append(request)
         self._count += len(message.moves)
 
     def propose(self, now: int) -> list[Effect]:
@@ -90,16 +88,16 @@ class PendingMoves:
         if not self._gathered or now < self._next_at:
             return []
         self._next_at = now + _INTERVAL_NS
-        some = [self._gathered.pop(key) for key in list(self._gathered)[:MAX_MOVES]]
-        encoded = MoveCursors([move for move, _ in some], self._at_us(now)).encode()
+        moves = list(islice(self._gathered, MAX_MOVES))
+        encoded = MoveCursors(moves, self._at_us(now)).encode()
         self._forget(encoded)
-        self._pending[encoded] = _Pending([requests for _, requests in some], now)
+        self._pending[encoded] = _Pending([self._gathered.pop(move) for move in moves], now)
         return [Propose(encoded)]
 
     def propose_before_release(self, name: str, term: int, now: int) -> list[Effect]:
         """Propose what was gathered, if it has a move of a cursor that is about to be released."""
         effects: list[Effect] = []
-        while (name, term) in self._gathered:
+        while any((move.name, move.term) == (name, term) for move in self._gathered):
             self._next_at = now
             effects += self.propose(now)
         return effects
@@ -143,8 +141,8 @@ class PendingMoves:
         return self._next_at if self._gathered else None
 
     def _waiting(self) -> list[list[_Request]]:
-        gathered = [requests for _, requests in self._gathered.values()]
-        return gathered + [some for each in self._pending.values() for some in each.requests]
+        pending = [some for each in self._pending.values() for some in each.requests]
+        return [*self._gathered.values(), *pending]
 
     def abandon(self) -> list[tuple[bytes, int]]:
         """Forget all requests; return the route and the number of each."""

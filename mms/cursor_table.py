@@ -106,7 +106,7 @@ class CursorTable:
             return "no-such-cursor"
         if cursor.term != move.term or not cursor.owner:
             return "stale-term"
-        if move.move <= cursor.move:
+        if move.move <= cursor.move and move.position <= cursor.position:
             return ""
         if move.position < cursor.position:
             return "goes-back"
@@ -114,8 +114,8 @@ class CursorTable:
             return "no-such-position"
         self._put(
             replace(
-                cursor, position=move.position, mark=move.mark, move=move.move, has_moved=True,
-                moved_us=max(cursor.moved_us, at_us),
+                cursor, position=move.position, mark=move.mark, move=max(cursor.move, move.move),
+                has_moved=True, moved_us=max(cursor.moved_us, at_us),
             )
         )  # fmt: skip
         return ""

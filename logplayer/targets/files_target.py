@@ -177,7 +177,10 @@ class FilesTarget:
                 "directory", str(self._directory), "an empty or absent directory", message=problem
             )
         for other in sorted(self._directory.glob("part-*")):
-            term = _newest_term(other)
+            try:
+                term = _newest_term(other)
+            except NotADirectoryError:
+                continue  # A file of another program.
             if term is not None:
                 _check_is_same_target(_read(_identity_of(other, term)), task, other)
 

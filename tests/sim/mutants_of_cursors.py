@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
+from mms.cursor_moves import PendingMoves
 from mms.cursor_table import CursorTable
 from mms.cursors import Cursors
 from tests.sim.mutation import LAN, LOSSY, busy, mutant, replaced
@@ -152,20 +153,16 @@ def terms_begin_anew_with_a_name() -> Iterator[None]:
 
 
 @mutant(zombies, _ZOMBIES)
-def moves_of_all_terms_are_gathered_together() -> Iterator[None]:
-    """A move is answered with its own outcome, not with that of another term (C2)."""
-    move = Cursors.move
+def refused_moves_are_answered_as_done() -> Iterator[None]:
+    """A request is answered with the moves that were refused (C2)."""
+    on_decided = PendingMoves.on_decided
 
-    def moved(self: Cursors, src: bytes, message: Any, now: int) -> Any:
-        cursor = self._state.cursors.get(message.name)
-        effects = move(self, src, message, now)
-        for term in [term for name, term in self._gathered if name == message.name]:
-            if cursor is not None and term != cursor.term:
-                _, requests = self._gathered.pop((message.name, term))
-                effects += [self._reply(*one, message.name) for one in requests]
-        return effects
+    def decided(
+        self: PendingMoves, encoded: bytes, moves: list[CursorMove], refusals: list[Refusal]
+    ) -> Any:
+        return on_decided(self, encoded, moves, ["" for _ in refusals])
 
-    with replaced(Cursors, "move", moved):
+    with replaced(PendingMoves, "on_decided", decided):
         yield
 
 

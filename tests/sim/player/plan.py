@@ -6,9 +6,12 @@ A plan is data: equal plans give equal runs.
 from __future__ import annotations
 
 from random import Random
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tests.sim.plan import Plan, draw
+
+if TYPE_CHECKING:
+    from tests.simulator.network import Conditions
 
 Kind = Literal["store", "sink", "files"]
 Rejecting = Literal["", "skip", "dead-letter"]
@@ -77,6 +80,8 @@ class PlayerPlan(NamedTuple):
     stalls: float = 0.0
     #: The disk shows changes of other machines late.
     shows_late: bool = False
+    #: Those of the network; None: the seed's.
+    conditions: Conditions | None = None
 
     @property
     def is_calm(self) -> bool:
@@ -87,10 +92,11 @@ class PlayerPlan(NamedTuple):
     @property
     def cluster(self) -> Plan:
         """The plan of the cluster below."""
-        return draw(self.seed, faults=0)._replace(
+        drawn = draw(self.seed, faults=0)
+        return drawn._replace(
             shards=1 + self.seed % 2, f=0, durability="memory", mms=1 + 2 * (self.seed % 2),
             handlers=1, writers=0, readers=0, calls=0, naps=False, span_ms=self.span_ms,
-            is_raft_real=False,
+            is_raft_real=False, conditions=self.conditions or drawn.conditions,
         )  # fmt: skip
 
 

@@ -77,7 +77,8 @@ class ProcessSteps:
         self._steps: Final[dict[int, int]] = {}
 
     def begin(self, step: OpenTarget | Deliver, *, is_exactly_once: bool) -> None:
-        """Note the begin of a step."""
+        """Note the begin of a step; a worker carries out one at a time."""
+        assert step.worker not in self._steps, f"two steps of worker {step.worker} at once"
         op, now, event = self._history.next_line(), self._clock(), None
         if isinstance(step, OpenTarget):
             self._opens[step.worker] = op
@@ -92,7 +93,7 @@ class ProcessSteps:
 
     def end(self, worker: int, result: Opened | bytes | Exception | None) -> None:
         """Note the end of a step."""
-        op, now = self._steps[worker], self._clock()
+        op, now = self._steps.pop(worker), self._clock()
         event: events.PlayerEvent = events.Done(op, now)
         if isinstance(result, Exception):
             event = events.Undone(op, now, type(result).__name__)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.properties import seeds
 from tests.sim.player import mutants_of_push as _mutants_of_push  # noqa: F401 - registers them
+from tests.sim.player import mutants_of_receivers as _mutants_of_receivers  # noqa: F401 - likewise
 from tests.sim.player.mutants import MUTANTS, PlayerMutant, search
 from tests.sim.player.plan import draw_player, draw_pushed
 from tests.sim.player.run import run_player

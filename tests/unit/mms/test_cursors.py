@@ -14,6 +14,7 @@ from mms.commands import (
     MoveCursors,
     ReleaseCursor,
     SetTrim,
+    decode_command,
     decode_refusal,
     decode_refusals,
 )
@@ -133,6 +134,16 @@ def test_late_copy_of_a_move_does_not_bring_its_mark_back() -> None:
     assert move(state, 1, 2, 9, b"newer") == ""
     assert move(state, 1, 1, 9, b"former") == ""
     assert found(state).mark == b"newer"
+
+
+def test_move_that_a_later_one_overtook_is_not_answered_as_done_without_its_position() -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    assert move(state, 1, 2, 9, b"second") == ""
+    assert move(state, 1, 1, 12, b"first") == ""
+    assert (found(state).position, found(state).mark, found(state).move) == (12, b"first", 2)
+    assert move(state, 1, 2, 9, b"second") == ""
+    assert found(state).mark == b"first"
 
 
 def test_released_cursor_takes_no_moves_and_keeps_its_position() -> None:
@@ -384,6 +395,32 @@ def test_each_move_of_a_command_has_its_own_outcome() -> None:
     both = world.move(CursorMove("y", 1, 1, 20, b""), CursorMove("x", 1, 2, 20, b""))
     moved = world.moved()
     assert (moved[stale], moved[both]) == ([("x", "stale-term")], [("y", "no-such-cursor")])
+
+
+def test_later_move_that_is_refused_takes_no_earlier_one_with_it() -> None:
+    world = Cursors()
+    world.granted()
+    world.move(CursorMove("x", 1, 1, 10, b""))
+    done = world.move(CursorMove("x", 1, 2, 50, b"done"))
+    back = world.move(CursorMove("x", 1, 3, 20, b""))
+    beyond = world.move(CursorMove("x", 1, 4, 10**15, b""))
+    moved = world.moved()
+    assert moved[done] == []
+    assert (moved[back], moved[beyond]) == ([("x", "goes-back")], [("x", "no-such-position")])
+    cursor = world.service.state.cursors.get("x")
+    assert cursor is not None
+    assert (cursor.position, cursor.mark) == (50, b"done")
+
+
+def test_copies_of_a_move_that_come_together_are_one() -> None:
+    world = Cursors()
+    world.granted()
+    world.move(CursorMove("x", 1, 1, 10, b""))
+    copies = [world.move(CursorMove("x", 1, 2, 20, b"")) for _ in range(3)]
+    moved = world.moved()
+    assert [moved[one] for one in copies] == [[], [], []]
+    commands = [one for one in map(decode_command, world.log) if isinstance(one, MoveCursors)]
+    assert [len(one.moves) for one in commands] == [1, 1]
 
 
 def test_request_whose_moves_are_in_two_commands_is_answered_once() -> None:

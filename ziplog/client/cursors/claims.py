@@ -14,6 +14,7 @@ Invariant: while a claim is owned, its next renewal is due in time. See docs/pro
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -90,6 +91,8 @@ class Claim(msgspec.Struct):
     moves: int = 0
     #: A move that is not sent yet.
     soon: tuple[RecordId, bytes] | None = None
+    #: The last soon move, if it was sent and no reply came.
+    awaited: tuple[RecordId, bytes] | None = None
     is_paused: bool = False
     #: Where it pauses; 0: at once.
     pause_at: int = 0
@@ -322,7 +325,7 @@ class Claims(PendingRequests[PendingClaim]):
         steps: list[CursorMove] = []
         for move in moves:
             claim, cursor = move.claim, move.claim.cursor
-            claim.soon = None
+            claim.soon = claim.awaited = None
             claim.moves += 1
             steps.append(
                 CursorMove(cursor.name, cursor.term, claim.moves, move.position.gsn, move.mark)
@@ -344,18 +347,23 @@ class Claims(PendingRequests[PendingClaim]):
             error = self._error_of(move.claim)
         move.end(refused, error)
 
-    def _soon_moves(self) -> list[_Move]:
-        """Return the moves that wait to be sent."""
-        return [
-            _Move(number, claim, *claim.soon, lambda _result: None)
+    def _send_soon_moves(self) -> None:
+        """Send the moves that wait."""
+        due = [
+            (_Move(number, claim, *claim.soon, partial(_end_soon, claim, claim.soon)), claim.soon)
             for number, claim in self._claims.items()
             if claim.soon is not None and not claim.lost
         ]
+        for start in range(0, len(due), MAX_MOVES):
+            some = due[start : start + MAX_MOVES]
+            self._send_moves([move for move, _ in some])
+            for move, soon in some:
+                move.claim.awaited = soon
 
     # --- the end ---
 
     def release(self, call: int, request: ReleaseRequest) -> None:
-        """Send the move that is due, then end the ownership."""
+        """Have the last move confirmed, then end the ownership."""
         number, claim = request.subscription, self._claims.get(request.subscription)
         if claim is None or claim.lost:
             self._forget_lost(number)
@@ -375,10 +383,12 @@ class Claims(PendingRequests[PendingClaim]):
             self._claims.pop(number, None)
             self._notify(number)
 
-        if claim.soon is None:
+        # A release would overtake a move whose only copy so far was lost.
+        last = claim.soon or claim.awaited
+        if last is None:
             on_moved(None)
         else:
-            self._send_moves([_Move(number, claim, *claim.soon, on_moved)])
+            self._send_moves([_Move(number, claim, *last, on_moved)])
 
     def _forget_lost(self, number: int) -> None:
         """Forget a lost claim that no subscription keeps."""
@@ -480,9 +490,7 @@ class Claims(PendingRequests[PendingClaim]):
         context.set_timer(self._renew_at)
         if context.now >= self._moves_at:
             self._moves_at = NEVER
-            soon = self._soon_moves()
-            for start in range(0, len(soon), MAX_MOVES):
-                self._send_moves(soon[start : start + MAX_MOVES])
+            self._send_soon_moves()
         context.set_timer(self._moves_at)
 
     def cancel(self, call: int) -> None:
@@ -509,6 +517,12 @@ class Claims(PendingRequests[PendingClaim]):
         super().check()
         if self.has_claims:
             assert self._context.next_timer <= self._renew_at, "a renewal would be missed"
+
+
+def _end_soon(claim: Claim, soon: tuple[RecordId, bytes], _result: Any) -> None:
+    """Note the reply to a soon move, unless a later move was sent since."""
+    if claim.awaited is soon:
+        claim.awaited = None
 
 
 def _closed() -> ClosedError:

@@ -312,6 +312,21 @@ def test_other_partitions_of_another_target_are_found(tmp_path: Path) -> None:
         files(tmp_path).open(task(partition=3, partitions=4))
 
 
+def test_foreign_files_of_similar_names_are_passed_over(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    directory.mkdir()
+    foreign = [directory / "part-00000-a1b2.parquet", directory / "part-list.txt"]
+    for path in foreign:
+        path.write_text("of another program")
+    (directory / "part-000").mkdir()
+    strange = directory / "part-000" / "1.jsonl"
+    strange.write_text("of another program")
+    target, of = opened(directory)
+    target.deliver(batch(of, 1, 3))
+    target.close()
+    assert all(path.exists() for path in (*foreign, strange))
+
+
 def test_absent_directory_fails_the_task_until_a_seek(tmp_path: Path) -> None:
     target, of = opened(tmp_path / "out")
     target.deliver(batch(of, 1, 4))

@@ -367,6 +367,33 @@ def test_release_sends_the_last_move_first() -> None:
     assert isinstance(owner.answers[owner.commit(call, 7)], ClosedError)
 
 
+def test_release_overtakes_no_soon_move_that_has_no_reply() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.commit(call, 6, b"m", soon=True)
+    owner.pass_time(COMMIT_INTERVAL_NS)
+    owner.moves()  # They are lost.
+    release = owner.call(ReleaseRequest(owner.until(), call))
+    assert owner.take(wire.CursorRelease) == []
+    assert owner.moved() == CursorMove("x", 1, 2, 6, b"m")
+    owner.reply(wire.CursorRelease, cursor(owner=b""))
+    assert owner.answers[release] is None
+
+
+@pytest.mark.parametrize("has_commit", [True, False])
+def test_release_repeats_no_move_that_is_confirmed_or_replaced(has_commit: bool) -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.commit(call, 6, b"former", soon=True)
+    owner.pass_time(COMMIT_INTERVAL_NS)
+    if has_commit:
+        owner.commit(call, 6, b"newer")
+    owner.moved()
+    owner.call(ReleaseRequest(owner.until(), call))
+    assert owner.moves() == []
+    assert len(owner.take(wire.CursorRelease)) == 1
+
+
 def test_release_without_an_answer_ends_at_its_deadline() -> None:
     owner = Owner()
     call = owner.own()

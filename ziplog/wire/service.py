@@ -78,6 +78,15 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     level: Durability | Literal[""] = ""
     #: The region in which it runs.
     region: Region = ""
+    #: When it was sent, by the server's own clock, in µs; 0: it requests no `Echo`.
+    sent_us: Unsigned = 0
+
+
+class Echo(Message, tag=VERSION * 256 + 80, frozen=True, gc=False):
+    """Answers a heartbeat at once, so that its server can measure the round trip."""
+
+    #: That of the heartbeat.
+    sent_us: Unsigned
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):

@@ -278,6 +278,7 @@ def test_a_player_that_was_not_started_has_no_status() -> None:
 def test_defaults_are_those_of_the_options() -> None:
     assert Player.__init__.__kwdefaults__ == {
         "start": RID_GENESIS,
+        "region": None,
         **{
             name: getattr(PlayerOptions("x"), name)
             for name in ("lease_s", "memory_bytes", "commit_ms", "idle_ms", "hold_s")

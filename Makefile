@@ -87,6 +87,7 @@ nightly: $(BIN)/.installed
 	$(BIN)/python -m tests.sim --seed $(SEED) --count 1000 --quiet
 	$(BIN)/python scripts/chaos.py --seed $(SEED) --minutes 10
 	$(BIN)/python scripts/player_faults.py --seed $(SEED) --minutes 10
+	$(BIN)/python scripts/region_faults.py --seed $(SEED) --minutes 10 || test $$? = 2
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

@@ -23,8 +23,8 @@ from logdb.embedded import (
     coordinator_settings,
 )
 from logdb.wire import decode
-from ziplog import event_log, policy
-from ziplog.client import arguments
+from ziplog import event_log
+from ziplog.client import arguments, placement_arguments
 from ziplog.config_tables import LogConfig
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.runtime.clock import now_ns
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT[,...]",
         help=f"the log's membership nodes; or set {_BOOTSTRAP_VARIABLE}",
     )  # fmt: skip
+    add("--region", help="the coordinator's region, so that it reads near; or set ZIPLOG_REGION")
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=int, default=defaults.PORT, help="port to listen on; 0: any free port")
     add(
@@ -112,16 +113,18 @@ def run(options: argparse.Namespace) -> None:
         connect_timeout=options.connect_timeout,
         are_options=True,
     )
+    here = placement_arguments.preferences(None, options.region, None)
     transport = Transport(bind=bind)
     try:
         endpoint = transport.endpoint
         node = CoordinatorNode(
             os.urandom(16),
             endpoints,
-            policy.random(),
+            here.policy,
             now=now_ns(),
             endpoint=endpoint or bind,
             settings=chosen,
+            region=here.region,
         )
         replay = Replay(node.tailer, node.endpoint, ",".join(endpoints))
         node.on_ready = replay.ready

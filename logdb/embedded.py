@@ -15,8 +15,8 @@ import ziplog
 from logdb.coordinator.metrics import CoordinatorMetrics
 from logdb.coordinator.node import CoordinatorNode, Settings
 from logdb.wire import decode
-from ziplog import event_log, policy
-from ziplog.client import arguments
+from ziplog import event_log
+from ziplog.client import arguments, placement_arguments
 from ziplog.config import require_loopback
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
 from ziplog.runtime.clock import now_ns
@@ -89,6 +89,7 @@ class Coordinator:
         )
         timeout_ns = None if ready_timeout is None else _timeout_ns("ready_timeout", ready_timeout)
         deadline = None if timeout_ns is None else time.monotonic() + timeout_ns / 1e9
+        here = placement_arguments.preferences(None, None, None)
         self._transport: Final = Transport(bind=bind)
         endpoint = self._transport.endpoint
         assert endpoint is not None, "a bound transport has no endpoint"
@@ -101,10 +102,11 @@ class Coordinator:
         self._node: Final = CoordinatorNode(
             os.urandom(16),
             endpoints,
-            policy.random(),
+            here.policy,
             now=now_ns(),
             endpoint=endpoint,
             settings=chosen,
+            region=here.region,
         )
         self._node.on_ready = self._ready_or_failed.set
         self._driver: Final = Driver(

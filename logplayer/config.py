@@ -53,6 +53,16 @@ class FileOptions(PlayerOptions):
             rule="'host:port', several separated by commas",
         ),
     ] = None
+    region: Annotated[
+        str | None,
+        Key(
+            "The region of this process, so that it reads near; left out: that of $ZIPLOG_REGION,"
+            " or none.",
+            str,
+            pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+            rule="1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
+        ),
+    ] = None
     start: Annotated[
         str,
         Key(
@@ -115,6 +125,7 @@ class PlayerFile(NamedTuple):
             commit_ms=options.commit_ms,
             idle_ms=options.idle_ms,
             hold_s=options.hold_s,
+            region=options.region,
         )
 
 

@@ -35,6 +35,7 @@ _SHOWN: Final = {
     "headers": {"Authorization": "Bearer TOKEN"},
     "keys": ("user-*",),
     "map": "module:function",
+    "region": "eu",
     "not_from": ("a3b1c5d7e9f00112233445566778899a/orders/copy",),
     "secret": {"env": "SECRET"},
     "shard": 0,

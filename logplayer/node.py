@@ -52,6 +52,7 @@ class PlayerNode:
         *,
         owner: str,
         now: int,
+        region: str = "",
     ) -> None:
         """Make a process of a player; it starts with its first step.
 
@@ -61,12 +62,13 @@ class PlayerNode:
             settings: the player's, the same ones in all its processes.
             owner: describes this process to people; no other process has the same text.
             now: monotonic nanoseconds.
+            region: where it runs, so that it reads near; "": none.
 
         Raises:
             ConfigError: two targets have one name, or there are no or too many tasks.
 
         """
-        core = ClientCore(client, endpoints, Preferences(_no_shard))
+        core = ClientCore(client, endpoints, Preferences(_no_shard, region))
         calls = self._calls = LogTasks(core, now)
         self._context: Final = PlayerContext(calls, settings, owner, self._on_feed_change)
         self.feed: Final = self._context.feed

@@ -23,7 +23,7 @@ from logplayer.push.messages import decode_any
 from logplayer.settings import PlayerSettings
 from logplayer.workers import Workers
 from ziplog import event_log
-from ziplog.client import arguments, cursor_arguments
+from ziplog.client import arguments, cursor_arguments, placement_arguments
 from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.archive_requests import ArchiveRequests
 from ziplog.core.node import AskArchive, Call, Cancelled, Complete
@@ -70,6 +70,7 @@ class Player:
         commit_ms: int = 1000,
         idle_ms: int = 10_000,
         hold_s: int = 604_800,
+        region: str | None = None,
     ) -> None:
         """Check the arguments; nothing is connected before `start`.
 
@@ -89,6 +90,8 @@ class Player:
                 to 3,600,000 milliseconds.
             hold_s: the log is not trimmed behind the player until its cursors were not used for so
                 many seconds; 0: they hold nothing.
+            region: the region of this process, so that it reads near. None: the one in the
+                environment variable ZIPLOG_REGION, or none.
 
         Raises:
             ConfigError: an argument is invalid.
@@ -96,6 +99,7 @@ class Player:
 
         """
         self._endpoints: Final = arguments.endpoints_of(log)
+        self._region: Final = placement_arguments.region(region)
         self._options: Final = PlayerOptions(
             name, lease_s, memory_bytes, commit_ms, idle_ms, hold_s
         )
@@ -213,6 +217,7 @@ class Player:
             settings,
             owner=owner,
             now=now_ns(),
+            region=self._region,
         )
         transport = self._transport = Transport()
         self._driver = Driver(

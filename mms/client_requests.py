@@ -90,11 +90,13 @@ class ClientRequests:
         state, config = self._state, self._config
         if not state.cluster:
             return self.not_leader(src, message.request)
+        endpoints = self._leadership.endpoints()
+        regions = {node.endpoint: node.region or "" for node in config.mms}
         return Send(
             src,
             ClusterInfo(
                 state.cluster, message.request, state.name, state.durability,
-                self._leadership.endpoints(), list(state.placements.values()),
+                endpoints, list(state.placements.values()),
                 [run_of(lease) for lease in self._plan.current(now)], state.trim,
                 Limits(
                     config.max_payload_bytes, config.max_key_bytes, config.max_unsettled_units,
@@ -102,6 +104,7 @@ class ClientRequests:
                     membership_rules.default_min_regions(state, config),
                 ),
                 [self._servers.frontier(shard) for shard in state.placements], state.wire,
+                [regions[endpoint] for endpoint in endpoints],
             ),
         )  # fmt: skip
 

@@ -56,6 +56,7 @@ from ziplog.wire import (
     CursorQuery,
     CursorRelease,
     CursorRenewal,
+    Echo,
     FinishUpgrade,
     Frontier,
     HandlerHeartbeat,
@@ -334,6 +335,8 @@ class MembershipService(ServiceNode):
         if server is None:
             self._reject(src, message, f"shard {message.shard} has no server {message.node}")
             return
+        if self.config.rtt_ms and message.sent_us:
+            self._effects.append(Send(src, Echo(self.cluster, message.sent_us)))
         if not self._is_leader:
             return
         self._events.on_heartbeat(server, now)

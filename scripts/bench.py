@@ -20,6 +20,7 @@
     mms              the membership service with thousands of emulated shards
     all              everything above
     player           delays and rates of players (--only L1 L6), beside other systems
+    regions          three regions 40, 80 and 120 ms apart (--only W1 W11), beside other systems
     logdb            transactions: the four kinds that follow
     logdb-contention clients that fight for ten keys, beside Redis
     logdb-ycsb       YCSB's workloads A, B, C, F
@@ -61,6 +62,8 @@ from logdb_bench import cpu as logdb_cpu
 from metrics import tables
 from player_bench import measure as player
 from player_bench import picture
+from region_bench import measure as regions
+from region_bench import picture as region_picture
 from spark_bench import reading
 
 if TYPE_CHECKING:
@@ -132,6 +135,10 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "player": Measurement(
         lambda options: player.measure(options.scale, options.only), _own("player", picture.draw)
     ),
+    "regions": Measurement(
+        lambda options: regions.measure(options.scale, options.only),
+        _own("regions", region_picture.draw),
+    ),
     "logdb-contention": Measurement(
         _sharded(contention.measure), _own("logdb-contention", contention.draw)
     ),
@@ -143,7 +150,11 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
 }
 #: Several kinds; the first one has the picture.
 GROUPS: Final = {
-    "all": [kind for kind in MEASUREMENTS if not kind.startswith(("logdb", "player", "spark"))],
+    "all": [
+        kind
+        for kind in MEASUREMENTS
+        if not kind.startswith(("logdb", "player", "regions", "spark"))
+    ],
     "logdb": [kind for kind in MEASUREMENTS if kind.startswith("logdb")],
 }
 
@@ -181,8 +192,8 @@ def main() -> None:
         "--nodes", type=int, nargs="+", default=gate.NODES, help="scalog: nodes of the layer"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=[*player.MEASUREMENTS], default=[],
-        help="player: these measurements; the file keeps the figures of the others",
+        "--only", nargs="+", choices=[*player.MEASUREMENTS, *regions.MEASUREMENTS], default=[],
+        help="player, regions: these measurements; the file keeps the figures of the others",
     )  # fmt: skip
     arguments = parser.parse_args()
     results: Figures = {}

@@ -3,7 +3,7 @@
     python scripts/faults.py --data-dir D kill|pause|resume|restart NODE ...
     python scripts/faults.py --data-dir D cut NODE OTHER [--one-way]
     python scripts/faults.py --data-dir D cut NODE --from peers|clients|all
-    python scripts/faults.py --data-dir D slow NODE [--send-ms N] [--flush-ms N]
+    python scripts/faults.py --data-dir D slow NODE [--send-ms N [--to REGION]] [--flush-ms N]
     python scripts/faults.py --data-dir D lose NODE --percent P
     python scripts/faults.py --data-dir D fill-disk NODE [--bytes N]
     python scripts/faults.py --data-dir D torn-tail|bitflip NODE [--seed S]
@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--one-way", action="store_true", help="only from NODE to OTHER")
     on_one["slow"].add_argument("--send-ms", type=float, default=0.0)
     on_one["slow"].add_argument("--flush-ms", type=float, default=0.0)
+    on_one["slow"].add_argument("--to", metavar="REGION", help="only messages to nodes there")
     on_one["lose"].add_argument("--percent", type=float, required=True, help="of its messages")
     on_one["fill-disk"].add_argument("--bytes", type=int, default=0, help="that it may still write")
     for verb in DAMAGE:
@@ -107,7 +108,8 @@ def _do(nodes: Nodes, options: argparse.Namespace) -> None:
         case "cut":
             _cut(nodes, options)
         case "slow":
-            nodes.slow(options.node, send_ms=options.send_ms, flush_ms=options.flush_ms)
+            to = nodes.in_region(options.to) if options.to else ()
+            nodes.slow(options.node, send_ms=options.send_ms, flush_ms=options.flush_ms, to=to)
         case "lose":
             nodes.lose(options.node, options.percent)
         case "fill-disk":

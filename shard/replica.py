@@ -52,6 +52,7 @@ from ziplog.core.node import (
 from ziplog.wire import (
     Ahead,
     Beat,
+    Echo,
     Fetch,
     Fetched,
     Forward,
@@ -138,6 +139,7 @@ class Replica:
             Ahead: self._ahead,
             LeaseAnnounced: self._lease_announced,
             LeaseHistory: self._lease_history,
+            Echo: self._echo,
             NodeInfo: self._membership.on_node_info,
             Refused: self._membership.on_refused,
             Sync: self._sync,
@@ -352,6 +354,9 @@ class Replica:
             self._primary.on_lease(self._now)
         if state.has_no_positions:
             self._on_no_positions()
+
+    def _echo(self, route: bytes, message: Echo) -> None:
+        self._membership.on_echo(route, message, self._now)
 
     def _lease_history(self, route: bytes, message: LeaseHistory) -> None:
         is_mine = message.cluster == self._state.cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from itertools import takewhile
 
@@ -110,8 +111,12 @@ class MemoryStore:
         assert isinstance(decision, Skip)
         return entry if decision.start <= gsn < decision.stop else None
 
-    def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
-        return self._readable(within(self.entries[bisect_left(self._ends, gsn + 1) :], limit_bytes))
+    def scan(self, gsn: int, limit_bytes: int, most: int = sys.maxsize) -> list[Entry]:
+        first = bisect_left(self._ends, gsn + 1)
+        entries = (
+            self.entries[first:] if most == sys.maxsize else self.entries[first : first + most]
+        )
+        return self._readable(within(entries, limit_bytes))
 
     def _readable(self, entries: list[Entry]) -> list[Entry]:
         readable = list(takewhile(lambda entry: entry.fseq not in self.damaged, entries))

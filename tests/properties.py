@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 #: Examples, in percent of what a test asks for.
-PERCENT: Final = int(os.environ.get("ZIPLOG_EXAMPLES", "50"))
+PERCENT: Final = int(os.environ.get("ZIPLOG_EXAMPLES", "30"))
 
 
 def examples(count: int, **more: Any) -> settings:

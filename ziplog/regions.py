@@ -157,6 +157,18 @@ def warnings(layout: Layout) -> list[str]:
     return found
 
 
+def config_warnings(config: ClusterConfig) -> list[str]:
+    """Return what an operator should know about the regions and round trips of a cluster file."""
+    found = warnings(layout_of(config))
+    if config.rtt_ms and config.epoch_ms == 1:
+        found.append(
+            f"epoch_ms is 1 and rtt_ms is {config.rtt_ms}: an idle shard with readers may send a"
+            " thousand no-ops a second over the WAN, and a record arrives only milliseconds"
+            " earlier; with epoch_ms = 10 it sends at most a hundred"
+        )
+    return found
+
+
 def layout_of_status(document: Mapping[str, Any]) -> Layout:
     """Return the layout of a running cluster, from its status document."""
     shards = document["shards"]

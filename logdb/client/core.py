@@ -61,6 +61,7 @@ class DatabaseCore:
         policy: Policy,
         *,
         wall_offset_us: int = 0,
+        region: str = "",
     ) -> None:
         """Make a client.
 
@@ -70,12 +71,13 @@ class DatabaseCore:
             endpoints: "host:port" of coordinators, one or more.
             policy: selects the shard of each insert.
             wall_offset_us: microseconds since 1970, minus those of the monotonic clock.
+            region: where it runs, so that it reads near; "": none.
 
         """
         assert len(client) == 24, "16 bytes for the log, and 8 for the session"
         self.session: Final = client[16:]
         context = self._context = StepContext(client[:16])
-        self._policy: Final = policy
+        self._preferences: Final = Preferences(policy, region)
         self._coordinators: Final = Coordinators(context, endpoints, self.session)
         self._coordinators.on_opened = self._on_opened
         self.known_states: Final = KnownStates()
@@ -134,7 +136,7 @@ class DatabaseCore:
         return own
 
     def _on_opened(self, opened: wire.Opened) -> None:
-        core = ClientCore(self._context.client, opened.endpoints, Preferences(self._policy))
+        core = ClientCore(self._context.client, opened.endpoints, self._preferences)
         self._calls = self._step_runner.calls = self._commits.calls = LogTasks(
             core, self._context.now
         )

@@ -13,7 +13,7 @@ from logdb import defaults, wire
 from logdb.client import single_calls
 from logdb.client.backoff import Backoff
 from logdb.client.core import DatabaseCore
-from ziplog import policy
+from ziplog.client import placement_arguments
 from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline_ns, endpoints, timeout_s
 from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.asyncio_engine import AsyncioEngine
@@ -31,11 +31,13 @@ T = TypeVar("T")
 
 
 def _core(coordinators: str | Sequence[str]) -> DatabaseCore:
+    here = placement_arguments.preferences(None, None, None)
     return DatabaseCore(
         os.urandom(24),
         endpoints(coordinators, "coordinators", "a coordinator", defaults.PORT),
-        policy.random(),
+        here.policy,
         wall_offset_us=(time.time_ns() - now_ns()) // 1000,
+        region=here.region,
     )
 
 

@@ -88,6 +88,7 @@ class CoordinatorNode:
         now: int,
         endpoint: str = "",
         settings: Settings | None = None,
+        region: str = "",
     ) -> None:
         """Make a coordinator; it starts with its first step.
 
@@ -98,11 +99,13 @@ class CoordinatorNode:
             now: monotonic nanoseconds.
             endpoint: the address of this coordinator, for the status.
             settings: the operator's settings.
+            region: where it runs, so that it reads near; "": none.
 
         """
         self.settings: Final = settings or Settings()
         self._client: Final = client
-        self._calls: Final = LogTasks(ClientCore(client, endpoints, Preferences(policy)), now)
+        core = ClientCore(client, endpoints, Preferences(policy, region))
+        self._calls: Final = LogTasks(core, now)
         self.endpoint: Final = endpoint
         #: Called each time the coordinator becomes ready.
         self.on_ready: Callable[[], None] = ignore

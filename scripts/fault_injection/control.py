@@ -29,12 +29,18 @@ class ActiveFaults(msgspec.Struct, frozen=True):
     lost_percent: float = 0.0
     #: Delay of its messages, in milliseconds.
     send_ms: float = 0.0
+    #: The nodes that receive these messages late; empty: all peers.
+    late_to: frozenset[str] = frozenset()
     #: Additional duration of a disk flush, in milliseconds.
     flush_ms: float = 0.0
     #: It records the part of its log that is on stable storage (`synced`), for a power cut.
     notes_syncs: bool = False
     #: Remaining bytes on its disk; None: no limit.
     disk_bytes: int | None = None
+
+    def delay_ms(self, person: str | None) -> float:
+        """Return the delay of messages to a node, or to a client (None)."""
+        return self.send_ms if not self.late_to or person in self.late_to else 0.0
 
 
 _WELL: Final = ActiveFaults()

@@ -82,8 +82,9 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
                 return True
             if current.lost_percent and chance.random() * 100 < current.lost_percent:
                 return True
-            if current.send_ms or self._late:
-                self._late.append((now + int(current.send_ms * 1e6), dst, frame))
+            delay_ms = current.delay_ms(person)
+            if delay_ms or any(late == dst for _, late, _ in self._late):
+                self._late.append((now + int(delay_ms * 1e6), dst, frame))
                 return True
             return super().send(dst, frame)
 
@@ -133,12 +134,13 @@ def _link(source: FaultSource, raft_nodes: Mapping[str, str]) -> None:
 
     def faulty(self: Any, node: Any, message: Any) -> Any:
         current = source.current()
-        if raft_nodes.get(node.address) in current.silent_to:
+        name = raft_nodes.get(node.address)
+        if name in current.silent_to:
             return True
         if current.lost_percent and chance.random() * 100 < current.lost_percent:
             return True
-        if current.send_ms:
-            time.sleep(current.send_ms / 1000)
+        if delay_ms := current.delay_ms(name):
+            time.sleep(delay_ms / 1000)
         return send(self, node, message)
 
     connections.Transport.send = faulty

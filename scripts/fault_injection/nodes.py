@@ -22,7 +22,7 @@ from fault_injection import control
 from fault_injection.control import ActiveFaults
 from ziplog.config import load
 from ziplog.deploy.supervisor import CLUSTER_FILE
-from ziplog.errors import UnavailableError
+from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -165,10 +165,34 @@ class Nodes:
         self.cut_from_clients(name)
 
     def slow(
-        self, name: str, *, send_ms: float = 0.0, flush_ms: float = 0.0, notes_syncs: bool = False
+        self,
+        name: str,
+        *,
+        send_ms: float = 0.0,
+        flush_ms: float = 0.0,
+        notes_syncs: bool = False,
+        to: Sequence[str] = (),
     ) -> None:
-        """Delay a node's messages and flushes; `notes_syncs` records its flushed bytes."""
-        self._set(name, send_ms=send_ms, flush_ms=flush_ms, notes_syncs=notes_syncs)
+        """Delay a node's messages and flushes; `notes_syncs` records its flushed bytes.
+
+        `to`: only the messages to these nodes are late; by default all, to clients, too.
+        """
+        self._set(
+            name, send_ms=send_ms, flush_ms=flush_ms, notes_syncs=notes_syncs, late_to=frozenset(to)
+        )
+
+    def in_region(self, region: str) -> tuple[str, ...]:
+        """Return the nodes that the cluster file places in a region.
+
+        Raises:
+            ConfigError: there are none.
+
+        """
+        names = tuple(node.name for node in self.config.nodes if node.region == region)
+        if not names:
+            known = sorted({node.region for node in self.config.nodes if node.region})
+            raise ConfigError("--to", region, f"one of the regions {known}")
+        return names
 
     def lose(self, name: str, percent: float) -> None:
         """Drop a percentage of a node's messages."""

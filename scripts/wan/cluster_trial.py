@@ -11,9 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
-from ziplog.config_text import dump
-from ziplog.deploy.supervisor import CLUSTER_FILE
+from wan import layout
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
@@ -25,45 +23,6 @@ _WORKER: Final = str(Path(__file__).with_name("worker.py"))
 _START_S: Final = 120.0
 #: Time after the last insert in which a subscriber still waits.
 _DRAIN_S: Final = 5.0
-_PORT: Final = 7000
-_PASSWORD: Final = "sixteen characters"  # noqa: S105 - of a network on this machine
-
-
-def write_file(
-    directory: Path, network: Network, regions: Sequence[str], settings: Mapping[str, Any]
-) -> None:
-    """Write the file of a ring: shard N has its primary in region N, its backup in the next.
-
-    Each region has a node of the membership service and one of the failure handler.
-    """
-
-    def service(name: str, first: int) -> tuple[NodeConfig, ...]:
-        return tuple(
-            NodeConfig(f"{name}-{index}", network.address(region), first, first + 1)
-            for index, region in enumerate(regions)
-        )
-
-    def replica(shard: int, index: int) -> NodeConfig:
-        host = network.address(regions[(shard + index) % len(regions)])
-        return NodeConfig(f"shard-{shard}-{index}", host, _PORT + 10 + shard)
-
-    config = ClusterConfig(
-        name="wan",
-        data_dir=Path(),
-        mms=service("mms", _PORT),
-        failure_handlers=service("fh", _PORT + 2),
-        shards=tuple(
-            ShardConfig(shard, (replica(shard, 0), replica(shard, 1)))
-            for shard in range(len(regions))
-        ),
-        insecure=True,
-        raft_password=_PASSWORD,
-        **settings,
-    )
-    directory.mkdir(mode=0o700, parents=True)
-    path = directory / CLUSTER_FILE
-    path.touch(mode=0o600)
-    path.write_text(dump(config), encoding="utf-8")
 
 
 def run(
@@ -83,7 +42,7 @@ def run(
         live.
 
     """
-    write_file(directory, network, regions, settings)
+    layout.write_file(directory, network, regions, layout.triangle(regions), settings)
     started = time.monotonic()
     with Cluster(directory, launcher=network.launcher(), timeout=_START_S) as cluster:
         live = time.monotonic() - started

@@ -82,7 +82,7 @@ class HeartbeatSender:
                 state.has_gap, stream.stable_end, state.publisher, state.full,
                 config.release.version, state.store.free_bytes, state.store.reserve_bytes,
                 *config.release.wires, state.wire_use.wire, state.level.reported or "",
-                config.region,
+                config.region, state.round_trips.on_heartbeat_sent(now),
             ),
         )  # fmt: skip
 

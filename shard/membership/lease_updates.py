@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from ziplog.core.message import Message
     from ziplog.core.view import LeaseRun, Placement
-    from ziplog.wire import LeaseAnnounced, NodeInfo, Refused
+    from ziplog.wire import Echo, LeaseAnnounced, NodeInfo, Refused
 
 
 class LeaseUpdate(NamedTuple):
@@ -69,6 +69,12 @@ class LeaseUpdates:
         if self.is_from_service(route, message) and message.wire:
             self._state.effects += self._state.wire_use.on_report(message.wire)
 
+    def on_echo(self, route: bytes, message: Echo, now: int) -> None:
+        """Handle the answer to a heartbeat of this server."""
+        state = self._state
+        if self.is_from_service(route, message) and state.cluster in (0, message.cluster):
+            state.round_trips.on_echo(route, message.sent_us, now)
+
     def on_refused(self, route: bytes, message: Refused) -> None:
         """Warn once if a membership node belongs to another cluster than the data directory."""
         state = self._state
@@ -99,7 +105,8 @@ class LeaseUpdates:
         state.cluster = message.cluster
         if message.is_publication and state.clock.last is None:
             return LeaseUpdate()  # The leases before these are still to come.
-        begins = now + message.starts_in_us * 1000
+        # Count from the sending of the announcement, as all servers of the cluster do.
+        begins = now + message.starts_in_us * 1000 - state.round_trips.one_way_ns(route)
         try:
             runs = message.runs or state.clock.unfold(message.after, message.steps, message.digest)
             if not self._may_hold(runs):

@@ -14,12 +14,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from shard.serving.subscription import (
+    BATCH_WORK,
     MAX_CREDIT_BYTES,
     MAX_DELIVER_BYTES,
     SILENCE_NS,
     Key,
+    Part,
     Subscription,
-    stable_units,
+    stable_part,
     units_of,
 )
 from shard.state.decision_log import end_of
@@ -78,7 +80,13 @@ class EarlyStreams:
             self.streams[key] = self._lagging[key] = stream
             self._on_change()
         stream.last_seen = now
-        self._send_part(key, stream, always=True)
+        self._answer(key, stream)
+
+    def _answer(self, key: Key, stream: Subscription) -> None:
+        if key in self._lagging:
+            stream.is_asked = True  # The end of the batch answers.
+        else:
+            self._send(stream, Part([], stream.sent, 0, 0))
 
     def _begin_view(self) -> None:
         """Forget the decisions of an earlier view, whose streams were closed."""
@@ -96,7 +104,7 @@ class EarlyStreams:
             return
         stream.route, stream.last_seen = route, now
         stream.add_credit(message.credit, MAX_CREDIT_BYTES)
-        self._send_part(key, stream, always=True)
+        self._answer(key, stream)
 
     def drop(self, key: Key) -> None:
         """Drop a stream."""
@@ -132,7 +140,7 @@ class EarlyStreams:
     def has_work(self) -> bool:
         """Whether `on_batch_end` has more units to send."""
         return self._state.state == "up" and any(
-            stream.used < stream.credit for stream in self._lagging.values()
+            stream.is_asked or stream.used < stream.credit for stream in self._lagging.values()
         )
 
     def on_batch_end(self) -> None:
@@ -151,48 +159,50 @@ class EarlyStreams:
                     continue
                 fits = reader.used + size <= reader.credit and size <= MAX_DELIVER_BYTES
                 if is_all_news and fits and reader.sent == self._frontier:
-                    self._send(reader, frontier, units, size)
+                    self._send(reader, Part(units, frontier, size, 0))
                 else:
                     self._lagging[key] = reader
         self._last, self._frontier = stream.last, frontier
+        left = BATCH_WORK
         for key, reader in list(self._lagging.items()):
-            self._send_part(key, reader, always=False)
+            if left > 0 or reader.is_asked:
+                left -= self._send_part(key, reader, left)
 
-    def _send_part(self, key: Key, stream: Subscription, *, always: bool) -> None:
-        """Send the next part to a stream that is behind; `always`: also one without units."""
+    def _send_part(self, key: Key, stream: Subscription, most: int) -> int:
+        """Send the next part to a stream that is behind, or the answer; return the work.
+
+        `most`: maximum number of entries that it reads from the store.
+        """
         state, frontier = self._state, self._decided_frontier
         if stream.is_trimmed(state):
             self.drop(key)
-            return
-        units: list[Unit] = []
-        reached, size = stream.sent, 0
-        if key in self._lagging and stream.used < stream.credit and stream.sent < frontier:
+            return 0
+        part = Part([], stream.sent, 0, 0)
+        if most > 0 and stream.used < stream.credit and stream.sent < frontier:
             try:
                 limit = min(MAX_DELIVER_BYTES, stream.credit - stream.used)
-                units, reached, size = self._decided_from(stream.sent, limit)
+                part = self._decided_part(stream.sent, limit, most)
             except UnreadableError as error:
                 if not isinstance(error, BusyError):
                     state.damaged = (stream.sent, error)
                 self._refuse(key, stream)
-                return
-        is_current = frontier == self._frontier and state.stream.last == self._last
-        if reached >= frontier and is_current:
-            self._lagging.pop(key, None)
-        if always or reached > stream.sent:
-            self._send(stream, max(reached, stream.sent), units, size)
+                return 0
+            self._lagging[key] = self._lagging.pop(key)  # Others are first in the next batch.
+        if part.stop >= frontier:
+            del self._lagging[key]
+        if stream.is_asked or part.stop > stream.sent:
+            self._send(stream, part)
+        return part.work
 
-    def _decided_from(self, start: int, limit: int) -> tuple[list[Unit], int, int]:
-        """Return decided units from `start` on, the gsn where they end, and their size.
-
-        Returns at most `limit` bytes, but at least one unit if there is one.
-        """
+    def _decided_part(self, start: int, limit: int, most: int) -> Part:
+        """Return decided units from `start` on; arguments as of `stable_part`."""
         state, frontier = self._state, self._decided_frontier
         units: list[Unit] = []
-        reached, size = start, 0
+        reached, size, count = start, 0, 0
         if start < state.frontier:
-            units, reached, size = stable_units(state, start, limit)
+            units, reached, size, count = stable_part(state, start, limit, most)
             if reached < state.frontier:
-                return units, reached, size
+                return Part(units, reached, size, count)
         for entry in state.stream.window:
             end = end_of(entry, reached)
             if end <= reached:
@@ -201,19 +211,19 @@ class EarlyStreams:
             if added and added[0].gsns[0] >= frontier:
                 break
             if units and size + more > limit:
-                return units, reached, size
+                return Part(units, reached, size, count)
             units += added
             size += more
             reached = min(end, frontier)
-        return units, max(reached, frontier), size
+        return Part(units, max(reached, frontier), size, count)
 
-    def _send(self, reader: Subscription, stop: int, units: list[Unit], size: int) -> None:
-        """Send the units below `stop`, which have `size` bytes."""
-        state = self._state
+    def _send(self, reader: Subscription, part: Part) -> None:
+        state, stop, units = self._state, max(part.stop, reader.sent), part.units
         start, leases = reader.advance(state, stop)
-        reader.used += size
+        reader.is_asked = False
+        reader.used += part.size
         state.counters.delivered_records += sum(len(unit.gsns) for unit in units)
-        state.counters.delivered_bytes += size
+        state.counters.delivered_bytes += part.size
         state.send(
             reader.route,
             Early(

@@ -15,13 +15,15 @@ import msgspec
 
 from shard.serving.early_streams import EarlyStreams
 from shard.serving.subscription import (
+    BATCH_WORK,
     MAX_CREDIT_BYTES,
     MAX_DELIVER_BYTES,
     MAX_SUBSCRIPTIONS,
     SILENCE_NS,
     Key,
+    Part,
     Subscription,
-    stable_units,
+    stable_part,
     units_of,
 )
 from ziplog.core.entries import Place, Skip, decode_body
@@ -330,7 +332,7 @@ class Readers:
 
     def _answer(self, key: Key, subscription: Subscription) -> None:
         if key in self._lagging:
-            self._catch_up(key, subscription, always=True)
+            subscription.is_asked = True  # The end of the batch answers.
         elif subscription.is_bare:
             self._send_frontier(key, subscription)
         else:
@@ -388,40 +390,50 @@ class Readers:
         return self.early.has_work
 
     def catch_up(self) -> None:
-        """Send the next part to each subscription that is behind and has credit."""
+        """Send the next parts to subscriptions that are behind and have credit, in turns.
+
+        The work of one batch is limited, for all subscriptions together.
+        """
         self.on_stable([])
+        left = BATCH_WORK
         for key, subscription in list(self._lagging.items()):
-            self._catch_up(key, subscription, always=False)
+            if left > 0 or subscription.is_asked:
+                left -= self._catch_up(key, subscription, left)
 
     @property
     def has_work(self) -> bool:
         """Whether `catch_up`, or the end of a batch, has records to send."""
         if self._state.has_early_streams and self.early.has_work:
             return True
-        return bool(self._lagging) and any(s.used < s.credit for s in self._lagging.values())
+        return bool(self._lagging) and any(
+            one.is_asked or one.used < one.credit for one in self._lagging.values()
+        )
 
-    def _catch_up(self, key: Key, subscription: Subscription, *, always: bool) -> None:
+    def _catch_up(self, key: Key, subscription: Subscription, most: int) -> int:
+        """Send the next part, of at most `most` entries, or the answer; return the work."""
         state, frontier = self._state, self._state.frontier
         if self._drop_if_trimmed(key, subscription):
-            return
-        units: list[Unit] = []
-        reached, size = subscription.sent, 0
-        if subscription.used < subscription.credit and subscription.sent < frontier:
+            return 0
+        part = Part([], subscription.sent, 0, 0)
+        if most > 0 and subscription.used < subscription.credit and subscription.sent < frontier:
+            limit = min(MAX_DELIVER_BYTES, subscription.credit - subscription.used)
             try:
-                allowance = subscription.credit - subscription.used
-                units, reached, size = self._stable_from(subscription.sent, allowance)
+                part = stable_part(state, subscription.sent, limit, most)
             except UnreadableError as error:
                 if not isinstance(error, BusyError):
                     state.damaged = (subscription.sent, error)
                 state.refuse(subscription.route, subscription.id, "not-ready", str(error))
                 self._drop(key)
-                return
-            subscription.used += size
-            self._count(sum(len(unit.gsns) for unit in units), size)
-        if reached >= frontier:
+                return 0
+            subscription.used += part.size
+            self._count(sum(len(unit.gsns) for unit in part.units), part.size)
+            self._lagging[key] = self._lagging.pop(key)  # Others are first in the next batch.
+        if part.stop >= frontier:
             del self._lagging[key]
-        if always or reached > subscription.sent:
-            self._deliver(subscription, max(reached, subscription.sent), units, frontier)
+        if subscription.is_asked or part.stop > subscription.sent:
+            subscription.is_asked = False
+            self._deliver(subscription, max(part.stop, subscription.sent), part.units, frontier)
+        return part.work
 
     def _drop_if_trimmed(self, key: Key, subscription: Subscription) -> bool:
         """Drop a subscription whose position was trimmed; return whether it was."""
@@ -434,13 +446,6 @@ class Readers:
         counters = self._state.counters
         counters.delivered_records += records
         counters.delivered_bytes += size
-
-    def _stable_from(self, start: int, allowance: int) -> tuple[list[Unit], int, int]:
-        """Return stable units from `start` on, the gsn where they end, and their size.
-
-        Returns at most `allowance` bytes, but at least one unit if there is one.
-        """
-        return stable_units(self._state, start, min(MAX_DELIVER_BYTES, allowance))
 
     def _deliver(
         self, subscription: Subscription, stop: int, units: list[Unit], frontier: int

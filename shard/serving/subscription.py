@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 UNIT_OVERHEAD_BYTES: Final = 64
 #: Most bytes of one message, except that it carries at least one unit.
 MAX_DELIVER_BYTES: Final = 512 * 1024
+#: Work of one batch for all streams that are behind: 1 for each entry, and 1 for each KiB. Inserts
+#: wait meanwhile, for about 10 ms.
+BATCH_WORK: Final = 1024
 #: Time without a message after which a subscription is dropped.
 SILENCE_NS: Final = 10_000_000_000
 MAX_SUBSCRIPTIONS: Final = 4096
@@ -48,6 +51,8 @@ class Subscription(msgspec.Struct, gc=False):
     digest: bytes = NO_DIGEST
     #: It gets frontiers only, as far as its client waits for positions (`ReplicaState.awaited`).
     is_bare: bool = False
+    #: Its reader's last message is not answered yet.
+    is_asked: bool = False
 
     def add_credit(self, credit: int, most: int) -> None:
         """Raise the credit to a total, at most `most` bytes above what was sent."""
@@ -86,24 +91,40 @@ def units_of(entries: Iterable[Entry]) -> tuple[list[Unit], int]:
     return units, size
 
 
-def stable_units(state: ReplicaState, start: int, limit: int) -> tuple[list[Unit], int, int]:
-    """Return stable units from `start` on, the gsn where they end, and their size.
+class Part(NamedTuple):
+    """Units that follow what was sent to a stream."""
 
-    Returns at most `limit` bytes, but at least one unit if there is one.
+    units: list[Unit]
+    #: The gsn where they end, and their size in bytes.
+    stop: int
+    size: int
+    #: Number of entries that were read.
+    entries: int
+
+    @property
+    def work(self) -> int:
+        """What it counts of `BATCH_WORK`."""
+        return self.entries + self.size // 1024
+
+
+def stable_part(state: ReplicaState, start: int, limit: int, most: int) -> Part:
+    """Return stable units from `start` on.
+
+    At most `limit` bytes, and of `most` entries, but at least one unit if there is one.
     """
     stable, frontier = state.stream.stable, state.frontier
-    entries = state.store.scan(start, limit)
+    entries = state.store.scan(start, limit, most)
     units: list[Unit] = []
     reached, size = start, 0
     for entry in entries:
         added, more = units_of([entry])
         if entry.fseq > stable or (added and added[0].gsns[0] >= frontier):
-            return units, frontier, size
+            return Part(units, frontier, size, len(entries))
         if units and size + more > limit:
-            return units, reached, size
+            return Part(units, reached, size, len(entries))
         units += added
         size += more
         reached = min(end_of(entry, reached), frontier)
     # The store may have more entries, unless the last one is the last stable entry.
     is_all = not entries or entries[-1].fseq == stable
-    return units, frontier if is_all else reached, size
+    return Part(units, frontier if is_all else reached, size, len(entries))

@@ -17,6 +17,7 @@ from shard.state.decision_log import DecisionLog
 from shard.state.epoch_clock import EpochClock
 from shard.state.recorded_leases import RecordedLeases
 from shard.state.recorded_value import RecordedValue
+from shard.state.round_trips import RoundTrips
 from shard.state.sessions import Sessions
 from ziplog.core.entries import Decision, Place
 from ziplog.core.node import Broadcast, Effect, Persist, Send
@@ -84,6 +85,8 @@ class ReplicaState:
 
     #: The insert rate of each client is limited.
     limits_rate = False
+    #: The port of this server's archive; 0: none runs.
+    archive_port = 0
 
     def __init__(self, config: ReplicaConfig, store: Store, incarnation: int) -> None:
         self.config: Final = config
@@ -115,6 +118,8 @@ class ReplicaState:
         self.wire_use: Final = WireUse(config.release, config.wire)
         self.level: Final = AckLevel(config.durability, config.recorded_level)
         self.clock: Final = EpochClock(config.shard)
+        #: To the nodes of the membership service.
+        self.round_trips: Final = RoundTrips(config.limits.rtt_ms)
         #: The leases in this server's own log.
         self.recorded_leases: Final = RecordedLeases(store)
         #: The trim point in this server's own log.
@@ -132,8 +137,6 @@ class ReplicaState:
         self.full = ""
         #: Number of acks sent: of two acks, the greater number is the newer.
         self.ack_counter = 0
-        #: The port of this server's archive; 0: none runs.
-        self.archive_port = 0
         #: The effects of the current step.
         self.effects: list[Effect] = []
         #: Times of the last insert and of the last reader that waited for this shard, in ns.

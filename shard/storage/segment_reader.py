@@ -7,6 +7,7 @@ Invariant: positions and numbers increase from segment to segment; a damaged ent
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -115,10 +116,11 @@ class SegmentReader:
         data, found = segment.find(self._directory, gsn)
         return decode(data, found, segment.name) if found is not None else None
 
-    def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
+    def scan(self, gsn: int, limit_bytes: int, most: int = sys.maxsize) -> list[Entry]:
         """Return `Place` and `Skip` entries in order, from the first that ends at or after `gsn`.
 
-        About `limit_bytes` of bodies (plus 64 per entry); at least one entry if there is any.
+        About `limit_bytes` of bodies (plus 64 per entry), and at most `most` entries; at least one
+        if there is any.
 
         Raises:
             UnreadableError: the first of them is damaged.
@@ -128,13 +130,13 @@ class SegmentReader:
         left = limit_bytes
         try:
             while gsn < self._cache.first and left > 0:
-                gsn, left = self._scan_block(gsn, left, result)
+                gsn, left = self._scan_block(gsn, left, most, result)
         except UnreadableError:
             if not result:
                 raise
             return result
         index = self._cache.from_gsn(gsn)
-        while left > 0 or not result:
+        while (left > 0 and len(result) < most) or not result:
             entry = self._cache.at(index)
             if entry is None:
                 break
@@ -144,7 +146,7 @@ class SegmentReader:
             index += 1
         return result
 
-    def _scan_block(self, gsn: int, left: int, result: list[Entry]) -> tuple[int, int]:
+    def _scan_block(self, gsn: int, left: int, most: int, result: list[Entry]) -> tuple[int, int]:
         """Add the entries of the block of `gsn`; return the next gsn and the remaining limit."""
         segment = self._segment_of(gsn)
         if segment is None:
@@ -158,8 +160,8 @@ class SegmentReader:
         for found in entries:
             if found.last < gsn or found.first >= self._cache.first:
                 continue
-            if left <= 0 and result:
-                return found.first, left
+            if (left <= 0 or len(result) >= most) and result:
+                return found.first, 0
             entry = decode(data, found, segment.name)
             result.append(entry)
             left -= _weight(entry)

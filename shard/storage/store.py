@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -119,10 +120,10 @@ class Store(Protocol):
         """
         ...
 
-    def scan(self, gsn: int, limit_bytes: int) -> list[Entry]:
+    def scan(self, gsn: int, limit_bytes: int, most: int = sys.maxsize) -> list[Entry]:
         """Return `Place` and `Skip` entries in order, from the first that ends at or after `gsn`.
 
-        About `limit_bytes` of bodies; at least one entry if there is any.
+        About `limit_bytes` of bodies, and at most `most` entries; at least one if there is any.
 
         Raises:
             UnreadableError: the first of them is damaged.

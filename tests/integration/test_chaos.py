@@ -60,7 +60,14 @@ def test_nothing_is_lost_while_one_server_of_a_shard_lives(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", ["survivor_killed", "everything_killed", "power_lost"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("survivor_killed", marks=pytest.mark.nightly),
+        pytest.param("everything_killed", marks=pytest.mark.nightly),
+        "power_lost",
+    ],
+)
 def test_at_level_disk_nothing_is_ever_lost(tmp_path: Path, fault: str) -> None:
     assert (
         passes((fault,), replace(SHAPE, durability="disk"), tmp_path).figures["lost_as_reported"]

@@ -28,7 +28,13 @@ def view_of_first_shard(trial: DatabaseTrial) -> int:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mix", [BANK, KEYS], ids=["bank", "lists and registers"])
+@pytest.mark.parametrize(
+    "mix",
+    [
+        pytest.param(BANK, id="bank", marks=pytest.mark.nightly),
+        pytest.param(KEYS, id="lists and registers"),
+    ],
+)
 def test_transactions_are_serializable_whatever_dies(tmp_path: Path, mix: dict[str, int]) -> None:
     with DatabaseTrial(tmp_path, replace(SHAPE, mix=mix)) as trial:
         coordinators = trial.coordinators

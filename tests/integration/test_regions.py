@@ -74,6 +74,28 @@ def test_more_regions_than_any_shard_spans_fail_at_once(cluster: Cluster) -> Non
             log.insert_after(b"x", min_regions=3)
 
 
+def test_appends_require_regions_as_inserts_do(cluster: Cluster) -> None:
+    with cluster.connect(policy=policy.pin(0)) as log:
+        assert log.append(b"x", min_regions=2).shard == 0
+        assert log.append_nowait(b"x", min_regions=2).result().shard == 0
+        for append in (
+            lambda: log.append(b"x", min_regions=3),
+            lambda: log.append_many([b"x"], min_regions=3),
+            lambda: (log.append_nowait(b"x", min_regions=3), log.flush()),
+        ):
+            with pytest.raises(ConfigError, match=r"min_regions is 3, but .* spans 2"):
+                append()
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_client_reads_and_follows_from_each_region(cluster: Cluster, region: str) -> None:
+    with cluster.connect(region=region) as log:
+        rids = [log.insert_after(b"%d" % shard, shard=shard) for shard in range(3)]
+        assert [log.read_record(rid).payload for rid in rids] == [b"0", b"1", b"2"]
+        with log.subscribe(min(rids), follow=False) as records:
+            assert set(rids) <= {record.rid for record in records}
+
+
 def test_an_unknown_region_is_warned_of(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ziplog.client"), cluster.connect(region="mars") as log:
         log.insert_after(b"x")
@@ -94,6 +116,11 @@ def test_commands_show_regions_and_insert_near(cluster: Cluster) -> None:
     ]
     inserted = command(cluster, "insert", "x", "--region", "us", "--min-regions", "2")
     assert inserted.stdout.strip().endswith("@1"), inserted.stderr
+    appended = command(cluster, "append", "y", "--region", "ap", "--min-regions", "2")
+    rid = appended.stdout.strip()
+    assert rid.endswith("@2"), appended.stderr
+    assert command(cluster, "read", rid, "--region", "eu").stdout == "y"
+    assert rid in command(cluster, "tail", "--region", "us").stdout
     checked = command(cluster, "region", "check")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert (

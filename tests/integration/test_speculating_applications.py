@@ -39,7 +39,13 @@ def cluster(tmp_path: Any) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("name", APPLICATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "fraud" else pytest.mark.nightly)
+        for name in APPLICATIONS
+    ],
+)
 def test_output_is_the_same_while_a_primary_dies(cluster: Cluster, name: str) -> None:
     application, records = APPLICATIONS[name]
     runs = {way: application() for way in (*WAYS, "gate")}

@@ -94,6 +94,7 @@ def test_all_three_are_killed_at_once(group: Callable[..., Group]) -> None:
     check(running)
 
 
+@pytest.mark.nightly
 def test_one_disk_is_slow(group: Callable[..., Group]) -> None:
     running = group()
     running.kill("c")

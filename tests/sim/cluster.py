@@ -7,6 +7,7 @@ nodes. The cluster's state can be queried here.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,7 @@ from ziplog.core.wire_use import Release
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shard.replica import Replica
     from shard.state.replica_state import ReplicaState
@@ -58,8 +59,13 @@ class SimCluster:
         self.kernel: Final = kernel
         self.plan: Final = plan
         self.network: Final = Network(kernel)
+        #: The regions with slow links, each as often as it is made slow.
+        self.slow_regions: Final[list[str]] = []
         if plan.regions is not None:
-            self.network.delay_of = plan.regions.delay_ns
+            self.network.delay_of = partial(plan.regions.slowed_ns, slow=self.slow_regions)
+            self.network.loss_of = partial(plan.regions.loss, slow=self.slow_regions)
+        #: The nodes that are lost for good.
+        self.lost: Final[set[str]] = set()
         #: Returns the release that a node runs from its next start on, by its name.
         self.release_of: Callable[[str], Release] = lambda _name: Release()
         #: The cluster file. A process knows its content of the time when it was started.
@@ -122,7 +128,7 @@ class SimCluster:
         return self.release_of(name)
 
     def _start_host(self, process: Process) -> programs.SupervisorThread:
-        return programs.SupervisorThread(process, self.config, self.nodes)
+        return programs.SupervisorThread(process, self.config, self.nodes, self.lost)
 
     def begin(self) -> None:
         """Start everything; return when the cluster is whole."""
@@ -204,6 +210,29 @@ class SimCluster:
         self.nodes[name].kill()
         self.disks[name] = Disk(self.kernel.random)
 
+    # --- loss for good ---
+
+    def lose(self, names: Iterable[str]) -> None:
+        """Kill nodes for good, with their machines."""
+        self.lost.update(names)
+        for name in names:
+            if self.nodes[name].is_up:
+                self.nodes[name].kill()
+
+    @property
+    def lost_regions(self) -> set[str]:
+        """The regions that are lost for good."""
+        return {self.plan.regions.of(name) for name in self.lost} if self.plan.regions else set()
+
+    def has_lost_peers(self, name: str) -> bool:
+        """Whether another server of a server's shard is lost for good."""
+        return not self.lost.isdisjoint(self.peers(name))
+
+    def has_lost_servers(self, shard: int) -> bool:
+        """Whether a server of a shard is lost for good."""
+        servers = self.lost & self.disks.keys()
+        return any(self.config.shard_of(name)[0].id == shard for name in servers)
+
     # --- clients ---
 
     def client(self, name: str) -> Process:
@@ -267,16 +296,24 @@ class SimCluster:
     def is_whole(self) -> bool:
         """Whether every server is up, in the view that the membership service committed.
 
-        Also, no shard is joining or leaving.
+        Also, no shard is joining or leaving. A shard that lost a server for good is recovered
+        without it.
         """
         placements = self.state.placements
         for name, process in self.nodes.items():
+            if name in self.lost:
+                continue
             if not process.is_up or process.is_paused:
                 return False
             own = self.state_of(name)
             if own is None:  # a service's node
                 continue
             placement = placements.get(own.shard)
+            if self.has_lost_peers(name):
+                is_member = placement is not None and placement.state != "joining"
+                if is_member and own.state != "joined":
+                    return False
+                continue
             if (
                 placement is None
                 or own.state != "up"
@@ -291,7 +328,15 @@ class SimCluster:
         rows = []
         for name, process in self.nodes.items():
             own = self.state_of(name)
-            what = "down" if not process.is_up else "paused" if process.is_paused else "runs"
+            what = (
+                "lost"
+                if name in self.lost
+                else "down"
+                if not process.is_up
+                else "paused"
+                if process.is_paused
+                else "runs"
+            )
             if own is not None:
                 what += f" {own.state} view={own.view} last={own.store.last_fseq}"
             rows.append(f"{name}: {what}")

@@ -9,6 +9,7 @@ Rule: `str` of a fault is a text of the same fault; an invalid text is refused w
 from __future__ import annotations
 
 import re
+from itertools import permutations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.sim.plan import Fault
@@ -89,6 +90,14 @@ KINDS: Final = {
     "power-all": _Kind("no target", ""),
     "cut-region": _ONE_REGION,
     "lose-region": _ONE_REGION,
+    "destroy-region": _ONE_REGION._replace(lasts=False),
+    "power-region": _ONE_REGION._replace(lasts=False),
+    "slow-region": _ONE_REGION,
+    "part-regions": _Kind(
+        f"two regions of {', '.join(REGIONS)}",
+        "|".join(f"{one} {other}" for one, other in permutations(REGIONS, 2)),
+        lasts=True,
+    ),
     "relabel": _ONE_SERVER._replace(amount="its region: 1 (as *1): eu, 2: us, 3: ap"),
     "add-shard": _ONE_SHARD,
     "remove-shard": _ONE_SHARD,

@@ -2,32 +2,31 @@
 
 A shard survives the failure of f of its servers. At level `memory` a fault of a server therefore
 needs another server of its shard in service and undisturbed. At level `disk` a process may die at
-any time, but damage to a disk needs an undamaged one. A region may fail if the cluster survives
-that by the verdict of `ziplog.regions`. A fault that does not fit does nothing, and
-the trace records it. An operator's change is scheduled in the same way, and always fits.
+any time, but damage to a disk needs an undamaged one. Once servers are lost for good, their peers
+are not disturbed any more. A fault that does not fit does nothing, and the trace records it. An
+operator's change is scheduled in the same way, and always fits, except for servers in a lost
+region. Faults of regions: tests/sim/region_faults.
 """
 
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mms.commands import GrantLease
+from tests.sim import region_faults
 from tests.sim.disks import sync
 from tests.sim.plan import CHANGES, RAISE
 from tests.sim.raft_world import flip_in
 from tests.sim.rebuild import Loss, can_rebuild, rebuild
-from tests.sim.regions import REGIONS
 from tests.simulator.consensus import OrderedLog
 from tests.simulator.filesystem import CAPACITY_BYTES, LATENCY_NS
 from tests.simulator.kernel import MS
 from tests.simulator.process import Halted
-from ziplog.regions import layout_of, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator
 
     from tests.sim.cluster import SimCluster
     from tests.sim.operator import Operator
@@ -47,9 +46,9 @@ class Faults:
     """The faults of a run, and the active ones."""
 
     def __init__(self, cluster: SimCluster, clients: Iterable[Client], operator: Operator) -> None:
-        self._cluster: Final = cluster
-        self._operator: Final = operator
-        self._clients: Final = {client.process.name: client for client in clients}
+        self.cluster: Final = cluster
+        self.operator: Final = operator
+        self.clients: Final = {client.process.name: client for client in clients}
         #: The end actions of active faults, by number.
         self._endings: Final[dict[int, Callable[[], None]]] = {}
         self._number = 0
@@ -71,10 +70,10 @@ class Faults:
     def schedule(self, faults: Iterable[Fault]) -> None:
         """Schedule faults, relative to now."""
         for fault in faults:
-            self._cluster.kernel.after(fault.at_ms * MS, partial(self._begin, fault))
+            self.cluster.kernel.after(fault.at_ms * MS, partial(self._begin, fault))
 
     def _begin(self, fault: Fault) -> None:
-        kernel = self._cluster.kernel
+        kernel = self.cluster.kernel
         is_done = self._is_there(fault) and KINDS[fault.kind](self, fault)
         kernel.record(b"fault %b %d" % (str(fault).encode(), is_done))
         kernel.trace(f"fault: {fault}{'' if is_done else ' (does not fit)'}")
@@ -83,26 +82,28 @@ class Faults:
     def _is_there(self, fault: Fault) -> bool:
         """Whether the target servers of a fault were ever started."""
         return fault.kind in CHANGES or all(
-            name in self._cluster.nodes for name in fault.targets if name.startswith("shard-")
+            name in self.cluster.nodes for name in fault.targets if name.startswith("shard-")
         )
 
     def _change(self, fault: Fault) -> bool:
         """Request a change from the operator."""
-        self._operator.request(fault)
+        if not region_faults.can_change(self, fault):
+            return False
+        self.operator.request(fault)
         return True
 
     def heal(self) -> None:
         """End all active faults."""
         for number in list(self._endings):
             self._end(number)
-        self._cluster.network.heal_all()
+        self.cluster.network.heal_all()
 
-    def _lasting(
+    def lasting(
         self, fault: Fault, ending: Callable[[], object], afflicted: Iterable[str] = ()
     ) -> bool:
         """Record a lasting fault and its targets; `ending` ends it."""
         self._number += 1
-        met = [name for name in afflicted if name in self._cluster.disks]
+        met = [name for name in afflicted if name in self.cluster.disks]
         for name in met:
             self._afflicted[name] = self._afflicted.get(name, 0) + 1
 
@@ -112,7 +113,7 @@ class Faults:
             ending()
 
         self._endings[self._number] = end
-        self._cluster.kernel.after(fault.for_ms * MS, partial(self._end, self._number))
+        self.cluster.kernel.after(fault.for_ms * MS, partial(self._end, self._number))
         return True
 
     def _end(self, number: int) -> None:
@@ -122,26 +123,32 @@ class Faults:
 
     # --- the promised tolerance ---
 
-    def _may_fail(self, name: str) -> bool:
+    def may_fail(self, name: str) -> bool:
         """Whether another, undisturbed server of the shard has all acknowledged records."""
-        keeps_nothing = name not in self._cluster.disks
-        is_at_disk = self._cluster.plan.durability == "disk" and not self._cluster.levels
-        if keeps_nothing or is_at_disk:
+        keeps_nothing = name not in self.cluster.disks
+        if keeps_nothing or (self.is_at_disk and not self.cluster.has_lost_peers(name)):
             return True
-        return self._has_good_peer(name)
+        return self.has_good_peer(name)
 
-    def _has_good_peer(self, name: str) -> bool:
+    @property
+    def is_at_disk(self) -> bool:
+        """Whether every server has the level `disk` throughout."""
+        return self.cluster.plan.durability == "disk" and not self.cluster.levels
+
+    def has_good_peer(self, name: str, but: Container[str] = ()) -> bool:
+        """Whether another server of the shard, not in `but`, is in service and undisturbed."""
         return any(
-            self._cluster.is_in_service(peer)
+            self.cluster.is_in_service(peer)
             and not self._afflicted.get(peer)
             and peer not in self._rotten
-            for peer in self._cluster.peers(name)
+            and peer not in but
+            for peer in self.cluster.peers(name)
         )
 
     def _has_copy(self, name: str) -> bool:
         """Whether another server has all of this server's entries on disk."""
-        own = self._cluster.state_of(name)
-        peers = (self._cluster.state_of(peer) for peer in self._cluster.peers(name))
+        own = self.cluster.state_of(name)
+        peers = (self.cluster.state_of(peer) for peer in self.cluster.peers(name))
         return own is not None and any(
             peer is not None and peer.store.flushed_fseq >= own.store.last_fseq for peer in peers
         )
@@ -150,33 +157,40 @@ class Faults:
 
     def _kill(self, fault: Fault) -> bool:
         (name,) = fault.targets
-        if not self._cluster.nodes[name].is_up or not self._may_fail(name):
+        if not self.cluster.nodes[name].is_up or not self.may_fail(name):
             return False
-        self._cluster.nodes[name].kill()
+        self.cluster.nodes[name].kill()
         return True
 
     def _power(self, fault: Fault) -> bool:
         """Kill a server, and lose its machine's unsynced data."""
         if not self._kill(fault):
             return False
-        self._cluster.disks[fault.targets[0]].power_cut()
+        self.cluster.disks[fault.targets[0]].power_cut()
         return True
 
     def _power_all(self, _fault: Fault) -> bool:
         """Cut the power of all machines."""
+        if self.cluster.lost:
+            return False
         self.may_lose = True
-        for node in self._cluster.nodes.values():
-            if node.is_up:
-                node.kill()
-        for disk in (*self._cluster.disks.values(), *self._cluster.service_disks.values()):
-            disk.power_cut()
+        self.cut_power(self.cluster.nodes)
         return True
 
-    def _stop(self, fault: Fault) -> bool:
+    def cut_power(self, names: Collection[str]) -> None:
+        """Cut the power of the machines of these nodes; the supervisor starts them again."""
+        for name in names:
+            if self.cluster.nodes[name].is_up:
+                self.cluster.nodes[name].kill()
+        disks = (*self.cluster.disks.items(), *self.cluster.service_disks.items())
+        for disk in [disk for name, disk in disks if name in names]:
+            disk.power_cut()
+
+    def stop(self, fault: Fault) -> bool:
         """Stop a server cleanly, as for a new release."""
         (name,) = fault.targets
-        server, process = self._cluster.server(name), self._cluster.nodes[name]
-        if server is None or process.is_paused or not self._may_fail(name):
+        server, process = self.cluster.server(name), self.cluster.nodes[name]
+        if server is None or process.is_paused or not self.may_fail(name):
             return False
         process.from_inside(server.stop)
         if process.is_up:
@@ -187,10 +201,10 @@ class Faults:
         """Pause a process (SIGSTOP): frames to it wait."""
         (name,) = fault.targets
         process = self._process(name)
-        if process is None or not process.is_up or process.is_paused or not self._may_fail(name):
+        if process is None or not process.is_up or process.is_paused or not self.may_fail(name):
             return False
         process.pause()
-        return self._lasting(fault, process.resume, [name])
+        return self.lasting(fault, process.resume, [name])
 
     def _suspend(self, fault: Fault) -> bool:
         """Suspend a machine: its process is paused, and frames to it are lost."""
@@ -200,42 +214,42 @@ class Faults:
     def _offline(self, fault: Fault) -> bool:
         """Lose all frames to and from a client, which continues to run."""
         (name,) = fault.targets
-        return name in self._clients and name not in self._away and self._take_offline(fault)
+        return name in self.clients and name not in self._away and self._take_offline(fault)
 
     def _take_offline(self, fault: Fault) -> bool:
         (name,) = fault.targets
         self._away.add(name)
-        if name not in self._cluster.disks:
+        if name not in self.cluster.disks:
             self.excused.add(name)  # a coordinator that starts without the log gives up
-        links = _links_around(name, [*self._cluster.nodes, *self._clients])
+        links = _links_around(name, [*self.cluster.nodes, *self.clients])
         for link in links:
-            self._cluster.network.cut(*link)
+            self.cluster.network.cut(*link)
 
         def end() -> None:
             self._away.discard(name)
             for link in links:
                 if not self._away.intersection(link):
-                    self._cluster.network.heal(*link)
+                    self.cluster.network.heal(*link)
 
-        return self._lasting(fault, end)
+        return self.lasting(fault, end)
 
     def _process(self, name: str) -> Process | None:
         """Return a server's, node's or client's process."""
-        client = self._clients.get(name)
-        return client.process if client is not None else self._cluster.nodes.get(name)
+        client = self.clients.get(name)
+        return client.process if client is not None else self.cluster.nodes.get(name)
 
     def _skew(self, fault: Fault) -> bool:
-        process = self._cluster.nodes[fault.targets[0]]
+        process = self.cluster.nodes[fault.targets[0]]
         process.skew(1.0 + fault.amount / 1000)
-        return self._lasting(fault, partial(process.skew, 1.0))
+        return self.lasting(fault, partial(process.skew, 1.0))
 
     def _kill_node(self, fault: Fault) -> bool:
         """Kill a service's node, with its machine."""
         (name,) = fault.targets
-        if not self._cluster.nodes[name].is_up:
+        if not self.cluster.nodes[name].is_up:
             return False
-        self._cluster.nodes[name].kill()
-        self._cluster.service_disks[name].power_cut()
+        self.cluster.nodes[name].kill()
+        self.cluster.service_disks[name].power_cut()
         return True
 
     def _age(self, fault: Fault) -> bool:
@@ -243,39 +257,40 @@ class Faults:
 
         Each lease differs from the one before it, so the history has as many runs.
         """
-        group = self._cluster.mms
-        state = self._cluster.state
+        group = self.cluster.mms
+        state = self.cluster.state
         last = state.last
         is_whole = last is not None and all(
             placement.state == "live" for placement in state.placements.values()
         )
         if not isinstance(group, OrderedLog) or not is_whole:
             return False
-        for node in self._cluster.config.mms:
-            self._cluster.nodes[node.name].kill()
+        for node in self.cluster.config.mms:
+            self.cluster.nodes[node.name].kill()
         group.commit_unseen(_leases_after(last, fault.amount))
         return True
 
     def _set_level(self, fault: Fault) -> bool:
         """Change the durability level in a server's cluster file."""
         level: Durability = "disk" if fault.amount == RAISE else "memory"
-        self._cluster.set_level(fault.targets[0], level)
+        self.cluster.set_level(fault.targets[0], level)
         return True
 
     def _rebuild(self, fault: Fault) -> bool:
         """Stop all nodes, lose the membership service's state, and rebuild it from the servers."""
         loss = Loss.of(fault.amount)
-        if not isinstance(self._cluster.mms, OrderedLog) or not can_rebuild(self._cluster.state):
+        has_model = isinstance(self.cluster.mms, OrderedLog)
+        if self.cluster.lost or not has_model or not can_rebuild(self.cluster.state):
             return False
         self.heal()
-        servers = map(self._cluster.state_of, self._cluster.disks)
+        servers = map(self.cluster.state_of, self.cluster.disks)
         has_frozen = any(server is not None and server.state == "frozen" for server in servers)
         self.may_lose |= loss.kills or loss.handlers or loss.power or has_frozen
-        rebuild(self._cluster, loss, self._rotten)
+        rebuild(self.cluster, loss, self._rotten)
         return True
 
     def _kill_client(self, fault: Fault) -> bool:
-        client = self._clients.get(fault.targets[0])
+        client = self.clients.get(fault.targets[0])
         if client is None or not client.process.is_up:
             return False
         client.kill()
@@ -284,25 +299,25 @@ class Faults:
     # --- the network ---
 
     def _cut(self, fault: Fault) -> bool:
-        return self._disturb_links(fault, self._cluster.network.cut)
+        return self._disturb_links(fault, self.cluster.network.cut)
 
     def _clog(self, fault: Fault) -> bool:
-        return self._disturb_links(fault, self._cluster.network.clog)
+        return self._disturb_links(fault, self.cluster.network.clog)
 
     def _disturb_links(self, fault: Fault, disturb: Callable[[str, str], None]) -> bool:
         links = list(zip(fault.targets[::2], fault.targets[1::2], strict=True))
         # A server that another server or the handler does not see may be replaced.
-        judges = {*self._cluster.disks, *self._cluster.handlers.names}
+        judges = {*self.cluster.disks, *self.cluster.handlers.names}
         met = {name for link in links if judges.issuperset(link) for name in link}
-        return self._disturb(fault, links, disturb, met)
+        return self.disturb(fault, links, disturb, met)
 
     def _isolate(self, fault: Fault) -> bool:
         """Cut a server or node from all others, except clients and the supervisor."""
         (name,) = fault.targets
-        links = _links_around(name, self._cluster.nodes)
-        return self._disturb(fault, links, self._cluster.network.cut, {name})
+        links = _links_around(name, self.cluster.nodes)
+        return self.disturb(fault, links, self.cluster.network.cut, {name})
 
-    def _disturb(
+    def disturb(
         self,
         fault: Fault,
         links: list[tuple[str, str]],
@@ -310,8 +325,8 @@ class Faults:
         met: set[str],
         then: Callable[[], object] = lambda: None,
     ) -> bool:
-        servers = sorted(name for name in met if name in self._cluster.disks)
-        if not all(self._may_fail(name) for name in servers):
+        servers = sorted(name for name in met if name in self.cluster.disks)
+        if not all(self.may_fail(name) for name in servers):
             return False
         for link in links:
             disturb(*link)
@@ -319,125 +334,48 @@ class Faults:
         def heal() -> None:
             for link in links:
                 if not self._away.intersection(link):
-                    self._cluster.network.heal(*link)
+                    self.cluster.network.heal(*link)
             then()
 
-        return self._lasting(fault, heal, servers)
+        return self.lasting(fault, heal, servers)
 
     def _lead(self, fault: Fault) -> bool:
         """Cut a service's leader from its other nodes."""
-        group = self._cluster.mms if fault.kind == "lead-mms" else self._cluster.handlers
+        group = self.cluster.mms if fault.kind == "lead-mms" else self.cluster.handlers
         leader = group.leader
         if not leader:
             return False
         if isinstance(group, OrderedLog):
             group.isolate(leader)
-            return self._lasting(fault, partial(group.rejoin, leader))
+            return self.lasting(fault, partial(group.rejoin, leader))
         links = _links_around(leader, group.names)
-        return self._disturb(fault, links, self._cluster.network.cut, set())
-
-    # --- regions ---
-
-    def _cut_region(self, fault: Fault) -> bool:
-        """Cut a region from the others, with its clients."""
-        (region,) = fault.targets
-        return self._survives(region) and self._leave_alone(fault, region)
-
-    def _lose_region(self, fault: Fault) -> bool:
-        """Cut the power of a region; its machines start, and are cut off for a while."""
-        (region,) = fault.targets
-        if not self._survives(region):
-            return False
-        for name in self._nodes_in(region):
-            if self._cluster.nodes[name].is_up:
-                self._cluster.nodes[name].kill()
-            disks = self._cluster.disks
-            (disks.get(name) or self._cluster.service_disks[name]).power_cut()
-        return self._leave_alone(fault, region)
-
-    def _nodes_in(self, region: str) -> list[str]:
-        regions = self._cluster.plan.regions
-        return [n for n in self._cluster.nodes if regions is not None and regions.of(n) == region]
-
-    def _relabel(self, fault: Fault) -> bool:
-        """Stop a server cleanly; it starts with another region in its cluster file.
-
-        The machine stays where it is.
-        """
-        (name,) = fault.targets
-        server, process = self._cluster.server(name), self._cluster.nodes[name]
-        if server is None or process.is_paused or not self._may_fail(name):
-            return False
-        region = REGIONS[fault.amount % len(REGIONS)]
-        return self._cluster.relabel(name, region) and self._stop(fault)
-
-    def _survives(self, region: str) -> bool:
-        """Whether the cluster survives the loss of a region now."""
-        regions, placements = self._cluster.plan.regions, self._cluster.state.placements.values()
-        if regions is None:
-            return False
-        layout = replace(
-            layout_of(self._cluster.config),
-            shards={p.shard: tuple(regions.of(r.name) for r in p.replicas) for p in placements},
-            removed=frozenset(p.shard for p in placements if p.state in {"leaving", "finalized"}),
-        )
-        verdicts = {verdict.lost: verdict for verdict in survey(layout)}
-        verdict = verdicts.get((region,))
-        return (
-            verdict is not None
-            and verdict.is_survived
-            and all(self._may_fail(name) for name in self._nodes_in(region))
-        )
-
-    def _leave_alone(self, fault: Fault, region: str) -> bool:
-        """Cut a region from all else but the supervisor, for the duration of a fault."""
-        cluster, regions = self._cluster, self._cluster.plan.regions
-        assert regions is not None, "no cluster without regions survives the loss of one"
-        names = [*cluster.nodes, *self._clients, "operator"]
-        inside = [name for name in names if regions.of(name) == region]
-        outside = [name for name in names if regions.of(name) != region]
-        links = [pair for i in inside for o in outside for pair in ((i, o), (o, i))]
-        apart = [
-            (group, name)
-            for group in (cluster.mms, cluster.handlers)
-            if isinstance(group, OrderedLog)
-            for name in group.names
-            if name in inside
-        ]
-        for group, name in apart:
-            group.isolate(name)
-
-        def rejoin() -> None:
-            for group, name in apart:
-                group.rejoin(name)
-
-        return self._disturb(fault, links, cluster.network.cut, set(inside), rejoin)
+        return self.disturb(fault, links, self.cluster.network.cut, set())
 
     # --- disks ---
 
     def _slow_disk(self, fault: Fault) -> bool:
         (name,) = fault.targets
-        disk = self._cluster.disks[name]
-        if not self._may_fail(name):
+        disk = self.cluster.disks[name]
+        if not self.may_fail(name):
             return False
         disk.latency_ns = _SLOW_NS
-        return self._lasting(fault, lambda: setattr(disk, "latency_ns", LATENCY_NS), [name])
+        return self.lasting(fault, lambda: setattr(disk, "latency_ns", LATENCY_NS), [name])
 
     def _full_disk(self, fault: Fault) -> bool:
         (name,) = fault.targets
-        disk = self._cluster.disks[name]
-        if not self._may_fail(name):
+        disk = self.cluster.disks[name]
+        if not self.may_fail(name):
             return False
         self.excused.add(name)
         disk.capacity_bytes = 0
-        return self._lasting(fault, lambda: setattr(disk, "capacity_bytes", CAPACITY_BYTES), [name])
+        return self.lasting(fault, lambda: setattr(disk, "capacity_bytes", CAPACITY_BYTES), [name])
 
     def _no_descriptors(self, fault: Fault) -> bool:
         """Refuse opens of all replicas of a shard, or of one process.
 
         This fault only delays: no server may stop, and no other server need be undisturbed.
         """
-        cluster = self._cluster
+        cluster = self.cluster
         disks = [cluster.disks.get(name) or cluster.service_disks[name] for name in fault.targets]
         self.unopened.update(fault.targets)
         for disk in disks:
@@ -447,7 +385,7 @@ class Faults:
             for disk in disks:
                 disk.refuses_opens = 0
 
-        return self._lasting(fault, end, fault.targets)
+        return self.lasting(fault, end, fault.targets)
 
     def _fail_disk(self, fault: Fault) -> bool:
         """Make one of the next calls of a server's disk fail."""
@@ -455,7 +393,7 @@ class Faults:
 
     def _crash(self, fault: Fault) -> bool:
         """Stop a server's machine during one of its next disk calls."""
-        disk = self._cluster.disks[fault.targets[0]]
+        disk = self.cluster.disks[fault.targets[0]]
         return self._disturb_disk(
             fault, Halted("its machine stops"), lambda _process: disk.power_cut()
         )
@@ -464,8 +402,8 @@ class Faults:
         self, fault: Fault, error: int | BaseException, then: Callable[[Process], object]
     ) -> bool:
         (name,) = fault.targets
-        process, disk = self._cluster.nodes[name], self._cluster.disks[name]
-        if not process.is_up or not self._may_fail(name):
+        process, disk = self.cluster.nodes[name], self.cluster.disks[name]
+        if not process.is_up or not self.may_fail(name):
             return False
         self.excused.add(name)
         disk.fail_on(fault.amount, error)
@@ -475,15 +413,15 @@ class Faults:
             disk.clear_failures()
             process.on_halt = lambda _process: None
 
-        return self._lasting(fault, end, [name])
+        return self.lasting(fault, end, [name])
 
     def _rot(self, fault: Fault) -> bool:
         """Flip a bit on a server's disk."""
         (name,) = fault.targets
-        is_alone = any(peer in self._rotten for peer in self._cluster.peers(name))
-        if is_alone or not self._has_good_peer(name) or not self._has_copy(name):
+        is_alone = any(peer in self._rotten for peer in self.cluster.peers(name))
+        if is_alone or not self.has_good_peer(name) or not self._has_copy(name):
             return False
-        flipped = self._cluster.disks[name].flip(lambda path: path.name.endswith(".seg"))
+        flipped = self.cluster.disks[name].flip(lambda path: path.name.endswith(".seg"))
         if flipped is None:
             return False
         self._rotten.add(name)
@@ -496,8 +434,8 @@ class Faults:
         empty directory needs all other nodes up and voting.
         """
         (name,) = fault.targets
-        process, disk = self._cluster.nodes[name], self._cluster.service_disks[name]
-        group = self._cluster.mms if fault.kind == "rot-mms" else self._cluster.handlers
+        process, disk = self.cluster.nodes[name], self.cluster.service_disks[name]
+        group = self.cluster.mms if fault.kind == "rot-mms" else self.cluster.handlers
         if isinstance(group, OrderedLog) or not process.is_up or process.is_paused:
             return False
         if disk.refuses_opens:
@@ -508,7 +446,7 @@ class Faults:
         process.kill()
         directory = disk.path("consensus")
         before = {path: path.read_bytes() for path in directory.iterdir()}
-        flip_in(directory, self._cluster.kernel.random)
+        flip_in(directory, self.cluster.kernel.random)
         process.start()
         if not process.is_up:
             assert "damaged" in process.halts.pop(), "it stopped for another reason"
@@ -539,7 +477,7 @@ def _links_around(name: str, nodes: Iterable[str]) -> list[tuple[str, str]]:
 #: The method of each kind of fault; it returns whether the fault fitted.
 KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "kill": Faults._kill,
-    "stop": Faults._stop,
+    "stop": Faults.stop,
     "power": Faults._power,
     "power-all": Faults._power_all,
     "pause": Faults._pause,
@@ -559,9 +497,7 @@ KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "rot-fh": Faults._rot_node,
     "lead-mms": Faults._lead,
     "lead-fh": Faults._lead,
-    "cut-region": Faults._cut_region,
-    "lose-region": Faults._lose_region,
-    "relabel": Faults._relabel,
+    **region_faults.KINDS,
     "slow-disk": Faults._slow_disk,
     "full-disk": Faults._full_disk,
     "fail-disk": Faults._fail_disk,

@@ -4,7 +4,8 @@ One client inserts record after record at random shards, and another one follows
 `--speculate`, it follows by a speculation. With `--append`, one client inserts, or appends, or does
 both in turns, or inserts beside another one that appends. Every hop takes 40 to 60 µs, and nothing
 else takes time, so only the protocol's delays remain. On real machines each hop also costs
-processor time (scripts/bench.py sequential, append).
+processor time (scripts/bench.py sequential, append). With `--matrix A-B=40 A-C=120 B-C=80`, the
+round trips of three regions in ms, the cluster spans them (tests/sim/region_latency).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from tests.sim.cluster import SimCluster, config_of
 from tests.sim.plan import draw
+from tests.sim.region_latency import WAYS, measure_regions
 from tests.sim.simulated import simulated
 from tests.simulator.kernel import US, Kernel, S
 from tests.simulator.network import Conditions
@@ -319,8 +321,29 @@ def measure_appends(
     return found
 
 
+def _round_trip(text: str) -> tuple[str, int]:
+    pair, _, value = text.partition("=")
+    return "-".join(sorted(pair.split("-"))), int(value)
+
+
+def _print_regions(round_trips: dict[str, int]) -> None:
+    """Print a line for each way of delivery."""
+    try:
+        one, two, three = (round_trips[pair] * 500 for pair in ("A-B", "A-C", "B-C"))
+    except KeyError as error:
+        raise SystemExit(f"--matrix has no round trip of {error}") from None
+    for name, way in WAYS.items():
+        _print(name, measure_regions((one, two, three), way))
+
+
+def _print(name: str, found: dict[str, float]) -> None:
+    figures = ", ".join(f"{key} {value:,.4g}" for key, value in found.items())
+    sys.stdout.write(f"{name}: {figures}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
-    """Print a line for each number of shards."""
+    """Print a line for each number of shards, or for each way of delivery over regions."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.latency", description=__doc__)
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 6])
     parser.add_argument("--think-us", type=int, default=3000, help="between two inserts")
@@ -330,7 +353,13 @@ def main() -> None:
         "--hop-ms", type=int, help="time of each hop, in ms, in place of 40 to 60 µs"
     )
     parser.add_argument("--rtt-ms", type=int, default=0, help="in the cluster file")
+    parser.add_argument(
+        "--matrix", type=_round_trip, nargs=3, metavar="A-B=MS", help="three regions"
+    )
     arguments = parser.parse_args()
+    if arguments.matrix:
+        _print_regions(dict(arguments.matrix))
+        return
     measured = measure_speculation if arguments.speculate else measure
     for shards in arguments.shards:
         think_us = arguments.think_us
@@ -338,8 +367,7 @@ def main() -> None:
             found = measure_far(shards, think_us, arguments.hop_ms, arguments.rtt_ms)
         else:
             found = (measure_appends if arguments.append else measured)(shards, think_us)
-        figures = ", ".join(f"{name} {value:,.4g}" for name, value in found.items())
-        sys.stdout.write(f"{shards} shards: {figures}\n")
+        _print(f"{shards} shards", found)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Recoveries and leases: tests/sim/mutants_of_views; changes of shards: tests/sim/
 long lease histories: tests/sim/mutants_of_leases; appends: tests/sim/mutants_of_appends; durability
 levels: tests/sim/mutants_of_levels; early delivery: tests/sim/mutants_of_speculation; cursors:
 tests/sim/mutants_of_cursors; repeated rows: tests/sim/mutants_of_rows;
-regions: tests/sim/mutants_of_regions. See tests/sim/mutation.
+regions: tests/sim/mutants_of_regions, tests/sim/mutants_of_near_reads. See tests/sim/mutation.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tests.sim import (
     mutants_of_leases,
     mutants_of_levels,
     mutants_of_logdb,
+    mutants_of_near_reads,
     mutants_of_rebuilds,
     mutants_of_regions,
     mutants_of_rows,
@@ -70,9 +71,8 @@ if TYPE_CHECKING:
 # Imported modules register their mutants.
 __all__ = [
     "MUTANTS", "mutants_of_appends", "mutants_of_cursors", "mutants_of_leases",
-    "mutants_of_levels", "mutants_of_logdb", "mutants_of_rebuilds", "mutants_of_regions",
-    "mutants_of_rows", "mutants_of_sessions",
-    "mutants_of_shards",
+    "mutants_of_levels", "mutants_of_logdb", "mutants_of_near_reads", "mutants_of_rebuilds",
+    "mutants_of_regions", "mutants_of_rows", "mutants_of_sessions", "mutants_of_shards",
     "mutants_of_speculation", "mutants_of_time", "mutants_of_views",
 ]  # fmt: skip
 

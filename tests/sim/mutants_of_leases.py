@@ -1,4 +1,4 @@
-"""Mutants of the announcement of a long lease history. See tests/sim/mutation."""
+"""Mutants of leases: who may use which, and how a long history is sent. See tests/sim/mutation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from mms import lease_history
 from mms.state import ClusterState
+from shard.state.epoch_clock import EpochClock
 from tests.sim.mutation import busy, mutant, replaced
 from tests.sim.plan import AGED_RUNS, Fault, Plan
+from ziplog.core.view import run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,4 +40,29 @@ def whole_history_is_sent() -> Iterator[None]:
         replaced(ClusterState, "first_needed", all_of_them),
         replaced(lease_history, "fitting", list),
     ):
+        yield
+
+
+def _without_leases(seed: int) -> Plan:
+    """The membership service stands still for longer than a lease, under load."""
+    at_ms = Random(f"still {seed}").randrange(20, 200)
+    return busy(seed, Fault(at_ms, "pause", ("mms-0",), 1_500), shards=2, think_us=20_000)
+
+
+@mutant(_without_leases, "two shards; the membership service stands still under load")
+def clock_decides() -> Iterator[None]:
+    """A server uses positions of a lease that it does not hold, once its clock is there (D39)."""
+    current = EpochClock.current_epoch_base
+
+    def reached(self: EpochClock, now: int) -> int:
+        base = current(self, now)
+        while (ends := self.ends_at) is not None and now >= ends and self.last is not None:
+            lease = self.last.following()
+            self._add_run(run_of(lease), 0)
+            self._note_own([run_of(lease)])
+            self.lease, self._lease_began_at = lease, ends
+            base = current(self, now)
+        return base
+
+    with replaced(EpochClock, "current_epoch_base", reached):
         yield

@@ -50,7 +50,16 @@ _ONLY_SLEEPS: Final = frozenset({"offline", "suspend"})
 #: Temporary refusals of a machine, with weights.
 REFUSALS: Final = {"no-descriptors": 1}
 #: Faults of whole regions, with weights.
-REGION_FAULTS: Final = {"cut-region": 3, "lose-region": 2}
+REGION_FAULTS: Final = {
+    "cut-region": 3,
+    "lose-region": 2,
+    "destroy-region": 2,
+    "power-region": 2,
+    "part-regions": 2,
+    "slow-region": 2,
+}
+#: Those that last no time.
+_OF_A_MOMENT: Final = frozenset({"destroy-region", "power-region"})
 #: One plan with regions of this many has servers whose labels change.
 _RELABELLED_ONE_IN: Final = 3
 #: Number of runs of leases that are granted while no server is notified: more than a server keeps,
@@ -273,7 +282,7 @@ def draw(
     if has_regions:
         plan = plan._replace(regions=regions.draw(seed, plan.f, plan.shards))
         if faults is None:
-            drawn += draw_region_faults(plan) + draw_relabels(plan)
+            drawn += draw_region_faults(plan) + draw_relabels(plan) + draw_region_changes(plan)
     return plan._replace(faults=tuple(sorted(drawn)))
 
 
@@ -407,14 +416,28 @@ def draw_zombies(plan: Plan) -> list[Fault]:
 
 
 def draw_region_faults(plan: Plan) -> list[Fault]:
-    """Return faults of whole regions, in two of three plans with regions."""
+    """Return faults of whole regions, in three of four plans with regions."""
     random = Random(f"region faults {plan.seed}")
     drawn: list[Fault] = []
-    for _ in range(random.choice((0, 1, 2))):
+    for _ in range(random.choice((0, 1, 2, 3))):
         (kind,) = random.choices(list(REGION_FAULTS), list(REGION_FAULTS.values()))
-        for_ms = random.choice((300, 1_200, 3_000, 8_000))
-        region = random.choice(regions.REGIONS)
-        drawn.append(Fault(_when(random, plan), kind, (region,), for_ms))
+        for_ms = 0 if kind in _OF_A_MOMENT else random.choice((300, 1_200, 3_000, 8_000))
+        targets = random.sample(regions.REGIONS, 2 if kind == "part-regions" else 1)
+        drawn.append(Fault(_when(random, plan), kind, tuple(targets), for_ms))
+    return drawn
+
+
+def draw_region_changes(plan: Plan) -> list[Fault]:
+    """Return shards that come and go across regions, in half of the plans with regions."""
+    random = Random(f"region changes {plan.seed}")
+    drawn: list[Fault] = []
+    added = plan.shards
+    for _ in range(random.choice((0, 0, 0, 1, 2, 3))):
+        is_new = random.random() < 2 / 3
+        shard = added if is_new else random.randrange(added)
+        added += is_new
+        kind = "add-shard" if is_new else random.choice(("remove-shard", "finalize-shard"))
+        drawn.append(Fault(_when(random, plan), kind, (f"shard-{shard}",)))
     return drawn
 
 

@@ -29,7 +29,7 @@ from ziplog.runtime.node_info import node_info
 from ziplog.wire import Orders, OrdersQuery, decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tests.simulator.disk import Disk
     from tests.simulator.process import Process, Program
@@ -329,13 +329,17 @@ def log_client(
 class SupervisorThread:
     """The program of the supervisor (ziplog/deploy/supervisor_thread.py): restarts and kills.
 
-    `nodes` may grow: the caller that adds a node starts it.
+    `nodes` may grow: the caller that adds a node starts it. Nodes in `lost` are left alone.
     """
 
     def __init__(
-        self, process: Process, config: ClusterConfig, nodes: Mapping[str, Process]
+        self,
+        process: Process,
+        config: ClusterConfig,
+        nodes: Mapping[str, Process],
+        lost: Collection[str],
     ) -> None:
-        self._process, self._nodes = process, nodes
+        self._process, self._nodes, self._lost = process, nodes, lost
         self._restart_policy: Final = RestartPolicy()
         self._handlers: Final = [node.name.encode() for node in config.failure_handlers]
         self._started: Final = dict.fromkeys(nodes, process.clock())
@@ -370,6 +374,7 @@ class SupervisorThread:
         return {
             name: Seen(self._started.setdefault(name, now), not node.is_up)
             for name, node in self._nodes.items()
+            if name not in self._lost
         }
 
     def _start(self, name: str) -> None:

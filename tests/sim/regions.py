@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tests.simulator.kernel import MS, US
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.simulator.network import Conditions
 
 REGIONS: Final = ("ap", "eu", "us")
@@ -24,6 +26,9 @@ _ONE_IN: Final = 6
 _SHARDS: Final = 8
 #: Range of the delays between two regions, one way.
 _DELAYS_US: Final = (5_000, 60_000)
+#: A slow region's delays, in multiples of the usual ones, and the share of frames that it loses.
+_SLOWDOWN: Final = 5
+_SLOW_LOSS: Final = 0.05
 _SERVER: Final = re.compile(r"shard-(\d+)-(\d+)")
 _NUMBERED: Final = re.compile(r"[a-z]+-(\d+)")
 
@@ -60,6 +65,22 @@ class Regions(NamedTuple):
             return None
         delay_ns = self.delays_us[REGIONS.index(one) + REGIONS.index(other) - 1] * US
         return delay_ns, delay_ns + delay_ns // 10
+
+    def slowed_ns(self, src: str, dst: str, slow: Collection[str]) -> tuple[int, int] | None:
+        """Return the same while the links of these regions are slow."""
+        usual = self.delay_ns(src, dst)
+        if usual is None or not self.is_slow(src, dst, slow):
+            return usual
+        return usual[0] * _SLOWDOWN, usual[1] * _SLOWDOWN
+
+    def loss(self, src: str, dst: str, slow: Collection[str]) -> float:
+        """Return the share of frames lost between two processes because of slow regions."""
+        return _SLOW_LOSS if self.is_slow(src, dst, slow) else 0.0
+
+    def is_slow(self, src: str, dst: str, slow: Collection[str]) -> bool:
+        """Whether two processes are in different regions, one of which is slow."""
+        places = {self.of(src), self.of(dst)} - {""}
+        return len(places) > 1 and not places.isdisjoint(slow)
 
     def rtt_ms(self, conditions: Conditions) -> int:
         """Return `rtt_ms` of the cluster file, which covers all round trips without stalls."""

@@ -17,11 +17,12 @@ from shard.state import epoch_clock
 from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
 from tests.sim.owners import Ledger, Owner
+from tests.sim.regions import REGIONS
 from tests.sim.rows import RowWriter, once
 from tests.sim.simulated import simulated
 from tests.sim.speculators import Speculator
 from tests.sim.stages import Outcome, Run
-from tests.sim.workload import BARRIER, Reader, Writer
+from tests.sim.workload import BARRIER, LastWriter, Reader, Writer
 from tests.simulator.kernel import Kernel, S
 from ziplog import wire
 from ziplog.client.common.requests import ReadRequest
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.sim.plan import Plan
+    from tests.sim.workload import Client
 
 #: Number of records of finalized shards that are read at the end.
 _READ_BACK: Final = 20
@@ -129,7 +131,14 @@ class LogRun(Run):
         ]
         self.onlookers.extend(self.readers)
         self.onlookers.extend(self.owners)
-        self.auditor: Final = Reader(self.shared, "auditor", follow=False)
+        #: They read the whole log at the end: in a plan with regions one in each, else one.
+        self.auditors: Final = [
+            Reader(self.shared, name, follow=False)
+            for name in _in_each_region("auditor", plan) or ["auditor"]
+        ]
+        self.last_writers: Final = [
+            LastWriter(self.shared, name) for name in _in_each_region("last", plan)
+        ]
         #: The view of each shard when the clients start.
         self._first_views: dict[int, int] = {}
 
@@ -142,10 +151,10 @@ class LogRun(Run):
 
     def _judge(self, healed: int, records: int) -> Outcome:
         self.ledger.check()
-        clients = [*self.workers, *self.onlookers, self.auditor]
+        clients = [*self.workers, *self.onlookers, *self.last_writers, *self.auditors]
         was_searched = verdict.final(
             self.cluster, self.history, self.monitor, healed=healed,
-            alive={client.name for client in clients},
+            alive={client.name for client in clients if not client.is_lost},
         )  # fmt: skip
         return Outcome(
             self.kernel.trace_hash() + self.history.digest(),
@@ -154,55 +163,94 @@ class LogRun(Run):
         )  # fmt: skip
 
     def _open(self) -> list[object]:
-        alive = {worker.name for worker in self.workers}
+        alive = {worker.name for worker in self.workers if not worker.is_lost}
         calls = [o for o in self.history.open.values() if o.client in alive]
-        return [*self.operator.open, *calls]
+        return [*self.operator.awaited, *calls]
 
     def _audit(self) -> int:
         """Read the whole log, let the readers catch up, and count the records."""
-        auditor = self.auditor
-        auditor.start()
-        done = self._pass_until(lambda: auditor.is_done, verdict.HEALED_NS)
+        self._insert_last()
+        auditors = [auditor for auditor in self.auditors if self._is_there(auditor)]
+        for auditor in auditors:
+            auditor.start()
+        done = self._pass_until(lambda: all(a.is_done for a in auditors), verdict.HEALED_NS)
         assert done, f"the log cannot be read to its end: {self.cluster.states()}"
+        auditor = auditors[0]
+        readers = [reader for reader in self.readers if not reader.is_lost]
         caught_up = self._pass_until(
-            lambda: all(reader.delivered.gsn >= self._last(reader) for reader in self.readers),
+            lambda: all(r.delivered.gsn >= self._last(r, auditor) for r in readers),
             verdict.HEALED_NS,
         )
-        assert caught_up, [(r.name, r.delivered, auditor.delivered) for r in self.readers]
+        assert caught_up, [(r.name, r.delivered, auditor.delivered) for r in readers]
+        speculators = [reader for reader in self.speculators if not reader.is_lost]
         settled = self._pass_until(
-            lambda: not any(reader.promises.open for reader in self.speculators),
+            lambda: not any(reader.promises.open for reader in speculators),
             verdict.HEALED_NS,
         )
-        assert settled, f"W5: deliveries stay open: {[r.promises.open for r in self.speculators]}"
+        assert settled, f"W5: deliveries stay open: {[r.promises.open for r in speculators]}"
         failures = sum(reader.failures for reader in self.speculators)
         has_view_ended = self._views() != self._first_views
         assert has_view_ended or not failures, f"{failures} failures, and no view ended"
         last = auditor.delivered.gsn
+        # An owner that asks for its backlog waits for a shard that lost a server for good.
+        has_owners = bool(self.owners) and not self.cluster.lost
         processed = self._pass_until(
-            lambda: not self.owners or self.ledger.is_processed(last), verdict.HEALED_NS
+            lambda: not has_owners or self.ledger.is_processed(last), verdict.HEALED_NS
         )
         assert processed, f"cursors stay behind {last}: {self.ledger.ends}"
-        self._read_back()
+        self._read_back(auditor)
         return auditor.records
 
-    def _last(self, reader: Reader) -> int:
+    def _is_there(self, client: Client) -> bool:
+        """Whether a client's region is not lost."""
+        regions = self.plan.regions
+        place = "" if regions is None else regions.of(client.process.name)
+        return place not in self.cluster.lost_regions
+
+    def _insert_last(self) -> None:
+        """Insert a record from each region that is left, in as many regions as a shard spans.
+
+        The shards that lost a server for good, and those that leave, take no records. Servers with
+        few sessions may know too many clients already.
+        """
+        if self.plan.sessions:
+            return
+        spans = [
+            len({replica.region for replica in placement.replicas})
+            for shard, placement in self.cluster.state.placements.items()
+            if placement.state == "live" and not self.cluster.has_lost_servers(shard)
+        ]
+        writers = [writer for writer in self.last_writers if self._is_there(writer)]
+        for writer in writers:
+            writer.min_regions = max(spans)
+            writer.start()
+        self._pass_until(lambda: all(writer.result for writer in writers), verdict.HEALED_NS)
+        refused = [w for w in writers if not w.result or isinstance(w.result, BaseException)]
+        assert not refused, [(w.name, w.min_regions, w.result) for w in refused]
+
+    def _last(self, reader: Reader, auditor: Reader) -> int:
         """Return the last gsn that a reader must receive."""
         if reader.shards is None:
-            return self.auditor.delivered.gsn
+            return auditor.delivered.gsn
         rows = once(self.monitor.logs.records.values())
         return max((row.gsn for row in rows if row.shard in reader.shards), default=0)
 
-    def _read_back(self) -> None:
+    def _read_back(self, auditor: Reader) -> None:
         """Read some records of finalized shards: they stay readable (the rules judge)."""
         left = {shard for shard, p in self.cluster.state.placements.items() if p.state != "live"}
         rows = [row for row in self.monitor.logs.records.values() if row.shard in left]
         chosen = self.kernel.random.sample(rows, min(len(rows), _READ_BACK))
         answers: list[object] = []
         for row in chosen:
-            request = ReadRequest(self.auditor.deadline(60 * S), RecordId(row.gsn, row.shard))
-            self.auditor.call(request, answers.append)
+            request = ReadRequest(auditor.deadline(60 * S), RecordId(row.gsn, row.shard))
+            auditor.call(request, answers.append)
         is_done = self._pass_until(lambda: len(answers) == len(chosen), verdict.HEALED_NS)
         assert is_done, f"records of finalized shards cannot be read: {self.cluster.states()}"
+
+
+def _in_each_region(name: str, plan: Plan) -> list[str]:
+    """Return the names of clients of a kind, one in each region; none in a plan without regions."""
+    return [f"{name}-{i}" for i in range(len(REGIONS))] if plan.regions is not None else []
 
 
 def _shards_to_read(plan: Plan, reader: int) -> frozenset[int] | None:

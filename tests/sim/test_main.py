@@ -22,6 +22,7 @@ def test_a_fault_is_what_its_text_says(seed: int) -> None:
     rotting = draw_rot(drawn._replace(is_raft_real=True))
     beside = [*draw_changes(drawn), *plan.draw_refusals(drawn), *rotting, *draw_age(drawn)]
     beside += plan.draw_region_faults(drawn) + plan.draw_relabels(drawn)
+    beside += plan.draw_region_changes(drawn)
     drawn = drawn._replace(faults=(*drawn.faults, *beside))
     for fault in drawn.faults:
         assert parse_fault(str(fault)) == fault
@@ -73,6 +74,9 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         ("12 crash shard-0-0 20ms *-3", "crash says which call fails"),
         ("12 add-shard shard-0-0", "add-shard names one shard"),
         ("12 cut-region mars 20ms", "cut-region names one region: ap, eu, us"),
+        ("12 part-regions ap 20ms", "part-regions names two regions of ap, eu, us"),
+        ("12 part-regions ap ap 20ms", "part-regions names two regions of ap, eu, us"),
+        ("12 destroy-region ap 20ms", "destroy-region has no duration"),
         ("12 relabel shard-0-0", "relabel says its region"),
         ("12 remove-shard 3", "remove-shard names one shard"),
         ("12 finalize-shard shard-1 300ms", "finalize-shard has no duration"),

@@ -34,6 +34,7 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
     "level_is_recorded_before_all_is_on_the_disk": 16,
     "lowered_level_is_not_recorded_first": 3,
     "missing_record_is_not_noticed": 25,
+    "near_backup_knows_what_is_stable": 4,
     "no_positions_are_skipped": 4,
     "one_redirect_is_enough": 7,
     "one_replica_answers_a_read": 2,
@@ -58,14 +59,22 @@ LAST_FOUND_BY: Final[dict[str, int]] = {
 
 #: Mutants whose search from seed 1 takes 4 s or more of CPU.
 LONG: Final = frozenset({
-    "another_number_for_a_copy", "any_copy_expires_for_all", "claims_are_no_sign_of_life",
-    "copies_are_decided",
-    "finalized_before_all_are_sealed", "known_states_beside_other_reads",
-    "lack_of_room_without_a_tombstone", "no_positions_are_skipped", "nothing_expires",
-    "one_redirect_is_enough",
-    "only_confirmed_is_rolled_forward", "rebuilt_view_is_too_low", "redirect_without_a_tombstone",
-    "refusal_beside_a_promise", "stable_counts_promises", "survivor_acks_after_its_promise",
-    "whole_history_is_sent",
+    "another_number_for_a_copy", "any_copy_expires_for_all", "any_shard_will_do",
+    "append_returns_when_it_is_placed", "backup_of_three_knows_what_is_stable",
+    "claims_are_no_sign_of_life", "clock_stands_still_while_suspended", "copies_are_decided",
+    "copies_of_a_claim_are_claims", "finalized_before_all_are_sealed",
+    "first_record_of_a_call_is_sealed", "known_states_are_kept", "known_states_beside_other_reads",
+    "labels_never_change", "lack_of_room_without_a_tombstone", "lease_without_a_limit",
+    "level_is_recorded_before_all_is_on_the_disk", "moved_without_regions",
+    "no_positions_are_skipped", "nothing_expires", "one_redirect_is_enough",
+    "only_confirmed_is_rolled_forward", "positions_go_back", "reads_are_not_compared",
+    "reads_are_not_fresh", "rebuilt_view_is_too_low", "redirect_without_a_tombstone",
+    "refusal_beside_a_promise", "refusals_are_counted", "refused_file_ends_the_server",
+    "rest_of_a_session_is_not_asked_for", "retired_shard_comes_back_live", "second_claim_wins",
+    "silence_is_not_awaited", "stable_counts_promises", "stretch_is_skipped",
+    "survivor_acks_after_its_promise", "tables_are_not_asked", "terms_begin_anew_with_a_name",
+    "trimmed_before_the_checkpoint", "trims_pass_what_cursors_hold", "two_states_begin_one_view",
+    "values_before_the_horizon", "whole_history_is_sent",
 })  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from tests.sim import regions
 from tests.sim.cluster import config_of
 from tests.sim.history import History
 from tests.sim.mutation import busy
-from tests.sim.plan import REGION_FAULTS, Fault, draw
+from tests.sim.plan import REGION_FAULTS, Fault, draw, draw_region_changes
 from tests.sim.regions import REGIONS, Regions
 from tests.sim.run import run
 from tests.simulator.kernel import MS, US, Kernel, S
@@ -20,6 +20,7 @@ from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
     from tests.sim.plan import Plan
+    from ziplog.types import Durability
 
 PLACES = Regions(
     delays_us=(5_000, 20_000, 60_000),
@@ -34,7 +35,8 @@ def test_one_plan_of_six_has_regions_and_all_else_of_it_stays() -> None:
     assert 30 < sum(plan.regions is not None for plan in drawn) < 70
     kinds = {*REGION_FAULTS, "relabel"}
     for plan in drawn:
-        others = tuple(fault for fault in plan.faults if fault.kind not in kinds)
+        changes = draw_region_changes(plan) if plan.regions is not None else []
+        others = tuple(f for f in plan.faults if f.kind not in kinds and f not in changes)
         plain = draw(plan.seed, has_regions=False)
         assert plan._replace(regions=None, faults=others) == plain
     assert draw(3, faults=2).regions is None
@@ -70,6 +72,15 @@ def test_a_delay_is_that_of_its_two_regions_with_a_tenth_of_jitter() -> None:
     assert PLACES.delay_ns("mms-0", "operator") is None
 
 
+def test_the_links_of_a_slow_region_to_others_are_slow_and_lossy() -> None:
+    slow = ["ap"]
+    assert PLACES.slowed_ns("mms-0", "mms-1", slow) == (25 * MS, 27_500_000)
+    assert PLACES.loss("mms-1", "mms-0", slow) > 0
+    for one, other in (("mms-0", "shard-0-0"), ("mms-1", "mms-2"), ("mms-0", "operator")):
+        assert PLACES.slowed_ns(one, other, slow) == PLACES.delay_ns(one, other)
+        assert PLACES.loss(one, other, slow) == 0
+
+
 def test_the_network_asks_for_the_delay_of_a_link_before_the_general_one() -> None:
     kernel = Kernel(1)
     network = Network(kernel, Conditions(delay_ns=(50 * US, 50 * US)))
@@ -84,7 +95,7 @@ def test_the_network_asks_for_the_delay_of_a_link_before_the_general_one() -> No
 
 @pytest.mark.parametrize("seed", [4, 6, 7])
 def test_a_cluster_over_regions_keeps_all_guarantees(seed: int) -> None:
-    assert run(draw(seed, has_regions=True)).operations > 40
+    assert run(draw(seed, has_regions=True)).operations > 30
 
 
 def test_a_seed_of_regions_is_drawn_apart() -> None:
@@ -154,6 +165,57 @@ def ring(seed: int, *faults: Fault, **changes: Any) -> Plan:
 def test_the_log_survives_a_region_that_is_away_for_a_while(kind: str, region: str) -> None:
     seed = REGIONS.index(region)
     assert run(ring(seed, Fault(200, kind, (region,), 3_000))).faults == 1
+
+
+@pytest.mark.parametrize(("kind", "count"), [("slow-region", 1), ("part-regions", 2)])
+def test_the_log_survives_a_region_with_bad_links(kind: str, count: int) -> None:
+    assert run(ring(1, Fault(200, kind, REGIONS[:count], 2_000), calls=10)).faults == 1
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_the_log_goes_on_without_a_region_that_is_lost_for_good(region: str) -> None:
+    """At its end, the run inserts and reads everything in each region that is left."""
+    seed = REGIONS.index(region)
+    assert run(ring(seed, Fault(200, "destroy-region", (region,)), calls=10)).faults == 1
+
+
+LOST = Fault(200, "destroy-region", ("ap",))
+
+
+def test_the_last_servers_of_a_shard_stay_undisturbed() -> None:
+    """Nor does a change need lost machines, or leave no shard for inserts."""
+    beside = (
+        Fault(1_800, "kill", ("shard-0-1",)),
+        Fault(1_800, "power-all"),
+        Fault(1_800, "power-region", ("eu",)),
+        Fault(1_800, "rebuild", amount=16),
+        Fault(1_800, "destroy-region", ("eu",)),
+        Fault(1_800, "add-shard", ("shard-3",)),
+        Fault(1_800, "remove-shard", ("shard-1",)),
+    )
+    assert run(ring(1, LOST, *beside, durability="disk")).faults == 1
+
+
+def test_shards_without_lost_servers_come_and_go() -> None:
+    """Shard 4 is like shard 1, so that one may leave."""
+    added, removed = (
+        Fault(1_800, "add-shard", ("shard-4",)),
+        Fault(6_000, "remove-shard", ("shard-1",)),
+    )
+    assert run(ring(1, LOST, added, removed)).faults == 3
+
+
+def test_a_shard_that_lost_a_server_stays_readable_while_it_leaves() -> None:
+    """It stays `leaving`: only all its servers finish that."""
+    assert run(ring(1, LOST, Fault(1_800, "remove-shard", ("shard-0",)))).faults == 2
+
+
+@pytest.mark.parametrize(("durability", "fits"), [("disk", True), ("memory", False)])
+def test_the_power_of_a_region_with_a_whole_shard_may_fail_at_level_disk(
+    durability: Durability, fits: bool
+) -> None:
+    fault = Fault(200, "power-region", ("us",))
+    assert run(ring(1, fault, regions=PLACES, durability=durability)).faults == fits
 
 
 PAUSED = Fault(100, "pause", ("shard-0-1",), 3_000)

@@ -42,7 +42,7 @@ def test_early_delivery_does_not_wait_for_the_disk() -> None:
 
 
 def test_nothing_fails_without_faults() -> None:
-    plans = [busy(seed, shards=2, conditions=LAN, speculators=2) for seed in (1, 2, 3)]
+    plans = [busy(seed, shards=2, conditions=LAN, speculators=2) for seed in (1, 2)]
     found = [one for plan in plans for one in speculators(plan)]
     assert sum(one.early for one in found) > 0
     assert sum(one.failures for one in found) == 0

@@ -124,7 +124,9 @@ class Monitor:
 
     def _check_server(self, name: str, state: ReplicaState) -> None:
         placement = self._cluster.state.placements.get(state.shard)
-        if placement is None or state.view > placement.view:
+        if placement is None:
+            return
+        if state.view > placement.view and not self._cluster.has_lost_servers(state.shard):
             return  # losses of its view are reported when the shard is back
         log = self.logs.shard(state.shard)
         if self._starts.get(name) != self._cluster.nodes[name].starts:
@@ -143,7 +145,7 @@ class Monitor:
         """Check all entries of the servers of a whole shard."""
         self.check()
         by_shard: dict[int, dict[str, tuple[int, list[checks.Entry]]]] = {}
-        for name in self._cluster.disks:
+        for name in [name for name in self._cluster.disks if name not in self._cluster.lost]:
             state = self._cluster.state_of(name)
             assert state is not None, f"{name} is down, although the cluster is whole"
             try:

@@ -80,6 +80,8 @@ class Client(ABC):
         self.shared: Final = shared
         self.process: Final = self.make_process(name)
         self.random: Final = shared.cluster.kernel.random
+        #: Its machine is lost for good.
+        self.is_lost = False
 
     @property
     def name(self) -> str:
@@ -95,7 +97,9 @@ class Client(ABC):
         return ConnectRequest(self.deadline(_CONNECT_NS))
 
     def start(self) -> None:
-        """Start the process, and connect."""
+        """Start the process, and connect; do nothing if its machine is lost."""
+        if self.is_lost:
+            return
         self.process.start()
         self.program().call(self.connecting(), lambda _limits: self.begin())
 
@@ -103,6 +107,12 @@ class Client(ABC):
         """Kill the process, and restart it soon."""
         self.process.kill()
         self.shared.cluster.kernel.after(100 * MS, self.start)
+
+    def lose(self) -> None:
+        """Kill the process for good, with its machine."""
+        self.is_lost = True
+        if self.process.is_up:
+            self.process.kill()
 
     def begin(self) -> None:
         """Start to work; called once connected."""
@@ -248,6 +258,23 @@ class Writer(Client):
 
     _ACTS: Final = (_insert, _insert_many, _read, _tail, _sync, _trim, _seal)
     _WEIGHTS: Final = (60, 10, 14, 6, 6, 1)
+
+
+class LastWriter(Client):
+    """A client that inserts one record at the end of a run, in as many regions as it is given."""
+
+    def __init__(self, shared: Shared, name: str) -> None:
+        super().__init__(shared, name)
+        self.min_regions = 0
+        #: The result of the insert, or its exception.
+        self.result: Any = None
+
+    def next_call(self) -> None:
+        request = InsertRequest(
+            self.deadline(60 * S), [self.shared.payload()], RID_GENESIS, None, 0,
+            min_regions=self.min_regions,
+        )  # fmt: skip
+        self.call(request, lambda result: setattr(self, "result", result))
 
 
 class Reader(Client):

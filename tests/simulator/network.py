@@ -62,8 +62,10 @@ class Network:
         #: Called with every sent frame: (from, to, frame).
         self.on_frame: Callable[[str, str, bytes], object] | None = None
         #: Returns the minimum and maximum delay of a link (from, to) in nanoseconds, or None for
-        #: the conditions' delay. Losses, repeats and stalls are those of the conditions.
+        #: the conditions' delay. Repeats and stalls are those of the conditions.
         self.delay_of: Callable[[str, str], tuple[int, int] | None] = lambda _src, _dst: None
+        #: Returns the probability of a loss on a link (from, to), if above the conditions' one.
+        self.loss_of: Callable[[str, str], float] = lambda _src, _dst: 0.0
         #: Returns a frame's (from, to, frame) delay in nanoseconds, or `LOST`, or None for the
         #: conditions' delay. Cut and clogged links stay so. For scripts that need an exact order.
         self.on_carry: Callable[[str, str, bytes], int | None] | None = None
@@ -116,7 +118,8 @@ class Network:
                 kernel.after(wait_ns + chosen, lambda: self._arrive((src, dst), arrive))
             return
         chance = kernel.random.random
-        if conditions.loss and chance() < conditions.loss:
+        loss = max(conditions.loss, self.loss_of(src, dst))
+        if loss and chance() < loss:
             return
         times = 2 if conditions.repeats and chance() < conditions.repeats else 1
         low, high = self.delay_of(src, dst) or conditions.delay_ns

@@ -109,7 +109,8 @@ class Streams:
         conditions, chance = self.network.conditions, self.kernel.random.random
         low, high = self.network.delay_of(src, dst) or conditions.delay_ns
         delay = low + int(chance() * (high - low))
-        if conditions.loss and chance() < conditions.loss:
+        loss = max(conditions.loss, self.network.loss_of(src, dst))
+        if loss and chance() < loss:
             delay += self.again_ns()
         if conditions.stalls and chance() < conditions.stalls:
             delay += int(chance() * conditions.stall_ns)

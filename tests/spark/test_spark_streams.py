@@ -166,7 +166,7 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize("policy", ["partition", "key"])
+@pytest.mark.parametrize("policy", ["partition", pytest.param("key", marks=pytest.mark.nightly)])
 def test_a_copy_that_dies_in_the_middle_of_a_batch_has_each_record_once(
     spark: SparkSession, cluster: Cluster, target: Cluster, tmp_path: Path, policy: str
 ) -> None:

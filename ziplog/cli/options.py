@@ -29,6 +29,14 @@ Bootstrap = Annotated[
         help="Nodes of the membership service, separated by commas.",
     ),
 ]
+Region = Annotated[
+    str | None,
+    typer.Option(
+        "--region",
+        metavar="NAME",
+        help="The region of this command: near servers are preferred. [default: $ZIPLOG_REGION]",
+    ),
+]
 Timeout = Annotated[
     float,
     typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Time limit."),

@@ -18,6 +18,7 @@ from ziplog.cli.options import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
     Json,
+    Region,
     Timeout,
     connect,
     is_terminal,
@@ -76,14 +77,6 @@ MinRegions = Annotated[
         help="Insert at a shard whose servers are in so many regions. [default: the cluster's]",
     ),
 ]
-Region = Annotated[
-    str | None,
-    typer.Option(
-        "--region",
-        metavar="NAME",
-        help="The region of this command: near shards are preferred. [default: $ZIPLOG_REGION]",
-    ),
-]
 Lines = Annotated[
     bool, typer.Option("--lines", help="Insert each line as a record, in this order.")
 ]
@@ -121,6 +114,8 @@ def append(
     key: Key = None,
     file: File = _STDIN,
     shard: Shard = None,
+    min_regions: MinRegions = None,
+    region: Region = None,
     *,
     lines: Lines = False,
     raw: Raw = False,
@@ -132,10 +127,11 @@ def append(
 
     It waits while any shard recovers. Options and output are those of `ziplog insert`.
     """
-    with _connected(after, text, file, bootstrap, timeout, lines=lines, raw=raw) as given:
+    with _connected(after, text, file, bootstrap, timeout, region, lines=lines, raw=raw) as given:
         log, rid, batches = given
+        append_many = partial(log.append_many, key=key, shard=shard, min_regions=min_regions)
         try:
-            _store(log, batches, rid, partial(log.append_many, key=key, shard=shard), json=json)
+            _store(log, batches, rid, append_many, json=json)
         except OutcomeUnknownError as error:
             raise _with_rids(error) from None
 
@@ -207,6 +203,7 @@ def _with_rids(error: OutcomeUnknownError) -> OutcomeUnknownError:
 
 def read(
     position: Position,
+    region: Region = None,
     *,
     json: Json = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -217,7 +214,7 @@ def read(
     A rid names one record, as every other position does the first stable record from there on.
     """
     find = parse(position, "POSITION")
-    with connect(bootstrap, timeout) as log:
+    with connect(bootstrap, timeout, region) as log:
         if _RID.fullmatch(position):
             record = log.read_record(find(log))
         else:

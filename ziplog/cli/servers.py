@@ -41,7 +41,7 @@ from ziplog.deploy.supervisor import (
 )
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
-from ziplog.regions import layout_of, warnings
+from ziplog.regions import config_warnings
 from ziplog.runtime import process_logging
 from ziplog.types import Durability
 
@@ -197,7 +197,7 @@ def _start(
                 stack.enter_context(companion.coordinator(data_dir, cluster.config, logdb_port))
             if (settings := cluster.config.monitor) is not None and settings.port:
                 stack.enter_context(companion.monitor(data_dir, data_dir / CLUSTER_FILE))
-            for warning in warnings(layout_of(cluster.config)):
+            for warning in config_warnings(cluster.config):
                 say(f"warning: {warning}")
             return cluster
     except ZiplogError as error:

@@ -19,7 +19,7 @@ from ziplog.config_tables import MonitorConfig
 from ziplog.config_text import dump
 from ziplog.deploy import config_reload
 from ziplog.errors import ConfigError
-from ziplog.regions import layout_of, warnings
+from ziplog.regions import config_warnings
 
 app: Final = typer.Typer(
     help="Show or check a cluster file, or apply its changes.",
@@ -81,7 +81,7 @@ def check(
         f" {counted(len(config.shards), 'shard')} x {counted(config.f + 1, 'replica')},"
         f" durability {config.durability}"
     )
-    for warning in warnings(layout_of(config)):
+    for warning in config_warnings(config):
         say(f"warning: {warning}")
 
 

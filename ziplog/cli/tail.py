@@ -11,7 +11,7 @@ import typer
 
 import ziplog
 from ziplog.cli import known_names, rendering
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Region, Timeout, connect
 from ziplog.cli.positions import FORMS, parse, parse_stop
 from ziplog.errors import ConfigError, TrimmedError
 
@@ -69,6 +69,7 @@ def tail(
     grep: Grep = None,
     shard: Shards = None,
     pattern: Pattern = None,
+    region: Region = None,
     *,
     keys_only: KeysOnly = False,
     follow: Follow = False,
@@ -107,7 +108,7 @@ def tail(
         )  # fmt: skip
         find_start = parse(start or "recent", "--from")
         with (
-            connect(bootstrap, timeout) as log,
+            connect(bootstrap, timeout, region) as log,
             log.speculate(find_start(log), shards=shard) as events,
         ):
             _print_events(events, rendering.event_as_json if json else rendering.event_as_text)
@@ -116,7 +117,7 @@ def tail(
     accepts = _filters(key, key_prefix, grep)
     find = None if start is None else parse(start, "--from")
     find_stop = None if to is None else parse_stop(to)
-    with connect(bootstrap, timeout) as log:
+    with connect(bootstrap, timeout, region) as log:
         end = None if find_stop is None else find_stop(log).gsn
         timeout_s = None if follow else timeout
         if find is None:

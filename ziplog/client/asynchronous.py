@@ -226,6 +226,7 @@ class AsyncLog(AsyncAdministration):
         *,
         key: BytesLike | str | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> RecordId:
         """Insert one record; return when no later record can get a position before it.
@@ -243,8 +244,9 @@ class AsyncLog(AsyncAdministration):
 
         """
         request = arguments.insert(
-            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True
-        )
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True,
+            regions=min_regions,
+        )  # fmt: skip
         rids: list[RecordId] = await self._engine.call(request)
         return rids[0]
 
@@ -256,6 +258,7 @@ class AsyncLog(AsyncAdministration):
         key: BytesLike | str | None = None,
         keys: Iterable[BytesLike | str | None] | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> list[RecordId]:
         """Insert records as `insert_many`; return when no later record can get before any of them.
@@ -266,8 +269,9 @@ class AsyncLog(AsyncAdministration):
         deadline_ns = self._deadline_ns(timeout)
         limits = self._limits
         request = arguments.insert_many(
-            payloads, after, key, keys, limits, deadline_ns, shard, sealed=True
-        )
+            payloads, after, key, keys, limits, deadline_ns, shard, sealed=True,
+            regions=min_regions,
+        )  # fmt: skip
         if not request.payloads:
             return []
         rids: list[RecordId] = await self._engine.call(request)
@@ -280,6 +284,7 @@ class AsyncLog(AsyncAdministration):
         *,
         key: BytesLike | str | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> asyncio.Future[RecordId]:
         """Start to append a record; return a future of its rid, as `insert_nowait` does.
@@ -287,8 +292,9 @@ class AsyncLog(AsyncAdministration):
         Two appends that are pending at the same time have no order.
         """
         request = arguments.insert(
-            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True
-        )
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True,
+            regions=min_regions,
+        )  # fmt: skip
         return self._engine.submit_insert(request)
 
     async def seal(self, rid: RecordId, *, timeout: float | None = None) -> RecordId:

@@ -227,6 +227,7 @@ class Log(Administration):
         *,
         key: BytesLike | str | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> RecordId:
         """Insert one record; return when no later record can get a position before it.
@@ -244,8 +245,9 @@ class Log(Administration):
 
         """
         request = arguments.insert(
-            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True
-        )
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True,
+            regions=min_regions,
+        )  # fmt: skip
         rids: list[RecordId] = self._engine.call(request)
         return rids[0]
 
@@ -257,6 +259,7 @@ class Log(Administration):
         key: BytesLike | str | None = None,
         keys: Iterable[BytesLike | str | None] | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> list[RecordId]:
         """Insert records as `insert_many`; return when no later record can get before any of them.
@@ -267,8 +270,9 @@ class Log(Administration):
         deadline_ns = self._deadline_ns(timeout)
         limits = self._limits
         request = arguments.insert_many(
-            payloads, after, key, keys, limits, deadline_ns, shard, sealed=True
-        )
+            payloads, after, key, keys, limits, deadline_ns, shard, sealed=True,
+            regions=min_regions,
+        )  # fmt: skip
         if not request.payloads:
             return []
         rids: list[RecordId] = self._engine.call(request)
@@ -281,6 +285,7 @@ class Log(Administration):
         *,
         key: BytesLike | str | None = None,
         shard: int | None = None,
+        min_regions: int | None = None,
         timeout: float | None = None,
     ) -> Future[RecordId]:
         """Start to append a record; return a future of its rid, as `insert_nowait` does.
@@ -288,8 +293,9 @@ class Log(Administration):
         Two appends that are pending at the same time have no order.
         """
         request = arguments.insert(
-            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True
-        )
+            payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True,
+            regions=min_regions,
+        )  # fmt: skip
         return self._engine.submit_insert(request)
 
     def seal(self, rid: RecordId, *, timeout: float | None = None) -> RecordId:

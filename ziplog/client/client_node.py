@@ -16,6 +16,7 @@ from ziplog.client.bulk.extents import ExtentQueries
 from ziplog.client.bulk.outline import OutlineQueries
 from ziplog.client.bulk.scan import Scans
 from ziplog.client.common.membership_client import REPLIES, MembershipClient
+from ziplog.client.common.proximity import Proximity
 from ziplog.client.common.requests import (
     NEVER,
     BarrierRequest,
@@ -91,7 +92,8 @@ class ClientCore:
 
         """
         context = self._context = StepContext(client)
-        membership = self._membership = MembershipClient(context, endpoints, cluster)
+        near = Proximity(context, preferences.region)
+        membership = self._membership = MembershipClient(context, endpoints, near, cluster)
         routing = self._routing = Routing(context, membership)
         tail_queries = self._tail_queries = TailQueries(context, routing)
         seals = self._seals = Seals(context, routing, tail_queries)
@@ -102,7 +104,7 @@ class ClientCore:
         #: path and their acks.
         self.is_batch_open = False
         reads, syncs = Reads(context, routing), Syncs(context, routing, inserts.windows)
-        outlines = OutlineQueries(context, routing)
+        outlines, edits = OutlineQueries(context, routing), Edits(context, routing, tail_queries)
         subscriptions = Subscriptions(context, routing, tail_queries, outlines)
         self._subscriptions: Final = subscriptions
         inserts.measurements.backlogs = subscriptions.backlogs
@@ -111,7 +113,6 @@ class ClientCore:
         shard_changes, extents = ShardChanges(context, routing), ExtentQueries(context, routing)
         scans = self._scans = Scans(context, routing)
         claims = self._claims = Claims(context, routing, tail_queries, subscriptions)
-        edits = Edits(context, routing, tail_queries)
         self._machines: Final = (
             inserts.outcomes, inserts, syncs, reads, tail_queries, seals, subscriptions, barriers,
             cluster_calls, shard_changes, extents, outlines, scans, claims, edits,

@@ -1,11 +1,11 @@
-"""Which shards are near a client: those with servers in its region, then the quickest ones."""
+"""Which shards and servers are near a client: those in its region, then the quickest ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 #: Shards are about as near as the nearest one up to this multiple of its latency.
 _NEAR: Final = 1.5
@@ -52,6 +52,34 @@ def nearest(
     limit = min(filter(None, latencies.values()), default=0) * _NEAR
     # A shard without a measurement gets one.
     return [shard for shard, latency in latencies.items() if latency <= limit]
+
+
+def replica_order(
+    regions: Sequence[str],
+    region: str,
+    round_trips_ns: Sequence[int],
+    failed: Collection[int],
+    ties: Sequence[int],
+) -> list[int]:
+    """Return the indices of nodes in the order in which a client tries them.
+
+    Those that failed lately are last. Of the others, those in the client's region are first; then
+    follow those without a measurement, so that they get one, and the rest by round trip.
+
+    Args:
+        regions: the region of each node.
+        region: the region of the client.
+        round_trips_ns: the measured round trip to each node; 0: none.
+        failed: the nodes that failed lately.
+        ties: a number for each node, the order of nodes that are as near.
+
+    """
+
+    def rank(index: int) -> tuple[bool, bool, int, int]:
+        is_far = regions[index] != region
+        return index in failed, is_far, round_trips_ns[index] if is_far else 0, ties[index]
+
+    return sorted(range(len(regions)), key=rank)
 
 
 def named(regions: Iterable[str]) -> str:

@@ -80,6 +80,7 @@ from ziplog.wire.replicas import Ahead, Beat, Fetch, Fetched, Forward, Logged, R
 from ziplog.wire.service import (
     ChangeShard,
     ClusterInfo,
+    Echo,
     FinishUpgrade,
     Heartbeat,
     Hello,
@@ -125,6 +126,7 @@ __all__ = [
     "Deliver",
     "Durations",
     "Early",
+    "Echo",
     "Fetch",
     "Fetched",
     "FinishUpgrade",
@@ -202,7 +204,7 @@ AnyMessage = (
     | Forward | Report | Resend | Ahead | Beat | Fetch | Fetched
     | Suspect | Freeze | Frozen | ViewDecided | Remove | Removed | Reinsert | Reinserted
     | OrdersQuery | Orders | HandlerHeartbeat
-    | Heartbeat | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
+    | Heartbeat | Echo | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
     | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
     | StatusQuery | StatusReply | FinishUpgrade | UpgradeFinished
     | CursorClaim | CursorRelease | CursorEdit | CursorReply | CursorMoves | CursorsMoved

@@ -78,6 +78,15 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     level: Durability | Literal[""] = ""
     #: The region in which it runs.
     region: Region = ""
+    #: When it was sent, by the server's own clock, in µs; 0: it requests no `Echo`.
+    sent_us: Unsigned = 0
+
+
+class Echo(Message, tag=VERSION * 256 + 80, frozen=True, gc=False):
+    """Answers a heartbeat at once, so that its server can measure the round trip."""
+
+    #: That of the heartbeat.
+    sent_us: Unsigned
 
 
 class Rate(Message, tag=VERSION * 256 + 51, frozen=True, gc=False):
@@ -154,6 +163,8 @@ class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
     frontiers: list[Unsigned] = []  # noqa: RUF012 - msgspec copies it
     #: The wire version that the cluster uses.
     wire: Wire = 1
+    #: The region of each endpoint of `mms`; empty from earlier releases.
+    regions: list[Name] = []  # noqa: RUF012 - msgspec copies it
 
 
 class NotLeader(Message, tag=VERSION * 256 + 44, frozen=True, gc=False):

@@ -29,6 +29,7 @@ from ziplog.wire.reads import Deliver, Early, Frontier, Outlined, ReadReply, Tai
 from ziplog.wire.replicas import Ahead, Beat, Fetch, Fetched, Report, Resend
 from ziplog.wire.service import (
     ClusterInfo,
+    Echo,
     Heartbeat,
     LeaseAnnounced,
     LeaseHistory,
@@ -44,7 +45,7 @@ URGENT: Final = (
     Beat, Report, Resend, Ahead, Fetch, Fetched,
     Suspect, Freeze, Frozen, ViewDecided, Remove, Removed, Reinsert, Reinserted,
     OrdersQuery, Orders, HandlerHeartbeat,
-    Heartbeat, Rate, LeaseAnnounced, LeaseHistory,
+    Heartbeat, Echo, Rate, LeaseAnnounced, LeaseHistory,
     InsertAck, Refused, Leaving, Located, Synced, ReadReply, Deliver, Early, Trimmed,
     Frontier, TailReply, Outlined, ClusterInfo, NotLeader, TrimReply, ShardChanged, StatusReply,
     UpgradeFinished,

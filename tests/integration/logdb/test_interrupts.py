@@ -57,6 +57,7 @@ def settle(db: logdb.Database) -> None:
     assert SHIELD._owner is None
 
 
+@pytest.mark.nightly
 def test_a_scan_loses_and_repeats_nothing(db: logdb.Database) -> None:
     got: list[Any] = []
 
@@ -140,6 +141,7 @@ def test_a_commit_is_atomic(db: logdb.Database) -> None:
     assert db.get("a") >= done[-1]
 
 
+@pytest.mark.nightly
 def test_a_watch_returns_the_last_value(db: logdb.Database) -> None:
     seen: list[Any] = []
     number = 0

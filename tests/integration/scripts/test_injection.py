@@ -17,7 +17,10 @@ from fault_injection.nodes import LAUNCHER, Nodes
 from fault_injection.schedule import DAMAGE, KILL_GROUP, KINDS, Chaos, Fault, faults, inject
 
 import ziplog
+from tests.sim.cluster import config_of
+from tests.sim.plan import draw
 from tests.waiting import wait_until
+from ziplog.config_text import dump
 from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.local import Cluster
@@ -176,6 +179,31 @@ def test_with_random_loss_some_messages_arrive(three: Three) -> None:
     came = [int(frame) for frame in heard_before(three.b, b"all") if frame.isdigit()]
     assert 50 < len(came) < 150
     assert came == sorted(came)
+
+
+def test_only_messages_to_the_named_nodes_are_late(three: Three) -> None:
+    three.ask(three.a, b"hello")
+    three.current("a", ActiveFaults(send_ms=60_000.0, late_to=frozenset({"c"})))
+    three.ask(three.a, b"soon")
+    assert not three.a._late
+    three.current("a", ActiveFaults(send_ms=60_000.0, late_to=frozenset({"b"})))
+    three.a.send(b"b", b"late")
+    assert [frame for _, _, frame in three.a._late] == [b"late"]
+
+
+def test_the_command_delays_messages_to_a_region(tmp_path: Path) -> None:
+    config = config_of(draw(4, has_regions=True))
+    (tmp_path / CLUSTER_FILE).write_text(dump(config))
+    arguments = ["--data-dir", str(tmp_path), "slow", "shard-0-0", "--send-ms", "40", "--to"]
+    assert command.main([*arguments, "us"]) == 0
+    current = control.read(tmp_path, "shard-0-0")
+    assert current.late_to == {node.name for node in config.nodes if node.region == "us"} != set()
+    assert (current.delay_ms("mms-2"), current.delay_ms("mms-0"), current.delay_ms(None)) == (
+        40,
+        0,
+        0,
+    )
+    assert command.main([*arguments, "mars"]) == 2
 
 
 def test_delayed_messages_stay_in_order(three: Three) -> None:

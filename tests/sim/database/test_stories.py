@@ -102,7 +102,10 @@ def test_a_client_is_partitioned_from_one_coordinator() -> None:
     assert run(quiet(Fault(50, "cut", links, 2_000))).faults == 1
 
 
-@pytest.mark.parametrize("seed", [1, 5, 16])
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(1, marks=pytest.mark.nightly), 5, pytest.param(16, marks=pytest.mark.nightly)],
+)
 def test_seeds(seed: int) -> None:
     result = attempt(draw(seed))
     assert not result.failure, f"{command(draw(seed))}: {result.failure}"

@@ -30,8 +30,9 @@ LAST_FOUND_BY: Final = {
 }
 #: Mutants whose runs take long.
 LONG: Final = frozenset({
-    "all_staged_files_are_removed", "claims_are_counted_by_time", "no_fence",
-    "older_targets_are_passed", "renamed_not_linked", "ring_skips", "term_begins_anew",
+    "all_staged_files_are_removed", "claims_are_counted_by_time", "contents_are_not_synced",
+    "drains_do_not_wait", "no_fence", "older_targets_are_passed", "renamed_not_linked",
+    "ring_skips", "seek_without_number", "silence_of_a_receiver_is_success", "term_begins_anew",
     "term_is_not_compared", "trim_passes_a_hold",
 })  # fmt: skip
 

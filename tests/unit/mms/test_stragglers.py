@@ -238,8 +238,8 @@ def test_a_lease_that_never_started_makes_no_shard_late() -> None:
 # --- in the service ------------------------------------------------------------------
 
 
-def watched_world(shards: int = 3) -> World:
-    world = World(config(shards=shards)).lead().run(2 * S)
+def watched_world(shards: int = 3, rtt_ms: int = 0) -> World:
+    world = World(config(shards=shards, rtt_ms=rtt_ms)).lead().run(2 * S)
     world.set_active()
     for server in world.servers:
         server.has_readers = True
@@ -266,6 +266,16 @@ def test_a_straggler_is_parked_and_its_servers_are_left_alone() -> None:
     world.servers[2].behind = 0
     world.run(7 * S)
     assert members(world) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("rtt_ms", "left"), [(0, [0, 2]), (100, [0, 1, 2])])
+def test_a_lag_of_two_round_trips_of_the_cluster_file_is_no_reason_to_park(
+    rtt_ms: int, left: list[int]
+) -> None:
+    world = watched_world(rtt_ms=rtt_ms)
+    world.servers[2].behind = 250 * MS
+    world.run(5 * S)
+    assert members(world) == left
 
 
 def test_no_shard_is_parked_without_readers() -> None:

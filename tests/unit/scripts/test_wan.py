@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from random import Random
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wan import delay_queue, namespaces
 from wan.delay_queue import DelayQueue, Path
+
+if TYPE_CHECKING:
+    from pathlib import Path as FilePath
 
 MS = 1_000_000
 
@@ -114,3 +119,19 @@ def test_a_path_delivers_in_order_and_never_early(
 
 def test_an_address_names_its_region() -> None:
     assert [namespaces.region_of(namespaces.address(region)) for region in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("may_enter", [True, False])
+def test_a_process_without_the_right_enters_the_user_namespace_first(
+    monkeypatch: pytest.MonkeyPatch, *, may_enter: bool
+) -> None:
+    entered: list[str] = []
+
+    def enter(path: FilePath, _: int) -> None:
+        if not (may_enter or entered or path.name == "user"):
+            raise PermissionError
+        entered.append(path.name)
+
+    monkeypatch.setattr(namespaces, "_set_namespace", enter)
+    namespaces.enter(4242, 1)
+    assert entered == (["201"] if may_enter else ["user", "201"])

@@ -27,7 +27,7 @@ from tests.world import (
 from tests.world import calm_world as world_of
 from ziplog import wire
 from ziplog.core.entries import Body, Place, encode_body
-from ziplog.core.node import Received
+from ziplog.core.node import BatchEnd, Received, Send
 from ziplog.segments.entry import BusyError, UnreadableError
 
 if TYPE_CHECKING:
@@ -261,6 +261,27 @@ def test_many_old_records_are_sent_in_portions(monkeypatch: pytest.MonkeyPatch) 
     put(world, insert(20, size=4000))
     world.run(20 * MS)
     check_reader(world, reader)
+
+
+def test_subscriptions_that_are_behind_share_the_work_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BATCH_WORK", 4)
+    world = calm_world()
+    put(world, *(insert(seq) for seq in range(1, 11)))
+    node = replica(world)
+    for number in range(1, 4):
+        message = wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, number, 1, 1 << 20)
+        node.step(Received(b"reader", message), world.now)
+    batches = []
+    while node._readers.has_work:
+        effects = node.step(BatchEnd(), world.now)
+        delivers = [one.message for one in effects if isinstance(one, Send)]
+        batches.append([(d.subscription, len(d.units)) for d in delivers])
+    assert batches[0] == [(1, 4), (2, 0), (3, 0)], "each request is answered at once"
+    assert [each for batch in batches[1:] for each in batch] == [
+        (2, 4), (3, 4), (1, 4), (2, 4), (3, 4), (1, 2), (2, 2), (3, 2),
+    ]  # fmt: skip
 
 
 def test_repeated_subscription_does_not_restart() -> None:

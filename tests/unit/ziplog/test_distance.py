@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[3]
 PACKAGES: Final = ("ziplog", "shard", "mms", "failure_handler")
 UNITS: Final = {"NS_PER_MS": NS_PER_MS, "NS_PER_S": NS_PER_S, "_S": NS_PER_S}
+#: By the ending of a constant: the number of its units in a millisecond.
+PER_MS: Final = {"_NS": NS_PER_MS, "_MS": 1}
 FUNCTIONS: Final[dict[str, Callable[[int], int]]] = {
     name: function
     for name, function in inspect.getmembers(distance, inspect.isfunction)
@@ -79,7 +81,7 @@ EXCEPTIONS: Final = {
         "shard.membership.heartbeat.READERS_HEARTBEAT_NS",
         "shard.recovery.watermark_records.WATERMARK_INTERVAL_NS",
         "shard.state.decision_log.STREAM_ACTIVE_NS",
-        "mms.cursors._MOVE_INTERVAL_NS",
+        "mms.cursor_moves._INTERVAL_NS",
         "mms.leases._MIN_WEIGHTS_INTERVAL_NS",
         "mms.leases._INTERVAL_PER_MEMBER_NS",
         "mms.read_barriers.INTERVAL_NS",
@@ -111,6 +113,7 @@ EXCEPTIONS: Final = {
         "ziplog.client.reads.frontier_stream._MIN_BACKOFF_NS",
         "ziplog.client.reads.lease_follower._FIRST_RETRY_NS",
     },
+    "it follows the measured round trip": {"ziplog.client.reads.read._MIN_NEXT_NS"},
     "`StepContext.retry_at` stretches it": {
         "ziplog.client.bulk.outline._MIN_BACKOFF_NS",
         "ziplog.client.common.membership_client._FIRST_RETRY_NS",
@@ -128,6 +131,11 @@ EXCEPTIONS: Final = {
         "shard.ordering.backup.SETTLE_INTERVAL_NS",
         "shard.recovery.failure_detector.SUSPECT_INTERVAL_NS",
         "ziplog.client.cursors.claims._CLAIM_INTERVAL_NS",
+        "ziplog.runtime.publications._RETRY_MS",
+    },
+    "a bound of a setting": {
+        "shard.recovery.failure_detector._LEAST_SUSPICION_MS",
+        "ziplog.core.cursors.MIN_LEASE_MS",
     },
 }
 
@@ -188,7 +196,7 @@ def test_every_short_time_follows_the_round_trip_or_has_a_reason_not_to() -> Non
 
 
 def _short_times() -> Iterator[str]:
-    """Yield the constants named `..._NS` below 500 ms, with their modules."""
+    """Yield the constants named `..._NS` or `..._MS` below 500 ms, with their modules."""
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             known = dict(UNITS)
@@ -198,7 +206,8 @@ def _short_times() -> Iterator[str]:
                     if value is None:
                         continue
                     known[name] = value
-                    if name.endswith("_NS") and value < 500 * NS_PER_MS:
+                    limit = 500 * PER_MS[name[-3:]] if name[-3:] in PER_MS else 0
+                    if value < limit:
                         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
                         yield f"{module}.{name}"
 

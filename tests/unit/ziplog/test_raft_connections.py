@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def pair() -> Iterator[tuple[Any, Any, Any]]:
     poller = createPoller("auto")
-    sockets = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sockets = socket.create_connection(server.getsockname()), server.accept()[0]
     for one in sockets:
         one.setblocking(False)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
     ends = [Connection(poller, socket=one, timeout=60.0) for one in sockets]
     yield poller, *ends
     for end in ends:
@@ -41,6 +43,19 @@ def test_rest_of_a_message_follows_when_a_full_socket_drains(pair: tuple[Any, An
     assert one.getSendBufferSize() > 0
     wait_until(lambda: poller.poll(0.01) or received, "the whole message")
     assert received == [message]
+
+
+def test_the_kernel_gives_up_what_a_peer_does_not_acknowledge() -> None:
+    # Otherwise it repeats a request to connect ever more seldom, long after a cut is healed.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        poller = createPoller("auto")
+        connecting = Connection(poller)
+        connecting.connect(*server.getsockname())
+        accepted = Connection(poller, socket=server.accept()[0])
+        for one in (connecting, accepted):
+            option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+            assert one._TcpConnection__socket.getsockopt(*option) == 3000
+            one.disconnect()
 
 
 @pytest.mark.parametrize("is_handshake_over", [False, True])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, parse
 from ziplog.config_text import dump
 from ziplog.errors import ConfigError
-from ziplog.regions import Layout, layout_of, plan, survey, warnings
+from ziplog.regions import Layout, config_warnings, layout_of, plan, survey, warnings
 
 TRIANGLE = {0: ("a", "b"), 1: ("b", "c"), 2: ("c", "a")}
 
@@ -134,6 +134,13 @@ def test_two_lost_servers_of_three_leave_no_confirmed_view() -> None:
 def test_unlabelled_nodes_beside_labelled_ones_are_warned_of() -> None:
     found = warnings(layout_of(config({0: ("a", "b"), 1: ("b", "c"), 2: ("c", None)})))
     assert found == ["some nodes have no region: they count as one region of their own"]
+
+
+@pytest.mark.parametrize(("epoch_ms", "rtt_ms", "count"), [(1, 40, 1), (2, 40, 0), (1, 0, 0)])
+def test_epochs_of_a_millisecond_over_a_wan_are_warned_of(
+    epoch_ms: int, rtt_ms: int, count: int
+) -> None:
+    assert len(config_warnings(config(TRIANGLE, epoch_ms=epoch_ms, rtt_ms=rtt_ms))) == count
 
 
 def test_a_shard_that_became_narrow_is_warned_of() -> None:

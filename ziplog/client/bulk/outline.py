@@ -40,7 +40,7 @@ class ShardOutline(msgspec.Struct, frozen=True):
     trim: int
     #: (stop, bytes) of each step; it starts at the previous step's `stop`.
     steps: list[tuple[int, int]]
-    #: The (host, port) of each replica's archive, if it has one.
+    #: The (host, port) of each replica's archive, if it has one; the nearest one's first.
     archives: list[tuple[str, int]]
     #: The number of segment files, of all its servers, that a trim to the range's end deletes.
     segments: int = 0
@@ -150,7 +150,7 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
         replied = query.replies.keys() | query.refused
         is_due = len(replied) >= len(route.names) or self._context.now >= query.deadline
         if query.replies and is_due:
-            self._finish(query, _outline(query, route))
+            self._finish(query, self._outline(query, route))
 
     def _on_routes_changed(self, shards: list[int]) -> None:
         """Ask all replicas again, because their shard has another view or other endpoints."""
@@ -171,26 +171,25 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
         if query.replies:
             route = routing.route(request.shard)
             assert route is not None, "a shard with replies without a placement"
-            return _outline(query, route)
+            return self._outline(query, route)
         where = routing.describe(request.shard)
         what = f"timed out waiting for a server of {where} to report what it stores of"
         return DeadlineError(f"{what} [{request.start}, {request.stop})")
 
-
-def _outline(query: OutlineQuery, route: Route) -> ShardOutline:
-    replies = query.replies
-    best = max(replies.values(), key=_reach)
-    archives = [
-        (_host(route.names[server].decode()), reply.archive_port)
-        for server, reply in sorted(replies.items())
-        if reply.archive_port
-    ]
-    trim = max(reply.trim for reply in replies.values())
-    segments = sum(reply.segments for reply in replies.values())
-    return ShardOutline(
-        query.request.shard, trim, [(step.stop, step.size) for step in best.steps], archives,
-        segments,
-    )  # fmt: skip
+    def _outline(self, query: OutlineQuery, route: Route) -> ShardOutline:
+        replies = query.replies
+        best = max(replies.values(), key=_reach)
+        archives = [
+            (_host(route.names[server].decode()), replies[server].archive_port)
+            for server in self._routing.read_order(route) or range(len(route.names))
+            if server in replies and replies[server].archive_port
+        ]
+        trim = max(reply.trim for reply in replies.values())
+        segments = sum(reply.segments for reply in replies.values())
+        return ShardOutline(
+            query.request.shard, trim, [(step.stop, step.size) for step in best.steps], archives,
+            segments,
+        )  # fmt: skip
 
 
 def _reach(reply: Outlined) -> tuple[int, int]:

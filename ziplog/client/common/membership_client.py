@@ -1,9 +1,12 @@
 """Requests to the membership service, retried until a reply arrives.
 
 A request goes to the presumed leader of the Raft group. `NotLeader` redirects it; without a reply,
-the client sends it to all nodes. Retries keep the request number, so any copy's reply counts.
+the client sends it to all nodes. Retries keep the request number, so any copy's reply counts. Any
+node answers `Hello`: of a client with a region, every other one goes to the nearest node. The rest
+go to the leader, because a node that is cut off from it does not learn of new views.
 
-Invariant: the client sends nothing when no request is open. See docs/protocol.md, sections 3 and 8.
+Invariant: the client sends nothing when no request is open. See docs/protocol.md, sections 3, 8
+and 20.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ziplog.client.common.proximity import Proximity
     from ziplog.client.common.step_context import StepContext
     from ziplog.wire import NodeInfo, NotLeader
 
@@ -83,14 +87,23 @@ class MembershipRequest(msgspec.Struct):
     pause: int
     #: The nodes that got the request since `retry_at` was set.
     sent_to: set[bytes] = msgspec.field(default_factory=set)
+    #: When it was sent, if to the nearest node only; 0: it was sent to others.
+    sent_near_at: int = 0
 
 
 class MembershipClient:
     """The client's connection to the membership service."""
 
-    def __init__(self, context: StepContext, endpoints: Sequence[str], cluster: int = 0) -> None:
+    def __init__(
+        self,
+        context: StepContext,
+        endpoints: Sequence[str],
+        proximity: Proximity,
+        cluster: int = 0,
+    ) -> None:
         """`cluster`: the number that the cluster must have; 0: any."""
         self._context: Final = context
+        self.proximity: Final = proximity
         #: Endpoints that the caller passed.
         self.endpoints: Final = list(endpoints)
         #: The cluster's number; 0 while it is unknown.
@@ -98,6 +111,10 @@ class MembershipClient:
         self._has_replied = False
         self._names: dict[str, bytes] = {}
         self._leader: bytes | None = None
+        #: The region of each node that the service reported.
+        self._regions: dict[bytes, str] = {}
+        #: The last `Hello` went to the nearest node.
+        self._was_near = False
         self._pending: dict[int, MembershipRequest] = {}
         #: By connection: why there is none; "": it is established. Others are being established.
         self._problems: dict[bytes, str] = {}
@@ -158,10 +175,14 @@ class MembershipClient:
             )
             self._context.effects.append(FailCalls(error))
 
-    def update_endpoints(self, endpoints: Sequence[str]) -> None:
-        """Add the service's endpoints, the leader's first."""
+    def update_endpoints(self, endpoints: Sequence[str], regions: Sequence[str]) -> None:
+        """Add the service's endpoints, the leader's first, and the region of each."""
         for endpoint in reversed(endpoints):
             self._leader = self._name(endpoint)
+        self._regions = {
+            self._name(endpoint): region
+            for endpoint, region in zip(endpoints, regions, strict=False)
+        }
 
     def _name(self, endpoint: str) -> bytes:
         name = self._names.get(endpoint)
@@ -185,9 +206,18 @@ class MembershipClient:
         if self._leader is None:
             self._send_to_all(pending)
         else:
-            pending.sent_to.add(self._leader)
-            context.send(self._leader, message)
+            dst = self._leader
+            if type(message) is Hello and (near := self._next_near_node()):
+                dst, pending.sent_near_at = near, context.now
+            pending.sent_to.add(dst)
+            context.send(dst, message)
         return request
+
+    def _next_near_node(self) -> bytes:
+        """Return the nearest node for every other `Hello`; b"": the leader gets this one."""
+        names, regions = list(self._regions), list(self._regions.values())
+        self._was_near = self.proximity.has_order(regions) and not self._was_near
+        return names[self.proximity.order(names, regions)[0]] if self._was_near else b""
 
     def is_open(self, request: int) -> bool:
         """Whether a request has no reply yet."""
@@ -208,6 +238,8 @@ class MembershipClient:
             return
         del self._pending[request]
         self._has_replied = True
+        if pending.sent_near_at:
+            self.proximity.observe(next(iter(pending.sent_to)), pending.sent_near_at)
         pending.callback(reply)
 
     def on_not_leader(self, reply: NotLeader) -> None:
@@ -218,6 +250,7 @@ class MembershipClient:
         leader = self._name(reply.leader)
         if leader not in pending.sent_to:
             self._leader = leader
+            pending.sent_near_at = 0
             pending.sent_to.add(leader)
             self._context.send(leader, pending.message)
 
@@ -232,6 +265,9 @@ class MembershipClient:
         context = self._context
         for pending in self._pending.values():
             if context.now >= pending.retry_at:
+                if pending.sent_near_at:
+                    self.proximity.on_failure(next(iter(pending.sent_to)))
+                    pending.sent_near_at = 0
                 pending.pause = min(pending.pause * 2, _LAST_RETRY_NS)
                 pending.retry_at = context.retry_at(pending.pause)
                 pending.sent_to.clear()

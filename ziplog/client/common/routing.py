@@ -41,6 +41,7 @@ _AWAY: Final = frozenset({"recovering", "parked"})
 #: The states that a shard never has again after it leaves.
 _NOT_REMOVED: Final = frozenset({"joining", "live", "parked"})
 _REMOVED: Final = frozenset({"leaving", "finalized"})
+_PAIR: Final = 2
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
@@ -61,6 +62,7 @@ class Routing:
     def __init__(self, context: StepContext, membership: MembershipClient) -> None:
         self._context: Final = context
         self.membership: Final = membership
+        self.proximity: Final = membership.proximity
         #: Empty until the first reply.
         self.cluster_name = ""
         self.limits = Limits()
@@ -130,6 +132,19 @@ class Routing:
         """Return the regions of a shard's replicas, the primary's first; none if it is unknown."""
         return tuple(replica.region for replica in self.servers(shard))
 
+    def read_order(self, route: Route) -> list[int]:
+        """Return the order in which to read from a shard's replicas; none: it has no regions."""
+        regions, proximity = self.regions(route.shard), self.proximity
+        return proximity.order(route.names, regions) if proximity.has_order(regions) else []
+
+    def stream_order(self, route: Route) -> list[int]:
+        """Return the order in which to open a stream at a shard's replicas."""
+        first, count = _first_to_know(route), len(route.names)
+        regions, proximity = self.regions(route.shard), self.proximity
+        if proximity.has_order(regions):
+            return proximity.stream_order(route.names, regions, first)
+        return [(first + i) % count for i in range(count)]
+
     def spans(self, shard: int, count: int) -> bool:
         """Whether a shard spans at least so many regions."""
         return len(set(self.regions(shard))) >= count
@@ -195,7 +210,7 @@ class Routing:
         self._is_refreshing = False
         self._refreshed_at = self._context.now
         membership.cluster = membership.cluster or info.cluster
-        membership.update_endpoints(info.mms)
+        membership.update_endpoints(info.mms, info.regions)
         self.cluster_name = info.name
         self.wire = info.wire
         if not VERSIONS.has(info.wire):
@@ -204,10 +219,11 @@ class Routing:
         self.limits = info.limits
         self._context.session_expiry_ns = info.limits.session_timeout_s * NS_PER_S * 2 // 3
         self._context.rtt_ms = info.limits.rtt_ms
-        if info.leases:
+        if info.leases and (self.lease is None or info.leases[-1].last.stop >= self.lease.stop):
             self.lease = info.leases[-1].last
         for placement, frontier in zip(info.placements, info.frontiers, strict=False):
-            self.frontiers[placement.shard] = frontier
+            known = self.frontiers.get(placement.shard, 0)
+            self.frontiers[placement.shard] = max(known, frontier)
         self.update_placements(info.placements)
         callbacks, self._on_refreshed = self._on_refreshed, []
         for callback in callbacks:
@@ -286,3 +302,12 @@ class Routing:
         assert all(self._placements[shard].state == "live" for shard in self.live)
         for shard, route in self._open.items():
             assert route.view == self._placements[shard].view, "an outdated route"
+
+
+def _first_to_know(route: Route) -> int:
+    """Return the replica that is the first to know what is stable.
+
+    With two replicas that is the backup: both have what it has applied. With more it is the
+    primary, because the others report to it (docs/protocol.md, section 13).
+    """
+    return 1 if len(route.names) == _PAIR else 0

@@ -98,12 +98,8 @@ class AsyncioEngine:
         """Do nothing: no step of the loop waits."""
 
     async def call(self, request: Request) -> Any:
-        """Return the result of a request; raise it if it is an exception."""
+        """Return the result of a request, or raise it; a cancellation also cancels the call."""
         number, future = self.submit(request)
-        return await self.finish(number, future)
-
-    async def finish(self, number: int, future: asyncio.Future[Any]) -> Any:
-        """Wait for a result; a cancellation also cancels the call."""
         try:
             return await future
         except asyncio.CancelledError:

@@ -95,11 +95,10 @@ class Inserts:
         plain = self.plain.take()
         if plain is None:
             return
-        message, window = plain.message, plain.window
         call = self._calls[plain.number] = InsertCall(plain.number, plain.request)
-        call.shard = message.shard
-        self.sender.add_sent(window, call, message, plain.route, plain.sent_at)
-        for ack in plain.acks:
+        call.shard = plain.message.shard
+        self.sender.add_sent(call, plain)
+        for ack in plain.acks.values():
             self.on_ack(ack)
 
     def resolve(self, number: int, request: ResolveRequest) -> None:

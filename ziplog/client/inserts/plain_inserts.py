@@ -1,9 +1,9 @@
 """The short path of a lone single insert.
 
-Most inserts of a blocking client are alone: no other insert is in flight at the shard, and all
-replicas ack the first copy with the same gsn. Such an insert needs neither an `InsertCall` nor an
-`InflightUnit`. Every other event first turns it into both (`take`), and the state machines handle
-it as any insert.
+Most inserts of a client with one call at a time are alone: no other insert is in flight at the
+shard, and all replicas ack the first copy, a backup with a wrong guess twice. Such an insert needs
+neither an `InsertCall` nor an `InflightUnit`. Every other event first turns it into both (`take`),
+and the state machines handle it as any insert.
 
 Invariant: the same events at the same times have the same effects without this path.
 See docs/protocol.md, section 4.2.
@@ -33,7 +33,7 @@ class PlainInsert:
     """An insert on the short path."""
 
     __slots__ = ("acks", "message", "number", "replicas", "request", "route", "sent_at", "target",
-                 "window")  # fmt: skip
+                 "took_slow_path", "window")  # fmt: skip
 
     def __init__(
         self,
@@ -53,8 +53,10 @@ class PlainInsert:
         #: What its acks must name.
         self.target: Final = (message.cluster, message.shard, message.view, message.seq)
         self.replicas: Final = len(route.names)
-        #: At most one of each replica; all have the same gsns.
-        self.acks: Final[list[InsertAck]] = []
+        #: By server: its newest ack, of one gsn.
+        self.acks: Final[dict[int, InsertAck]] = {}
+        #: A backup acked, or corrected its ack, on the primary's decision.
+        self.took_slow_path = False
 
 
 class PlainInserts:
@@ -104,26 +106,33 @@ class PlainInserts:
         gsns, server, acks = ack.gsns, ack.server, insert.acks
         if (
             (ack.cluster, ack.shard, ack.view, ack.seq) != insert.target
-            or ack.waited
             or ack.copy > 1
             or server >= insert.replicas
             or len(gsns) != 1
             or gsns[0] <= insert.message.after
         ):
             return False
-        for other in acks:
-            if other.gsns != gsns or other.server == server:
-                return False
-        acks.append(ack)
+        known = acks.get(server)
+        if known is not None:
+            if known.incarnation == ack.incarnation and known.counter >= ack.counter:
+                return True
+            if known.gsns != gsns:
+                insert.took_slow_path = True
+        if ack.waited:
+            insert.took_slow_path = True
+        acks[server] = ack
         if len(acks) == insert.replicas:
+            for other in acks.values():
+                if other.gsns != gsns:
+                    return True
             self._complete(insert, gsns[0])
         return True
 
     def _complete(self, insert: PlainInsert, gsn: int) -> None:
         context, window, sent_at = self._context, insert.window, insert.sent_at
         self.insert = None
-        for ack in insert.acks:
-            window.answered_up_to[ack.server] = sent_at
+        for server in insert.acks:
+            window.answered_up_to[server] = sent_at
         self._copies.on_acks_agree()
         window.progress_at = now = context.now
         window.retransmit_timeout.observe_latency(now - sent_at)
@@ -131,7 +140,10 @@ class PlainInserts:
         context.highest_gsn = max(context.highest_gsn, gsn)
         counters = context.counters
         counters.inserts += 1
-        counters.fast_path += 1
+        if insert.took_slow_path:
+            counters.slow_path += 1
+        else:
+            counters.fast_path += 1
         context.effects.append(Complete(insert.number, [RecordId(gsn, window.shard)]))
 
     def take(self) -> PlainInsert | None:
@@ -146,4 +158,5 @@ class PlainInserts:
             due = insert.sent_at + insert.window.retransmit_timeout.ns
             assert self._context.next_timer <= min(due, insert.request.deadline)
             assert not insert.window.inflight
-            assert len(insert.acks) < insert.replicas
+            gsns = {ack.gsns[0] for ack in insert.acks.values()}
+            assert len(insert.acks) < insert.replicas or len(gsns) > 1

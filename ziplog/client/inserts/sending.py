@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
+    from ziplog.client.inserts.plain_inserts import PlainInsert
 
 #: With fewer units of single inserts in flight at a shard, a single insert is sent at once; with
 #: fewer than the maximum, at the end of the batch.
@@ -58,11 +59,11 @@ class Sender:
         """
         return call.is_single and call.request.after.gsn <= self._context.highest_gsn
 
-    def add_sent(
-        self, window: ShardWindow, call: InsertCall, message: Insert, route: Route, sent_at: int
-    ) -> None:
+    def add_sent(self, call: InsertCall, plain: PlainInsert) -> None:
         """Add the only unit of a call, which was sent on the short path, to those in flight."""
-        unit = _track(window, call, message, route, sent_at)
+        window = plain.window
+        unit = _track(window, call, plain.message, plain.route, plain.sent_at)
+        unit.took_slow_path = plain.took_slow_path
         if self._may_group(call):
             window.count_as_single(unit)
 

@@ -34,7 +34,6 @@ _MIN_BACKOFF_NS: Final = 20 * NS_PER_MS
 _MAX_BACKOFF_NS: Final = NS_PER_S
 #: Interval between `Want` messages to a shard that is not available.
 _WANT_UNAVAILABLE_NS: Final = 500 * NS_PER_MS
-_PAIR: Final = 2
 
 
 class FrontierStream:
@@ -54,7 +53,9 @@ class FrontierStream:
         self.number = 0
         self.view = 0
         self._name = b""
-        #: Number of replicas of this view that failed, beginning with the preferred one.
+        #: The replicas of this view in the order in which to open the stream, and how many of them
+        #: failed.
+        self._order: list[int] = []
         self._failed = 0
         #: Everything of the shard below it was received.
         self.frontier = start
@@ -101,7 +102,9 @@ class FrontierStream:
 
     def _replica(self, route: Route) -> bytes:
         """Return the server to subscribe to."""
-        return route.names[(_best(route) + self._failed) % len(route.names)]
+        if not self._failed:
+            self._order = self._routing.stream_order(route)
+        return route.names[self._order[self._failed % len(self._order)]]
 
     def _first_credit(self) -> int:
         """Return the credit of a stream that is opened."""
@@ -110,6 +113,7 @@ class FrontierStream:
     def reopen_later(self) -> None:
         """Reopen the stream at the next replica after a backoff, because this server refused it."""
         self._failed += 1
+        self._routing.proximity.on_failure(self._name)
         self._reopen_at = self._context.now + self._backoff
         self._backoff = min(self._backoff * 2, _MAX_BACKOFF_NS)
         self._context.set_timer(self._reopen_at)
@@ -201,6 +205,7 @@ class FrontierStream:
         since = self._unanswered_since
         if since and context.now - since >= stream_silence_ns(context.rtt_ms):
             self._failed += 1
+            self._routing.proximity.on_failure(self._name)
             self._routing.refresh()
             return False
         if context.now >= self._renew_at:
@@ -211,12 +216,3 @@ class FrontierStream:
     def check(self) -> None:
         """Assert the invariant."""
         assert self._context.next_timer <= (self._reopen_at or self._renew_at)
-
-
-def _best(route: Route) -> int:
-    """Return the replica that is the first to know what is stable.
-
-    With two replicas that is the backup: both have what it has applied. With more it is the
-    primary, because the others report to it (docs/protocol.md, section 13).
-    """
-    return 1 if len(route.names) == _PAIR else 0

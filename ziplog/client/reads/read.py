@@ -4,12 +4,14 @@
                   --unstable, damaged, refused--> all replicas asked
     all asked --all of one view agree--> completed;  --they differ--> all asked again
 
+With a region: nearest replica asked --silent--> next one asked, and so on --silent--> all asked
+
 Rules: a stable reply counts from any replica. An unstable reply counts only if all replicas of one
 view, including the primary, agree (D42). "Not decided yet" counts only after replies of all
 replicas in the primary's view, because a replaced primary may not know its shard's new view. While
 the shard recovers, the client retries until the deadline.
 
-Invariant: the replies kept are of one view. See docs/protocol.md, sections 6 and 11.
+Invariant: the replies kept are of one view. See docs/protocol.md, sections 6, 11 and 20.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ _MAX_RETRANSMIT_NS: Final = 800 * NS_PER_MS
 #: to the last value while their shard is not available.
 _MIN_BACKOFF_NS: Final = 2 * NS_PER_MS
 _MAX_BACKOFF_NS: Final = 500 * NS_PER_MS
+#: Minimum interval before the second of several replicas is asked, in order of nearness. It is
+#: twice the first one's round trip, and doubles with each replica.
+_MIN_NEXT_NS: Final = 10 * NS_PER_MS
 
 
 class PendingRead(PendingRequest, kw_only=True):
@@ -52,6 +57,11 @@ class PendingRead(PendingRequest, kw_only=True):
     #: Replicas that cannot read their own copy.
     damaged: set[int] = msgspec.field(default_factory=set)
     retransmit_timeout: int = _MIN_RETRANSMIT_NS
+    #: The replicas that are not asked yet, the nearest first; none without regions.
+    order: list[int] = msgspec.field(default_factory=list)
+    #: When each replica without a reply was asked, in order of nearness; none once all are asked.
+    asked: dict[int, int] = msgspec.field(default_factory=dict)
+    next_interval: int = 0
 
 
 class Reads(PendingRequests[PendingRead]):
@@ -80,18 +90,39 @@ class Reads(PendingRequests[PendingRead]):
                 self._send(pending)
 
     def _send(self, pending: PendingRead, *, is_primary_silent: bool = False) -> None:
-        """Send the read to the primary first, then to the other replicas, then to all."""
+        """Send the read to the primary first, then to the other replicas, then to all.
+
+        With a region, send it to one replica after the other, the nearest first, then to all.
+        """
         context, routing, rid = self._context, self._routing, pending.request.rid
         route = routing.route(rid.shard)
         assert route is not None, "a read of an unknown shard"
+        if pending.retry_at == NEVER:
+            pending.order = routing.read_order(route)
         message = Read(routing.cluster, rid.shard, route.view, pending.numbers[-1], rid.gsn)
         if pending.asks_all:
+            pending.asked.clear()
             others = route.names[1:] if is_primary_silent else ()
             context.effects.append(Broadcast(others or route.names, message))
+        elif pending.order:
+            server = pending.order.pop(0)
+            context.send(route.names[server], message)
+            self._wait_for_next(pending, route.names[server])
+            pending.asked[server] = context.now
+            if pending.order:
+                return
         else:
             context.send(route.names[0], message)
         self._retry_at(pending, context.retry_at(max(pending.backoff, pending.retransmit_timeout)))
         pending.retransmit_timeout = min(pending.retransmit_timeout * 2, _MAX_RETRANSMIT_NS)
+
+    def _wait_for_next(self, pending: PendingRead, name: bytes) -> None:
+        """Ask the next replica later: each interval is twice the last one."""
+        pending.next_interval *= 2
+        if not pending.next_interval:
+            round_trip = self._routing.proximity.round_trip_ns(name)
+            pending.next_interval = max(_MIN_NEXT_NS, 2 * round_trip)
+        self._retry_at(pending, self._context.now + pending.next_interval)
 
     def _grow_backoff(self, pending: PendingRead, route: Route) -> None:
         """Double the interval."""
@@ -112,6 +143,8 @@ class Reads(PendingRequests[PendingRead]):
         """Handle a replica's reply."""
         pending = self._by_number.get(reply.request)
         route = self._routing.route(reply.shard)
+        if route is not None and reply.view == route.view:
+            self._observe(reply, pending, route)
         if pending is None or route is None or reply.gsn != pending.request.rid.gsn:
             return
         pending.retransmit_timeout = _MIN_RETRANSMIT_NS
@@ -129,6 +162,20 @@ class Reads(PendingRequests[PendingRead]):
                 self._on_damaged_copy(reply, pending, route)
             case _:
                 self._compare(reply, pending, route)
+
+    def _observe(self, reply: ReadReply, pending: PendingRead | None, route: Route) -> None:
+        """Note how near a replica is, and that those asked before it and still silent failed."""
+        proximity, names = self._routing.proximity, route.names
+        if reply.answer == "unknown":
+            proximity.on_failure(names[reply.server])
+        else:
+            proximity.on_reply(names[reply.server])
+        sent_at = pending.asked.pop(reply.server, 0) if pending is not None else 0
+        if pending is not None and sent_at:
+            proximity.observe(names[reply.server], sent_at)
+            for server, before in pending.asked.items():
+                if before < sent_at:
+                    proximity.on_failure(names[server])
 
     def _compare(self, reply: ReadReply, pending: PendingRead, route: Route) -> None:
         """Handle a reply that counts only if all replicas agree."""
@@ -174,6 +221,9 @@ class Reads(PendingRequests[PendingRead]):
         """Handle a refusal: ask all replicas soon."""
         self._context.counters.redirects += refused.code == "redirect"
         self._routing.refresh()
+        route = self._routing.route(refused.shard)
+        if route is not None and refused.server < len(route.names):
+            self._routing.proximity.on_failure(route.names[refused.server])
         pending.asks_all = True
         pending.retransmit_timeout = _MIN_RETRANSMIT_NS
         self._retry_at(pending, min(pending.retry_at, self._context.now + pending.backoff))
@@ -196,9 +246,13 @@ class Reads(PendingRequests[PendingRead]):
     # --- time ---
 
     def _retry(self, pending: PendingRead) -> None:
-        """Ask all replicas; the primary is silent, if only the primary was asked."""
-        was_primary_only, pending.asks_all = not pending.asks_all, True
+        """Ask the next replica, or all; the primary is silent, if only the primary was asked."""
         self._context.counters.retries += 1
+        if pending.order and not pending.asks_all:
+            self._send(pending)
+            return
+        was_primary_only = not pending.asks_all and not pending.asked
+        pending.asks_all = True
         route = self._routing.route(pending.request.rid.shard)
         assert route is not None, "a read of an unknown shard"
         self._grow_backoff(pending, route)

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from ziplog.core.entries import Origin, Unit
     from ziplog.wire import Deliver, Early, StreamKind
 
-#: Default of the bytes that a server may send before the next credit; a unit counts 64 bytes more
-#: than its body.
+#: Default of the most bytes that a server may send before the next credit; a unit counts 64 bytes
+#: more than its body.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 _UNIT_OVERHEAD_BYTES: Final = 64
-#: The next credit is sent at once when this part of the window was used.
+#: The first credit. It doubles with each renewal, up to the window: a reader may end soon, and what
+#: the server has sent to it by then is wasted.
+FIRST_CREDIT_BYTES: Final = 256 * 1024
+#: The next credit is sent at once when this part of the last one was used.
 _RENEW_PART: Final = 4
 _BY_GSN: Final = itemgetter(0)
 
@@ -63,11 +66,13 @@ class ShardStream(FrontierStream):
         #: Bytes received and not popped, and bytes popped minus those buffered at the opening.
         self._buffered = 0
         self._consumed = 0
+        #: Most bytes that the server may be ahead of what was popped; `_credit`: now.
         self._window: Final = window_bytes
+        self._credit = min(window_bytes, FIRST_CREDIT_BYTES)
 
     def _first_credit(self) -> int:
         self._consumed = -self._buffered
-        return self._window + self._consumed if self._buffered < self._window else 0
+        return self._credit + self._consumed if self._buffered < self._credit else 0
 
     # --- receiving ---
 
@@ -171,12 +176,13 @@ class ShardStream(FrontierStream):
     # --- messages to the server ---
 
     def renew_credit(self) -> None:
-        """Send more credit if enough of the window was used."""
-        if self._window + self._consumed - self._granted >= self._window // _RENEW_PART:
+        """Send more credit if enough of it was used."""
+        if self._credit + self._consumed - self._granted >= self._credit // _RENEW_PART:
+            self._credit = min(2 * self._credit, self._window)
             self._send_credit()
 
     def _send_credit(self) -> None:
-        self._granted = max(self._granted, self._window + self._consumed)
+        self._granted = max(self._granted, self._credit + self._consumed)
         super()._send_credit()
 
     def check(self) -> None:

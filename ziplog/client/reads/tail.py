@@ -3,9 +3,10 @@
     service asked --> replicas asked --all of one view replied--> (last stable asked) --> completed
 
 Rule: the service's read barrier names the shards that ever had positions. A shard counts when all
-its replicas replied in one view, the known one or a later one (D50). Every completed insert is on
-all of them, so the highest filled position is an upper bound. The query waits for a shard that
-recovers; it asks a removed shard like any other.
+its replicas replied in the known view (D50). Every completed insert is on all of them, so the
+highest filled position is an upper bound. One reply in a later view suffices, too: that replica
+joined with all completed inserts, and none completes in that view before the service has it. A
+removed shard is asked like any other.
 
 See docs/protocol.md, sections 7, 11 and 13.
 """
@@ -58,6 +59,8 @@ class TailQuery(PendingRequest, kw_only=True):
     last: RecordId = RID_GENESIS
     #: The replies by server, of each shard that is asked.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
+    #: When the requests of this round were sent; 0: some were sent twice.
+    sent_at: int = 0
 
 
 class TailQueries(PendingRequests[TailQuery]):
@@ -84,7 +87,7 @@ class TailQueries(PendingRequests[TailQuery]):
         return [
             shard
             for shard, replies in query.replies.items()
-            if (route := routes[shard]) is not None and missing_servers(replies, route)
+            if (route := routes[shard]) is not None and _missing(replies, route)
         ]
 
     def start(self, call: int, request: TailRequest) -> None:
@@ -133,11 +136,12 @@ class TailQueries(PendingRequests[TailQuery]):
     def _send(self, query: TailQuery) -> None:
         """Ask the replicas without a reply."""
         context, routing = self._context, self._routing
+        query.sent_at = context.now if query.backoff == _MIN_BACKOFF_NS else 0
         for shard, replies in query.replies.items():
             route = routing.route(shard)
             assert route is not None, "a member without a placement"
             message = Tail(routing.cluster, shard, route.view, query.numbers[-1], query.below)
-            for server in missing_servers(replies, route):
+            for server in _missing(replies, route):
                 context.send(route.names[server], message)
         self._retry_at(query, context.retry_at(query.backoff))
 
@@ -149,6 +153,8 @@ class TailQueries(PendingRequests[TailQuery]):
         route = self._routing.route(reply.shard)
         if query is None or route is None or reply.shard not in query.replies:
             return
+        if query.sent_at and reply.view == route.view:
+            self._routing.proximity.observe(route.names[reply.server], query.sent_at)
         if reply.view >= route.view:
             query.replies[reply.shard][reply.server] = reply
             self._conclude(query)
@@ -171,7 +177,7 @@ class TailQueries(PendingRequests[TailQuery]):
             state = "" if route.state == "live" else f", {route.state}"
             replicas += [
                 f"{route.names[server].decode()} (shard {shard}{state})"
-                for server in missing_servers(replies, route)
+                for server in _missing(replies, route)
             ]
         return replicas
 
@@ -185,13 +191,13 @@ class TailQueries(PendingRequests[TailQuery]):
         # The highest replica of a shard counts: another one may not be able to read its last
         # record.
         highest = [
-            (max(reply.filled for reply in replies.values()), shard)
+            (max(reply.filled for reply in _newest(replies)), shard)
             for shard, replies in query.replies.items()
         ]
         filled, shard = max(highest, default=(0, 0))
         query.last = RecordId(filled, shard) if filled else RID_GENESIS
         frontiers = [
-            max(r.frontier for r in replies.values()) for replies in query.replies.values()
+            max(reply.frontier for reply in _newest(replies)) for replies in query.replies.values()
         ]
         # A shard that joins now is not in the query, and has positions after these leases.
         settled = min([*frontiers, query.stop])
@@ -207,7 +213,7 @@ class TailQueries(PendingRequests[TailQuery]):
 
     def _recent(self, query: TailQuery) -> RecordId:
         highest, shard = max(
-            (max(reply.last_below for reply in replies.values()), shard)
+            (max(reply.last_below for reply in _newest(replies)), shard)
             for shard, replies in query.replies.items()
         )
         return RecordId(highest, shard) if highest else RID_GENESIS
@@ -230,6 +236,22 @@ def _was_member(placement: Placement) -> bool:
     if placement.state in {"finalized", "recovering"}:
         return any(replica.fingerprint for replica in placement.replicas)
     return placement.state != "joining"
+
+
+def _newest(replies: Mapping[int, TailReply]) -> list[TailReply]:
+    """Return the replies of the newest view."""
+    view = max((reply.view for reply in replies.values()), default=0)
+    return [reply for reply in replies.values() if reply.view == view]
+
+
+def _missing(replies: Mapping[int, TailReply], route: Route) -> list[int]:
+    """Return the replicas to wait for: none if one of them replied in a view above the known one.
+
+    The known view is at least the one that the service had after the call.
+    """
+    if any(reply.view > route.view for reply in replies.values()):
+        return []
+    return missing_servers(replies, route)
 
 
 def missing_servers(replies: Mapping[int, TailReply], route: Route) -> list[int]:

@@ -105,7 +105,7 @@ def _by_fetch(subscription: Subscription) -> list[Record]:
     return subscription.fetch(3)
 
 
-@pytest.mark.parametrize("step", [_by_next, _by_fetch])
+@pytest.mark.parametrize("step", [_by_next, pytest.param(_by_fetch, marks=pytest.mark.nightly)])
 def test_a_subscription_loses_and_repeats_nothing(log: ziplog.Log, step: Any) -> None:
     rids = [log.insert_after(b"%d" % number) for number in range(_COUNT)]
     reading = Reading(log, rids, step)

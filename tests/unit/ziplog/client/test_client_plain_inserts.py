@@ -72,6 +72,31 @@ def test_lone_insert_takes_the_short_path_to_its_end() -> None:
     assert glass.core.counters.fast_path == 6
 
 
+def test_backup_with_a_wrong_guess_leaves_the_insert_on_the_short_path() -> None:
+    glass = warm()
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 0, [20]), ack(insert, 1, [21]))
+    assert is_plain(glass)
+    assert call not in glass.answers
+    glass.give(replace(ack(insert, 1, [21]), counter=0))
+    assert call not in glass.answers, "an older ack"
+    glass.give(replace(ack(insert, 1, [20]), counter=9))
+    assert glass.answers.pop(call) == [RecordId(20, 0)]
+    assert (glass.core.counters.fast_path, glass.core.counters.slow_path) == (1, 1)
+
+
+def test_event_between_the_acks_of_a_wrong_guess_keeps_the_slow_path() -> None:
+    glass = warm()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    glass.give(ack(insert, 1, [21]), replace(ack(insert, 1, [20]), counter=9))
+    glass.insert(b"y")
+    assert not is_plain(glass)
+    glass.give(ack(insert, 0, [20]))
+    assert (glass.core.counters.fast_path, glass.core.counters.slow_path) == (1, 1)
+
+
 def test_insert_beside_another_takes_the_general_path() -> None:
     glass = warm()
     first, second = glass.insert(b"x"), glass.insert(b"y")

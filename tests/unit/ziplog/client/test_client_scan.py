@@ -20,7 +20,7 @@ from ziplog.client.common.requests import (
     Scanned,
     ScanRequest,
 )
-from ziplog.client.reads.shard_stream import WINDOW_BYTES
+from ziplog.client.reads.shard_stream import FIRST_CREDIT_BYTES
 from ziplog.core.entries import Unit, decode_body
 from ziplog.core.node import BatchEnd
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
@@ -150,13 +150,13 @@ def test_scan_sends_want_for_undecided_positions() -> None:
 
 def test_credit_is_granted_as_units_are_returned() -> None:
     glass = Scanner(1, 1_000)
-    big = Unit(0, [1], bytes(WINDOW_BYTES // 2))
+    big = Unit(0, [1], bytes(FIRST_CREDIT_BYTES // 2))
     glass.deliver(1, 3, big)
     assert not [m for _, m in glass.take(wire.Credit) if m.credit > glass.opened.credit]
     glass.result()
     glass.pass_time(0)
     (credit,) = [m.credit for _, m in glass.take(wire.Credit)]
-    assert credit == WINDOW_BYTES + WINDOW_BYTES // 2 + 64
+    assert credit == 2 * FIRST_CREDIT_BYTES + FIRST_CREDIT_BYTES // 2 + 64
 
 
 def test_scan_changes_to_the_next_replica_after_silence_or_refusal() -> None:

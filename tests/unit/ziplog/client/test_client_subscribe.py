@@ -31,7 +31,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.reads.shard_stream import WINDOW_BYTES
+from ziplog.client.reads.shard_stream import FIRST_CREDIT_BYTES, WINDOW_BYTES
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.view import run_of
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
@@ -193,25 +193,36 @@ def test_malformed_body_ends_only_its_subscription() -> None:
 def test_credit_is_renewed_as_records_are_returned() -> None:
     glass = Reader(shards=1, leases=[run_of(lease([0], size=10_000))])
     first = glass.opened[0].credit
-    assert first == WINDOW_BYTES
-    body = encode_body(Body(0, None, [bytes(500_000)]))
+    assert first == FIRST_CREDIT_BYTES
+    body = encode_body(Body(0, None, [bytes(30_000)]))
     for gsn in range(1, 9):
         glass.deliver(0, gsn, gsn + 1, Unit(0, [gsn], body))
     assert not glass.take(wire.Credit), "nothing was returned yet"
     assert glass.gsns() == list(range(1, 9))
     credits_sent = [m.credit for _, m in glass.take(wire.Credit)]
-    assert credits_sent
-    assert credits_sent[-1] == first + 8 * (len(body) + 64)
+    assert credits_sent == [2 * first + 8 * (len(body) + 64)]
+
+
+def test_credit_doubles_with_each_renewal_up_to_the_window() -> None:
+    glass = Reader(shards=1, leases=[run_of(lease([0], size=10_000))])
+    body = encode_body(Body(0, None, [bytes(FIRST_CREDIT_BYTES)]))
+    ahead = [glass.opened[0].credit]
+    for gsn in range(1, 31):
+        glass.deliver(0, gsn, gsn + 1, Unit(0, [gsn], body))
+        assert glass.gsns() == [gsn]
+        ahead += [m.credit - gsn * (len(body) + 64) for _, m in glass.take(wire.Credit)]
+    assert ahead[:5] == [FIRST_CREDIT_BYTES << doubled for doubled in range(5)]
+    assert set(ahead[5:]) == {WINDOW_BYTES}
 
 
 def test_reopened_stream_gets_at_most_one_window() -> None:
     glass = Reader()
-    body = encode_body(Body(0, None, [bytes(500_000)]))
+    body = encode_body(Body(0, None, [bytes(30_000)]))
     for gsn in range(1, 11, 2):
         glass.deliver(0, gsn, gsn + 2, Unit(0, [gsn], body))
     glass.deliver(0, 99, 101)
     glass.look()
-    assert glass.opened[0].credit == WINDOW_BYTES - 5 * (len(body) + 64)
+    assert glass.opened[0].credit == FIRST_CREDIT_BYTES - 5 * (len(body) + 64)
 
 
 def test_credit_is_sent_regularly_and_silence_changes_the_replica() -> None:

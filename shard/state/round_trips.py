@@ -1,0 +1,52 @@
+"""Round trips to the nodes of the membership service, measured by one server.
+
+    heartbeat with `sent_us` --> node --Echo(sent_us)--> a sample for that node
+
+Rules: an echo counts if it answers one of the last heartbeats, once, and is newer than the echoes
+before it from the same node. A sample above twice `rtt_ms` of the cluster file is none: a process
+was paused, or a frame was lost. Samples change when a lease begins, never which positions a server
+owns (docs/protocol.md, section 20).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from ziplog.core.units import NS_PER_MS
+
+#: Number of samples of a node, and of heartbeats whose echoes count.
+_KEPT: Final = 8
+
+
+class RoundTrips:
+    """The newest samples of each node; none if `rtt_ms` is 0."""
+
+    def __init__(self, rtt_ms: int) -> None:
+        self._longest_ns: Final = 2 * rtt_ms * NS_PER_MS
+        #: When the last heartbeats were sent, by this server's clock, in µs.
+        self._sent: Final[deque[int]] = deque(maxlen=_KEPT)
+        #: By node: the newest answered one of these, and the samples in ns.
+        self._answered: Final[dict[bytes, int]] = {}
+        self._samples: Final[dict[bytes, deque[int]]] = {}
+
+    def on_heartbeat_sent(self, now: int) -> int:
+        """Return `sent_us` of a heartbeat that is sent now; 0: it requests no echo."""
+        if not self._longest_ns:
+            return 0
+        self._sent.append(now // 1000)
+        return now // 1000
+
+    def on_echo(self, node: bytes, sent_us: int, now: int) -> None:
+        """Add a sample, if the echo counts."""
+        if sent_us not in self._sent or sent_us <= self._answered.get(node, -1):
+            return
+        self._answered[node] = sent_us
+        took = now - sent_us * 1000
+        if took <= self._longest_ns:
+            self._samples.setdefault(node, deque(maxlen=_KEPT)).append(took)
+
+    def one_way_ns(self, node: bytes) -> int:
+        """Return half of the least sample of a node; 0: there is none."""
+        samples = self._samples.get(node)
+        return min(samples) // 2 if samples else 0

@@ -1,0 +1,66 @@
+"""`ziplog up`: what it reports about the regions of its cluster file."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tests.unit.ziplog.test_regions import TRIANGLE, config
+from ziplog.cli import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pytest
+
+    from ziplog.config import ClusterConfig
+
+
+def reported(
+    file: ClusterConfig,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> list[str]:
+    """Return the warnings of the start of a cluster with this file."""
+
+    @contextlib.contextmanager
+    def cluster(_directory: Path, **_options: Any) -> Iterator[Any]:
+        yield type("Started", (), {"config": file})
+
+    monkeypatch.setattr(servers, "Cluster", cluster)
+    with contextlib.ExitStack() as stack:
+        servers._start(stack, directory, 1.0, {}, None)
+    lines = capsys.readouterr().err.splitlines()
+    mark = "ziplog: warning: "
+    return [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+
+
+def test_a_cluster_that_survives_the_loss_of_each_region_has_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(TRIANGLE, rtt_ms=120)
+    assert reported(file, tmp_path, monkeypatch, capsys) == []
+
+
+def test_each_reason_why_a_region_must_not_be_lost_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config({0: ("a", "b"), 1: ("b", "a")})
+    file = replace(file, mms=tuple(replace(node, region="a") for node in file.mms))
+    majority = "are left, no majority: no lease is granted"
+    assert reported(file, tmp_path, monkeypatch, capsys) == [
+        f"if a is lost: 0 of 3 nodes of the membership service {majority}",
+        "if a is lost: every shard has a server in a: no shard takes records",
+        "if b is lost: every shard has a server in b: no shard takes records",
+    ]
+
+
+def test_epochs_of_a_millisecond_over_a_wan_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(TRIANGLE, rtt_ms=40, epoch_ms=1)
+    [warning] = reported(file, tmp_path, monkeypatch, capsys)
+    assert warning.startswith("epoch_ms is 1 and rtt_ms is 40: ")

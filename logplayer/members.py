@@ -218,6 +218,9 @@ class Members:
                     f" one position (`ziplog cursor pause '{prefix}*' --at RID`), wait, and begin a"
                     " target of another name there"
                 )
+                if is_fewer:
+                    lost = f"{prefix}{spec.partitions - 1}"
+                    text += f"; if {lost} was deleted: `ziplog cursor create {lost} --at RID`"
                 raise ConfigError("partitions", spec.partitions, str(last + 1), message=text)
         self._is_first = False
 

@@ -335,7 +335,11 @@ class Disturbances:
         return True
 
     def help_tasks(self) -> None:
-        """Resume paused tasks, and seek those whose targets were emptied, as an operator."""
+        """Do what errors of players ask an operator for.
+
+        Resume paused tasks, seek those whose targets were emptied, and create the cursors that were
+        deleted while no process ran: processes stop for that.
+        """
         for process in self.processes:
             node = node_of(process)
             for task in node.tasks.values() if node is not None else ():
@@ -343,8 +347,12 @@ class Disturbances:
                     self._help(task.name)
         for name in self.names:
             cursor = self._cluster.state.cursors.get(name)
-            if cursor is not None and cursor.is_paused:
+            if cursor is None:
+                self._change(name, "create", RID_GENESIS)
+            elif cursor.is_paused:
                 self._change(name, "resume", RID_GENESIS)
+        for process in self.processes:
+            self._restart(process)
 
     def _help(self, name: str) -> None:
         _, target_name, partition = name.split("/")

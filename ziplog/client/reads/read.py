@@ -143,7 +143,7 @@ class Reads(PendingRequests[PendingRead]):
         """Handle a replica's reply."""
         pending = self._by_number.get(reply.request)
         route = self._routing.route(reply.shard)
-        if route is not None and reply.view == route.view:
+        if route is not None and reply.view == route.view and reply.server < len(route.names):
             self._observe(reply, pending, route)
         if pending is None or route is None or reply.gsn != pending.request.rid.gsn:
             return

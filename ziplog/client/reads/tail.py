@@ -153,6 +153,8 @@ class TailQueries(PendingRequests[TailQuery]):
         route = self._routing.route(reply.shard)
         if query is None or route is None or reply.shard not in query.replies:
             return
+        if reply.server >= len(route.names):
+            return
         if query.sent_at and reply.view == route.view:
             self._routing.proximity.observe(route.names[reply.server], query.sent_at)
         if reply.view >= route.view:

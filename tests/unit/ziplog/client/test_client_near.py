@@ -171,6 +171,20 @@ def test_the_second_replica_is_asked_after_ten_milliseconds_at_least() -> None:
     assert names(glass) == ["s0r0:1"]
 
 
+def test_replies_of_servers_that_the_shard_does_not_have_measure_nothing() -> None:
+    glass = client("a", "b")
+    read(glass)
+    answer(glass, 2)
+    call = glass.call(TailRequest(glass.until()))
+    query = glass.take(wire.LeaseQuery)[-1][1]
+    placements = [glass.core._routing._placements[0]]
+    glass.give(wire.LeaseHistory(CLUSTER, query.request, [run_of(lease())], placements, 0))
+    tail = glass.take(wire.Tail)[-1][1]
+    for server in (2, 7):
+        glass.give(wire.TailReply(CLUSTER, 0, 1, server, tail.request, 1, 1, 0))
+    assert call not in glass.answers
+
+
 def test_without_a_replica_in_the_region_the_one_with_the_shortest_round_trip_is_first() -> None:
     glass = client("b", "c")
     measured(glass, 40, 30)

@@ -2,7 +2,8 @@
 
     all replicas asked --first reply, then all others or a grace period--> completed
 
-Rules: only replies of the shard's current view count. A replica that refuses is left out once
+Rules: only replies of the shard's known view, or of a later one, count. The service reports a
+later view once all servers are back, which may be never. A replica that refuses is left out once
 another one replied; until then the client asks it again. The reply that reaches farthest gives the
 steps.
 
@@ -127,7 +128,9 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
             return
         if reply.view != route.view or reply.server >= len(route.names):
             self._routing.refresh()
-        elif _is_sound(reply):
+        if reply.view < route.view or reply.server >= len(route.names):
+            return
+        if _is_sound(reply):
             query.replies[reply.server] = reply
             context = self._context
             grace_until = context.now + outline_grace_ns(context.rtt_ms)

@@ -108,13 +108,24 @@ def test_outline_restarts_in_another_view() -> None:
     assert glass.answers[call].steps == [(80, 10)]
 
 
-def test_reply_of_an_unknown_view_refreshes_the_placements() -> None:
+def test_reply_of_a_later_view_counts_and_refreshes_the_placements() -> None:
     glass = connected()
     glass.pass_time(1 * S)
-    _, request = start_query(glass)
+    call, request = start_query(glass)
     glass.give(reply(request, 0, (50, 10), view=2))
     assert glass.take(wire.Hello)
     assert not glass.answers
+    glass.pass_time(outline_grace_ns(0))
+    assert glass.answers[call].steps == [(50, 10)]
+
+
+def test_reply_of_a_former_view_does_not_count() -> None:
+    glass = connected()
+    learn(glass, view=2, state="live")
+    call, request = start_query(glass)
+    glass.give(*(reply(request, server, (50, 10), view=1) for server in (0, 1)))
+    glass.pass_time(outline_grace_ns(0))
+    assert call not in glass.answers
 
 
 def test_reply_with_unordered_steps_is_ignored() -> None:

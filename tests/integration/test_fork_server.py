@@ -29,15 +29,22 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def traits(pid: int) -> dict[str, Any]:
-    """Return what a process has from its parent, and what it does about signals."""
+def traits(pid: int, directory: Path) -> dict[str, Any]:
+    """Return what a process has from its parent, and what it does about signals.
+
+    It opens files in `directory` itself, sooner or later.
+    """
     process = Path(f"/proc/{pid}")
     status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
     files = {link.name: str(link.readlink()) for link in (process / "fd").iterdir()}
     return {
         **{name: status[name] for name in ("PPid", "SigBlk", "SigIgn", "SigCgt", "Umask")},
         "files": [files[number] for number in "012"],
-        "other files": {file for file in files.values() if file.startswith("/")},
+        "other files": {
+            file
+            for file in files.values()
+            if file.startswith("/") and not file.startswith(f"{directory}/")
+        },
         "command": (process / "cmdline").read_bytes().rstrip(b"\0"),
         "directory": (process / "cwd").readlink(),
         "groups": (os.getsid(pid) == pid, os.getpgid(pid) == pid),
@@ -61,7 +68,7 @@ def test_both_have_the_same_traits(node: str, tmp_path: Path) -> None:
             if name == "started":
                 patch.setattr(supervisor, "_spawn", forking._spawn)
             with Cluster(tmp_path, shards=1, f=0, failure_handlers=0) as cluster:
-                found.append(traits(cluster.pid(node)))
+                found.append(traits(cluster.pid(node), tmp_path))
     forked, started = found
     assert forked == started
 

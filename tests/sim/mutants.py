@@ -309,12 +309,12 @@ def unstable_records_are_delivered() -> Iterator[None]:
     """A subscriber receives records that only one server holds (T 4.2.2 literally; D43)."""
     drained, catch_up = Replica._on_batch_end, Readers._catch_up
 
-    def caught_up(self: Readers, *args: Any, **how: bool) -> None:
+    def caught_up(self: Readers, *args: Any) -> int:
         state, stream = self._state, self._state.stream
         kept = stream.stable, stream.stable_end, state._frontier
         stream.stable, stream.stable_end = stream.last, stream.end
         try:
-            catch_up(self, *args, **how)
+            return catch_up(self, *args)
         finally:
             stream.stable, stream.stable_end, state._frontier = kept
 

@@ -13,6 +13,7 @@ import msgspec
 
 from shard.serving.early_streams import EarlyStreams
 from shard.serving.readers import Readers
+from shard.serving.subscription import Part
 from tests.sim.mutation import LAN, busy, mutant, replaced
 from tests.sim.plan import Fault
 from tests.simulator.kernel import MS, US
@@ -187,7 +188,7 @@ def early_stream_has_guesses() -> Iterator[None]:
                 if unit.gsns is not None and unit.gsns[0] >= stream.sent
             ]
             if units:
-                self.early._send(stream, units[-1].gsns[-1] + 1, units, 0)
+                self.early._send(stream, Part(units, units[-1].gsns[-1] + 1, 0, 0))
         return False
 
     with (

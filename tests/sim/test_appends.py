@@ -20,7 +20,8 @@ from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import NEVER, InsertRequest, ReadRequest, TailRequest
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.client.inserts.results import Results
-from ziplog.client.reads import frontier_stream, tail
+from ziplog.client.reads import tail
+from ziplog.client.reads.frontier_stream import FrontierStream
 from ziplog.client.seals.seals import Seals
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
@@ -73,7 +74,7 @@ def decided_is_reported() -> Iterator[None]:
         frontier = max(state.frontier, state.clock.next_owned(state.stream.end))
         self._deliver(subscription, max(frontier, subscription.sent), [], frontier)
 
-    primaries = replaced(frontier_stream, "_best", lambda _route: 0)
+    primaries = replaced(FrontierStream, "_replica", lambda _self, route: route.names[0])
     with primaries, replaced(Readers, "_send_frontier", send_frontier):
         yield
 

@@ -1,32 +1,26 @@
-"""Claims of cursors: moves, renewals, losses, pauses; and operators' changes."""
+"""Claims of cursors: renewals, losses, pauses; and operators' changes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 
-from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, MS, Glass, S, lease, placement
-from tests.unit.ziplog.client.reader import unit
+from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, MS, S
+from tests.unit.ziplog.client.owner import LEASE_MS, Owner, cursor
 from ziplog import wire
 from ziplog.client.common.requests import (
     NEVER,
-    ClaimQuery,
     ClaimRequest,
     ClaimState,
-    CommitRequest,
     CursorsRequest,
     EditRequest,
     FetchRequest,
-    ReleaseRequest,
     UnsubscribeRequest,
     WatchClaimRequest,
 )
-from ziplog.client.cursors.claims import COMMIT_INTERVAL_NS
-from ziplog.core.cursors import MAX_MOVES, Cursor, CursorMove
-from ziplog.core.node import BatchEnd, Closing
-from ziplog.core.view import run_of
+from ziplog.core.node import BatchEnd
 from ziplog.errors import (
     ClosedError,
     ConfigError,
@@ -38,104 +32,6 @@ from ziplog.errors import (
     UnavailableError,
 )
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.wire.cursors import RefusedMove
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-FIRST = lease([0], size=100)
-LEASE_MS = 3000
-
-
-def cursor(term: int = 1, position: int = 5, owner: bytes = CLIENT, **more: Any) -> Cursor:
-    made = Cursor("x", 1, term, position, owner=owner, owner_text=owner.decode())
-    return msgspec.structs.replace(made, **more)
-
-
-class Owner(Glass):
-    """A client of one shard that claims the cursor "x"."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.connect(placement(0), leases=[run_of(FIRST)])
-
-    def claim(
-        self,
-        *,
-        start: RecordId = RID_GENESIS,
-        wait: bool = True,
-        timeout: int = 10 * S,
-        reads: bool = True,
-        name: str = "x",
-    ) -> int:
-        deadline = self.until(timeout)
-        return self.call(ClaimRequest(deadline, name, start, "host:1", LEASE_MS, 60, wait, reads))
-
-    def reply(self, kind: type, cursor: Cursor | None = None, error: Any = "", **more: Any) -> Any:
-        """Answer the last request of a kind; return the request."""
-        request = self.take(kind)[-1][1]
-        self.give(wire.CursorReply(CLUSTER, request.request, error, cursor, **more))
-        return request
-
-    def moved(self, now: Cursor | None = None, error: Any = "") -> CursorMove:
-        """Answer the last moves; return the first one."""
-        request = self.take(wire.CursorMoves)[-1][1]
-        move: CursorMove = request.moves[0]
-        refused = [RefusedMove(move.name, error, now)] if error else []
-        self.give(wire.CursorsMoved(CLUSTER, request.request, refused))
-        return move
-
-    def moves(self) -> list[list[CursorMove]]:
-        """Return the moves of each message that was sent."""
-        return [message.moves for _, message in self.take(wire.CursorMoves)]
-
-    def history(self) -> None:
-        query = self.take(wire.LeaseQuery)[-1][1]
-        self.give(wire.LeaseHistory(CLUSTER, query.request, [run_of(FIRST)], [placement(0)], 0))
-        for name, asked in self.take(wire.Outline):  # The rows before its position are trimmed.
-            server = int(name[3])
-            self.give(wire.Outlined(CLUSTER, 0, 1, server, asked.request, asked.start, []))
-
-    def own(self, position: int = 5, **more: Any) -> int:
-        """Claim the cursor, and open its subscription."""
-        call = self.claim()
-        self.reply(wire.CursorClaim, cursor(position=position, **more))
-        self.history()
-        assert self.answers[call] == call
-        return call
-
-    def own_without_reading(self, **more: Any) -> int:
-        """Claim the cursor without a subscription."""
-        call = self.claim(reads=False, name=more.get("name", "x"))
-        self.reply(wire.CursorClaim, cursor(**more))
-        assert self.answers[call] == call
-        return call
-
-    def watch(self, call: int, timeout: int = 60 * S) -> int:
-        """Wait for news of a claim."""
-        return self.call(WatchClaimRequest(self.until(timeout), call, self.state(call)))
-
-    def state(self, call: int) -> ClaimState:
-        found = self.answers[self.call(ClaimQuery(NEVER, call))]
-        assert isinstance(found, ClaimState)
-        return found
-
-    def deliver(self, start: int, gsns: Sequence[int], frontier: int) -> None:
-        stream = next(m for _, m in reversed(self.sent) if isinstance(m, wire.Subscribe))
-        self.give(
-            wire.Deliver(
-                CLUSTER, 0, 1, 0, stream.subscription, start, frontier, [unit(*gsns)], [], frontier
-            )
-        )  # fmt: skip
-
-    def commit(self, call: int, gsn: int, mark: bytes = b"", *, soon: bool = False) -> int:
-        return self.call(CommitRequest(self.until(), call, RecordId(gsn, 0), mark, soon))
-
-    def renewed(self, **changes: Any) -> None:
-        """Answer the last renewal."""
-        request = self.take(wire.CursorRenewal)[-1][1]
-        self.give(wire.CursorsRenewed(CLUSTER, request.request, **changes))
-
 
 # --- claims ---
 
@@ -245,209 +141,6 @@ def test_claim_without_a_subscription_reads_nothing() -> None:
         "x", 1, RecordId(7, 0), b"m", is_paused=False, lost="", birth=1, has_moved=True
     )
     assert isinstance(owner.answers[owner.call(FetchRequest(NEVER, call, 10))], ClosedError)
-
-
-# --- moves ---
-
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_move_is_part_of_the_state(reads: bool) -> None:
-    owner = Owner()
-    call = owner.own() if reads else owner.own_without_reading()
-    assert not owner.state(call).has_moved
-    owner.commit(call, 5)
-    owner.moved()
-    assert owner.state(call).has_moved
-
-
-def test_commit_returns_once_the_service_confirms_it() -> None:
-    owner = Owner()
-    call = owner.own()
-    move = owner.commit(call, 9, b"m")
-    assert move not in owner.answers
-    request = owner.moved()
-    assert (request.term, request.move, request.position, request.mark) == (1, 1, 9, b"m")
-    assert owner.answers[move] == RecordId(9, 0)
-    assert owner.state(call)[2:4] == (RecordId(9, 0), b"m")
-
-
-def test_moves_are_numbered() -> None:
-    owner = Owner()
-    call = owner.own()
-    owner.commit(call, 9)
-    owner.commit(call, 10)
-    assert [[one.move for one in moves] for moves in owner.moves()] == [[1], [2]]
-
-
-@pytest.mark.parametrize(
-    ("error", "now", "reason"),
-    [
-        ("stale-term", cursor(term=2, owner=b"other:9"), "other:9 claimed it"),
-        ("stale-term", cursor(term=2, owner=b"", seek=1, position=3), "set to gsn 3"),
-        ("stale-term", cursor(term=2, owner=b""), "released by an operator"),
-        ("no-such-cursor", None, "deleted"),
-    ],
-)
-def test_refused_move_ends_the_claim(error: str, now: Cursor | None, reason: str) -> None:
-    owner = Owner()
-    call = owner.own()
-    fetch = owner.call(FetchRequest(NEVER, call, 10))
-    move = owner.commit(call, 9)
-    owner.moved(now, error)
-    for lost in (owner.answers[move], owner.answers[fetch]):
-        assert isinstance(lost, CursorLostError)
-        assert reason in lost.reason
-        assert (lost.name, lost.term) == ("x", 1)
-    assert isinstance(owner.answers[owner.commit(call, 10)], CursorLostError)
-    assert not owner.core.has_claims
-
-
-def test_soon_moves_share_a_message() -> None:
-    owner = Owner()
-    call = owner.own()
-    for gsn in (6, 7, 8):
-        assert owner.answers[owner.commit(call, gsn, soon=True)] == RecordId(gsn, 0)
-    assert owner.moves() == []
-    owner.pass_time(COMMIT_INTERVAL_NS)
-    assert owner.moves() == [[CursorMove("x", 1, 1, 8, b"")]]
-
-
-def test_soon_moves_of_all_claims_leave_together() -> None:
-    owner = Owner()
-    first, second = owner.own(), owner.own_without_reading(name="y")
-    owner.commit(first, 6, soon=True)
-    owner.pass_time(COMMIT_INTERVAL_NS // 2)
-    owner.commit(second, 7, soon=True)
-    assert owner.moves() == []
-    owner.pass_time(COMMIT_INTERVAL_NS // 2)
-    assert [[one.name for one in moves] for moves in owner.moves()] == [["x", "y"]]
-
-
-def test_message_has_at_most_so_many_moves() -> None:
-    owner = Owner()
-    for number in range(MAX_MOVES + 1):
-        owner.commit(owner.own_without_reading(name=f"c{number}"), 6, soon=True)
-    owner.pass_time(COMMIT_INTERVAL_NS)
-    assert [len(moves) for moves in owner.moves()] == [MAX_MOVES, 1]
-
-
-def test_refused_move_ends_only_its_own_claim() -> None:
-    owner = Owner()
-    first, second = owner.own_without_reading(), owner.own_without_reading(name="y")
-    for call in (first, second):
-        owner.commit(call, 6, soon=True)
-    owner.pass_time(COMMIT_INTERVAL_NS)
-    owner.moved(cursor(term=2, owner=b"other:9"), "stale-term")
-    assert owner.state(first).lost == "other:9 claimed it"
-    assert (owner.state(second).lost, owner.state(second).position) == ("", RecordId(6, 0))
-
-
-def test_commit_takes_the_place_of_a_soon_move() -> None:
-    owner = Owner()
-    call = owner.own()
-    owner.commit(call, 6, soon=True)
-    owner.commit(call, 8)
-    owner.moved()
-    owner.pass_time(2 * S)
-    assert owner.moves() == []
-
-
-# --- the end ---
-
-
-def test_release_sends_the_last_move_first() -> None:
-    owner = Owner()
-    call = owner.own()
-    owner.commit(call, 6, soon=True)
-    release = owner.call(ReleaseRequest(owner.until(), call))
-    assert owner.take(wire.CursorRelease) == []
-    owner.moved()
-    owner.reply(wire.CursorRelease, cursor(owner=b""))
-    assert owner.answers[release] is None
-    assert isinstance(owner.answers[owner.commit(call, 7)], ClosedError)
-
-
-def test_release_overtakes_no_soon_move_that_has_no_reply() -> None:
-    owner = Owner()
-    call = owner.own()
-    owner.commit(call, 6, b"m", soon=True)
-    owner.pass_time(COMMIT_INTERVAL_NS)
-    owner.moves()  # They are lost.
-    release = owner.call(ReleaseRequest(owner.until(), call))
-    assert owner.take(wire.CursorRelease) == []
-    assert owner.moved() == CursorMove("x", 1, 2, 6, b"m")
-    owner.reply(wire.CursorRelease, cursor(owner=b""))
-    assert owner.answers[release] is None
-
-
-@pytest.mark.parametrize("has_commit", [True, False])
-def test_release_repeats_no_move_that_is_confirmed_or_replaced(has_commit: bool) -> None:
-    owner = Owner()
-    call = owner.own()
-    owner.commit(call, 6, b"former", soon=True)
-    owner.pass_time(COMMIT_INTERVAL_NS)
-    if has_commit:
-        owner.commit(call, 6, b"newer")
-    owner.moved()
-    owner.call(ReleaseRequest(owner.until(), call))
-    assert owner.moves() == []
-    assert len(owner.take(wire.CursorRelease)) == 1
-
-
-def test_release_without_an_answer_ends_at_its_deadline() -> None:
-    owner = Owner()
-    call = owner.own()
-    release = owner.call(ReleaseRequest(owner.until(S), call))
-    owner.pass_time(2 * S)
-    assert isinstance(owner.answers[release], DeadlineError)
-
-
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_dropped_cursor_is_moved_and_released(is_closed: bool) -> None:
-    owner = Owner()
-    call = owner.own()
-    owner.commit(call, 6, soon=True)
-    if is_closed:
-        owner.step(Closing())
-    else:
-        owner.call(UnsubscribeRequest(NEVER, call))
-    assert owner.moves()[0][0].position == 6
-    assert owner.take(wire.CursorRelease)[0][1].term == 1
-    assert not owner.core.has_claims
-
-
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_dropped_claim_without_a_subscription_is_released(is_closed: bool) -> None:
-    owner = Owner()
-    call = owner.own_without_reading()
-    watch = owner.watch(call)
-    owner.commit(call, 6, soon=True)
-    if is_closed:
-        owner.step(Closing())
-    else:
-        owner.call(UnsubscribeRequest(NEVER, call))
-    assert owner.moves()[0][0].position == 6
-    assert owner.take(wire.CursorRelease)[0][1].term == 1
-    assert isinstance(owner.answers[watch], ClosedError)
-
-
-def test_late_cancellation_of_a_granted_claim_leaves_it() -> None:
-    owner = Owner()
-    call = owner.own_without_reading()
-    owner.cancel(call)
-    assert owner.core.has_claims
-    owner.call(ReleaseRequest(owner.until(), call))
-    owner.reply(wire.CursorRelease, cursor(owner=b""))
-    assert isinstance(owner.answers[owner.call(ClaimQuery(NEVER, call))], ClosedError)
-
-
-def test_release_forgets_a_lost_claim_without_a_subscription() -> None:
-    owner = Owner()
-    call = owner.own_without_reading()
-    owner.pass_time(S)
-    owner.renewed(deleted=["x"])
-    assert owner.answers[owner.call(ReleaseRequest(owner.until(), call))] is None
-    assert isinstance(owner.answers[owner.call(ClaimQuery(NEVER, call))], ClosedError)
 
 
 # --- renewals ---

@@ -52,6 +52,11 @@ def traits(pid: int, directory: Path) -> dict[str, Any]:
     }
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of a signal."""
+    return bool(int(traits(pid, Path("/"))["SigCgt"], 16) >> (number - 1) & 1)
+
+
 def has_ended(stat: Path) -> bool:
     """Whether a process is gone, or a zombie."""
     try:
@@ -92,6 +97,7 @@ def test_a_signal_ends_a_node(fork_server: ForkServer, tmp_path: Path) -> None:
         with (tmp_path / "log").open("wb") as log:
             node = fork_server.spawn(command, log.fileno(), subprocess.DEVNULL)
             wait_until(lambda: "started" in (tmp_path / "log").read_text(), "the start of a node")
+            wait_until(lambda: catches(node.pid, signal.SIGTERM), "its handler of signals")
             node.send_signal(number)
             assert node.wait(60) == code
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,8 @@ def test_a_signal_ends_a_node(fork_server: ForkServer, tmp_path: Path) -> None:
         with (tmp_path / "log").open("wb") as log:
             node = fork_server.spawn(command, log.fileno(), subprocess.DEVNULL)
             wait_until(lambda: "started" in (tmp_path / "log").read_text(), "the start of a node")
-            wait_until(lambda: catches(node.pid, signal.SIGTERM), "its handler of signals")
+            is_ready = partial(catches, node.pid, signal.SIGTERM)
+            wait_until(is_ready, "its handler of signals")
             node.send_signal(number)
             assert node.wait(60) == code
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def open_files(process: Path) -> dict[str, str]:
+    """Return the open files of a process, without those that it closes while they are listed."""
+    files = {}
+    for link in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):
+            files[link.name] = str(link.readlink())
+    return files
+
+
 def traits(pid: int, directory: Path) -> dict[str, Any]:
     """Return what a process has from its parent, and what it does about signals.
 
@@ -37,7 +47,7 @@ def traits(pid: int, directory: Path) -> dict[str, Any]:
     """
     process = Path(f"/proc/{pid}")
     status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
-    files = {link.name: str(link.readlink()) for link in (process / "fd").iterdir()}
+    files = open_files(process)
     return {
         **{name: status[name] for name in ("PPid", "SigBlk", "SigIgn", "SigCgt", "Umask")},
         "files": [files[number] for number in "012"],

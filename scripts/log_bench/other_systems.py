@@ -11,13 +11,16 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Self
+
+from metrics.waiting import wait_until
 
 from ziplog.deploy.new_shard import free_ports
 
 _HOST = "127.0.0.1"
+#: Seconds between two checks of whether a server has started.
+_CHECK_S = 0.05
 
 
 class Peer:
@@ -82,7 +85,7 @@ class Redis(Peer):
         #: The primary's.
         self.port = ports[0]
         self._client = redis.Redis(host=_HOST, port=self.port)
-        _until(lambda: self._client.wait(1, 100) >= 1)
+        wait_until(lambda: self._client.wait(1, 100) >= 1, _CHECK_S)
 
     def values(self, keys: list[str]) -> list[bytes | None]:
         """Return the values of keys."""
@@ -131,7 +134,7 @@ class Nats(Peer):
         self.port = ports[0]
         self._loop = asyncio.new_event_loop()
         # The three need a while to elect a leader.
-        _until(lambda: self._loop.run_until_complete(self._open(ports[0])))
+        wait_until(lambda: self._loop.run_until_complete(self._open(ports[0])), _CHECK_S)
 
     async def _open(self, port: int) -> bool:
         import nats  # noqa: PLC0415  an optional peer
@@ -153,15 +156,3 @@ class Nats(Peer):
         self._loop.run_until_complete(self._client.close())
         self._loop.close()
         super().__exit__(*details)
-
-
-def _until(condition: Any, within_s: float = 30) -> None:
-    end = time.monotonic() + within_s
-    while True:
-        try:
-            if condition():
-                return
-        except Exception:
-            if time.monotonic() > end:
-                raise
-        time.sleep(0.05)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from metrics.waiting import wait_until
 from region_trial.trial import REGIONS
 from wan import namespaces
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _PROGRAMS: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 _START_S: Final = 30.0
+#: Seconds between two checks of whether a server has started.
+_CHECK_S: Final = 0.2
 _CALL_S: Final = 2.0
 _RETRY_S: Final = 0.05
 _PAYLOAD: Final = bytes(100)
@@ -153,7 +156,7 @@ class Postgres(System):
             file.write("host all all 10.77.0.0/16 trust\nhost replication all 10.77.0.0/16 trust\n")
         names = "synchronous_standby_names=*", "synchronous_commit=remote_write"
         self._postgres("A", primary, *names)
-        _until(lambda: self._run("A", "pg_isready", "-h", primary))
+        wait_until(lambda: self._run("A", "pg_isready", "-h", primary), _CHECK_S)
         backup = (
             "pg_basebackup",
             "-h",
@@ -168,7 +171,7 @@ class Postgres(System):
         self._postgres("B", standby)
         # `pg_basebackup` streams as well, under its own name.
         query = "select 1 from pg_stat_replication where application_name = 'walreceiver'"
-        _until(lambda: self._run("A", "psql", "-h", primary, "-tAc", query))
+        wait_until(lambda: self._run("A", "psql", "-h", primary, "-tAc", query), _CHECK_S)
 
     def _postgres(self, region: str, address: str, *settings: str) -> None:
         options = [f"-c{one}" for one in (f"listen_addresses={address}", *settings)]
@@ -186,22 +189,6 @@ def _as_user(program: str, *arguments: str) -> list[str]:
             str(_PROGRAMS[-1] / program), *arguments]  # fmt: skip
 
 
-def _until(condition: Any) -> None:
-    """Wait until a condition is true; raises its last error, or TimeoutError."""
-    end = time.monotonic() + _START_S
-    while True:
-        try:
-            if condition():
-                return
-        except Exception:
-            if time.monotonic() > end:
-                raise
-        if time.monotonic() > end:
-            message = f"still not so after {_START_S:g} s"
-            raise TimeoutError(message)
-        time.sleep(0.2)
-
-
 # --- clients ---
 
 
@@ -213,7 +200,7 @@ def run(router: int, region: int, system: str, hosts: list[str], pipe: Connectio
     """
     namespaces.enter(router, region)
     client = _CLIENTS[system](hosts)
-    _until(client.insert)
+    wait_until(client.insert, _CHECK_S)
     pipe.send("ready")
     while True:
         method, seconds = pipe.recv()

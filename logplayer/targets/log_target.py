@@ -28,7 +28,7 @@ from logplayer.targets.mirror_mark import (
 from logplayer.targets.settings import check_timeout
 from ziplog.client import arguments
 from ziplog.client.inserts.insert_calls import ROW_UNIT_RECORDS, split_into_row_units
-from ziplog.core.entries import decode_origin
+from ziplog.core.entries import decode_body, decode_origin
 from ziplog.errors import ConfigError, RecordTooLargeError
 from ziplog.types import RecordId, cluster_id
 
@@ -119,6 +119,8 @@ class LogTarget:
         self._mark: Mark | None = None
         #: Number of rows that are in the target log, as far as this claim knows.
         self._placed = 0
+        #: Key and payload of the last of them, as far as `open` has found it.
+        self._last: tuple[bytes | None, bytes] | None = None
 
     # --- opening ---
 
@@ -205,16 +207,19 @@ class LogTarget:
             if stop is None and end >= extents.end:
                 raise Retry(f"shard {shard} of the target log has positions yet", _LEAVING_S)
             for units, _ in log.scan(shard, first, end):
-                found = max(found, self._placed_by(units, end))
+                found = self._placed_by(units, end, found)
         return found
 
-    def _placed_by(self, units: Iterable[Unit], end: int) -> int:
-        """Return how many rows are in the log if units are."""
-        found = 0
+    def _placed_by(self, units: Iterable[Unit], end: int, found: int) -> int:
+        """Return how many rows are in the log if units are, and `found` rows were before."""
         for unit in units:
             origin = decode_origin(unit.body)
-            if origin is not None and origin.writer == self._writer:
-                found = max(found, origin.row + sum(gsn < end for gsn in unit.gsns))
+            if origin is None or origin.writer != self._writer:
+                continue
+            count = sum(gsn < end for gsn in unit.gsns)
+            if count and origin.row + count >= found:
+                found, body = origin.row + count, decode_body(unit.body, len(unit.gsns))
+                self._last = body.key_of(count - 1), body.payloads[count - 1]
         return found
 
     def _bound(self, log: MirrorLog, mark: Mark) -> int:
@@ -230,7 +235,8 @@ class LogTarget:
         Raises:
             Rejected: a record is larger than the target log allows.
             Fenced: the batch is not the next one.
-            ConfigError: the target log has lower limits than it had.
+            ConfigError: the target log has lower limits than it had; or it has other rows than
+                those of the records.
 
         """
         mark = self._mark
@@ -241,6 +247,8 @@ class LogTarget:
         # Also of rows that are passed over: a rejected record has no number.
         _check_sizes(payloads, keys, mark)
         gsn, first = mark.gsn, max(self._placed - mark.rows, 0)
+        if 0 < first <= len(payloads):
+            self._check_last(batch, keys[first - 1], payloads[first - 1])
         if first < len(payloads):
             gsn = self._insert(payloads[first:], keys[first:], mark.shard, mark.rows + first)
         rows = mark.rows + len(payloads)
@@ -248,6 +256,20 @@ class LogTarget:
         self._mark = msgspec.structs.replace(mark, gsn=gsn, rows=rows, placed=self._placed)
         self._position = batch.stop
         return self._mark.encode()
+
+    def _check_last(self, batch: Batch, key: bytes | None, payload: bytes) -> None:
+        """Refuse to continue behind a row that is not the one with its number."""
+        if self._last is None or self._last == (key, payload):
+            return
+        task, number = batch.task, self._placed - 1
+        problem = (
+            f"row {number} of the target log is not the record to which {task.cursor} gives this"
+            f" number in [{batch.start}, {batch.stop}), so a further row would repeat or omit a"
+            " record: put `map`, `keys` and `not_from` back if they were changed, and start the"
+            " archives of the log if some are down; if the log repeats rows that were trimmed,"
+            f" {new_cursor_advice(task)}"
+        )
+        raise ConfigError("row", number, "that of the record", message=problem)
 
     def _insert(self, payloads: list[bytes], keys: list[bytes | None], shard: int, row: int) -> int:
         """Insert rows, a unit at a time; return the position of the last one."""

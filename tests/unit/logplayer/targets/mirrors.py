@@ -107,6 +107,12 @@ class TargetLog:
         for shard in self.shards.values():
             shard.units = [unit for unit in shard.units if unit.gsns[-1] <= shard.durable]
 
+    def trim(self, gsn: int) -> None:
+        """Trim the rows before a position; units that reach it stay."""
+        self.trimmed = gsn
+        for shard in self.shards.values():
+            shard.units = [unit for unit in shard.units if unit.gsns[-1] >= gsn]
+
     def leave(self, shard: int) -> None:
         found = self.shards[shard]
         found.state, found.next = "leaving", self.tail + 1

@@ -554,6 +554,8 @@ def rejected_records_are_found_only_among_those_that_are_sent(patch: pytest.Monk
 def test_a_broken_rule_is_found(name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_target, "split_into_row_units", pairs)
+        # It would end some runs before a reader of the mirror gets anything wrong.
+        patch.setattr(LogTarget, "_check_last", lambda *_: None)
         BROKEN[name](patch)
         for seed in range(3000):
             try:

@@ -143,9 +143,11 @@ class Reads(PendingRequests[PendingRead]):
         """Handle a replica's reply."""
         pending = self._by_number.get(reply.request)
         route = self._routing.route(reply.shard)
-        if route is not None and reply.view == route.view and reply.server < len(route.names):
+        if route is None or reply.server >= len(route.names):
+            return
+        if reply.view == route.view:
             self._observe(reply, pending, route)
-        if pending is None or route is None or reply.gsn != pending.request.rid.gsn:
+        if pending is None or reply.gsn != pending.request.rid.gsn:
             return
         pending.retransmit_timeout = _MIN_RETRANSMIT_NS
         match reply.answer:

@@ -169,10 +169,7 @@ class EarlyStreams:
                 left -= self._send_part(key, reader, left)
 
     def _send_part(self, key: Key, stream: Subscription, most: int) -> int:
-        """Send the next part to a stream that is behind, or the answer; return the work.
-
-        `most`: maximum number of entries that it reads from the store.
-        """
+        """Send the next part, of at most `most` entries, or the answer; return the work."""
         state, frontier = self._state, self._decided_frontier
         if stream.is_trimmed(state):
             self.drop(key)
@@ -210,8 +207,9 @@ class EarlyStreams:
             added, more = units_of([entry])
             if added and added[0].gsns[0] >= frontier:
                 break
-            if units and size + more > limit:
+            if count >= most or (units and size + more > limit):
                 return Part(units, reached, size, count)
+            count += 1
             units += added
             size += more
             reached = min(end, frontier)

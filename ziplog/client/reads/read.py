@@ -61,6 +61,7 @@ class PendingRead(PendingRequest, kw_only=True):
     order: list[int] = msgspec.field(default_factory=list)
     #: When each replica without a reply was asked, in order of nearness; none once all are asked.
     asked: dict[int, int] = msgspec.field(default_factory=dict)
+    #: Interval between the last replica and the next one, in ns; 0: none was asked.
     next_interval: int = 0
 
 

@@ -77,8 +77,8 @@ class PlayerOptions:
     hold_s: Annotated[
         int,
         Key(
-            "The log is not trimmed behind the player until its cursors were not used for so"
-            " long; 0: they hold nothing.",
+            "Records from the player's positions on are not trimmed until its cursors were not used"
+            " for so long; 0: they hold nothing.",
             int,
             unit="seconds",
             high=MAX_HOLD_S,

@@ -88,8 +88,8 @@ class Player:
                 60,000 milliseconds.
             idle_ms: time without a record of its own after which a task passes those of others, 100
                 to 3,600,000 milliseconds.
-            hold_s: the log is not trimmed behind the player until its cursors were not used for so
-                many seconds; 0: they hold nothing.
+            hold_s: records from the player's positions on are not trimmed until its cursors were
+                not used for so many seconds; 0: they hold nothing.
             region: the region of this process, so that it reads near. None: the one in the
                 environment variable ZIPLOG_REGION, or none.
 

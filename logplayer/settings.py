@@ -13,7 +13,7 @@ class PlayerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     targets: tuple[TargetSpec, ...]
-    #: Where new cursors begin; RID_RECENT: behind the last record.
+    #: Where new cursors begin; RID_RECENT: after the last record.
     start: RecordId = RID_GENESIS
     lease_ms: int = 10_000
     #: Bound of the records that the tasks share, in bytes.

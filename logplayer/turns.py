@@ -3,7 +3,7 @@
     waiting --free--> held --closed, or over while others wait--> (none)
 
 A turn is over after `TURN_NS`, or once its task has not needed records for `IDLE_NS`: its target
-hangs, or is slow. The task then waits behind the others, and reads on from its own position.
+hangs, or is slow. The task then waits behind the others, and continues from its own position.
 A change wakes the readers whose turn may begin or be over.
 """
 

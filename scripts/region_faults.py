@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fault_injection.trial import first, in_one_line
 from region_trial.schedule import KINDS, faults
-from region_trial.trial import OPERATOR, REGIONS, RegionTrial, Shape
-from wan import namespaces
+from region_trial.trial import REGIONS, RegionTrial, Shape
+from wan import layout, namespaces
 from wan.network import Network
 
 from tests.history.report import figures_line
@@ -77,11 +77,6 @@ def _kinds(text: str) -> list[str]:
     return found
 
 
-def _setting(text: str) -> tuple[str, int]:
-    name, _, value = text.partition("=")
-    return name, int(value)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
@@ -92,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="of the faults' durations")
     parser.add_argument(
-        "--set", action="append", default=[], type=_setting, metavar="KEY=NUMBER",
+        "--set", action="append", default=[], type=layout.setting, metavar="KEY=NUMBER",
         help="a key of [cluster], as suspicion_ms=3000",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="write figures and windows of 100 ms here")
@@ -113,8 +108,8 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="region-faults-"))
     shape = Shape(options.seed, dict(options.set), is_broken=options.broken)
     found: dict[str, Any] = {}
-    with Network([*REGIONS, OPERATOR], options.seed) as network:
-        network.enter(OPERATOR)
+    with Network([*REGIONS, layout.OPERATOR], options.seed) as network:
+        network.enter(layout.OPERATOR)
         try:
             with RegionTrial(network, folder / "trial", shape) as trial:
                 run_faults(trial, options)

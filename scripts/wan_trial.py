@@ -13,23 +13,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Final
 
-from wan import cluster_trial, floor, namespaces
+from wan import cluster_trial, floor, layout, namespaces
 from wan.network import Network
-
-_OPERATOR: Final = "operator"
 
 
 def _round_trip(text: str) -> tuple[tuple[str, str], float]:
     pair, _, value = text.partition("=")
     one, _, other = pair.partition("-")
     return (one, other), float(value)
-
-
-def _setting(text: str) -> tuple[str, int]:
-    name, _, value = text.partition("=")
-    return name, int(value)
 
 
 def main() -> int:
@@ -52,7 +44,7 @@ def main() -> int:
         "--set",
         action="append",
         default=[],
-        type=_setting,
+        type=layout.setting,
         metavar="KEY=NUMBER",
         help="a key of [cluster], as rtt_ms=120",
     )
@@ -62,10 +54,9 @@ def main() -> int:
         return 2
     round_trips = dict(options.rtt)
     regions = sorted({region for pair in round_trips for region in pair})
-    # This process has a region without delays, from which it starts and watches the others.
-    with Network([*regions, _OPERATOR]) as network:
+    with Network([*regions, layout.OPERATOR]) as network:
         network.set_round_trips(round_trips, options.jitter)
-        network.enter(_OPERATOR)
+        network.enter(layout.OPERATOR)
         floor.print_table(
             floor.measure(network, round_trips, regions, count=options.count, mib=options.mib)
         )

@@ -111,10 +111,12 @@ class MemoryStore:
         assert isinstance(decision, Skip)
         return entry if decision.start <= gsn < decision.stop else None
 
-    def scan(self, gsn: int, limit_bytes: int, most: int = sys.maxsize) -> list[Entry]:
+    def scan(self, gsn: int, limit_bytes: int, max_entries: int = sys.maxsize) -> list[Entry]:
         first = bisect_left(self._ends, gsn + 1)
         entries = (
-            self.entries[first:] if most == sys.maxsize else self.entries[first : first + most]
+            self.entries[first:]
+            if max_entries == sys.maxsize
+            else self.entries[first : first + max_entries]
         )
         return self._readable(within(entries, limit_bytes))
 

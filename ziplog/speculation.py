@@ -54,7 +54,7 @@ def process(
             the events.
 
     Returns:
-        The position behind the last emitted record, where a later run continues. What was not
+        The position after the last emitted record, where a later run continues. What was not
         emitted is undone.
 
     Raises:

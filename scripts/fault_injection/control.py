@@ -29,7 +29,7 @@ class ActiveFaults(msgspec.Struct, frozen=True):
     lost_percent: float = 0.0
     #: Delay of its messages, in milliseconds.
     send_ms: float = 0.0
-    #: The nodes that receive these messages late; empty: all peers.
+    #: The nodes that receive these messages late; empty: all nodes and clients.
     late_to: frozenset[str] = frozenset()
     #: Additional duration of a disk flush, in milliseconds.
     flush_ms: float = 0.0
@@ -38,9 +38,9 @@ class ActiveFaults(msgspec.Struct, frozen=True):
     #: Remaining bytes on its disk; None: no limit.
     disk_bytes: int | None = None
 
-    def delay_ms(self, person: str | None) -> float:
+    def delay_ms(self, peer: str | None) -> float:
         """Return the delay of messages to a node, or to a client (None)."""
-        return self.send_ms if not self.late_to or person in self.late_to else 0.0
+        return self.send_ms if not self.late_to or peer in self.late_to else 0.0
 
 
 _WELL: Final = ActiveFaults()

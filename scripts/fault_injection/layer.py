@@ -57,7 +57,7 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
             super().__init__(bind)
             #: Frames that came and were not passed on.
             self.swallowed = 0
-            self._people: dict[bytes, str] = {}
+            self._peers: dict[bytes, str] = {}
             self._introduced: dict[bytes, int] = {}
             self._late: deque[tuple[int, bytes, bytes]] = deque()
 
@@ -73,16 +73,16 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
         def send(self, dst: bytes, frame: bytes) -> bool:
             current, now = source.current(), time.monotonic_ns()
             if not _is_route(dst):
-                person: str | None = dst.decode(errors="replace")
+                peer: str | None = dst.decode(errors="replace")
                 if now - self._introduced.get(dst, 0) >= _INTRODUCE_NS:
                     self._introduce(dst, now)
             else:
-                person = self._people.get(dst)
-            if current.no_clients if person is None else person in current.silent_to:
+                peer = self._peers.get(dst)
+            if current.no_clients if peer is None else peer in current.silent_to:
                 return True
             if current.lost_percent and chance.random() * 100 < current.lost_percent:
                 return True
-            delay_ms = current.delay_ms(person)
+            delay_ms = current.delay_ms(peer)
             if delay_ms or any(late == dst for _, late, _ in self._late):
                 self._late.append((now + int(delay_ms * 1e6), dst, frame))
                 return True
@@ -93,11 +93,11 @@ def _transport(source: FaultSource, name: str) -> type[transport.Transport]:
             while (received := super().receive()) is not None:
                 src, frame = received
                 if frame.startswith(_INTRODUCTION):
-                    if len(self._people) >= _MAX_ROUTES:
-                        self._people.clear()
-                    self._people[src] = frame[len(_INTRODUCTION) :].decode(errors="replace")
+                    if len(self._peers) >= _MAX_ROUTES:
+                        self._peers.clear()
+                    self._peers[src] = frame[len(_INTRODUCTION) :].decode(errors="replace")
                     continue
-                is_client = _is_route(src) and src not in self._people
+                is_client = _is_route(src) and src not in self._peers
                 if not (is_client and source.current().no_clients):
                     return received
                 self.swallowed += 1

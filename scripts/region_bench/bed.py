@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from metrics.windows import percentile
 from metrics.workers import Workers
-from region_trial.trial import JITTER_MS, OPERATOR, REGIONS, ROUND_TRIPS_MS
+from region_trial.trial import JITTER_MS, REGIONS, ROUND_TRIPS_MS
 from wan import layout, namespaces
 from wan.network import Network
 
@@ -39,7 +39,7 @@ _SETTINGS: Final = {"rtt_ms": _LONGEST_MS, "suspicion_ms": 3000, "epoch_ms": 20}
 
 
 @contextlib.contextmanager
-def network() -> Iterator[Network]:
+def open_network() -> Iterator[Network]:
     """Run a network of the three regions; this process is in the operator's from then on.
 
     Raises:
@@ -49,23 +49,23 @@ def network() -> Iterator[Network]:
     if reason := namespaces.why_not():
         print(f"no regions on this machine: {reason}", flush=True)
         raise SystemExit(2)
-    with Network([*REGIONS, OPERATOR, READER]) as made:
-        made.enter(OPERATOR)
-        yield made
+    with Network([*REGIONS, layout.OPERATOR, READER]) as network:
+        network.enter(layout.OPERATOR)
+        yield network
 
 
-def set_far(made: Network, *, is_far: bool) -> None:
+def set_far(network: Network, *, is_far: bool) -> None:
     """Set the round trips of the measurement, or those of the control."""
     trips = ROUND_TRIPS_MS if is_far else dict.fromkeys(ROUND_TRIPS_MS, 0.0)
-    made.set_round_trips(trips, JITTER_MS if is_far else 0.0)
+    network.set_round_trips(trips, JITTER_MS if is_far else 0.0)
 
 
-def turns(made: Network, act: Callable[[], Any], rounds: int) -> dict[str, list[Any]]:
+def alternate(network: Network, act: Callable[[], Any], rounds: int) -> dict[str, list[Any]]:
     """Return what an action returned with the round trips and without, in turns."""
     found: dict[str, list[Any]] = {"far": [], "control": []}
     for _ in range(rounds):
         for name, results in found.items():
-            set_far(made, is_far=name == "far")
+            set_far(network, is_far=name == "far")
             time.sleep(_SETTLE_S)
             results.append(act())
     return found
@@ -80,20 +80,20 @@ def latency(values_ms: Sequence[float]) -> Figures:
     }
 
 
-def both(found: Mapping[str, Sequence[Sequence[float]]]) -> Figures:
-    """Return the latencies of `turns`, all rounds together."""
+def latencies(found: Mapping[str, Sequence[Sequence[float]]]) -> Figures:
+    """Return the latencies of `alternate`, all rounds together."""
     return {name: latency([v for one in rounds for v in one]) for name, rounds in found.items()}
 
 
-def against(row: Figures, round_trip_ms: float) -> Figures:
-    """Add the goal: 1.05 round trips and the control's median; and the median divided by it."""
+def with_goal(row: Figures, round_trip_ms: float) -> Figures:
+    """Add the goal, 1.05 round trips and the control's median, and the median divided by it."""
     control = row["control"]["p50_ms"]
     goal = round(1.05 * round_trip_ms + control, 2)
     return {**row, "goal_p50_ms": goal, "of_goal": round(row["far"]["p50_ms"] / goal, 3)}
 
 
 def load() -> Figures:
-    """Return the load average of a minute, and whether other load falsifies figures."""
+    """Return the load average of the last minute, and the number of cores."""
     average = os.getloadavg()[0]
     return {"load_average": round(average, 1), "cores": os.cpu_count()}
 
@@ -102,17 +102,17 @@ class Bed:
     """A cluster across regions with a client process in each, from `with` on."""
 
     def __init__(
-        self, made: Network, shards: Sequence[Sequence[str]] | None = None, **settings: Any
+        self, network: Network, shards: Sequence[Sequence[str]] | None = None, **settings: Any
     ) -> None:
         """Prepare.
 
         Args:
-            made: the network.
+            network: has `REGIONS`; the calling process is in the operator's region.
             shards: the regions of their servers; None: the triangle.
             settings: keys of `[cluster]`.
 
         """
-        self.network: Final = made
+        self.network: Final = network
         self._shards: Final = shards or layout.triangle(REGIONS)
         self._settings: Final = _SETTINGS | settings
         self._stack: Final = contextlib.ExitStack()
@@ -141,20 +141,20 @@ class Bed:
         self._stack.close()
 
     def start(self, region: str, method: str, **options: Any) -> None:
-        """Have a region's clients begin something."""
+        """Have a region's clients start a method of `worker._Clients`."""
         self._workers.pipes[REGIONS.index(region)].send((method, options))
 
     def finish(self, region: str) -> Any:
         """Wait for its end; return the result."""
         return self._workers.pipes[REGIONS.index(region)].recv()
 
-    def ask(self, region: str, method: str, **options: Any) -> Any:
-        """Have a region's clients do something; return the result."""
+    def call(self, region: str, method: str, **options: Any) -> Any:
+        """Have a region's clients run a method; return the result."""
         self.start(region, method, **options)
         return self.finish(region)
 
-    def everywhere(self, method: str, **options: Any) -> dict[str, Any]:
-        """Have the clients of all regions do the same at the same time; return the results."""
+    def call_all(self, method: str, **options: Any) -> dict[str, Any]:
+        """Have the clients of all regions run a method at the same time; return the results."""
         for region in REGIONS:
             self.start(region, method, **options)
         return {region: self.finish(region) for region in REGIONS}

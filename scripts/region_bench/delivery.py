@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from region_trial.trial import REGIONS
 
-from region_bench.bed import Bed, both, turns
+from region_bench.bed import Bed, alternate, latencies
 
 if TYPE_CHECKING:
     from wan.network import Network
@@ -22,7 +22,18 @@ _LEAD_S: Final = 3.0
 _GOAL_MS: Final = 40.0 + 2 * 20.0
 
 
-def of_paces(bed: Bed, scale: float) -> Figures:
+def deliveries(bed: Bed, scale: float) -> Figures:
+    """W6: from an insert in A to its delivery, with schedules and hints."""
+    return {"W6": _measure(bed, scale)}
+
+
+def without_hints(network: Network, scale: float) -> Figures:
+    """W6 without hints: the same in a cluster whose shards get no hints."""
+    with Bed(network, lag_fix=False) as bed:
+        return {"W6 without hints": _measure(bed, scale)}
+
+
+def _measure(bed: Bed, scale: float) -> Figures:
     """Return the latencies of a writer in A, and of the deliveries in each region."""
     seconds = max(2.0, _SECONDS * scale)
 
@@ -30,27 +41,16 @@ def of_paces(bed: Bed, scale: float) -> Figures:
         for region in REGIONS[1:]:
             bed.start(region, "follow", seconds=seconds + 2 * _LEAD_S)
         time.sleep(_LEAD_S)
-        inserted, near = bed.ask("A", "pace_and_follow", seconds=seconds)
+        inserted, near = bed.call("A", "pace_and_follow", seconds=seconds)
         return {
             "insert": inserted,
             "A": near,
             **{region: bed.finish(region) for region in REGIONS[1:]},
         }
 
-    results = turns(bed.network, act, _ROUNDS)
+    results = alternate(bed.network, act, _ROUNDS)
     rows = {}
     for name in ("insert", *REGIONS):
-        rows[name] = both({k: [one[name] for one in rounds] for k, rounds in results.items()})
+        rows[name] = latencies({k: [one[name] for one in rounds] for k, rounds in results.items()})
         rows[name]["goal_p50_ms"] = _GOAL_MS
     return rows
-
-
-def deliveries(bed: Bed, scale: float) -> Figures:
-    """W6 with schedules and hints."""
-    return {"W6": of_paces(bed, scale)}
-
-
-def without_hints(made: Network, scale: float) -> Figures:
-    """W6 in a cluster whose shards get no hints."""
-    with Bed(made, lag_fix=False) as bed:
-        return {"W6 without hints": of_paces(bed, scale)}

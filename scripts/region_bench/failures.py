@@ -18,11 +18,11 @@ _KINDS: Final = {"W7": "kill", "W8": "cut"}
 _CALM_S: Final = 4.0
 
 
-def of_region(made: Network, scale: float) -> Figures:
+def of_region(network: Network, scale: float) -> Figures:
     """Return the verdicts of `region_faults.py` on A killed and A cut off, with windows."""
     found: Figures = {}
     with tempfile.TemporaryDirectory(prefix="regions-") as folder:
-        with RegionTrial(made, Path(folder) / "trial", Shape()) as trial:
+        with RegionTrial(network, Path(folder) / "trial", Shape()) as trial:
             for kind in _KINDS.values():
                 trial.watch(_CALM_S)
                 seconds = max(8.0, KINDS[kind] * scale)

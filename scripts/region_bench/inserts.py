@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from metrics.rounds import ratio
 from region_trial.trial import REGIONS
 
-from region_bench.bed import Bed, against, both, turns
+from region_bench.bed import Bed, alternate, latencies, with_goal
 
 if TYPE_CHECKING:
     from wan.network import Network
@@ -30,15 +30,15 @@ def one_shard(bed: Bed, scale: float) -> Figures:
     """W1: inserts of clients in A at the shard AB."""
     found = {}
     for clients in (1, _CLIENTS):
-        bed.ask("A", "insert", seconds=0.5, clients=clients, shard=0)
-        results = turns(
+        bed.call("A", "insert", seconds=0.5, clients=clients, shard=0)
+        results = alternate(
             bed.network,
-            lambda clients=clients: bed.ask(
+            lambda clients=clients: bed.call(
                 "A", "insert", seconds=_SECONDS * scale, clients=clients, shard=0
             ),
             _ROUNDS,
         )
-        found[f"clients {clients}"] = against(both(results), _TO_BACKUP_MS["A"])
+        found[f"clients {clients}"] = with_goal(latencies(results), _TO_BACKUP_MS["A"])
     return {"W1": found}
 
 
@@ -46,29 +46,29 @@ def one_shard_or_nearest(bed: Bed, scale: float) -> Figures:
     """W2: clients in all regions, all at the shard AB, beside the nearest shards."""
     found: Figures = {}
     for name, shard in (("one shard", 0), ("nearest", None)):
-        results = turns(
+        results = alternate(
             bed.network,
-            lambda shard=shard: bed.everywhere("insert", seconds=_SECONDS * scale, shard=shard),
+            lambda shard=shard: bed.call_all("insert", seconds=_SECONDS * scale, shard=shard),
             _ROUNDS,
         )
         for region in REGIONS:
             of_region = {k: [one[region] for one in rounds] for k, rounds in results.items()}
-            row = both(of_region)
+            row = latencies(of_region)
             if shard is None:
-                row = against(row, _TO_BACKUP_MS[region])
+                row = with_goal(row, _TO_BACKUP_MS[region])
             found.setdefault(name, {})[region] = row
     return {"W2": found}
 
 
-def numbers_of_regions(made: Network, scale: float) -> Figures:
+def numbers_of_regions(network: Network, scale: float) -> Figures:
     """W3: inserts of a client in A at shards that are in one, two and three regions."""
     found = {}
-    with Bed(made, ["AAA", "AAB", "ABC"], f=2, min_regions=1) as bed:
+    with Bed(network, ["AAA", "AAB", "ABC"], f=2, min_regions=1) as bed:
         for required, round_trip in _TO_FARTHEST_MS.items():
             shard = required - 1
-            results = turns(
-                made,
-                lambda required=required, shard=shard: bed.ask(
+            results = alternate(
+                network,
+                lambda required=required, shard=shard: bed.call(
                     "A",
                     "insert",
                     seconds=_SECONDS * scale,
@@ -77,7 +77,7 @@ def numbers_of_regions(made: Network, scale: float) -> Figures:
                 ),
                 _ROUNDS,
             )
-            found[f"min_regions {required}"] = against(both(results), round_trip)
+            found[f"min_regions {required}"] = with_goal(latencies(results), round_trip)
     return {"W3": found}
 
 
@@ -87,13 +87,13 @@ def bytes_over_links(bed: Bed, scale: float) -> Figures:
 
     def during(method: str, **options: Any) -> tuple[dict[str, float], Any]:
         before, began = bed.carried(), time.monotonic()
-        result = bed.ask("A", method, seconds=seconds, **options)
+        result = bed.call("A", method, seconds=seconds, **options)
         passed = time.monotonic() - began
         after = bed.carried()
         return {p: (after[p]["bytes"] - before[p]["bytes"]) / passed for p in after}, result
 
-    turns(bed.network, lambda: None, 1)
-    bed.ask("A", "insert", seconds=1.0, size=_LARGE, shard=0)
+    alternate(bed.network, lambda: None, 1)
+    bed.call("A", "insert", seconds=1.0, size=_LARGE, shard=0)
     quiet, _ = during("idle")
     busy, result = during("insert", clients=_CLIENTS, size=_LARGE, shard=0)
     payload_per_s = len(result) * _LARGE / seconds
@@ -113,9 +113,9 @@ def rates(bed: Bed, scale: float) -> Figures:
     """W10: records a second of eight clients in A with `insert_many`."""
     found = {}
     for size, batch in ((100, 200), (_LARGE, 25)):
-        results = turns(
+        results = alternate(
             bed.network,
-            lambda size=size, batch=batch: bed.ask(
+            lambda size=size, batch=batch: bed.call(
                 "A", "many", seconds=_SECONDS * scale, clients=_CLIENTS, size=size, batch=batch
             ),
             _ROUNDS,

@@ -41,6 +41,7 @@ def measure(scale: float, only: Sequence[str] = ()) -> Figures:
     """Run all measurements, or some; `scale` 1 takes about ten minutes."""
 
     def chosen(measurements: dict[str, Any]) -> dict[Any, str]:
+        # By function: one run has W7 and W8.
         return {
             act: name for name, act in measurements.items() if not only or name.split()[0] in only
         }
@@ -52,7 +53,7 @@ def measure(scale: float, only: Sequence[str] = ()) -> Figures:
         found.update({name: row | bed.load() for name, row in figures.items()})
         steps.step(", ".join(figures))
 
-    with bed.network() as network:
+    with bed.open_network() as network:
         if shared:
             with bed.Bed(network) as running:
                 for act in shared:

@@ -15,7 +15,7 @@ from metrics.workers import Workers
 from region_trial.trial import REGIONS
 
 from region_bench import systems
-from region_bench.bed import both, set_far, turns
+from region_bench.bed import alternate, latencies, set_far
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def beside(bed: Bed, scale: float) -> Figures:
     with contextlib.ExitStack() as stack:
         set_far(bed.network, is_far=False)
         actions: dict[str, Callable[[], list[float]]] = {
-            "ziplog": lambda: bed.ask("A", "insert", seconds=seconds, shard=0)
+            "ziplog": lambda: bed.call("A", "insert", seconds=seconds, shard=0)
         }
         running = {}
         for kind, system in systems.SYSTEMS.items():
@@ -68,9 +68,11 @@ def _inserting(clients: Workers, seconds: float) -> Callable[[], list[float]]:
 
 
 def _in_turns(bed: Bed, actions: dict[str, Callable[[], list[float]]]) -> Figures:
-    results = turns(bed.network, lambda: {name: act() for name, act in actions.items()}, _ROUNDS)
+    results = alternate(
+        bed.network, lambda: {name: act() for name, act in actions.items()}, _ROUNDS
+    )
     found = {
-        name: both({k: [one[name] for one in rounds] for k, rounds in results.items()})
+        name: latencies({k: [one[name] for one in rounds] for k, rounds in results.items()})
         for name in actions
     }
     ours = [percentile(one["ziplog"], 50) or 0.0 for one in results["far"]]

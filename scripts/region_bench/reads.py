@@ -9,7 +9,7 @@ from metrics.workers import Workers
 from region_trial.trial import REGIONS, ROUND_TRIPS_MS
 
 from region_bench import worker
-from region_bench.bed import READER, both, latency, set_far, turns
+from region_bench.bed import READER, alternate, latencies, latency, set_far
 
 if TYPE_CHECKING:
     from region_bench.bed import Bed
@@ -37,17 +37,17 @@ def near(bed: Bed, scale: float) -> Figures:
     A second reader has an address of its own beside the region, so that the router counts its
     packets alone.
     """
-    rids = bed.ask("A", "put", count=_RECORDS, size=_SIZE, shard=0)
+    rids = bed.call("A", "put", count=_RECORDS, size=_SIZE, shard=0)
     found = {}
     seconds = max(1.0, _SECONDS * scale)
     for region, where in _READERS.items():
-        bed.ask(region, "read", seconds=0.5, rids=rids)
-        results = turns(
+        bed.call(region, "read", seconds=0.5, rids=rids)
+        results = alternate(
             bed.network,
-            lambda region=region: bed.ask(region, "read", seconds=seconds, rids=rids),
+            lambda region=region: bed.call(region, "read", seconds=seconds, rids=rids),
             _ROUNDS,
         )
-        row = both(results)
+        row = latencies(results)
         row["packets_out"] = _packets_of_a_read(bed, region, rids, seconds)
         row["far_of_control"] = round(row["far"]["p50_ms"] / row["control"]["p50_ms"], 2)
         row["goal_of_control"] = _NEAR_GOAL
@@ -92,16 +92,16 @@ def _packets_of_a_read(bed: Bed, region: str, rids: list[tuple[int, int]], secon
 
 def frozen(bed: Bed, scale: float) -> Figures:
     """W5: reads of records of shard AB from A and B while the server there is frozen."""
-    rids = bed.ask("A", "put", count=_RECORDS, size=_SIZE, shard=0)
+    rids = bed.call("A", "put", count=_RECORDS, size=_SIZE, shard=0)
     set_far(bed.network, is_far=True)
     found = {}
     for region, server in _NEAR.items():
         latencies: list[float] = []
-        before = bed.ask(region, "read", seconds=1.0, rids=rids)
+        before = bed.call(region, "read", seconds=1.0, rids=rids)
         for _ in range(max(1, int(_ROUNDS * scale))):
             bed.cluster.pause(server)
             try:
-                latencies += bed.ask(region, "read", seconds=_FROZEN_S, rids=rids)
+                latencies += bed.call(region, "read", seconds=_FROZEN_S, rids=rids)
             finally:
                 bed.cluster.resume(server)
             _await_live(bed)

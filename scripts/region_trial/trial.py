@@ -1,9 +1,9 @@
-"""A cluster across regions under clients in all of them, which is hurt and judged.
+"""A trial: a cluster across regions, clients in all of them, faults, and a verdict.
 
-    with Network((*REGIONS, OPERATOR)) as network:
-        network.enter(OPERATOR)
+    with Network((*REGIONS, layout.OPERATOR)) as network:
+        network.enter(layout.OPERATOR)
         with RegionTrial(network, folder, Shape()) as trial:
-            trial.inject(fault)
+            trial.inject(fault, print)
             verdict = trial.judge()
 
 Invariant: when a trial is left, none of its processes runs any more.
@@ -41,15 +41,13 @@ if TYPE_CHECKING:
     from region_trial.schedule import RegionFault
 
 REGIONS: Final = ("A", "B", "C")
-#: The region without delays, from which a trial starts and watches the others.
-OPERATOR: Final = "operator"
 ROUND_TRIPS_MS: Final = {("A", "B"): 40.0, ("B", "C"): 80.0, ("C", "A"): 120.0}
 JITTER_MS: Final = 2.0
 _SLOWER: Final = 5
 _MIX: Final = {"insert": 40, "nowait": 10, "batch": 5, "read": 30, "tail": 5, "sync": 3}
 _START_S: Final = 120.0
 _HEALTHY_S: Final = 60.0
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 #: Time in which each region's writer and reader must have begun.
 _WORKING_S: Final = 60.0
 _CALL_S: Final = 5.0
@@ -100,7 +98,7 @@ class RegionTrial:
         """Prepare.
 
         Args:
-            network: has `REGIONS` and `OPERATOR`; the calling process is in the latter.
+            network: has `REGIONS` and `layout.OPERATOR`; the calling process is in the latter.
             folder: gets the cluster's data and the history.
             shape: of the trial.
 
@@ -171,13 +169,13 @@ class RegionTrial:
             for processes in self._clients[region]:
                 processes.start()
         deadline = time.monotonic() + _WORKING_S
-        while not all(s.writer and s.reader for s in self._saw().values()):
+        while not all(s.writer and s.reader for s in self._seen().values()):
             if time.monotonic() > deadline:
                 message = f"not every region's writer and reader work after {_WORKING_S:g} s"
                 raise TimeoutError(message)
             time.sleep(1.0)
 
-    def _saw(self) -> dict[str, verdict.Seen]:
+    def _seen(self) -> dict[str, verdict.Seen]:
         return seen.gather(self._history, REGIONS)
 
     def _stop_clients(self) -> list[str]:
@@ -207,10 +205,11 @@ class RegionTrial:
         """Let time pass, and write placements and losses into the history."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self._look()
-            time.sleep(_LOOK_S)
+            self._record_status()
+            time.sleep(_POLL_S)
 
-    def _look(self) -> None:
+    def _record_status(self) -> None:
+        """Write changed placements and losses into the history."""
         status = self._health.status()
         if status is None:
             return
@@ -232,7 +231,7 @@ class RegionTrial:
             if not missing:
                 return events.now(), last
             last = missing
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return None, last
 
     def _note(self, text: str, say: Callable[[str], None]) -> None:
@@ -256,7 +255,7 @@ class RegionTrial:
             processes.start()
 
     def _cut_off(self, region: str, *, is_cut: bool) -> None:
-        for other in (*REGIONS, OPERATOR):
+        for other in (*REGIONS, layout.OPERATOR):
             if other != region:
                 self._network.cut(region, other, is_cut=is_cut)
                 self._network.cut(other, region, is_cut=is_cut)
@@ -289,13 +288,13 @@ class RegionTrial:
         """Stop the clients, read everything, and judge."""
         router = (self._network.report()["cpu_s"] - self._used) / (time.monotonic() - self._since)
         broken = [f"ended by an error: {name}" for name in self._stop_clients()]
-        self._look()
+        self._record_status()
         try:
             read_all(self._plan)
         except ZiplogError as error:
             broken.append(f"it cannot be read at the end: {error}")
         self._recorder.close()
-        shape, saw = self._shape.all_settings, self._saw()
+        shape, saw = self._shape.all_settings, self._seen()
         limits = Limits(shape["suspicion_ms"] / 1000, shape["rtt_ms"] / 1000)
         slow = []
         for one in self._injected:

@@ -14,10 +14,18 @@ if TYPE_CHECKING:
 
     from wan.network import Network
 
+#: A region without delays, from which a program starts and watches the others.
+OPERATOR: Final = "operator"
 _PORT: Final = 7000
 #: Ports of one shard.
 _SERVERS: Final = 16
 _PASSWORD: Final = "sixteen characters"  # noqa: S105 - of a network on this machine
+
+
+def setting(text: str) -> tuple[str, int]:
+    """Return the key of `[cluster]` and the number that KEY=NUMBER names, for `argparse`."""
+    name, _, value = text.partition("=")
+    return name, int(value)
 
 
 def triangle(regions: Sequence[str]) -> list[tuple[str, str]]:

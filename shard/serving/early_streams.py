@@ -168,20 +168,17 @@ class EarlyStreams:
             if left > 0 or reader.is_asked:
                 left -= self._send_part(key, reader, left)
 
-    def _send_part(self, key: Key, stream: Subscription, most: int) -> int:
-        """Send the next part to a stream that is behind, or the answer; return the work.
-
-        `most`: maximum number of entries that it reads from the store.
-        """
+    def _send_part(self, key: Key, stream: Subscription, max_entries: int) -> int:
+        """Send the next part, of at most `max_entries`, or the answer; return the work."""
         state, frontier = self._state, self._decided_frontier
         if stream.is_trimmed(state):
             self.drop(key)
             return 0
         part = Part([], stream.sent, 0, 0)
-        if most > 0 and stream.used < stream.credit and stream.sent < frontier:
+        if max_entries > 0 and stream.used < stream.credit and stream.sent < frontier:
             try:
                 limit = min(MAX_DELIVER_BYTES, stream.credit - stream.used)
-                part = self._decided_part(stream.sent, limit, most)
+                part = self._decided_part(stream.sent, limit, max_entries)
             except UnreadableError as error:
                 if not isinstance(error, BusyError):
                     state.damaged = (stream.sent, error)
@@ -194,13 +191,13 @@ class EarlyStreams:
             self._send(stream, part)
         return part.work
 
-    def _decided_part(self, start: int, limit: int, most: int) -> Part:
+    def _decided_part(self, start: int, limit: int, max_entries: int) -> Part:
         """Return decided units from `start` on; arguments as of `stable_part`."""
         state, frontier = self._state, self._decided_frontier
         units: list[Unit] = []
         reached, size, count = start, 0, 0
         if start < state.frontier:
-            units, reached, size, count = stable_part(state, start, limit, most)
+            units, reached, size, count = stable_part(state, start, limit, max_entries)
             if reached < state.frontier:
                 return Part(units, reached, size, count)
         for entry in state.stream.window:
@@ -210,8 +207,9 @@ class EarlyStreams:
             added, more = units_of([entry])
             if added and added[0].gsns[0] >= frontier:
                 break
-            if units and size + more > limit:
+            if count >= max_entries or (units and size + more > limit):
                 return Part(units, reached, size, count)
+            count += 1
             units += added
             size += more
             reached = min(end, frontier)

@@ -409,16 +409,17 @@ class Readers:
             one.is_asked or one.used < one.credit for one in self._lagging.values()
         )
 
-    def _catch_up(self, key: Key, subscription: Subscription, most: int) -> int:
-        """Send the next part, of at most `most` entries, or the answer; return the work."""
+    def _catch_up(self, key: Key, subscription: Subscription, max_entries: int) -> int:
+        """Send the next part, of at most `max_entries`, or the answer; return the work."""
         state, frontier = self._state, self._state.frontier
         if self._drop_if_trimmed(key, subscription):
             return 0
         part = Part([], subscription.sent, 0, 0)
-        if most > 0 and subscription.used < subscription.credit and subscription.sent < frontier:
+        has_credit = subscription.used < subscription.credit
+        if max_entries > 0 and has_credit and subscription.sent < frontier:
             limit = min(MAX_DELIVER_BYTES, subscription.credit - subscription.used)
             try:
-                part = stable_part(state, subscription.sent, limit, most)
+                part = stable_part(state, subscription.sent, limit, max_entries)
             except UnreadableError as error:
                 if not isinstance(error, BusyError):
                     state.damaged = (subscription.sent, error)

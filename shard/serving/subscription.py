@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 UNIT_OVERHEAD_BYTES: Final = 64
 #: Most bytes of one message, except that it carries at least one unit.
 MAX_DELIVER_BYTES: Final = 512 * 1024
-#: Work of one batch for all streams that are behind: 1 for each entry, and 1 for each KiB. Inserts
-#: wait meanwhile, for about 10 ms.
+#: Limit of the work of one batch for all stable streams that are behind, and for all early ones: 1
+#: for each entry, and 1 for each KiB. The last part may exceed it. Inserts wait for about 10 ms.
 BATCH_WORK: Final = 1024
 #: Time without a message after which a subscription is dropped.
 SILENCE_NS: Final = 10_000_000_000
@@ -54,9 +54,9 @@ class Subscription(msgspec.Struct, gc=False):
     #: Its reader's last message is not answered yet.
     is_asked: bool = False
 
-    def add_credit(self, credit: int, most: int) -> None:
-        """Raise the credit to a total, at most `most` bytes above what was sent."""
-        self.credit = max(self.credit, min(credit, self.used + most))
+    def add_credit(self, credit: int, max_ahead: int) -> None:
+        """Raise the credit to a total, at most `max_ahead` bytes above what was sent."""
+        self.credit = max(self.credit, min(credit, self.used + max_ahead))
 
     def advance(self, state: ReplicaState, stop: int) -> tuple[int, list[LeaseRun]]:
         """Note that everything below `stop` is sent; return the former end and the new leases."""
@@ -103,17 +103,22 @@ class Part(NamedTuple):
 
     @property
     def work(self) -> int:
-        """What it counts of `BATCH_WORK`."""
+        """Its share of `BATCH_WORK`."""
         return self.entries + self.size // 1024
 
 
-def stable_part(state: ReplicaState, start: int, limit: int, most: int) -> Part:
-    """Return stable units from `start` on.
+def stable_part(state: ReplicaState, start: int, limit: int, max_entries: int) -> Part:
+    """Return stable units from `start` on, at least one if there is any.
 
-    At most `limit` bytes, and of `most` entries, but at least one unit if there is one.
+    Args:
+        state: of the replica.
+        start: the first gsn.
+        limit: maximum size in bytes, with `UNIT_OVERHEAD_BYTES` for each unit.
+        max_entries: maximum number of entries to read, at least 1.
+
     """
     stable, frontier = state.stream.stable, state.frontier
-    entries = state.store.scan(start, limit, most)
+    entries = state.store.scan(start, limit, max_entries)
     units: list[Unit] = []
     reached, size = start, 0
     for entry in entries:

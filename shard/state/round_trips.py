@@ -3,9 +3,9 @@
     heartbeat with `sent_us` --> node --Echo(sent_us)--> a sample for that node
 
 Rules: an echo counts if it answers one of the last heartbeats, once, and is newer than the echoes
-before it from the same node. A sample above twice `rtt_ms` of the cluster file is none: a process
-was paused, or a frame was lost. Samples change when a lease begins, never which positions a server
-owns (docs/protocol.md, section 20).
+before it from the same node. A sample above twice `rtt_ms` of the cluster file does not count: a
+process was paused, or a frame was lost. Samples change when a lease begins, never which positions a
+server owns (docs/protocol.md, section 20).
 """
 
 from __future__ import annotations

@@ -116,10 +116,10 @@ class SegmentReader:
         data, found = segment.find(self._directory, gsn)
         return decode(data, found, segment.name) if found is not None else None
 
-    def scan(self, gsn: int, limit_bytes: int, most: int = sys.maxsize) -> list[Entry]:
+    def scan(self, gsn: int, limit_bytes: int, max_entries: int = sys.maxsize) -> list[Entry]:
         """Return `Place` and `Skip` entries in order, from the first that ends at or after `gsn`.
 
-        About `limit_bytes` of bodies (plus 64 per entry), and at most `most` entries; at least one
+        About `limit_bytes` of bodies (plus 64 per entry), and at most `max_entries`; at least one
         if there is any.
 
         Raises:
@@ -130,13 +130,13 @@ class SegmentReader:
         left = limit_bytes
         try:
             while gsn < self._cache.first and left > 0:
-                gsn, left = self._scan_block(gsn, left, most, result)
+                gsn, left = self._scan_block(gsn, left, max_entries, result)
         except UnreadableError:
             if not result:
                 raise
             return result
         index = self._cache.from_gsn(gsn)
-        while (left > 0 and len(result) < most) or not result:
+        while (left > 0 and len(result) < max_entries) or not result:
             entry = self._cache.at(index)
             if entry is None:
                 break
@@ -146,7 +146,9 @@ class SegmentReader:
             index += 1
         return result
 
-    def _scan_block(self, gsn: int, left: int, most: int, result: list[Entry]) -> tuple[int, int]:
+    def _scan_block(
+        self, gsn: int, left: int, max_entries: int, result: list[Entry]
+    ) -> tuple[int, int]:
         """Add the entries of the block of `gsn`; return the next gsn and the remaining limit."""
         segment = self._segment_of(gsn)
         if segment is None:
@@ -160,7 +162,7 @@ class SegmentReader:
         for found in entries:
             if found.last < gsn or found.first >= self._cache.first:
                 continue
-            if (left <= 0 or len(result) >= most) and result:
+            if (left <= 0 or len(result) >= max_entries) and result:
                 return found.first, 0
             entry = decode(data, found, segment.name)
             result.append(entry)

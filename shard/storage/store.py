@@ -120,10 +120,10 @@ class Store(Protocol):
         """
         ...
 
-    def scan(self, gsn: int, limit_bytes: int, most: int = sys.maxsize) -> list[Entry]:
+    def scan(self, gsn: int, limit_bytes: int, max_entries: int = sys.maxsize) -> list[Entry]:
         """Return `Place` and `Skip` entries in order, from the first that ends at or after `gsn`.
 
-        About `limit_bytes` of bodies, and at most `most` entries; at least one if there is any.
+        About `limit_bytes` of bodies, and at most `max_entries`; at least one if there is any.
 
         Raises:
             UnreadableError: the first of them is damaged.

@@ -102,7 +102,7 @@ def create(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Create a cursor that no program owns yet. `recent` is behind the last record."""
+    """Create a cursor that no program owns yet. `recent` is after the last record."""
     find = parse(start, "--start")
     with connect(bootstrap, timeout) as log:
         made = log.create_cursor(name, find(log), hold_s=hold_s)
@@ -167,7 +167,7 @@ def seek(
 ) -> None:
     """Set the positions of cursors, forward or back; their owners lose them.
 
-    `genesis` is the first position that is not trimmed, `recent` is behind the last record.
+    `genesis` is the first position that is not trimmed, `recent` is after the last record.
     """
     find = parse(position, "POSITION")
     with connect(bootstrap, timeout) as log:

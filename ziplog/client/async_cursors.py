@@ -60,7 +60,7 @@ class AsyncCursor(AsyncSubscription):
 
     @property
     def reached(self) -> RecordId:
-        """Where this claim reads on: behind the last record that was returned."""
+        """The position from which this claim continues: after the last record that it returned."""
         return max(super().position, self._claim().position)
 
     @property

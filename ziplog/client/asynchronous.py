@@ -413,7 +413,7 @@ class AsyncLog(AsyncAdministration):
 
         Args:
             name: 1 to 128 letters, digits and . _ / -, the first one a letter or a digit.
-            start: the position, if there is no such cursor; RID_RECENT: behind the last record.
+            start: the position, if there is no such cursor; RID_RECENT: after the last record.
             lease_s: 1 to 300 seconds.
             hold_s: records from the position on are not trimmed, until the cursor is unused for so
                 many seconds; 0: they may be trimmed at any time.

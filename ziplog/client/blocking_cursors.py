@@ -61,7 +61,7 @@ class Cursor(Subscription):
 
     @property
     def reached(self) -> RecordId:
-        """Where this claim reads on: behind the last record that was returned."""
+        """The position from which this claim continues: after the last record that it returned."""
         return max(super().position, self._claim().position)
 
     @property

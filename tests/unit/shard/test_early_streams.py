@@ -15,6 +15,7 @@ from tests.unit.shard.recovery_world import begin, decision, order, promise, sta
 from tests.unit.shard.test_readers import BACKUP, PRIMARY, calm_world, put, replica, trim
 from tests.world import CLUSTER, MS, Link, S, World, first_lease, grant, insert, probe
 from ziplog import wire
+from ziplog.core.node import BatchEnd, Received, Send
 from ziplog.segments.entry import BusyError
 
 CLIENT = b"c" * 16
@@ -185,6 +186,28 @@ def test_large_parts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(5 * MS)
     assert [u for _, _, units in sent(world) for u in units] == [[gsn] for gsn in range(1, 20)]
     assert max(len(units) for _, _, units in sent(world)) == 2
+
+
+def test_streams_that_are_behind_share_the_work_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_WORK", 4)
+    world = calm_world()
+    put(world, *(insert(seq) for seq in range(1, 4)))
+    world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
+    put(world, *(insert(seq) for seq in range(4, 11)))
+    node = replica(world)
+    for number in (1, 2):
+        message = wire.Subscribe(CLUSTER, 0, 1, CLIENT, number, 1, 1 << 20, "early")
+        node.step(Received(b"reader", message), world.now)
+    batches = []
+    while node._readers.has_work:
+        effects = node.step(BatchEnd(), world.now)
+        messages = [one.message for one in effects if isinstance(one, Send)]
+        early = [each for each in messages if isinstance(each, wire.Early)]
+        batches.append([(e.subscription, len(e.units)) for e in early])
+    assert batches[0][1] == (2, 0), "each request is answered at once"
+    assert all(sum(count for _, count in batch) <= 4 for batch in batches)
+    for number in (1, 2):
+        assert sum(count for batch in batches for n, count in batch if n == number) == 10
 
 
 def test_trim_ends_the_stream() -> None:

@@ -2,8 +2,8 @@
 
 A request goes to the presumed leader of the Raft group. `NotLeader` redirects it; without a reply,
 the client sends it to all nodes. Retries keep the request number, so any copy's reply counts. Any
-node answers `Hello`: of a client with a region, every other one goes to the nearest node. The rest
-go to the leader, because a node that is cut off from it does not learn of new views.
+node answers `Hello`: if the caller allows it, every other one of a client with a region goes to the
+nearest node. The rest go to the leader: a node that lags does not know new views and shards.
 
 Invariant: the client sends nothing when no request is open. See docs/protocol.md, sections 3, 8
 and 20.
@@ -113,7 +113,7 @@ class MembershipClient:
         self._leader: bytes | None = None
         #: The region of each node that the service reported.
         self._regions: dict[bytes, str] = {}
-        #: The last `Hello` went to the nearest node.
+        #: The last request that may go to the nearest node did so.
         self._was_near = False
         self._pending: dict[int, MembershipRequest] = {}
         #: By connection: why there is none; "": it is established. Others are being established.
@@ -193,9 +193,23 @@ class MembershipClient:
         return name
 
     def send_request(
-        self, build: Callable[[int, int], Message], callback: Callable[[Any], None]
+        self,
+        build: Callable[[int, int], Message],
+        callback: Callable[[Any], None],
+        *,
+        may_be_near: bool = False,
     ) -> int:
-        """Send `build(cluster, request)`, return the request number; `callback` gets the reply."""
+        """Send a request to the service.
+
+        Args:
+            build: returns the message; it gets the numbers of the cluster and of the request.
+            callback: gets the reply.
+            may_be_near: the nearest node may answer, also if it lags behind the leader.
+
+        Returns:
+            The number of the request.
+
+        """
         context = self._context
         request = context.request()
         message = build(self.cluster, request)
@@ -207,14 +221,14 @@ class MembershipClient:
             self._send_to_all(pending)
         else:
             dst = self._leader
-            if type(message) is Hello and (near := self._next_near_node()):
+            if may_be_near and (near := self._next_near_node()):
                 dst, pending.sent_near_at = near, context.now
             pending.sent_to.add(dst)
             context.send(dst, message)
         return request
 
     def _next_near_node(self) -> bytes:
-        """Return the nearest node for every other `Hello`; b"": the leader gets this one."""
+        """Return the nearest node for every other request; b"": the leader gets this one."""
         names, regions = list(self._regions), list(self._regions.values())
         self._was_near = self.proximity.has_order(regions) and not self._was_near
         return names[self.proximity.order(names, regions)[0]] if self._was_near else b""
@@ -222,6 +236,11 @@ class MembershipClient:
     def is_open(self, request: int) -> bool:
         """Whether a request has no reply yet."""
         return request in self._pending
+
+    def is_near(self, request: int) -> bool:
+        """Whether only the nearest node has got an open request."""
+        pending = self._pending.get(request)
+        return pending is not None and bool(pending.sent_near_at)
 
     def cancel(self, request: int) -> None:
         """Cancel a request."""

@@ -233,7 +233,7 @@ class ClaimRequest(Request, frozen=True, gc=False):
     """Claim a cursor, and subscribe from its position on. Result: the number of both."""
 
     name: str
-    #: The position of a new cursor; RID_RECENT: behind the last record.
+    #: The position of a new cursor; RID_RECENT: after the last record.
     start: RecordId
     #: Describes this client to people.
     owner: str

@@ -86,6 +86,8 @@ class Routing:
         #: The routes with connected replicas.
         self._open: dict[int, Route] = {}
         self._is_refreshing = False
+        #: The number of the last request for placements, and when it was sent.
+        self._refresh_request = 0
         self._refresh_sent_at = 0
         self._max_age = _MAX_AGE_NS
         self._refreshed_at = -_MIN_AGE_NS
@@ -161,9 +163,15 @@ class Routing:
     # --- requests ---
 
     def refresh(self, callback: Callable[[], None] | None = None) -> None:
-        """Request the placements soon; call `callback` after the next reply."""
+        """Request the placements soon; call `callback` after the next reply.
+
+        A request with a callback goes to the leader: the nearest node may not know a new shard.
+        """
         if callback is not None:
             self._on_refreshed.append(callback)
+            if self.membership.is_near(self._refresh_request):
+                self.membership.cancel(self._refresh_request)
+                self._is_refreshing = False
         if self._is_refreshing:
             return
         due = self._refreshed_at + _MIN_AGE_NS
@@ -174,7 +182,9 @@ class Routing:
         self._is_refreshing = True
         self._refresh_sent_at = self._context.now
         self._refresh_due = False
-        self.membership.send_request(Hello, self.update)
+        self._refresh_request = self.membership.send_request(
+            Hello, self.update, may_be_near=not self._on_refreshed
+        )
 
     def tick(self, *, waiting: bool) -> None:
         """Request the placements if they are due; `waiting`: a call is pending."""

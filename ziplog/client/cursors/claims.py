@@ -14,7 +14,6 @@ Invariant: while a claim is owned, its next renewal is due in time. See docs/pro
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -91,13 +90,20 @@ class Claim(msgspec.Struct):
     moves: int = 0
     #: A move that is not sent yet.
     soon: tuple[RecordId, bytes] | None = None
-    #: The last soon move, if it was sent and no reply came.
-    awaited: tuple[RecordId, bytes] | None = None
+    #: The last move that was sent, until its reply comes.
+    awaited: _Move | None = None
     is_paused: bool = False
     #: Where it pauses; 0: at once.
     pause_at: int = 0
     #: What ended it; "": nothing did.
     lost: str = ""
+
+    @property
+    def unconfirmed(self) -> tuple[RecordId, bytes] | None:
+        """The position and the mark of the last move, if its outcome is not known."""
+        if self.soon is None and self.awaited is not None:
+            return self.awaited.position, self.awaited.mark
+        return self.soon
 
     @property
     def state(self) -> ClaimState:
@@ -246,6 +252,9 @@ class Claims(PendingRequests[PendingClaim]):
     ) -> None:
         call, lease_ns = pending.call, request.lease_ms * NS_PER_MS
         super().cancel(call)
+        for number, former in self._claims.items():
+            if former.cursor.name == cursor.name and former.cursor.term < cursor.term:
+                self._lose(number, former, cursor)
         claim = self._claims[call] = Claim(cursor, shard, lease_ns, request.reads)
         if request.reads:
             start = RecordId(cursor.position, shard)
@@ -322,12 +331,12 @@ class Claims(PendingRequests[PendingClaim]):
 
     def _send_moves(self, moves: list[_Move]) -> int:
         """Send moves of different claims, at most `MAX_MOVES`; return the request's number."""
-        steps: list[CursorMove] = []
+        numbered: list[CursorMove] = []
         for move in moves:
             claim, cursor = move.claim, move.claim.cursor
-            claim.soon = claim.awaited = None
+            claim.soon, claim.awaited = None, move
             claim.moves += 1
-            steps.append(
+            numbered.append(
                 CursorMove(cursor.name, cursor.term, claim.moves, move.position.gsn, move.mark)
             )
 
@@ -337,10 +346,12 @@ class Claims(PendingRequests[PendingClaim]):
                 self._on_moved(move, refused.get(move.claim.cursor.name))
 
         return self._membership.send_request(
-            lambda cluster, number: CursorMoves(cluster, number, steps), on_reply
+            lambda cluster, number: CursorMoves(cluster, number, numbered), on_reply
         )
 
     def _on_moved(self, move: _Move, refused: RefusedMove | None) -> None:
+        if move.claim.awaited is move:
+            move.claim.awaited = None
         error = None
         if refused is not None and refused.error in {"stale-term", "no-such-cursor"}:
             self._lose(move.number, move.claim, refused.cursor)
@@ -350,15 +361,12 @@ class Claims(PendingRequests[PendingClaim]):
     def _send_soon_moves(self) -> None:
         """Send the moves that wait."""
         due = [
-            (_Move(number, claim, *claim.soon, partial(_end_soon, claim, claim.soon)), claim.soon)
+            _Move(number, claim, *claim.soon, _ignore)
             for number, claim in self._claims.items()
             if claim.soon is not None and not claim.lost
         ]
         for start in range(0, len(due), MAX_MOVES):
-            some = due[start : start + MAX_MOVES]
-            self._send_moves([move for move, _ in some])
-            for move, soon in some:
-                move.claim.awaited = soon
+            self._send_moves(due[start : start + MAX_MOVES])
 
     # --- the end ---
 
@@ -384,7 +392,7 @@ class Claims(PendingRequests[PendingClaim]):
             self._notify(number)
 
         # A release would overtake a move whose only copy so far was lost.
-        last = claim.soon or claim.awaited
+        last = claim.unconfirmed
         if last is None:
             on_moved(None)
         else:
@@ -418,7 +426,7 @@ class Claims(PendingRequests[PendingClaim]):
         if claim.lost:
             return
         if claim.soon is not None:
-            self._send_moves([_Move(number, claim, *claim.soon, lambda _result: None)])
+            self._send_moves([_Move(number, claim, *claim.soon, _ignore)])
         self._send_release(claim, lambda: None)
 
     def close(self) -> None:
@@ -519,10 +527,8 @@ class Claims(PendingRequests[PendingClaim]):
             assert self._context.next_timer <= self._renew_at, "a renewal would be missed"
 
 
-def _end_soon(claim: Claim, soon: tuple[RecordId, bytes], _result: Any) -> None:
-    """Note the reply to a soon move, unless a later move was sent since."""
-    if claim.awaited is soon:
-        claim.awaited = None
+def _ignore(_result: Any) -> None:
+    """Take the outcome of a move for which no call waits."""
 
 
 def _closed() -> ClosedError:

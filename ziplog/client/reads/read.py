@@ -61,6 +61,7 @@ class PendingRead(PendingRequest, kw_only=True):
     order: list[int] = msgspec.field(default_factory=list)
     #: When each replica without a reply was asked, in order of nearness; none once all are asked.
     asked: dict[int, int] = msgspec.field(default_factory=dict)
+    #: Interval between the last replica and the next one, in ns; 0: none was asked.
     next_interval: int = 0
 
 
@@ -143,9 +144,11 @@ class Reads(PendingRequests[PendingRead]):
         """Handle a replica's reply."""
         pending = self._by_number.get(reply.request)
         route = self._routing.route(reply.shard)
-        if route is not None and reply.view == route.view and reply.server < len(route.names):
+        if route is None or reply.server >= len(route.names):
+            return
+        if reply.view == route.view:
             self._observe(reply, pending, route)
-        if pending is None or route is None or reply.gsn != pending.request.rid.gsn:
+        if pending is None or reply.gsn != pending.request.rid.gsn:
             return
         pending.retransmit_timeout = _MIN_RETRANSMIT_NS
         match reply.answer:

@@ -155,6 +155,23 @@ def test_release_overtakes_no_soon_move_that_has_no_reply() -> None:
     assert owner.answers[release] is None
 
 
+@pytest.mark.parametrize("is_late", [True, False])
+def test_release_overtakes_no_commit_that_has_no_reply(is_late: bool) -> None:
+    owner = Owner()
+    call = owner.own()
+    commit = owner.commit(call, 6, b"m")
+    owner.moves()  # They are lost.
+    if is_late:
+        owner.pass_time(10 * S)
+        assert isinstance(owner.answers[commit], DeadlineError)
+        owner.moves()
+    release = owner.call(ReleaseRequest(owner.until(), call))
+    assert owner.take(wire.CursorRelease) == []
+    assert owner.moved() == CursorMove("x", 1, 2, 6, b"m")
+    owner.reply(wire.CursorRelease, cursor(owner=b""))
+    assert owner.answers[release] is None
+
+
 @pytest.mark.parametrize("has_commit", [True, False])
 def test_release_repeats_no_move_that_is_confirmed_or_replaced(has_commit: bool) -> None:
     owner = Owner()

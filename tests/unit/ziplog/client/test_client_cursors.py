@@ -20,6 +20,7 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
     WatchClaimRequest,
 )
+from ziplog.client.cursors.claims import COMMIT_INTERVAL_NS
 from ziplog.core.node import BatchEnd
 from ziplog.errors import (
     ClosedError,
@@ -179,6 +180,21 @@ def test_renewal_reports_the_end_of_a_claim(how: str) -> None:
     assert owner.state(call).lost
     owner.pass_time(5 * S)
     assert owner.take(wire.CursorRenewal) == []
+
+
+def test_later_claim_of_the_same_client_ends_the_earlier_one() -> None:
+    owner = Owner()
+    first, second = owner.claim(reads=False), owner.claim(reads=False)
+    one, other = (message for _, message in owner.take(wire.CursorClaim)[-2:])
+    owner.give(wire.CursorReply(CLUSTER, one.request, "", cursor()))
+    owner.commit(first, 6, soon=True)
+    owner.give(wire.CursorReply(CLUSTER, other.request, "", cursor(term=2)))
+    assert owner.state(first).lost == f"{CLIENT.decode()} claimed it"
+    owner.commit(second, 7, soon=True)
+    owner.pass_time(COMMIT_INTERVAL_NS)
+    assert [[one.term for one in moves] for moves in owner.moves()] == [[2]]
+    renewal = owner.take(wire.CursorRenewal)[-1][1]
+    assert [owned.term for owned in renewal.owned] == [2]
 
 
 def test_lost_cursor_can_be_claimed_again() -> None:

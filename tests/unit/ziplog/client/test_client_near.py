@@ -31,7 +31,8 @@ from ziplog.client.common.requests import (
 )
 from ziplog.core.nearness import replica_order
 from ziplog.core.view import run_of
-from ziplog.types import RID_GENESIS
+from ziplog.errors import NoSuchRecordError
+from ziplog.types import RID_GENESIS, RecordId
 
 SERVERS = ("s0r0:1", "s0r1:1", "s0r2:1")
 
@@ -350,6 +351,27 @@ def test_every_other_hello_goes_to_the_nearest_node(
         found.append(name)
         knows(glass, message.request, regions)
     assert found == expected
+
+
+@pytest.mark.parametrize("is_under_way", [True, False])
+def test_a_node_that_lags_does_not_decide_whether_a_shard_exists(is_under_way: bool) -> None:
+    glass = Glass(region="a")
+    glass.call(ConnectRequest(glass.until()))
+    regions = ["b", "c", "a"]
+    knows(glass, glass.take(wire.Hello)[-1][1].request, regions)
+    if is_under_way:
+        name, near = hello(glass)
+        assert name == "m2:1"
+    else:
+        glass.pass_time(100 * MS)
+    call = glass.call(ReadRequest(glass.until(), RecordId(5, 1)))
+    if is_under_way:
+        knows(glass, near.request, regions)
+        assert call not in glass.answers
+    ((name, message),) = glass.take(wire.Hello)
+    assert name == "m0:1"
+    knows(glass, message.request, regions)
+    assert isinstance(glass.answers[call], NoSuchRecordError)
 
 
 def test_a_hello_without_a_reply_goes_to_all_nodes_and_the_silent_one_is_last() -> None:

@@ -74,6 +74,20 @@ def test_unstable_reply_counts_only_if_all_replicas_agree() -> None:
     assert glass.answers[call] == RECORD
 
 
+@pytest.mark.parametrize(
+    ("answer", "stable"), [("record", True), ("not-yet", False), ("unknown", True)]
+)
+def test_replies_of_servers_that_the_shard_does_not_have_are_ignored(
+    answer: wire.Answer, stable: bool
+) -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    glass.give(reply(read, 1, "not-yet", stable=False))
+    for server in (2, 7):
+        glass.give(reply(read, server, answer, stable=stable))
+    assert call not in glass.answers
+
+
 def test_replicas_that_differ_are_asked_again_until_it_is_stable() -> None:
     glass, call = reading()
     _, read = asked(glass)

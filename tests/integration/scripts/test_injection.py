@@ -118,9 +118,9 @@ def heard_before(transport: Transport, marker: bytes) -> list[bytes]:
 def test_an_introduction_frame_does_not_reach_the_node(three: Three) -> None:
     src, frame = three.ask(three.a, b"hello")
     assert (src[0], frame) == (0, b"hello")
-    assert three.b._people == {src: "a"}
+    assert three.b._peers == {src: "a"}
     src, _ = three.ask(three.client, b"a client")
-    assert src not in three.b._people
+    assert src not in three.b._peers
 
 
 def test_a_cut_drops_messages_to_another_node(three: Three) -> None:

@@ -295,13 +295,20 @@ class FailureHandlers:
         self._names: Final = {node.name for node in nodes}
         #: By name: the last heartbeat, and when it came.
         self._last_heartbeats: dict[str, tuple[HandlerHeartbeat, int]] = {}
+        #: By name: the source of the last heartbeat.
+        self._routes: dict[str, bytes] = {}
 
-    def on_heartbeat(self, heartbeat: HandlerHeartbeat, now: int) -> bool:
+    def on_heartbeat(self, src: bytes, heartbeat: HandlerHeartbeat, now: int) -> bool:
         """Store a heartbeat; return whether the cluster file has its node."""
         if heartbeat.node not in self._names:
             return False
         self._last_heartbeats[heartbeat.node] = (heartbeat, now)
+        self._routes[heartbeat.node] = src
         return True
+
+    def is_route(self, src: bytes) -> bool:
+        """Whether a node of the failure handler sent its last heartbeat from there."""
+        return src in self._routes.values()
 
     def heartbeat(self, name: str, now: int) -> HandlerHeartbeat | None:
         """Return a node's last heartbeat, if the node is up."""

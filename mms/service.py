@@ -4,7 +4,8 @@
     announces committed state, parks silent or slow shards, trims, answers clients, keeps
     cursors, removes and reinserts shards for the failure handler, adds and removes shards for
     operators
-    leader --LeaderChanged--> follower: only answers with the leader's endpoint
+    leader --LeaderChanged--> follower: answers with the leader's endpoint, and forwards what the
+    failure handler repeats
 
 Rule: only committed state is announced. State in memory (which servers are up, when a lease starts)
 may be lost with the leader; that costs time, never a position.
@@ -38,6 +39,7 @@ from mms.commands import (
 )
 from mms.durability import DurabilityLevel
 from mms.event_recorder import EventRecorder
+from mms.forwarding import Forwarding
 from mms.lease_proposals import LeaseProposals
 from mms.leases import LeasePlan
 from mms.read_barriers import MAX_PENDING
@@ -64,10 +66,13 @@ from ziplog.wire import (
     Hello,
     LeaseQuery,
     NodeInfo,
+    NotLeader,
     Rate,
     Refused,
     Reinsert,
+    Reinserted,
     Remove,
+    Removed,
     StatusQuery,
     Trim,
 )
@@ -88,7 +93,7 @@ class MembershipService(ServiceNode):
     service = "the membership service"
     for_leader = frozenset(
         {
-            LeaseQuery, Trim, StatusQuery, Remove, Reinsert, ChangeShard, FinishUpgrade,
+            LeaseQuery, Trim, StatusQuery, ChangeShard, FinishUpgrade,
             CursorClaim, CursorMoves, CursorRelease, CursorEdit, CursorRenewal, CursorQuery,
         }
     )  # fmt: skip
@@ -139,6 +144,7 @@ class MembershipService(ServiceNode):
         self._upgrades: Final = Upgrades(
             config, name, state, servers, self._failure_handlers, self.wire_use.release
         )
+        self._forwarding: Final = Forwarding(state, self._failure_handlers, self._upgrades.peers)
         self._durability: Final = DurabilityLevel(state, servers)
         self._events: Final = EventRecorder(state, wall_ns)
         self._requests: Final = ClientRequests(
@@ -159,6 +165,10 @@ class MembershipService(ServiceNode):
             StatusQuery: self._on_status_query,
             Remove: self._on_remove,
             Reinsert: self._on_reinsert,
+            Removed: self._on_forwarded_reply,
+            Reinserted: self._on_forwarded_reply,
+            Refused: self._on_forwarded_reply,
+            NotLeader: self._on_forwarded_reply,
             HandlerHeartbeat: self._on_handler_heartbeat,
             ChangeShard: self._on_change_shard,
             FinishUpgrade: self._on_finish_upgrade,
@@ -384,13 +394,29 @@ class MembershipService(ServiceNode):
     # --- the failure handler ---
 
     def _on_handler_heartbeat(self, src: bytes, message: HandlerHeartbeat) -> None:
-        if not self._failure_handlers.on_heartbeat(message, self._now):
+        if not self._failure_handlers.on_heartbeat(src, message, self._now):
             self._reject(src, message, f"{message.node} is not a failure handler of this cluster")
         elif self._can_lead:
             self._effects += self._upgrades.answer_heartbeat(src, message)
 
     def _on_remove(self, src: bytes, message: Remove) -> None:
-        self._effects += self._recoveries.on_remove(src, message, self._now)
+        if self._can_lead:
+            self._effects += self._recoveries.on_remove(src, message, self._now)
+        else:
+            self._forward(src, message)
+
+    def _forward(self, src: bytes, message: Remove | Reinsert) -> None:
+        """Redirect the failure handler to the leader, which it may not reach: see `Forwarding`."""
+        self._redirect(src, message.request)
+        self._effects += self._forwarding.on_request(src, message, self._leadership.leader)
+
+    def _on_forwarded_reply(
+        self, src: bytes, message: Removed | Reinserted | Refused | NotLeader
+    ) -> None:
+        if not self._upgrades.peers.is_from_peer(src):
+            self._reject(src, message, "the sender is not another node of the service")
+        elif not isinstance(message, NotLeader):
+            self._effects += self._forwarding.on_reply(message)
 
     def _on_shard_removed(self, command: RemoveShard) -> None:
         """Drop the shard from the next lease, and announce it to its servers."""
@@ -402,8 +428,11 @@ class MembershipService(ServiceNode):
             self._effects += self._leases.propose_at_once(self._now)
 
     def _on_reinsert(self, src: bytes, message: Reinsert) -> None:
-        self._effects += self._recoveries.on_reinsert(src, message, self._now)
-        self._return_shards()
+        if self._can_lead:
+            self._effects += self._recoveries.on_reinsert(src, message, self._now)
+            self._return_shards()
+        else:
+            self._forward(src, message)
 
     def _return_shards(self) -> None:
         """Grant a lease at once if it returns a shard and no such lease is pending."""
@@ -474,6 +503,7 @@ class MembershipService(ServiceNode):
         self.state.check()
         self.servers.check()
         self._recoveries.check()
+        self._forwarding.check()
         self._reconfiguration.check()
         self._leases.check()
         self._upgrades.check()

@@ -43,7 +43,7 @@ _NO_SHARD: Final = -1
 
 
 class Peers:
-    """The other nodes of the membership service, as they describe themselves to the leader."""
+    """The other nodes of the membership service, and how they describe themselves."""
 
     def __init__(self, config: ClusterConfig, name: str) -> None:
         self._nodes: Final = [node for node in config.mms if node.name != name]
@@ -56,13 +56,19 @@ class Peers:
         if now < self._due or not self._nodes:
             return []
         self._due = now + _QUERY_NS
-        effects: list[Effect] = []
-        if not self._is_connected:
-            self._is_connected = True
-            effects += [Connect(node.name.encode(), node.endpoint) for node in self._nodes]
-        return effects + [
-            Send(node.name.encode(), NodeInfoQuery(cluster, 0)) for node in self._nodes
-        ]
+        queries = [Send(node.name.encode(), NodeInfoQuery(cluster, 0)) for node in self._nodes]
+        return [*self.connect(), *queries]
+
+    def connect(self) -> list[Effect]:
+        """Connect to the other nodes, unless that was done."""
+        if self._is_connected:
+            return []
+        self._is_connected = True
+        return [Connect(node.name.encode(), node.endpoint) for node in self._nodes]
+
+    def is_from_peer(self, src: bytes) -> bool:
+        """Whether a message came over this node's own connection to another node."""
+        return any(src == node.name.encode() for node in self._nodes)
 
     def on_node_info(self, src: bytes, info: NodeInfo, now: int) -> bool:
         """Store a node's description; return whether it came over this node's own connection."""

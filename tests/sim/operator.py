@@ -61,9 +61,9 @@ class Operator:
 
     @property
     def awaited(self) -> list[Change]:
-        """The open changes that end: a shard with lost servers neither joins nor leaves."""
+        """The open changes that end: a shard with lost servers neither joins nor is finalized."""
         lost = self._cluster.has_lost_servers
-        return [change for change in self.open if not lost(change.shard)]
+        return [c for c in self.open if c.kind == "remove" or not lost(c.shard)]
 
     def request(self, fault: Fault) -> Change:
         """Start a plan's change immediately, concurrently with open ones."""

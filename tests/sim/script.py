@@ -106,9 +106,9 @@ class Call:
 class Stage:
     """The cluster, its clients, and the rules for frames."""
 
-    def __init__(self, kernel: Kernel, shards: int, epoch_ms: int, mms: int) -> None:
+    def __init__(self, kernel: Kernel, shards: int, f: int, epoch_ms: int, mms: int) -> None:
         plan = draw(1)._replace(
-            shards=shards, f=1, durability="memory", mms=mms, handlers=1, naps=False, faults=()
+            shards=shards, f=f, durability="memory", mms=mms, handlers=1, naps=False, faults=()
         )
         self.kernel: Final = kernel
         self.cluster: Final = SimCluster(kernel, plan, replace(config_of(plan), epoch_ms=epoch_ms))
@@ -236,8 +236,8 @@ class Stage:
         return lease
 
     def settle(self, shard: int = 0) -> dict[int, bytes]:
-        """Wait until the cluster is whole and both replicas are equal; return their log."""
-        names = [server_name(shard, index) for index in range(2)]
+        """Wait until the cluster is whole and all replicas are equal; return their log."""
+        names = [server_name(shard, index) for index in range(self.cluster.plan.f + 1)]
 
         def is_settled() -> bool:
             if not self.cluster.is_whole():
@@ -246,10 +246,11 @@ class Stage:
             return all(s.stable == s.last == streams[0].last for s in streams)
 
         self.until(is_settled)
-        logs = [self.log(name) for name in names]
-        assert logs[0] == logs[1]
-        assert self.decisions(names[0]) == self.decisions(names[1])
-        return logs[0]
+        first, *others = names
+        for other in others:
+            assert self.log(first) == self.log(other)
+            assert self.decisions(first) == self.decisions(other)
+        return self.log(first)
 
 
 class Client:
@@ -365,12 +366,14 @@ class Reader(Client):
 
 
 @contextmanager
-def stage(*, shards: int = 1, epoch_ms: int = 1000, seed: int = 1, mms: int = 1) -> Iterator[Stage]:
-    """Yield a whole cluster with two servers per shard to a script.
+def stage(
+    *, shards: int = 1, f: int = 1, epoch_ms: int = 1000, seed: int = 1, mms: int = 1
+) -> Iterator[Stage]:
+    """Yield a whole cluster with f+1 servers per shard to a script.
 
     Epochs last a second by default, so an idle and a busy cluster have the same leases, and a
     script knows its epoch.
     """
     kernel = Kernel(seed)
     with simulated(kernel):
-        yield Stage(kernel, shards, epoch_ms, mms)
+        yield Stage(kernel, shards, f, epoch_ms, mms)

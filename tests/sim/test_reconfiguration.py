@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sim.plan import server_name
 from tests.sim.script import DELAY_NS, Call, Client, Reader, Stage, stage
 from tests.sim.verdict import Monitor
 from tests.simulator.kernel import MS, S
@@ -251,6 +252,23 @@ def test_a_server_dies_while_its_shard_leaves(step: str, victim: str) -> None:
         assert sorted(payload for _, payload in rows) == sorted(b"%d" % i for i in range(30))
         out = states.index("leaving") if "leaving" in states else states.index("finalized")
         assert "live" not in states[out:], states
+
+
+@pytest.mark.parametrize("delay_s", [0, 5], ids=["at once", "when its next view has begun"])
+@pytest.mark.parametrize("lost", [0, 1], ids=["the primary", "a backup"])
+@pytest.mark.parametrize("f", [1, 2])
+def test_a_shard_that_lost_a_server_for_good_leaves(f: int, lost: int, delay_s: int) -> None:
+    """Its other servers hold all its positions; only the end of its recovery needs all."""
+    with stage(shards=2, f=f, epoch_ms=10) as s:
+        alice = Client(s, "alice", 0)
+        (gsn,) = alice.wait(alice.insert(b"A")).gsns
+        s.cluster.lose([server_name(0, lost)])
+        s.run(delay_s * S)
+        change = s.operator.change("remove", 0)
+        s.until(lambda: change.ended, 10 * S)
+        assert change.refused is None
+        assert (members(s), state(s, 0)) == ([1], "recovering")
+        assert alice.read(gsn, 0) == b"A"
 
 
 def test_a_finalized_shard_loses_a_server_and_then_its_disk() -> None:

@@ -205,8 +205,8 @@ def test_shards_without_lost_servers_come_and_go() -> None:
     assert run(ring(1, LOST, added, removed)).faults == 3
 
 
-def test_a_shard_that_lost_a_server_stays_readable_while_it_leaves() -> None:
-    """It stays `leaving`: only all its servers finish that."""
+def test_a_shard_that_lost_a_server_leaves_and_stays_readable() -> None:
+    """It stays in its recovery: only all its servers end that."""
     assert run(ring(1, LOST, Fault(1_800, "remove-shard", ("shard-0",)))).faults == 2
 
 

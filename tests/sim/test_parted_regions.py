@@ -1,0 +1,130 @@
+"""Two regions that cannot reach each other, with a leader in each; both reach the third one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import permutations
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from failure_handler.state import HandlerState
+from tests.sim.cluster import SimCluster
+from tests.sim.mutation import LAN, busy
+from tests.sim.regions import Regions
+from tests.sim.simulated import simulated
+from tests.simulator.consensus import OrderedLog
+from tests.simulator.kernel import Kernel, S
+from ziplog.wire import Reinsert, Remove, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.simulator.raft import RaftGroup
+
+#: Shard 0 spans the regions that are parted; shard 1 is in the third one.
+PLACES: Final = Regions((10_000, 20_000, 40_000), (("ap", "eu"), ("us", "us")), 1, is_near=False)
+PARTED: Final = ("ap", "eu")
+PLAN: Final = busy(1, shards=2, mms=3, handlers=3, conditions=LAN, regions=PLACES)
+#: Seeds whose runs with real consensus need a forwarded request.
+STALLED: Final = (1, 17, 21)
+#: Time for a recovery: a suspicion, a second for repeated requests, and a restart.
+_RECOVERY_NS: Final = 6 * S
+
+
+@contextmanager
+def parted(service: str, handler: str) -> Iterator[SimCluster]:
+    """Yield a cluster with these leaders, whose regions have just been parted."""
+    kernel = Kernel(1)
+    with simulated(kernel):
+        cluster = SimCluster(kernel, PLAN)
+        cluster.begin()
+        for group, leader in ((cluster.mms, service), (cluster.handlers, handler)):
+            elect(group, leader)
+        kernel.run(2 * S)
+        part(cluster)
+        yield cluster
+        assert (cluster.mms.leader, cluster.handlers.leader) == (service, handler)
+
+
+def part(cluster: SimCluster) -> None:
+    """Cut the two regions from each other."""
+    for one, other in permutations(cluster.nodes, 2):
+        if {PLACES.of(one), PLACES.of(other)} == set(PARTED):
+            cluster.network.cut(one, other)
+
+
+def elect(group: OrderedLog | RaftGroup, leader: str) -> None:
+    """Isolate leaders until a node leads."""
+    assert isinstance(group, OrderedLog)
+    while (found := group.leader) != leader:
+        group.isolate(found)
+        assert group.kernel.run_until(lambda: group.leader, 2 * S)
+        group.rejoin(found)
+
+
+def has_begun(cluster: SimCluster) -> bool:
+    """Whether the survivor of shard 0 is in the next view."""
+    state = cluster.handlers.machine
+    assert isinstance(state, HandlerState)
+    known = state.shards.get(0)
+    if known is None or known.decision is None:
+        return False
+    survivor = cluster.state_of(f"shard-0-{known.decision.survivor}")
+    return survivor is not None and survivor.state == "joined"
+
+
+def has_returned(cluster: SimCluster) -> bool:
+    """Whether shard 1 is in the leases again, in a later view."""
+    placement = cluster.state.placements[1]
+    return placement.state == "live" and placement.view > 1
+
+
+@pytest.mark.parametrize(("service", "handler"), [("mms-0", "fh-1"), ("mms-1", "fh-0")])
+def test_a_shard_over_the_parted_regions_begins_its_next_view(service: str, handler: str) -> None:
+    """The survivor enters the view, so readers that reach it continue."""
+    with parted(service, handler) as cluster:
+        begun = cluster.kernel.run_until(lambda: has_begun(cluster), _RECOVERY_NS)
+        assert begun, cluster.states()
+        assert cluster.state.placements[0].state == "recovering"
+
+
+@pytest.mark.parametrize("seed", STALLED)
+def test_it_begins_its_next_view_also_while_nodes_stand_for_election(seed: int) -> None:
+    """With real consensus, a node that does not hear its leader stands again and again."""
+    kernel = Kernel(seed)
+    with simulated(kernel, is_raft_real=True):
+        cluster = SimCluster(kernel, PLAN._replace(is_raft_real=True))
+        cluster.begin()
+        kernel.run(3 * S)
+        part(cluster)
+        begun = kernel.run_until(lambda: has_begun(cluster), _RECOVERY_NS)
+        assert begun, cluster.states()
+
+
+@pytest.mark.parametrize(("service", "handler"), [("mms-0", "fh-1"), ("mms-1", "fh-0")])
+def test_a_shard_of_the_third_region_is_recovered_and_returns(service: str, handler: str) -> None:
+    with parted(service, handler) as cluster:
+        cluster.nodes["shard-1-1"].kill()
+
+        returned = cluster.kernel.run_until(lambda: has_returned(cluster), _RECOVERY_NS)
+        assert returned, cluster.states()
+
+
+def test_followers_forward_nothing_while_the_leaders_reach_each_other() -> None:
+    """The leader answers before a request is repeated."""
+    kernel = Kernel(1)
+    forwarded: list[str] = []
+
+    def note(src: str, dst: str, frame: bytes) -> None:
+        message = decode(frame)
+        if isinstance(message, Remove | Reinsert) and src.startswith("mms"):
+            forwarded.append(f"{src} to {dst}: {message}")
+
+    with simulated(kernel):
+        cluster = SimCluster(kernel, PLAN)
+        cluster.begin()
+        cluster.network.on_frame = note
+        cluster.nodes["shard-1-1"].kill()
+        assert kernel.run_until(lambda: has_returned(cluster), _RECOVERY_NS), cluster.states()
+    assert forwarded == []

@@ -413,7 +413,11 @@ class Claims(PendingRequests[PendingClaim]):
         )
 
     def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
-        """Close a subscription; end the ownership of its cursor, if it has one."""
+        """Close a subscription; end its claim of a cursor, if it has one."""
+        pending = self._pending.get(request.subscription)
+        if pending is not None:
+            # It was closed before it was granted: complete the opening call, too.
+            self._finish(pending, pending.call)
         self._drop(request.subscription)
         self._subscriptions.unsubscribe(call, request)
 

@@ -497,6 +497,9 @@ class Claims(PendingRequests[PendingClaim]):
         """Do the work that is due."""
         super().tick()
         context = self._context
+        for number, claim in list(self._claims.items()):
+            if claim.reads and self._subscriptions.get(number) is None:
+                self._drop(number)  # It was not opened.
         if context.now >= self._renew_at:
             self._renew()
         context.set_timer(self._renew_at)

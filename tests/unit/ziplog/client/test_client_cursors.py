@@ -148,6 +148,21 @@ def test_claim_that_is_closed_before_it_is_granted_ends(is_asked: bool) -> None:
     assert not owner.core.has_claims
 
 
+def test_claim_ends_with_the_failure_of_its_opening() -> None:
+    owner = Owner()
+    call = owner.claim(timeout=2 * S)
+    owner.reply(wire.CursorClaim, cursor())
+    owner.pass_time(3 * S)
+    assert isinstance(owner.answers[call], DeadlineError)
+    release = owner.take(wire.CursorRelease)[-1][1]
+    assert (release.name, release.term) == ("x", 1)
+    assert not owner.core.has_claims
+    again = owner.claim()
+    owner.reply(wire.CursorClaim, cursor(term=2))
+    owner.history()
+    assert owner.answers[again] == again
+
+
 def test_claim_without_a_subscription_reads_nothing() -> None:
     owner = Owner()
     call = owner.own_without_reading(position=7, mark=b"m", has_moved=True)

@@ -80,6 +80,22 @@ class ZiplogError(Exception):
         super().__init__(message)
         self.results = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy it: with its attributes, because constructors take no text."""
+        return _restored, (type(self), self.args, self._copied())
+
+    def _copied(self) -> dict[str, Any]:
+        """Return the attributes of a copy, perhaps in another process."""
+        return self.__dict__ | {"results": [*self.results]}
+
+
+def _restored(kind: type[ZiplogError], args: tuple[Any, ...], found: dict[str, Any]) -> ZiplogError:
+    """Return a copy of an error, from its attributes."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(found)
+    return error
+
 
 class ConfigError(ZiplogError, ValueError):
     """A bad file, option or argument: its name, its value, and the values that are allowed.
@@ -120,10 +136,6 @@ class ClusterMismatchError(ZiplogError):
             " data directory, or connect again to use that cluster"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to copy it: with its own arguments, not with its text."""
-        return type(self), (self.expected, self.found, self.endpoint)
-
 
 class VersionError(ZiplogError):
     """The cluster or the coordinator does not speak this client's version of the wire format."""
@@ -150,10 +162,6 @@ class CursorHeldError(UnavailableError):
             f" with `ziplog cursor release {name}`"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to copy it: with its own arguments, not with its text."""
-        return type(self), (self.name, self.owner)
-
 
 class CursorLostError(ZiplogError):
     """The claim of a cursor ended: another client claimed it, or an operator changed it.
@@ -165,10 +173,6 @@ class CursorLostError(ZiplogError):
         #: The cursor, the term of the claim, and what ended it.
         self.name, self.term, self.reason = name, term, reason
         super().__init__(f"the cursor {name} was lost: {reason}; claim it again to continue")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to copy it: with its own arguments, not with its text."""
-        return type(self), (self.name, self.term, self.reason)
 
 
 class TrimHeldError(UnavailableError):
@@ -182,10 +186,6 @@ class TrimHeldError(UnavailableError):
             f"the cursor {cursor}{by} is at {position} and needs the records from there on; trim"
             " before that, or anyway with force"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to copy it: with its own arguments, not with its text."""
-        return type(self), (self.cursor, self.position, self.owner)
 
 
 class OutcomeUnknownError(ZiplogError, TimeoutError):
@@ -201,6 +201,10 @@ class OutcomeUnknownError(ZiplogError, TimeoutError):
         #: Determines the outcome; the argument is the time-out. None: no client raised this error.
         self.resolver: Callable[[float | None], Any] | None = None
         super().__init__(message)
+
+    def _copied(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which cannot be resolved."""
+        return super()._copied() | {"doubt": None, "resolver": None}
 
     def resolve(self, timeout: float | None = None) -> Any:
         """Wait until the outcome of the insert is known, and return it.

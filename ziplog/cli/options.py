@@ -78,6 +78,11 @@ def connect(bootstrap: str, timeout: float, region: str | None = None) -> ziplog
         return ziplog.connect(bootstrap, timeout=timeout, region=region)
 
 
+def typed_bytes(text: str) -> bytes:
+    """Return the bytes of an argument as they were typed, also if they are no UTF-8."""
+    return text.encode(errors="surrogateescape")
+
+
 def is_terminal() -> bool:
     """Whether a person can answer a question, or type a record."""
     return sys.stdin is not None and sys.stdin.isatty()

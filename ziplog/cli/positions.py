@@ -114,12 +114,14 @@ def timestamp_us(text: str, name: str) -> int:
 
     """
     if ago := _AGO.fullmatch(text):
-        moment = datetime.now(UTC) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            allowed = "a time such as 2026-01-31T12:00:00Z, or how long ago: 30s, 10m, 2h, 1d, 1w"
-            raise ConfigError(name, text, allowed) from None
-        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return _microseconds(datetime.now(UTC)) - int(float(ago[1]) * _SECONDS[ago[2]] * 1_000_000)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        allowed = "a time such as 2026-01-31T12:00:00Z, or how long ago: 30s, 10m, 2h, 1d, 1w"
+        raise ConfigError(name, text, allowed) from None
+    return _microseconds(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
+
+
+def _microseconds(moment: datetime) -> int:
     return (moment - _UNIX_EPOCH) // timedelta(microseconds=1)

@@ -24,6 +24,7 @@ from ziplog.cli.options import (
     is_terminal,
     say,
     stdin,
+    typed_bytes,
 )
 from ziplog.cli.positions import FORMS, parse
 from ziplog.cli.progress import bar
@@ -54,7 +55,7 @@ Text = Annotated[
 After = Annotated[
     str, typer.Option("--after", metavar="POSITION", help="Insert after this position.")
 ]
-Key = Annotated[str | None, typer.Option("--key", help="The record's key, as UTF-8.")]
+Key = Annotated[str | None, typer.Option("--key", help="The record's key.")]
 File = Annotated[
     Path, typer.Option("--file", metavar="F", help="Read the record from this file; '-': stdin.")
 ]
@@ -104,7 +105,9 @@ def insert(
     """
     with _connected(after, text, file, bootstrap, timeout, region, lines=lines, raw=raw) as given:
         log, rid, batches = given
-        insert_many = partial(log.insert_many, key=key, shard=shard, min_regions=min_regions)
+        insert_many = partial(
+            log.insert_many, key=_bytes_of(key), shard=shard, min_regions=min_regions
+        )
         _store(log, batches, rid, insert_many, json=json)
 
 
@@ -129,11 +132,17 @@ def append(
     """
     with _connected(after, text, file, bootstrap, timeout, region, lines=lines, raw=raw) as given:
         log, rid, batches = given
-        append_many = partial(log.append_many, key=key, shard=shard, min_regions=min_regions)
+        append_many = partial(
+            log.append_many, key=_bytes_of(key), shard=shard, min_regions=min_regions
+        )
         try:
             _store(log, batches, rid, append_many, json=json)
         except OutcomeUnknownError as error:
             raise _with_rids(error) from None
+
+
+def _bytes_of(key: str | None) -> bytes | None:
+    return None if key is None else typed_bytes(key)
 
 
 @contextlib.contextmanager
@@ -160,7 +169,8 @@ def _connected(
         )
     find = parse(after, "--after")
     with contextlib.ExitStack() as opened:
-        source = opened.enter_context(_open(file) if text is None else io.BytesIO(text.encode()))
+        given = _open(file) if text is None else io.BytesIO(typed_bytes(text))
+        source = opened.enter_context(given)
         log = opened.enter_context(connect(bootstrap, timeout, region))
         rid = find(log)
         # An argument is inserted as it is.

@@ -11,7 +11,15 @@ import typer
 
 import ziplog
 from ziplog.cli import known_names, rendering
-from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Region, Timeout, connect
+from ziplog.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Json,
+    Region,
+    Timeout,
+    connect,
+    typed_bytes,
+)
 from ziplog.cli.positions import FORMS, parse, parse_stop
 from ziplog.errors import ConfigError, TrimmedError
 
@@ -161,14 +169,14 @@ def _filters(
 ) -> list[Callable[[ziplog.Record], bool]]:
     accepts: list[Callable[[ziplog.Record], bool]] = []
     if key is not None:
-        wanted = key.encode()
+        wanted = typed_bytes(key)
         accepts.append(lambda record: record.key == wanted)
     if key_prefix is not None:
-        prefix = key_prefix.encode()
+        prefix = typed_bytes(key_prefix)
         accepts.append(lambda record: record.key is not None and record.key.startswith(prefix))
     if grep is not None:
         try:
-            expression = re.compile(grep.encode())
+            expression = re.compile(typed_bytes(grep))
         except re.error as error:
             raise ConfigError("--grep", grep, f"a regular expression ({error})") from None
         accepts.append(lambda record: expression.search(record.payload) is not None)

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 #: Default time-out of a call.
 DEFAULT_TIMEOUT_S: Final = 10.0
+#: From this many seconds on, a time-out counts as none.
+LIMITLESS_S: Final = 1e9
 #: Length of a writer's identity, in bytes.
 _WRITER: Final = 16
 #: Maximum of the deliveries of a speculation that are neither confirmed nor void.
@@ -170,7 +172,7 @@ def timeout_s(timeout: float | None, default: float) -> float:
 def deadline_ns(timeout: float | None, default: float) -> int:
     """Return the deadline of a call with this time-out, in monotonic nanoseconds."""
     seconds = timeout_s(timeout, default)
-    return now_ns() + int(seconds * 1e9) if seconds < 1e9 else NEVER
+    return now_ns() + int(seconds * 1e9) if seconds < LIMITLESS_S else NEVER
 
 
 def insert(
@@ -191,7 +193,8 @@ def insert(
     Raises:
         TypeError: the payload or key is not bytes-like, or `after` is not a RecordId.
         RecordTooLargeError: the payload or key exceeds the cluster's limit.
-        ConfigError: `after` is RID_RECENT, or `shard` or `regions` is out of range.
+        ConfigError: `after` is RID_RECENT, `shard` or `regions` is out of range, or the key is a
+            str without a UTF-8 form.
 
     """
     if type(payload) is not bytes or len(payload) > limits.max_payload_bytes:
@@ -316,7 +319,11 @@ def _keys(keys: Iterable[BytesLike | str | None], count: int, largest: int) -> l
 
 def _key(key: object, limit: int, index: int | None = None) -> bytes:
     if isinstance(key, str):
-        key = key.encode()
+        try:
+            key = key.encode()
+        except UnicodeEncodeError as error:
+            allowed = f"bytes, or a str that UTF-8 can carry ({error.reason})"
+            raise ConfigError("key", key, allowed) from None
     if not isinstance(key, (bytes, bytearray, memoryview)):
         raise TypeError(f"a key must be bytes-like or str, not {type(key).__name__}")
     copy = bytes(key)

@@ -51,7 +51,7 @@ class Connection:
 
     def _deadline_ns(self, timeout: float | None) -> int:
         # `arguments.deadline_ns` without its calls, for inserts.
-        if timeout is None:
+        if timeout is None and self._timeout < arguments.LIMITLESS_S:
             return now_ns() + int(self._timeout * 1e9)
         return arguments.deadline_ns(timeout, self._timeout)
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
 import ziplog
+from logdb import errors as logdb_errors
 from ziplog import errors
 from ziplog.errors import (
     ClosedError,
+    ClusterMismatchError,
     ConfigError,
+    CursorHeldError,
+    CursorLostError,
     DeadlineError,
     LocalProtocolError,
     NoSuchRecordError,
     OutcomeUnknownError,
     ProtocolError,
     RecordTooLargeError,
+    TrimHeldError,
     TrimmedError,
     UnavailableError,
+    VersionError,
     ZiplogError,
 )
 from ziplog.types import RecordId
@@ -87,6 +95,53 @@ def test_results_are_not_shared() -> None:
     first, second = ClosedError(), ClosedError()
     first.results.append(RID)
     assert second.results == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZiplogError("any"),
+        ConfigError("port", 0, "1 to 65535", "a.toml"),
+        ConfigError("p", 0, "1", "a.toml", message="no"),
+        ClosedError("this door", "open it"),
+        ClusterMismatchError("a", "b", "host:1"),
+        CursorHeldError("orders", "host:7"),
+        CursorLostError("orders", 3, "it was deleted"),
+        DeadlineError("late"),
+        LocalProtocolError("ours"),
+        NoSuchRecordError(RID, "a no-op"),
+        OutcomeUnknownError("?", shard=1, seq=2),
+        ProtocolError("bad"),
+        RecordTooLargeError(9, 5, "key", 3),
+        TrimHeldError("orders", RID, "host:7"),
+        TrimmedError(RID),
+        UnavailableError("no leader"),
+        VersionError("old"),
+        logdb_errors.NoCheckpointError(RID),
+        logdb_errors.SnapshotExpired("60 s without a read"),
+        logdb_errors.TooManyReadsError(9, 5),
+        logdb_errors.TransactionAborted([b"a"], ""),
+        logdb_errors.TransactionClosed("committed"),
+        logdb_errors.UnsupportedValueError({1}, "it is a set"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_pass_from_process_to_process(error: ZiplogError) -> None:
+    error.results = [RID, None]
+    for same in (copy.copy(error), ForkingPickler.loads(ForkingPickler.dumps(error))):
+        assert type(same) is type(error)
+        assert str(same) == str(error)
+        assert vars(same) == vars(error)
+        assert same.results is not error.results
+
+
+def test_copy_of_an_unknown_outcome_cannot_be_resolved() -> None:
+    unknown = OutcomeUnknownError("?", shard=1, seq=2, doubt=lambda: None)
+    unknown.resolver = lambda timeout: (RID, timeout)
+    same = ForkingPickler.loads(ForkingPickler.dumps(unknown))
+    assert (str(same), same.shard, same.seq) == ("?", 1, 2)
+    with pytest.raises(ClosedError):
+        same.resolve()
 
 
 def test_the_docstring_shows_the_whole_tree() -> None:

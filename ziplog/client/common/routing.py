@@ -197,15 +197,18 @@ class Routing:
         elif waiting:
             self._context.set_timer(self._refreshed_at + self._max_age)
 
-    def find_owner(self, gsn: int, callback: Callable[[int], None]) -> None:
-        """Request the owner of `gsn`; `callback` gets the shard, or 0 if it has no known owner."""
+    def find_owner(self, gsn: int, callback: Callable[[int], None]) -> int:
+        """Request the owner of `gsn`; return the number of the request.
+
+        `callback` gets the shard, or 0 if it has no known owner.
+        """
 
         def on_reply(history: LeaseHistory) -> None:
             runs = (run for run in history.runs if run.first.base <= gsn < run.last.stop)
             lease = next((run.lease_at(gsn) for run in runs), None)
             callback(lease.owner(gsn) if lease is not None and lease.members else 0)
 
-        self.membership.send_request(
+        return self.membership.send_request(
             lambda cluster, request: LeaseQuery(cluster, request, gsn), on_reply
         )
 

@@ -413,7 +413,11 @@ class Claims(PendingRequests[PendingClaim]):
         )
 
     def unsubscribe(self, call: int, request: UnsubscribeRequest) -> None:
-        """Close a subscription; end the ownership of its cursor, if it has one."""
+        """Close a subscription; end its claim of a cursor, if it has one."""
+        pending = self._pending.get(request.subscription)
+        if pending is not None:
+            # It was closed before it was granted: complete the opening call, too.
+            self._finish(pending, pending.call)
         self._drop(request.subscription)
         self._subscriptions.unsubscribe(call, request)
 
@@ -493,6 +497,9 @@ class Claims(PendingRequests[PendingClaim]):
         """Do the work that is due."""
         super().tick()
         context = self._context
+        for number, claim in list(self._claims.items()):
+            if claim.reads and self._subscriptions.get(number) is None:
+                self._drop(number)  # It was not opened.
         if context.now >= self._renew_at:
             self._renew()
         context.set_timer(self._renew_at)

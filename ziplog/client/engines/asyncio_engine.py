@@ -3,7 +3,7 @@
 The loop watches the transport's file descriptor. When it is readable, the engine polls the
 transport and receives all frames. One timer stands for the next one of the node and the transport.
 Rules: everything runs in the loop's thread. The loop holds a weak reference, so a dropped client is
-closed, unless it has pending calls.
+closed, unless it has pending calls. In a forked child every call raises ClosedError.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AsyncioEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = NEVER
         self._is_poll_due = False
-        self.is_closed = False
+        self._is_closed = False
         #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
         self._fd: Final = self.engine.transport.fileno()
@@ -75,10 +75,17 @@ class AsyncioEngine:
             self, _close_later, self._loop, self._fd, self.engine.transport, self._process
         ).atexit = False
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client was closed, or this is a forked child of its process."""
+        return self._is_closed or os.getpid() != self._process
+
     def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
         """Submit a request; return its number and a future of the result."""
-        if self.is_closed:
+        if self._is_closed:
             raise ClosedError
+        if os.getpid() != self._process:
+            raise ClosedError(f"the client of process {self._process}, in its child,")
         number, future = next(self._numbers), self._loop.create_future()
         is_shielded = self._is_main and SHIELD.enter(self)
         try:
@@ -261,7 +268,8 @@ class AsyncioEngine:
 
     def _timed_out(self) -> None:
         self._timer, self._timer_due = None, NEVER
-        self.shielded(self._poll_and_step)
+        if not self.is_closed:
+            self.shielded(self._poll_and_step)
 
     def _poll_and_step(self) -> None:
         self.engine.transport.poll()
@@ -269,9 +277,9 @@ class AsyncioEngine:
 
     def close(self) -> None:
         """Fail the pending calls and close the engine. Idempotent."""
-        if self.is_closed:
+        if self._is_closed:
             return
-        self.is_closed = True
+        self._is_closed = True
         if os.getpid() == self._process:
             self.shielded(self._close)
 

@@ -509,7 +509,7 @@ class _Futures:
             if left <= 0:
                 return False
             with contextlib.suppress(Empty):
-                signals.get(timeout=left)
+                signals.get(timeout=min(left, threading.TIMEOUT_MAX))
 
     def _start(self) -> None:
         with self._lock:

@@ -54,6 +54,8 @@ class PendingRead(PendingRequest, kw_only=True):
     #: The newest reply of each replica, all of `view`.
     replies: dict[int, ReadReply] = msgspec.field(default_factory=dict)
     view: int = 0
+    #: The first position that was not trimmed, if the position was; 0: it was not.
+    first: int = 0
     #: Replicas that cannot read their own copy.
     damaged: set[int] = msgspec.field(default_factory=set)
     retransmit_timeout: int = _MIN_RETRANSMIT_NS
@@ -233,11 +235,11 @@ class Reads(PendingRequests[PendingRead]):
         pending.backoff = min(pending.backoff * 2, _MIN_RETRANSMIT_NS)
 
     def _find_first(self, pending: PendingRead, first: int) -> None:
-        def found(shard: int) -> None:
-            if pending.call in self._pending:
-                self._finish(pending, TrimmedError(RecordId(first, shard)))
-
-        self._routing.find_owner(first, found)
+        if not pending.first:
+            pending.first = first
+            pending.service_request = self._routing.find_owner(
+                first, lambda owner: self._finish(pending, TrimmedError(RecordId(first, owner)))
+            )
 
     def _fail_missing(self, pending: PendingRead, reason: str) -> None:
         self._finish(pending, NoSuchRecordError(pending.request.rid, reason))
@@ -261,7 +263,9 @@ class Reads(PendingRequests[PendingRead]):
         self._grow_backoff(pending, route)
         self._send(pending, is_primary_silent=was_primary_only)
 
-    def _result_at_deadline(self, pending: PendingRead) -> DeadlineError:
+    def _result_at_deadline(self, pending: PendingRead) -> DeadlineError | TrimmedError:
+        if pending.first:
+            return TrimmedError(RecordId(pending.first, 0))
         rid, answers = pending.request.rid, dict.fromkeys(pending.damaged, "unknown")
         answers |= {reply.server: reply.answer for reply in pending.replies.values()}
         replies_text = ", ".join(f"{server}: {answer}" for server, answer in answers.items())

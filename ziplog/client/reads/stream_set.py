@@ -40,6 +40,8 @@ class StreamSet(ABC, Generic[StreamT]):
         self.position = position
         #: By shard.
         self._streams: Final[dict[int, StreamT]] = {}
+        #: The request for the owner of a trimmed position; 0: there was none.
+        self._owner_request = 0
         #: Something arrived since `end_batch`.
         self.is_dirty = False
 
@@ -75,6 +77,7 @@ class StreamSet(ABC, Generic[StreamT]):
         stream.close()
 
     def _close_streams(self) -> None:
+        self._routing.membership.cancel(self._owner_request)
         for shard in list(self._streams):
             self._close_stream(shard)
 
@@ -100,10 +103,10 @@ class StreamSet(ABC, Generic[StreamT]):
         def found(owner: int) -> None:
             self.fail(TrimmedError(RecordId(trimmed.first, owner)))
 
-        if trimmed.first > self.position:
-            self._routing.find_owner(trimmed.first, found)
-        else:
+        if trimmed.first <= self.position:
             self._open(stream)
+        elif not self._routing.membership.is_open(self._owner_request):
+            self._owner_request = self._routing.find_owner(trimmed.first, found)
 
     def on_routes_changed(self, shards: list[int]) -> None:
         """Reopen the streams of shards with a new view."""

@@ -32,6 +32,18 @@ def test_insert_prints_the_rid(log: FakeLog) -> None:
     assert log.calls[-1] == ("insert", [b"one\ntwo"], ziplog.RecordId(5, 1))
 
 
+def test_arguments_keep_their_bytes(log: FakeLog) -> None:
+    typed = b"\xff\xc3".decode(errors="surrogateescape")
+    assert run("insert", typed, "--key", typed).exit_code == 0
+    assert run("append", typed, "--key", typed).exit_code == 0
+    assert run("insert", "other").exit_code == 0
+    assert [record.payload for record in log.records] == [b"\xff\xc3", b"\xff\xc3", b"other"]
+    assert [record.key for record in log.records] == [b"\xff\xc3", b"\xff\xc3", None]
+    for option in ("--key", "--key-prefix", "--grep"):
+        found = run("tail", option, typed, "--format", "%g")
+        assert (found.exit_code, found.stdout) == (0, "1\n2\n")
+
+
 @pytest.mark.parametrize(
     ("typed", "stored"),
     [(b"a", b"a"), (b"a\n\n", b"a\n"), (b"a\r\n", b"a"), (b"a\r", b"a\r"), (b"", b"")],

@@ -521,6 +521,17 @@ def test_zero_timeout_still_polls(log: ziplog.Log) -> None:
     assert [record.rid for record in records] == [rid]
 
 
+def test_client_without_time_limits_connects_inserts_and_flushes(cluster: ServedCluster) -> None:
+    with ziplog.connect(cluster.endpoint, timeout=float("inf")) as log:
+        assert log.insert_after(b"x").gsn == 1
+        cluster.silent = {wire.Insert}
+        future = log.insert_nowait(b"y")
+        cluster.wait_for_inserts(b"y")
+        threading.Timer(0, cluster.silent.clear).start()
+        log.flush()
+        assert future.result(0).gsn > 1
+
+
 def test_malformed_messages_are_counted_and_harmless(
     cluster: ServedCluster, log: ziplog.Log
 ) -> None:

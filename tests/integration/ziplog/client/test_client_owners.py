@@ -268,6 +268,32 @@ def test_forked_child_does_not_touch_its_parents_event_loop(cluster: ServedClust
     asyncio.run(main())
 
 
+def test_forked_child_does_not_use_an_asyncio_client_of_its_parent(cluster: ServedCluster) -> None:
+    async def main() -> None:
+        async with ziplog.aio.connect(cluster.endpoint) as log:
+            subscription = await log.subscribe()
+            await log.insert_after(b"x")
+
+            def act() -> str:
+                with pytest.raises(ziplog.ClosedError, match="in its child, is closed"):
+                    log.insert_nowait(b"child")
+                for coroutine in (log.insert_after(b"child"), subscription.fetch(1)):
+                    with pytest.raises(ziplog.ClosedError):
+                        coroutine.send(None)
+                for coroutine in (subscription.close(), log.close()):
+                    with pytest.raises(StopIteration):
+                        coroutine.send(None)
+                return "refused"
+
+            assert in_child(act) == "refused"
+            await log.insert_after(b"y")
+            inserts = [each for each in cluster.received if isinstance(each, wire.Insert)]
+            assert not any(b"child" in each.body for each in inserts)
+            assert (await subscription.fetch(1))[0].payload == b"x"
+
+    asyncio.run(main())
+
+
 def test_shield_follows_changes_of_signal_handlers(log: ziplog.Log) -> None:
 
     seen = []

@@ -129,7 +129,7 @@ class FakeLog:
         pass
 
     def insert_after(
-        self, payload: bytes, after: ziplog.RecordId, *, key: str | None = None
+        self, payload: bytes, after: ziplog.RecordId, *, key: bytes | str | None = None
     ) -> ziplog.RecordId:
         return self.insert_many([payload], after, key=key)[0]
 
@@ -138,7 +138,7 @@ class FakeLog:
         payloads: Sequence[bytes],
         after: ziplog.RecordId,
         *,
-        key: str | None = None,
+        key: bytes | str | None = None,
         shard: int | None = None,
         **_: Any,
     ) -> list[ziplog.RecordId]:
@@ -146,7 +146,7 @@ class FakeLog:
         first = len(self.records)
         for payload in payloads:
             rid = ziplog.RecordId(len(self.records) + 1, shard or 0)
-            encoded = None if key is None else key.encode()
+            encoded = key.encode() if isinstance(key, str) else key
             self.records.append(ziplog.Record(rid, payload, encoded, 1_700_000_000_000_000, 7))
         return [record.rid for record in self.records[first:]]
 

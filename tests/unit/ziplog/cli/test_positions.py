@@ -82,6 +82,8 @@ def test_searches_begin_at_the_trim_point_and_end_at_the_tail() -> None:
         ("@2026-01-31T13:00:00+01:00", 41, 41),
         ("@2026-01-31T12:00:00.000001", 61, 61),
         ("@1d", 61, 61),
+        ("@999999999w", 1, 1),
+        ("@0001-01-01T00:00:00+23:59", 1, 1),
     ],
 )
 def test_forms_of_a_position(text: str, start: int, end: int) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from ziplog.client import arguments
 from ziplog.errors import ConfigError
-from ziplog.types import cluster_id
+from ziplog.types import RID_GENESIS, cluster_id
+from ziplog.wire import Limits
 
 LAST = 2**63 - 1
 
@@ -28,3 +29,10 @@ def test_an_id_that_no_cluster_has_is_refused(monkeypatch: pytest.MonkeyPatch, g
 def test_an_empty_id_admits_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZIPLOG_CLUSTER_ID", "7" * 32)
     assert arguments.log_address("a:1", "") == (["a:1"], 0)
+
+
+def test_a_key_without_a_utf_8_form_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"key is '\\udcff'; it must be bytes, or a str that"):
+        arguments.insert(b"x", RID_GENESIS, "\udcff", Limits(), 0)
+    with pytest.raises(ConfigError, match="key is"):
+        arguments.insert_many([b"x"], RID_GENESIS, None, ["\udcff"], Limits(), 0)

@@ -32,7 +32,7 @@ from ziplog.errors import (
     TrimmedError,
     UnavailableError,
 )
-from ziplog.types import RID_GENESIS, RecordId
+from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
 
 # --- claims ---
 
@@ -132,6 +132,35 @@ def test_cancelled_claim_is_released_when_it_was_granted() -> None:
     release = owner.take(wire.CursorRelease)[-1][1]
     assert (release.name, release.term) == ("x", 1)
     assert not owner.core.has_claims
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_claim_that_is_closed_before_it_is_granted_ends(is_asked: bool) -> None:
+    owner = Owner()
+    call = owner.claim(timeout=NEVER, start=RID_GENESIS if is_asked else RID_RECENT)
+    if is_asked:
+        owner.reply(wire.CursorClaim, cursor(owner=b"other:9"), "owned")
+    owner.call(UnsubscribeRequest(NEVER, call))
+    assert call in owner.answers
+    owner.sent.clear()
+    owner.pass_time(2 * S)
+    assert owner.take(wire.CursorClaim) == owner.take(wire.Tail) == []
+    assert not owner.core.has_claims
+
+
+def test_claim_ends_with_the_failure_of_its_opening() -> None:
+    owner = Owner()
+    call = owner.claim(timeout=2 * S)
+    owner.reply(wire.CursorClaim, cursor())
+    owner.pass_time(3 * S)
+    assert isinstance(owner.answers[call], DeadlineError)
+    release = owner.take(wire.CursorRelease)[-1][1]
+    assert (release.name, release.term) == ("x", 1)
+    assert not owner.core.has_claims
+    again = owner.claim()
+    owner.reply(wire.CursorClaim, cursor(term=2))
+    owner.history()
+    assert owner.answers[again] == again
 
 
 def test_claim_without_a_subscription_reads_nothing() -> None:

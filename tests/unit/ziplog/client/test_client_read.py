@@ -186,6 +186,21 @@ def test_a_trimmed_position_names_the_first_one_and_its_owner() -> None:
     assert error.first == RecordId(8, 1)
 
 
+def test_owner_of_the_first_position_is_requested_once_and_not_after_the_deadline() -> None:
+    glass, call = reading()
+    _, read = asked(glass)
+    for server in (0, 1, 0):
+        glass.give(reply(read, server, "trimmed", first=8))
+    assert len(glass.take(wire.LeaseQuery)) == 1
+    glass.pass_time(60 * S)
+    error = glass.answers[call]
+    assert isinstance(error, TrimmedError)
+    assert error.first == RecordId(8, 0), "the owner is unknown"
+    glass.sent.clear()
+    glass.pass_time(60 * S)
+    assert glass.take(wire.LeaseQuery) == []
+
+
 def test_a_first_position_that_was_trimmed_meanwhile_has_no_known_owner() -> None:
     glass, call = reading()
     _, read = asked(glass)

@@ -397,6 +397,19 @@ def test_trim_past_a_running_subscription_ends_it() -> None:
     assert error.first == RecordId(8, 1)
 
 
+def test_owner_of_a_trimmed_position_is_requested_once_and_not_after_the_end() -> None:
+    glass = Reader()
+    glass.look()
+    glass.sent.clear()
+    for shard in (0, 1, 0):
+        glass.give(wire.Trimmed(CLUSTER, shard, 1, glass.opened[shard].subscription, 8))
+    assert len(glass.take(wire.LeaseQuery)) == 1
+    glass.call(UnsubscribeRequest(NEVER, glass.subscription))
+    glass.sent.clear()
+    glass.pass_time(60 * S)
+    assert glass.take(wire.LeaseQuery) == []
+
+
 def test_stream_of_a_new_shard_continues_after_a_trim() -> None:
     """The stream was opened far ahead, when the lease with the shard arrived; it is still empty."""
     runs = [run_of(lease([0], size=10)), run_of(lease([0, 1], number=2, base=11, size=100))]

@@ -1,7 +1,6 @@
 """What a failure handler counts for the monitor, since the process started.
 
-Only the leader counts recoveries, so the sum over all nodes is right (docs/operating.md,
-section 2).
+Only the leader counts recoveries, so the sum over all nodes is right (docs/monitoring.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metrics of a storage server, from its state and its store (docs/operating.md, section 2)."""
+"""The metrics of a storage server, from its state and its store (docs/monitoring.md)."""
 
 from __future__ import annotations
 

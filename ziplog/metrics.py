@@ -1,7 +1,7 @@
 """Metrics of clients in the program's own Prometheus registry; needs `ziplog[monitor]`.
 
 `register` adds a client to a registry of `prometheus_client`. A scrape reads the client's present
-counters; it sends nothing, and no insert waits for it. See docs/operating.md, section 2.
+counters; it sends nothing, and no insert waits for it. See docs/monitoring.md.
 """
 
 from __future__ import annotations

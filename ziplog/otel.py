@@ -3,7 +3,7 @@
 `instrument` replaces the inserting methods of one client, so all other clients run without a
 further instruction. Names follow OpenTelemetry's conventions for messaging systems. A record has
 no headers yet, so a span of a reader does not continue the span of the insert. See
-docs/operating.md, section 2.
+docs/monitoring.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metrics of a coordinator (docs/operating.md, section 2)."""
+"""The metrics of a coordinator (docs/monitoring.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a replica counts for the monitor: plain integers, since the process started.
 
 Durations are sampled: of the inserts beside the short path one in 64 is timed, and of the decisions
-one at a time. So counting costs the data path next to nothing (docs/operating.md, section 2).
+one at a time. So counting costs the data path next to nothing (docs/monitoring.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Runs seeds: `python -m tests.sim --seed N` runs one, `--hours H` as many as possible in a time.
 
+`--mutants` lists the rules that `test_mutants.py` breaks.
+
 Exit codes: 0 no violation; 1 a violation, and the last line reproduces it; 2 bad usage.
 """
 
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from tests.command_line import OneLineParser, at_least
 from tests.sim.database import draws as database_draws
 from tests.sim.fault_text import parse_faults, unknown_targets
+from tests.sim.mutants import MUTANTS
 from tests.sim.plan import draw
 from tests.sim.run import run
 from tests.sim.seeds import attempt_all, command, fails
@@ -41,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.mutants:
+        for mutant in MUTANTS.values():
+            print(f"{mutant.name}: {mutant.rule}\n    runs: {mutant.focus}")
+        return 0
     if options.logdb and options.regions is not None:
         parser.error("--logdb and --regions are exclusive: use one of them")
     if options.count and options.hours:
@@ -89,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--regions", action=argparse.BooleanOptionalAction, help="processes are in three regions"
     )
     parser.add_argument("--quiet", action="store_true", help="do not print the trace")
+    parser.add_argument("--mutants", action="store_true", help="list the mutants, and run nothing")
     parser.add_argument("--history", type=Path, help="write the history's files there")
     return parser
 

@@ -166,6 +166,7 @@ def _two_attempts(seed: int) -> Plan:
 )
 def two_recoveries_of_one_view() -> Iterator[None]:
     """All attempts from a view have one number, and any promise to it counts (D21)."""
+    # It is found because the recovery is stuck; `two_states_begin_one_view` shows a second state.
     conductor = failure_handler.recovery.Recovery
     begin, propose = HandlerState._begin, conductor._propose
 

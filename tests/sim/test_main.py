@@ -10,6 +10,7 @@ from tests.command_line import refusal
 from tests.sim import faults, plan
 from tests.sim.__main__ import main
 from tests.sim.fault_text import KINDS, parse_fault, unknown_targets
+from tests.sim.mutants import MUTANTS
 from tests.sim.plan import draw, draw_age, draw_changes, draw_rot
 
 if TYPE_CHECKING:
@@ -134,3 +135,10 @@ def test_many_seeds_have_the_faults_that_their_clusters_have_targets_for(
     assert main([*options, "--faults", f"5 rot shard-{max(shards) - 1}-0"]) == 0
     *_, last = capsys.readouterr().out.splitlines()  # a slow run prints its progress before it
     assert last.startswith("3 seeds, 0 failed; ")
+
+
+def test_mutants_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--mutants"]) == 0
+    said = capsys.readouterr().out
+    assert "clock_decides: A server uses positions of a lease that it does not hold" in said
+    assert said.count("    runs: ") == len(MUTANTS)

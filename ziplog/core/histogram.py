@@ -1,7 +1,7 @@
 """A histogram of durations, counted with integers only.
 
 All histograms have the same buckets: up to 64 µs, 128 µs, ... 16.8 s, and above. See
-docs/operating.md, section 2.
+docs/monitoring.md.
 """
 
 from __future__ import annotations

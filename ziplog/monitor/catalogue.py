@@ -1,8 +1,7 @@
 """The metrics that nodes report: their types and help texts.
 
 A node sends names, labels and values only. The monitor exports what is listed here. Rule: a
-counter's name ends in `_total`, and units are seconds, bytes and records. See docs/operating.md,
-section 2.
+counter's name ends in `_total`, and units are seconds, bytes and records. See docs/monitoring.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A player's cursors have the names PLAYER/TARGET/PARTITION, and its processes own cursors
 PLAYER/members/N (docs/player.md, section 3). Every series of a cursor has the labels `player`,
 `target` and `partition`; they are empty if no player of the name has a process, or had one. See
-docs/operating.md, section 2.
+docs/monitoring.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules: labels come from bounded sets: names of nodes and cursors, numbers of shards, states. A
 position is a gauge for graphs only, because a double holds 53 bits. A node that does not reply has
-no series but `ziplog_up` and `ziplog_node_state`. See docs/operating.md, section 2.
+no series but `ziplog_up` and `ziplog_node_state`. See docs/monitoring.md.
 """
 
 from __future__ import annotations

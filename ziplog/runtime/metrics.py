@@ -1,7 +1,6 @@
 """The metrics of a process, for its `Driver`: the node's own, the driver's and the process's.
 
-A snapshot is made at most twice a second, however many monitors ask. See docs/operating.md,
-section 2.
+A snapshot is made at most twice a second, however many monitors ask. See docs/monitoring.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages of the monitor: a node's counters and histograms (docs/operating.md, section 2).
+"""Messages of the monitor: a node's counters and histograms (docs/monitoring.md).
 
 A node keeps them as plain integers, and makes a snapshot when it is asked.
 """

@@ -22,7 +22,7 @@ from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Reinsert, Remove, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.sim.plan import Plan
     from tests.simulator.raft import RaftGroup
@@ -136,6 +136,22 @@ def test_followers_forward_nothing_while_the_leaders_reach_each_other() -> None:
         cluster.nodes["shard-1-1"].kill()
         assert kernel.run_until(lambda: has_returned(cluster), _RECOVERY_NS), cluster.states()
     assert forwarded == []
+
+
+@pytest.mark.parametrize("places", [("ap", "eu", "eu"), ("eu", "ap", "eu"), ("eu", "eu", "ap")])
+def test_a_server_that_no_other_one_reaches_begins_no_view_for_long(places: Sequence[str]) -> None:
+    """The failure handler reaches it; but a view needs two servers, so that readers continue."""
+    regions = Regions(PLACES.delays_us, (tuple(places), ("us", "us", "us")), 1, is_near=False)
+    with led("mms-2", "fh-2", PLAN._replace(f=2, regions=regions)) as cluster:
+        part(cluster)
+        state = cluster.handlers.machine
+        assert isinstance(state, HandlerState)
+
+        def is_confirmed() -> bool:
+            known = state.shards.get(0)
+            return known is not None and known.confirmed > 1
+
+        assert cluster.kernel.run_until(is_confirmed, _RECOVERY_NS), cluster.states()
 
 
 # --- inserts in flight ---------------------------------------------------------------------------

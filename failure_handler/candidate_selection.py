@@ -63,6 +63,25 @@ def in_limbo(members: Sequence[Member], first: int, now: int) -> list[Candidate]
     return found if len(found) == len(members) else []
 
 
+def unheard_by_enough(members: Sequence[Member], copies: int, now: int) -> list[int]:
+    """Return the servers whose view too few others would join, so it would not be confirmed.
+
+    `copies`: number of replicas, the server among them, that have to hold the view. A server that
+    recently reported, and does not suspect another one, can join it.
+    """
+    reports = [(m.index, report) for m in members if (report := m.recent_report(now)) is not None]
+    return [
+        member.index
+        for member in members
+        if 1
+        + sum(
+            index != member.index and member.index not in report.suspects
+            for index, report in reports
+        )
+        < copies
+    ]
+
+
 def is_any_in_limbo(members: Sequence[Member], now: int) -> bool:
     """Whether a server of a shard recently reported limbo."""
     reports = (member.recent_report(now) for member in members)

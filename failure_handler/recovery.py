@@ -21,6 +21,7 @@ from failure_handler.candidate_selection import (
     in_view,
     is_any_in_limbo,
     longest,
+    unheard_by_enough,
 )
 from failure_handler.members import HEARD_NS
 from failure_handler.obstacles import MISSING_NS, obstacle
@@ -31,6 +32,8 @@ from ziplog.core.view import fingerprint
 from ziplog.wire import Freeze, Reinsert, Remove, ViewDecided
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from failure_handler.candidate_selection import Candidate
     from failure_handler.members import Member, Members
     from failure_handler.state import AnyCommand, HandlerState, Recovered
@@ -208,7 +211,11 @@ class Recovery:
         self._begin_with_best(known, placement, now)
 
     def _begin_with_best(
-        self, known: Recovered | None, placement: Placement, now: int, excluded: int | None = None
+        self,
+        known: Recovered | None,
+        placement: Placement,
+        now: int,
+        excluded: Collection[int] = (),
     ) -> bool:
         """Begin an attempt with the best candidate but `excluded`; return whether there is one."""
         members = self._members.of(self.shard)
@@ -225,7 +232,7 @@ class Recovery:
         has_forgotten = known is None and placement.state == "recovering"
         first = known.confirmed if known is not None else view
         candidates = [] if has_forgotten else in_view(members, placement, first, view, now)
-        candidates = [one for one in candidates if one.member.index != excluded]
+        candidates = [one for one in candidates if one.member.index not in excluded]
         if candidates:
             if self._waits_for_primary(candidates, now):
                 return False
@@ -251,7 +258,7 @@ class Recovery:
                 )
                 chosen = None
         self._trouble_since = self._trouble_since if candidates else None
-        if chosen is None or (chosen.member.index == excluded):
+        if chosen is None or chosen.member.index in excluded:
             return False
         self._begin(view, known, placement, chosen, now, from_limbo=from_limbo)
         return True
@@ -320,12 +327,12 @@ class Recovery:
             freeze_sent_at is not None and now - freeze_sent_at >= distance.freeze_ns(self._rtt_ms)
         )
 
-    def _excluded_candidate(self, member: Member, attempt: Attempt) -> int | None:
-        """Return the candidate that would fail again under another number."""
+    def _excluded_candidate(self, member: Member, attempt: Attempt) -> list[int]:
+        """Return the candidate that would fail again under another number, if it would."""
         report = member.suspect
         is_same = report is not None and not _is_misjudged(attempt, report)
         has_promised_more = report is not None and report.recovery > attempt.recovery
-        return member.index if is_same and not has_promised_more else None
+        return [member.index] if is_same and not has_promised_more else []
 
     def _acquire(self, known: Recovered, member: Member, now: int) -> None:
         """Request the removal of the shard from the leases, then the promise of the candidate."""
@@ -419,6 +426,10 @@ class Recovery:
                 )  # fmt: skip
         elif self._is_survivor_lost(known.view, known.decision, now):
             self._begin_with_best(known, placement, now)
+        elif known.confirmed < known.view:
+            unheard = unheard_by_enough(self._members.of(self.shard), self._copies_needed, now)
+            if known.decision.survivor in unheard:
+                self._begin_with_best(known, placement, now, unheard)
 
     def _joined_reports(self, view: int, now: int) -> list[Suspect]:
         """Return the reports of the replicas that hold the whole of `view`, in their order."""

@@ -2,8 +2,8 @@
 
 Every replica sends its peers four heartbeats per suspicion timeout, each with its view, state and
 timeout. A peer is suspected after one suspicion timeout without a healthy heartbeat in the current
-view, or at once if it reports limbo or an older view. Time during which this process was paused
-does not count. Nor does, within limits, time with unread input.
+view or a later one, or at once if it reports limbo or an older view. Time during which this process
+was paused does not count. Nor does, within limits, time with unread input.
 
 Timeouts of replicas may differ while an operator changes them. So the timeout for a peer is the
 larger one of both, and heartbeats follow the smallest one. See docs/protocol.md, section 11.
@@ -94,10 +94,15 @@ class FailureDetector:
         self.on_fresh_message(now)
         if beat.suspicion_ms >= _LEAST_SUSPICION_MS:
             self._peer_suspicion_ns[beat.server] = beat.suspicion_ms * NS_PER_MS
-        if beat.view == self._state.view and beat.state in {"up", "frozen", "joined"}:
+        state = self._state
+        # A server may still have to join a peer that has entered a later view.
+        is_in_view = beat.view == state.view or (
+            beat.view > state.view and state.state != "starting"
+        )
+        if is_in_view and beat.state in {"up", "frozen", "joined"}:
             self._last_beat[beat.server] = now
             self._unfit.discard(beat.server)
-        elif beat.state == "limbo" or 0 < beat.view < self._state.view:
+        elif beat.state == "limbo" or 0 < beat.view < state.view:
             self._unfit.add(beat.server)
             self._suspect_due = min(self._suspect_due, now)
 

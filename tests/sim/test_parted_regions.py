@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, Final
 
@@ -11,15 +12,19 @@ import pytest
 from failure_handler.state import HandlerState
 from tests.sim.cluster import SimCluster
 from tests.sim.mutation import LAN, busy
+from tests.sim.programs import ClientProgram
 from tests.sim.regions import Regions
 from tests.sim.simulated import simulated
 from tests.simulator.consensus import OrderedLog
-from tests.simulator.kernel import Kernel, S
+from tests.simulator.kernel import MS, Kernel, S
+from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Reinsert, Remove, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from tests.sim.plan import Plan
     from tests.simulator.raft import RaftGroup
 
 #: Shard 0 spans the regions that are parted; shard 1 is in the third one.
@@ -33,24 +38,25 @@ _RECOVERY_NS: Final = 6 * S
 
 
 @contextmanager
-def parted(service: str, handler: str) -> Iterator[SimCluster]:
-    """Yield a cluster with these leaders, whose regions have just been parted."""
+def led(service: str, handler: str, plan: Plan = PLAN) -> Iterator[SimCluster]:
+    """Yield a whole cluster with these leaders, which stay."""
     kernel = Kernel(1)
     with simulated(kernel):
-        cluster = SimCluster(kernel, PLAN)
+        cluster = SimCluster(kernel, plan)
         cluster.begin()
         for group, leader in ((cluster.mms, service), (cluster.handlers, handler)):
             elect(group, leader)
         kernel.run(2 * S)
-        part(cluster)
         yield cluster
         assert (cluster.mms.leader, cluster.handlers.leader) == (service, handler)
 
 
 def part(cluster: SimCluster) -> None:
     """Cut the two regions from each other."""
+    places = cluster.plan.regions
+    assert places is not None
     for one, other in permutations(cluster.nodes, 2):
-        if {PLACES.of(one), PLACES.of(other)} == set(PARTED):
+        if {places.of(one), places.of(other)} == set(PARTED):
             cluster.network.cut(one, other)
 
 
@@ -83,7 +89,8 @@ def has_returned(cluster: SimCluster) -> bool:
 @pytest.mark.parametrize(("service", "handler"), [("mms-0", "fh-1"), ("mms-1", "fh-0")])
 def test_a_shard_over_the_parted_regions_begins_its_next_view(service: str, handler: str) -> None:
     """The survivor enters the view, so readers that reach it continue."""
-    with parted(service, handler) as cluster:
+    with led(service, handler) as cluster:
+        part(cluster)
         begun = cluster.kernel.run_until(lambda: has_begun(cluster), _RECOVERY_NS)
         assert begun, cluster.states()
         assert cluster.state.placements[0].state == "recovering"
@@ -104,7 +111,8 @@ def test_it_begins_its_next_view_also_while_nodes_stand_for_election(seed: int) 
 
 @pytest.mark.parametrize(("service", "handler"), [("mms-0", "fh-1"), ("mms-1", "fh-0")])
 def test_a_shard_of_the_third_region_is_recovered_and_returns(service: str, handler: str) -> None:
-    with parted(service, handler) as cluster:
+    with led(service, handler) as cluster:
+        part(cluster)
         cluster.nodes["shard-1-1"].kill()
 
         returned = cluster.kernel.run_until(lambda: has_returned(cluster), _RECOVERY_NS)
@@ -128,3 +136,67 @@ def test_followers_forward_nothing_while_the_leaders_reach_each_other() -> None:
         cluster.nodes["shard-1-1"].kill()
         assert kernel.run_until(lambda: has_returned(cluster), _RECOVERY_NS), cluster.states()
     assert forwarded == []
+
+
+@pytest.mark.parametrize("places", [("ap", "eu", "eu"), ("eu", "ap", "eu"), ("eu", "eu", "ap")])
+def test_a_server_that_no_other_one_reaches_begins_no_view_for_long(places: Sequence[str]) -> None:
+    """The failure handler reaches it; but a view needs two servers, so that readers continue."""
+    regions = Regions(PLACES.delays_us, (tuple(places), ("us", "us", "us")), 1, is_near=False)
+    with led("mms-2", "fh-2", PLAN._replace(f=2, regions=regions)) as cluster:
+        part(cluster)
+        state = cluster.handlers.machine
+        assert isinstance(state, HandlerState)
+
+        def is_confirmed() -> bool:
+            known = state.shards.get(0)
+            return known is not None and known.confirmed > 1
+
+        assert cluster.kernel.run_until(is_confirmed, _RECOVERY_NS), cluster.states()
+
+
+# --- inserts in flight ---------------------------------------------------------------------------
+
+#: Shard 0 has a server in each region, shard 1 all of them in the third one.
+WIDE: Final = PLAN._replace(
+    f=2,
+    regions=Regions(PLACES.delays_us, (("ap", "eu", "us"), ("us", "us", "us")), 1, is_near=False),
+)
+INSERTS: Final = 40
+
+
+def insert_from_now_on(cluster: SimCluster) -> list[list[RecordId]]:
+    """Insert 20 records a second in the third region; return the results, a list that grows."""
+    process, results = cluster.client("writer-2"), list[list[RecordId]]()
+    process.start()
+    program = process.program
+    assert isinstance(program, ClientProgram)
+    for number in range(INSERTS):
+        request = InsertRequest(NEVER, [b"%d" % number], RID_GENESIS, None, 0)
+        cluster.kernel.after(number * 50 * MS, partial(program.call, request, results.append))
+    return results
+
+
+@pytest.mark.parametrize(("service", "handler"), [("mms-0", "fh-1"), ("mms-2", "fh-2")])
+def test_inserts_at_a_shard_over_parted_regions_end_elsewhere(service: str, handler: str) -> None:
+    """Its survivor reports which of them it has; the client inserts the others at shard 1."""
+    with led(service, handler, WIDE) as cluster:
+        results = insert_from_now_on(cluster)
+        cluster.kernel.run(1 * S)
+        part(cluster)
+        ended = cluster.kernel.run_until(lambda: len(results) == INSERTS, _RECOVERY_NS)
+        assert ended, f"{INSERTS - len(results)} inserts are open: {cluster.states()}"
+        assert len({rid.gsn for (rid,) in results}) == INSERTS
+        assert {rid.shard for (rid,) in results} == {0, 1}
+
+
+def test_without_another_shard_inserts_wait_for_the_link() -> None:
+    """Every insert needs all servers of its shard, also while only two of them cannot meet."""
+    with led("mms-2", "fh-2", WIDE._replace(shards=1)) as cluster:
+        results = insert_from_now_on(cluster)
+        cluster.kernel.run(1 * S)
+        part(cluster)
+        cluster.kernel.run(2 * _RECOVERY_NS)
+        assert 0 < len(results) < INSERTS
+        cluster.network.heal_all()
+        assert cluster.kernel.run_until(lambda: len(results) == INSERTS, _RECOVERY_NS)
+        assert len({rid.gsn for (rid,) in results}) == INSERTS

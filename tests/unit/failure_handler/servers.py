@@ -113,7 +113,8 @@ class FakeServer:
             return
         if view > self.view and state in {"up", "joined"} and self.is_in_view:
             self.stand_by(view)
-        if view == self.view and state in {"up", "frozen", "joined"}:
+        is_in_view = view == self.view or (view > self.view and self.state != "starting")
+        if is_in_view and state in {"up", "frozen", "joined"}:
             self.report_times[peer] = self.world.now
             self.unfit.discard(peer)
         elif state == "limbo" or 0 < view < self.view:

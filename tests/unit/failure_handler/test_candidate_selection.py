@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from failure_handler.candidate_selection import Candidate, hides_damage, longest
+from failure_handler.candidate_selection import Candidate, hides_damage, longest, unheard_by_enough
 from failure_handler.members import Member
 from failure_handler.state import Begin
 from tests.services import MS, S
@@ -53,6 +53,29 @@ def test_damage_does_not_lose_confirmed_entries() -> None:
     assert not hides_damage(new, [old, new, damaged], 3)
     joined = damaged._replace(report=replace(damaged.report, state="joined"))
     assert not hides_damage(old, [old, joined], 3), "its log does not end before the damage"
+
+
+@pytest.mark.parametrize(
+    ("suspects", "copies", "unheard"),
+    [
+        ({0: [], 1: [], 2: []}, 2, []),
+        ({0: [1, 2], 1: [0], 2: [0]}, 2, [0]),
+        ({0: [1, 2], 1: [0]}, 2, [0, 1]),  # nothing is known of server 2
+        ({0: [1, 2]}, 2, [0, 1, 2]),
+        ({0: [1, 2]}, 1, []),
+        ({0: [], 1: [2], 2: [1]}, 3, [1, 2]),
+    ],
+)
+def test_a_view_needs_servers_that_hear_its_survivor(
+    suspects: dict[int, list[int]], copies: int, unheard: list[int]
+) -> None:
+    members = [Member(f"shard-0-{index}", index) for index in range(3)]
+    for index, suspected in suspects.items():
+        report = replace(candidate(index, 9).report, suspects=suspected)
+        members[index].suspect, members[index].heard_at = report, 5 * S
+    assert unheard_by_enough(members, copies, 5 * S) == unheard
+    expected = list(range(3)) if copies > 1 else []
+    assert unheard_by_enough(members, copies, 9 * S) == expected, "these reports are too old"
 
 
 def claim(server: FakeServer, last: int, last_view: int = 1) -> None:

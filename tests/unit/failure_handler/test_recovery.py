@@ -175,6 +175,42 @@ def test_a_frozen_loser_of_an_older_attempt_may_survive_the_next_one() -> None:
     world.until_live(view=3)
 
 
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_survivor_that_no_other_server_hears_makes_room_for_another_one(
+    index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure handler hears it; alone it could not confirm its view."""
+    world = World(config(f=2)).live()
+    world.supervised = False
+    lonely, servers = world.servers[index].name, {server.name for server in world.servers}
+
+    def is_linked(src: str, dst: str) -> bool:
+        return lonely not in {src, dst} or not {src, dst} <= servers
+
+    monkeypatch.setattr(world, "is_linked", is_linked)
+    world.until(lambda: any(one.confirmed > 1 for one in world.consensus.shards.values()), 5 * S)
+    last = world.decided(Begin)[-1].attempt
+    assert last.candidate != index
+    assert len(world.decided(Begin)) <= 2
+    world.run(10 * S)
+    assert world.decided(Begin)[-1].attempt == last
+
+
+def test_a_slow_join_does_not_replace_the_survivor() -> None:
+    """The servers that still have to join hear the survivor in its later view."""
+    world = World(config(f=2)).live()
+    world.supervised = False
+    world.network = lambda _src, dst, message: (
+        [] if type(message) is ViewDecided and dst != "shard-0-0" else [HOP]
+    )
+    world.server(0, 0).always_suspects = {1}
+    reach(world, "decided")
+    world.server(0, 0).always_suspects = set()
+    world.run(10 * S)
+    assert [server.state for server in world.servers] == ["joined", "frozen", "frozen"]
+    assert len(world.decided(Begin)) == 1
+
+
 # --- who is to be started again ----------------------------------------------------------------
 
 

@@ -119,6 +119,23 @@ def test_a_peer_that_reports_no_timeout_has_the_one_of_the_start() -> None:
     assert not heard(world, wire.Suspect)
 
 
+def test_a_peer_in_a_later_view_is_not_suspected_while_it_is_heard() -> None:
+    """Its log may take long to join."""
+    world = start()
+    world.run(6 * S)
+    world.nodes[PRIMARY] = Probe()
+    for _ in range(20):
+        beat = wire.Beat(CLUSTER, 0, 2, 0, 7, "joined")
+        replica(world, BACKUP).step(Received(PRIMARY.encode(), beat), world.now)
+        world.run(500 * MS)
+    reports = heard(world, wire.Suspect)
+    assert {(m.node, m.state, m.view, tuple(m.suspects)) for m in reports} == {
+        (BACKUP, "frozen", 1, ())
+    }
+    world.run(2 * S)
+    assert heard(world, wire.Suspect)[-1].suspects == [0]
+
+
 def test_server_with_unread_input_suspects_late() -> None:
     world = start()
     world.run(6 * S)

@@ -21,7 +21,7 @@ from ziplog import event_log
 from ziplog.segments.durable_files import replace_contents, sync_directory, synced_names
 from ziplog.segments.entry import REFUSED, SCARCE
 from ziplog.segments.entry_codec import DAMAGED, walk
-from ziplog.segments.segment import Segment
+from ziplog.segments.segment import Segment, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,11 +64,11 @@ def _find(directory: Path) -> list[Segment]:
 def _load_sealed(directory: Path, segment: Segment, after: Segment) -> None:
     path = directory / segment.name
     try:
-        index = (directory / segment.index_name).read_bytes()
+        index = read_file(directory / segment.index_name)
     except FileNotFoundError:
         index = b""
     if not segment.load_index(index, path.stat().st_size):
-        segment.rebuild(path.read_bytes(), max(after.base_fseq - 1, 0))
+        segment.rebuild(read_file(path), max(after.base_fseq - 1, 0))
 
 
 def _load_last(directory: Path, segment: Segment) -> None:

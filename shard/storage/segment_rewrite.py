@@ -23,6 +23,7 @@ from ziplog.segments.entry_codec import (
     view_of,
     walk,
 )
+from ziplog.segments.segment import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -151,7 +152,7 @@ def _fits(contents: bytes, segment: Segment, limit: int) -> bool:
 def _contents(directory: Path, segment: Segment) -> bytes:
     """Return a segment's bytes; empty if its file is missing."""
     try:
-        return (directory / segment.name).read_bytes()
+        return read_file(directory / segment.name)
     except FileNotFoundError:
         return b""
     except OSError as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ziplog.core.entries import Place, Unit
 from ziplog.segments.entry import UnreadableError, unreadable
 from ziplog.segments.entry_codec import DAMAGED, PLACE, decode
-from ziplog.segments.segment import Segment
+from ziplog.segments.segment import Segment, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -225,9 +225,9 @@ class SegmentDirectory:
             loaded = Segment.named(segment.name)
             assert loaded is not None, "it was listed"
             index = self._directory / segment.index_name
-            contents = index.read_bytes() if index.exists() else b""
+            contents = read_file(index) if index.exists() else b""
             if not loaded.load_index(contents, facts.st_size):
-                loaded.rebuild(path.read_bytes(), max(entry.limit - 1, 0))
+                loaded.rebuild(read_file(path), max(entry.limit - 1, 0))
         except OSError as error:
             raise unreadable(segment.name, error) from error
         self._loaded[segment.name] = (stamp, loaded)

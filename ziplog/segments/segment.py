@@ -9,6 +9,7 @@ Invariant: positions, numbers and views increase from entry to entry (docs/proto
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from array import array
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_BYTES: Final = 64 * 1024
+#: A disk that cannot read a byte loses the aligned part of this size.
+SECTOR_BYTES: Final = 4096
 
 _NAME: Final = re.compile(r"(\d{8})-(\d{19})-(?:(\d{19})-)?([0-9a-f]{8})(-first)?\.seg", re.ASCII)
 
@@ -367,13 +370,51 @@ class Segment:
         try:
             fd = os.open(directory / self.name, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = os.pread(fd, max(stop - start, 0), start)
+                data = _read_range(fd, start, stop)
             finally:
                 os.close(fd)
         except OSError as error:
             raise unreadable(self.name, error) from error
         # Missing bytes of a file that is too short are read as damage.
         return data + bytes(stop - start - len(data))
+
+
+def read_file(path: Path) -> bytes:
+    """Return a file's contents, with zeros for what the disk cannot read.
+
+    Zeros are never decoded as an entry, so what the disk cannot read counts as damage.
+
+    Raises:
+        OSError: another failure.
+
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read_range(fd, 0, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _read_range(fd: int, start: int, stop: int) -> bytes:
+    """Return the bytes [start, stop), with zeros for what the disk cannot read."""
+    parts: list[bytes] = []
+    while start < stop:
+        try:
+            part = os.pread(fd, stop - start, start)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            part = bytes(min(stop, (start // SECTOR_BYTES + 1) * SECTOR_BYTES) - start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
 
 
 def _positions(

@@ -243,6 +243,8 @@ class BlockingEngine:
         collected = self.owners.collected
         handle, receive = engine.handle, engine.transport.receive
         wait_and_receive = engine.transport.wait_and_receive
+        if not (ticket.done or self._is_closed):
+            engine.catch_up()
         while not ticket.done:
             if self._is_closed:
                 raise ClosedError

@@ -164,13 +164,25 @@ class Engine:
             due = self._next_wakeup()
         return None if due is None else max(due - now, 0)
 
+    def catch_up(self) -> None:
+        """Handle the frames that arrived during a pause of the driver, if a timer is due.
+
+        The timer may stand for a reply that is among them.
+        """
+        due = self._next_wakeup()
+        if due is not None and self._clock() >= due:
+            self._receive_all()
+
     def step(self) -> None:
         """Handle the frames that have arrived, and due timers, without waiting."""
+        self._receive_all()
+        self.end_batch()
+
+    def _receive_all(self) -> None:
         received = self.transport.wait_and_receive(0)
         while received is not None:
             self.handle(*received)
             received = self.transport.receive()
-        self.end_batch()
 
     def _pass_changes(self, now: int) -> None:
         """Pass the transport's changed connections to the node."""

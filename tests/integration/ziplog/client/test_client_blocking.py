@@ -20,7 +20,8 @@ from ziplog.client.engines import blocking_engine
 from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.client.engines.signals import SHIELD
 from ziplog.core.node import Complete, Received
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -519,6 +520,22 @@ def test_zero_timeout_still_polls(log: ziplog.Log) -> None:
     while not (records := subscription.fetch(timeout=0)):
         continue
     assert [record.rid for record in records] == [rid]
+
+
+def test_reply_that_arrived_during_a_pause_counts_before_the_timers(
+    cluster: ServedCluster, log: ziplog.Log
+) -> None:
+    with ziplog.connect(cluster.endpoint) as other, log.subscribe() as subscription:
+        other.insert_many([bytes(1000)] * 300)
+        assert subscription.fetch()
+        cluster.wait_for(wire.Credit)
+        # The caller does something else for 5 s, and does not step the client.
+        engine = log._engine.engine
+        engine._clock = lambda: now_ns() + 5 * NS_PER_S  # type: ignore[misc]
+        other.insert_after(b"x")
+        while subscription.fetch()[-1].payload != b"x":
+            pass
+    assert [type(each) for each in cluster.received].count(wire.Subscribe) == 1
 
 
 def test_client_without_time_limits_connects_inserts_and_flushes(cluster: ServedCluster) -> None:

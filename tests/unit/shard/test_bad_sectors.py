@@ -1,0 +1,106 @@
+"""Sectors that a disk cannot read: what they held counts as damage, and is repaired."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.shard.logs import apply, reopen
+from tests.unit.shard.test_segment_rewrite import SMALL, check_whole, grown, mend, unknown
+from ziplog.segments import segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class BadSector:
+    """A sector of a file that the disk cannot read; a new file under the same name is elsewhere."""
+
+    BYTES = 100
+
+    def __init__(self, path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._inode, self._start = path.stat().st_ino, number * self.BYTES
+        self._read_bytes, self._pread = Path.read_bytes, os.pread
+        monkeypatch.setattr(segment, "SECTOR_BYTES", self.BYTES)
+        monkeypatch.setattr(Path, "read_bytes", self.reader())
+        monkeypatch.setattr(os, "pread", self.pread)
+
+    def reader(self) -> Callable[[Path], bytes]:
+        def read_bytes(path: Path) -> bytes:
+            facts = path.stat()
+            if facts.st_ino == self._inode and facts.st_size > self._start:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return self._read_bytes(path)
+
+        return read_bytes
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        stop = self._start + self.BYTES
+        if os.fstat(fd).st_ino == self._inode and offset < stop and offset + size > self._start:
+            if offset >= self._start:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            size = self._start - offset  # As the kernel: what is before it.
+        return self._pread(fd, size, offset)
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize("number", range(9))
+def test_what_a_disk_cannot_read_is_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, has_index: bool
+) -> None:
+    directory = tmp_path / "segments"
+    oracle = grown(directory)
+    path = sorted(directory.glob("*.seg"))[1]
+    if not has_index:
+        path.with_suffix(".idx").unlink()
+    BadSector(path, number, monkeypatch)
+    store = reopen(directory, segment_bytes=SMALL)
+    assert 0 < len(unknown(store, oracle)) < oracle.last_gsn // 2
+    assert mend(store, oracle) > 0
+    assert store.close()
+    check_whole(reopen(directory, segment_bytes=SMALL), oracle)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_newest_segment_is_repaired_while_the_store_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    directory = tmp_path / "segments"
+    oracle = grown(directory)
+    store = reopen(directory, segment_bytes=10 * SMALL)
+    for _ in range(3):
+        apply(store, oracle, ("place", 1, [1, 2], 60))
+    assert store.flush()
+    BadSector(max(directory.glob("*.seg")), number, monkeypatch)
+    store._continue_with(store._segments)  # Nothing is cached any more.
+    assert unknown(store, oracle)
+    assert mend(store, oracle) > 0
+    apply(store, oracle, ("place", 1, [1, 2], 60))
+    assert store.close()
+    check_whole(reopen(directory, segment_bytes=SMALL), oracle)
+
+
+def test_index_that_a_disk_cannot_read_is_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "segments"
+    oracle = grown(directory)
+    BadSector(sorted(directory.glob("*.idx"))[1], 0, monkeypatch)
+    check_whole(reopen(directory, segment_bytes=SMALL), oracle)
+
+
+def test_newest_segment_is_not_cut_where_a_disk_cannot_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "segments"
+    grown(directory)
+    path = max(directory.glob("*.seg"))
+    size = path.stat().st_size
+    BadSector(path, 0, monkeypatch)
+    with pytest.raises(OSError, match="Input/output error"):
+        reopen(directory, segment_bytes=SMALL)
+    assert path.stat().st_size == size

@@ -236,7 +236,7 @@ class PlayerTask:
         """Do what is due at the end of a batch."""
         now = self._context.calls.now
         if self._context.is_awaited(self.claim.committed, self.delivery.position):
-            self.claim.hurry()
+            self.claim.expedite()
         self.claim.poll(now)
         self.reader.poll(self.delivery.looked, is_batch_end=True)
         if self._step:
@@ -257,7 +257,7 @@ class PlayerTask:
                 self._roll()
                 return
             self.state = "paused"
-            self.claim.hurry()
+            self.claim.expedite()
             self.reader.close()
         elif self._must_open:
             self.state = "opening"
@@ -284,7 +284,7 @@ class PlayerTask:
         if self._context.is_cut_off:
             return
         if self._task is None and not self.claim.is_settled:
-            self.claim.hurry()  # A new worker begins where the last one has ended.
+            self.claim.expedite()  # A new worker begins where the last one has ended.
             return
         state, settings = self.claim.state, self._context.settings
         assert state is not None
@@ -327,7 +327,7 @@ class PlayerTask:
         # A target that an older state was put back of has a position that cannot be committed.
         self._awaits_mark &= not self.claim.is_settled
         if self._awaits_mark:
-            self.claim.hurry()
+            self.claim.expedite()
             self.state = "opening"
         else:
             self._continue()
@@ -489,7 +489,7 @@ class PlayerTask:
         self.state, self.error = "failed", why
         self._context.wants_round = True  # Other processes learn of it.
         self._changed_at = None
-        self.claim.hurry()
+        self.claim.expedite()
         self._warn(f"failed: {why}")
         if self._is_leaving:
             self._leave()

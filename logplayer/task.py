@@ -304,7 +304,7 @@ class PlayerTask:
                 f"the target {spec.name} stores no position, although its cursor {self.name} was"
                 f" moved to gsn {committed}: the target is empty, or another one is in its place;"
                 f" put the former one back, or seek: `ziplog cursor seek {self.name} genesis` fills"
-                " it anew, and a position instead of genesis continues from there"
+                " it again, and a position instead of genesis continues from there"
             )
             return
         former, is_first = delivery.position, not self._is_opened
@@ -367,7 +367,9 @@ class PlayerTask:
         return True
 
     def _trimmed_text(self, error: TrimmedError) -> str:
-        return f"{error}: `ziplog cursor seek {self.name} genesis` goes on at the first record left"
+        return (
+            f"{error}: `ziplog cursor seek {self.name} genesis` continues at the first record left"
+        )
 
     def _roll(self) -> None:
         """Have the target finish what it collects."""

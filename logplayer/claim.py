@@ -217,7 +217,7 @@ class Claim:
         if (position, mark) != (self.committed, self.mark) and position >= self.committed:
             self._wanted = (position, mark)
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Send the move that is due with the next poll."""
         self._is_urgent = True
 

@@ -47,7 +47,7 @@ class FileOptions(PlayerOptions):
     bootstrap: Annotated[
         str | None,
         Key(
-            f"Nodes of the log's membership service; left out: those of ${_BOOTSTRAP_VARIABLE},"
+            f"Nodes of the log's membership service; default: ${_BOOTSTRAP_VARIABLE},"
             f" else {_BOOTSTRAP}.",
             str,
             rule="'host:port', several separated by commas",
@@ -56,8 +56,8 @@ class FileOptions(PlayerOptions):
     region: Annotated[
         str | None,
         Key(
-            "The region of this process, so that it reads near; left out: that of $ZIPLOG_REGION,"
-            " or none.",
+            "The region of this process, so that it reads near; default: $ZIPLOG_REGION,"
+            " else none.",
             str,
             pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
             rule="1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",

@@ -145,7 +145,7 @@ class LogdbKeys:
     coordinators: Annotated[
         str | None,
         Key(
-            "Coordinators of the database; left out: those of $LOGDB_COORDINATOR, else"
+            "Coordinators of the database; default: $LOGDB_COORDINATOR, else"
             " 127.0.0.1:7500. Its log must not be the player's, unless `map` is given.",
             str,
             rule="'host:port', several separated by commas",

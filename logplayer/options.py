@@ -67,7 +67,7 @@ class PlayerOptions:
     idle_ms: Annotated[
         int,
         Key(
-            "Time without a record of its own after which a task passes those of others.",
+            "Time without a record of its own after which a task passes records of other tasks.",
             int,
             unit="ms",
             low=100,
@@ -77,8 +77,8 @@ class PlayerOptions:
     hold_s: Annotated[
         int,
         Key(
-            "Records from the player's positions on are not trimmed until its cursors were not used"
-            " for so long; 0: they hold nothing.",
+            "Time without use after which the player's cursors no longer keep records from trims;"
+            " 0: they keep none.",
             int,
             unit="seconds",
             high=MAX_HOLD_S,

@@ -80,16 +80,16 @@ class Player:
             name: 1 to 48 letters, digits, '.', '_' or '-'. All processes of a player have the same
                 name, and the same targets; they share the tasks.
             targets: what `logplayer.targets` returns, with 1 to 256 tasks.
-            start: the first position of cursors that do not exist yet; RID_RECENT: behind the last
+            start: the first position of cursors that do not exist yet; RID_RECENT: after the last
                 record. Or a function that finds it with a client.
             lease_s: silence of a process after which others take over its tasks, 1 to 300 seconds.
             memory_bytes: memory for the records that the tasks share, from 1 MiB on.
             commit_ms: maximum time between a step of a target and the move of its cursor, 10 to
                 60,000 milliseconds.
-            idle_ms: time without a record of its own after which a task passes those of others, 100
-                to 3,600,000 milliseconds.
-            hold_s: records from the player's positions on are not trimmed until its cursors were
-                not used for so many seconds; 0: they hold nothing.
+            idle_ms: time without a record of its own after which a task passes records of other
+                tasks, 100 to 3,600,000 milliseconds.
+            hold_s: time without use after which the player's cursors no longer keep records from
+                trims, in seconds; 0: they keep none.
             region: the region of this process, so that it reads near. None: the one in the
                 environment variable ZIPLOG_REGION, or none.
 

@@ -50,7 +50,7 @@ class Receiver:
         Raises:
             ConfigError: the address is invalid, or is not loopback; or the target has `map` or
                 `keys`, which belong to the player's target, or is itself a push target.
-            TypeError: the target is none.
+            TypeError: `target` is not a target.
 
         """
         host, _ = parse_endpoint("address", address)

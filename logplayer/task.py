@@ -236,7 +236,7 @@ class PlayerTask:
         """Do what is due at the end of a batch."""
         now = self._context.calls.now
         if self._context.is_awaited(self.claim.committed, self.delivery.position):
-            self.claim.hurry()
+            self.claim.expedite()
         self.claim.poll(now)
         self.reader.poll(self.delivery.looked, is_batch_end=True)
         if self._step:
@@ -257,7 +257,7 @@ class PlayerTask:
                 self._roll()
                 return
             self.state = "paused"
-            self.claim.hurry()
+            self.claim.expedite()
             self.reader.close()
         elif self._must_open:
             self.state = "opening"
@@ -284,7 +284,7 @@ class PlayerTask:
         if self._context.is_cut_off:
             return
         if self._task is None and not self.claim.is_settled:
-            self.claim.hurry()  # A new worker begins where the last one has ended.
+            self.claim.expedite()  # A new worker begins where the last one has ended.
             return
         state, settings = self.claim.state, self._context.settings
         assert state is not None
@@ -304,7 +304,7 @@ class PlayerTask:
                 f"the target {spec.name} stores no position, although its cursor {self.name} was"
                 f" moved to gsn {committed}: the target is empty, or another one is in its place;"
                 f" put the former one back, or seek: `ziplog cursor seek {self.name} genesis` fills"
-                " it anew, and a position instead of genesis continues from there"
+                " it again, and a position instead of genesis continues from there"
             )
             return
         former, is_first = delivery.position, not self._is_opened
@@ -327,7 +327,7 @@ class PlayerTask:
         # A target that an older state was put back of has a position that cannot be committed.
         self._awaits_mark &= not self.claim.is_settled
         if self._awaits_mark:
-            self.claim.hurry()
+            self.claim.expedite()
             self.state = "opening"
         else:
             self._continue()
@@ -367,7 +367,9 @@ class PlayerTask:
         return True
 
     def _trimmed_text(self, error: TrimmedError) -> str:
-        return f"{error}: `ziplog cursor seek {self.name} genesis` goes on at the first record left"
+        return (
+            f"{error}: `ziplog cursor seek {self.name} genesis` continues at the first record left"
+        )
 
     def _roll(self) -> None:
         """Have the target finish what it collects."""
@@ -489,7 +491,7 @@ class PlayerTask:
         self.state, self.error = "failed", why
         self._context.wants_round = True  # Other processes learn of it.
         self._changed_at = None
-        self.claim.hurry()
+        self.claim.expedite()
         self._warn(f"failed: {why}")
         if self._is_leaving:
             self._leave()

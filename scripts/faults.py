@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     matrix.add_argument("--only", nargs="*", default=[], metavar="NAME")
     matrix.add_argument("--rate", type=float, default=60.0, help="operations a second, each client")
     matrix.add_argument("--seed", type=int, default=1)
-    matrix.add_argument("--pairs", action="store_true", help="each two of them together, too")
+    matrix.add_argument("--pairs", action="store_true", help="also every pair of faults together")
     matrix.add_argument("--durability", choices=("memory", "disk"), default="memory")
     matrix.add_argument("--keep", type=Path, help="keep histories and logs in this directory")
     return parser

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tests.world import CLUSTER, MS, S, shard_names
+from tests.world import CLUSTER, MS, shard_names
 from ziplog import wire
 from ziplog.core.entries import Body, decode_body, encode_body
 from ziplog.core.node import Effect, Event, Received, Send, Wakeup
@@ -300,7 +300,3 @@ class Service:
 
     def check(self) -> None:
         pass
-
-
-#: Long enough for every retry, resend and heartbeat to have its turn.
-QUIET = 3 * S

@@ -418,7 +418,7 @@ def _identity_of(part: Path, term: int) -> Path:
 
 def _term_of(stage: Path) -> int:
     found = _STAGE.fullmatch(stage.name)
-    assert found is not None, f"{stage} is no staged file"
+    assert found is not None, f"{stage} is not a staged file"
     return int(found[1])
 
 
@@ -478,7 +478,7 @@ def _rewind_error(part: Path, last: int, task: Task) -> ConfigError:
     problem = (
         f"{task.cursor} was sought to {task.position}, but {part} has records up to {last}: files"
         " are not written twice. Remove those from the position on, or use another directory;"
-        f" `ziplog cursor seek {task.cursor} {last + 1}` goes on after them"
+        f" `ziplog cursor seek {task.cursor} {last + 1}` continues after them"
     )
     return ConfigError("position", task.position, f"above {last}", message=problem)
 

@@ -238,7 +238,7 @@ class PutRecords:
             try:
                 transaction.put(record.key, self._converted(record.payload))
             except (UnicodeDecodeError, msgspec.DecodeError) as error:
-                raise Rejected(f"its payload is no {self._value}: {error}", index) from error
+                raise Rejected(f"its payload is not {self._value}: {error}", index) from error
             except logdb.UnsupportedValueError as error:
                 raise Rejected(str(error), index) from error
 

@@ -62,21 +62,12 @@ class DataDirectory:
         """The directory of the segment files."""
         return self.path / "segments"
 
-    def consume_checkpoint(self) -> bytes | None:
-        """Return the checkpoint of the last stop, and delete it; None if there is none.
-
-        Afterwards the directory counts as used. A damaged checkpoint is logged and ignored.
-        """
-        checkpoint = self.read_checkpoint()
-        self.delete_checkpoint()
-        return checkpoint
-
     def read_checkpoint(self) -> bytes | None:
-        """Return the checkpoint of the last stop without deleting it; None if there is none."""
+        """Return the checkpoint of the last stop; None if there is none, or a damaged one."""
         return _read_checkpoint(self.path / _CHECKPOINT)
 
     def delete_checkpoint(self) -> None:
-        """Delete the checkpoint durably, and mark the directory as used."""
+        """Delete the checkpoint durably, before the first message; the directory counts as used."""
         with synced_names(self.path):
             (self.path / _STARTED).touch(mode=0o600)
             (self.path / _CHECKPOINT).unlink(missing_ok=True)

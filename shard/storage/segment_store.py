@@ -525,7 +525,7 @@ class SegmentStore(SegmentReader):
         data, found = segment.read_table(self._directory, part.start, part.size)
         table = decode(data, found, segment.name).decision
         assert isinstance(table, SessionTableRecord | SessionTablePartRecord), (
-            "the entry at a table's place is no table"
+            "the entry at a table's place is not a table"
         )
         return table.begun if isinstance(
             table, SessionTablePartRecord

@@ -160,7 +160,7 @@ def server(stopped: Stopped, path: Path) -> Server:
         return Server(
             directory.identity,
             directory.was_used,
-            directory.consume_checkpoint(),
+            directory.read_checkpoint(),
             log,
             rows or None,
         )

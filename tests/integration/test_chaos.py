@@ -48,7 +48,10 @@ def passes(faults: tuple[str, ...], shape: LogShape, folder: Path) -> Verdict:
     [
         ("primary_killed",),
         ("disk_lost",),
-        ("handler_leader_killed_when_a_view_is_decided", "client_killed"),
+        pytest.param(
+            ("handler_leader_killed_when_a_view_is_decided", "client_killed"),
+            marks=pytest.mark.nightly,
+        ),
         ("primary_paused", "membership_leader_killed"),
     ],
     ids=" and ".join,
@@ -75,12 +78,14 @@ def test_at_level_disk_nothing_is_ever_lost(tmp_path: Path, fault: str) -> None:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_at_level_memory_losses_of_a_power_cut_are_reported(tmp_path: Path) -> None:
     # An unreported loss is a violation.
     passes(("power_lost",), replace(SHAPE, syncs=False), tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_with_f_2_two_servers_of_a_shard_may_die(tmp_path: Path) -> None:
     shape = replace(SHAPE, f=2, shards=1)

@@ -228,7 +228,9 @@ def is_live_again(log: ziplog.Log, number: int) -> bool:
     return bool(found["state"] == "live" and found["view"] >= 2)
 
 
-@pytest.mark.parametrize("name", ["shard-0-0", "shard-0-1"])
+@pytest.mark.parametrize(
+    "name", ["shard-0-0", pytest.param("shard-0-1", marks=pytest.mark.nightly)]
+)
 def test_a_killed_server_comes_back_by_itself_and_its_shard_in_a_new_view(
     tmp_path: Path, name: str
 ) -> None:
@@ -274,7 +276,7 @@ def test_a_hung_server_is_replaced(tmp_path: Path) -> None:
         log.insert_after(b"it takes records")
 
 
-@pytest.mark.parametrize("durability", ["memory", "disk"])
+@pytest.mark.parametrize("durability", ["memory", pytest.param("disk", marks=pytest.mark.nightly)])
 def test_when_everything_is_killed_at_once_everything_comes_back(
     tmp_path: Path, durability: Any
 ) -> None:
@@ -317,14 +319,11 @@ def test_with_accept_limbo_a_cluster_continues_without_a_lost_shard(
         pass
     for name in ("shard-0-0", "shard-0-1"):
         shutil.rmtree(tmp_path / name)
-    with pytest.raises(UnavailableError, match=r"not live after 20 s: shard 0 is .*limbo"):
-        Cluster(tmp_path, timeout=20.0)
-    assert running_pid(tmp_path) is None
     with (
-        Cluster(tmp_path, timeout=20.0, accept_limbo=True) as cluster,
+        Cluster(tmp_path, timeout=10.0, accept_limbo=True) as cluster,
         cluster.connect(timeout=60.0) as log,
     ):
-        assert "starts incomplete: not live after 20 s: shard 0 is" in caplog.text
+        assert "starts incomplete: not live after 10 s: shard 0 is" in caplog.text
         log.set_policy(ziplog.policy.pin(1))
         log.insert_after(b"the other shard goes on")
 
@@ -463,9 +462,9 @@ def test_a_detached_start_reports_what_is_missing(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / name)
     where = ("--data-dir", str(tmp_path))
     try:
-        up = ziplog_cli("up", *where, "--detach", "--timeout=20")
+        up = ziplog_cli("up", *where, "--detach", "--timeout=10")
         assert up.returncode == 0
-        assert "warning: the cluster starts incomplete: not live after 20 s: shard 0" in up.stderr
+        assert "warning: the cluster starts incomplete: not live after 10 s: shard 0" in up.stderr
     finally:
         ziplog_cli("down", *where)
 

@@ -13,7 +13,7 @@ import pytest
 
 from ziplog.config import load
 from ziplog.config_text import dump
-from ziplog.deploy.supervisor import CLUSTER_FILE
+from ziplog.deploy.supervisor import CLUSTER_FILE, running_pid
 from ziplog.errors import (
     UnavailableError,
 )
@@ -192,6 +192,7 @@ def test_a_cluster_of_which_a_shards_directories_were_deleted(copied: Path) -> N
         Cluster(copied, timeout=12.0)
     why = "none of its servers has its data directory. Restore one, and start its server"
     assert f"shard-0-0 is limbo, shard-0-1 is limbo ({why})" in str(refused.value)
+    assert running_pid(copied) is None
 
 
 def test_a_storage_directory_of_another_cluster_with_the_same_names(

@@ -20,8 +20,6 @@ from ziplog.types import RID_GENESIS
 from ziplog.wire import Insert
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shard.replica import Replica
     from tests.simulator.process import Process
     from ziplog.core.node import Effect, Event
@@ -128,8 +126,3 @@ def load(clients: int, *, insert_us: int, seconds: int, depth: int = 1, shards: 
 
 def _views(cluster: SimCluster) -> int:
     return sum(placement.view for placement in cluster.state.placements.values())
-
-
-def ramp(steps: Sequence[int], **options: int) -> list[Load]:
-    """Return the results of growing numbers of clients."""
-    return [load(clients, **options) for clients in steps]

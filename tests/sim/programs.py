@@ -108,7 +108,7 @@ class StorageServer:
             reserve_bytes=RESERVE_BYTES,
             on_halt=process.halt,
         )
-        checkpoint = directory.consume_checkpoint()
+        checkpoint = directory.read_checkpoint()
         limbo = directory.was_used and checkpoint is None
         self.replica: Final = Replica(
             identity, self.store, checkpoint, limbo=limbo,
@@ -127,6 +127,7 @@ class StorageServer:
             record_level=partial(level_file.record, directory.path),
         )  # fmt: skip
         self.store.flusher.set_listener(self.driver.post)
+        directory.delete_checkpoint()
         self._directory: Final = directory
         self._interval_ns: Final = config.flush_interval_ms * MS * 4 // 5
         self._is_tending = False

@@ -22,6 +22,7 @@ import ziplog.segments.durable_files
 import ziplog.segments.segment
 from shard.storage.data_directory import DataDirectory
 from shard.storage.store import FullError
+from tests.checkpoints import consume
 from tests.integration.shard.test_segment_store_cut import CHANGES, after, check_image, grown
 from tests.logged_events import captured_events
 from tests.sim.disks import sync
@@ -325,18 +326,17 @@ def test_a_checkpoint_is_all_or_none_and_serves_one_start() -> None:
     disk = Watched(Random(1))
     state = Random(2).randbytes(3000)
     directory = start(disk)
-    assert directory.consume_checkpoint() is None
+    assert consume(directory) is None
     found = [
-        start(image).consume_checkpoint()
-        for image in disk.during(lambda: directory.write_checkpoint(state))
+        consume(start(image)) for image in disk.during(lambda: directory.write_checkpoint(state))
     ]
     assert set(found) == {None, state}
     assert found[-4:] == [state] * 4, "after the write, it is present"
     disk.power_cut()
     directory = start(disk)
     taken: list[bytes | None] = []
-    images = disk.during(lambda: taken.append(directory.consume_checkpoint()))
-    found = [start(image).consume_checkpoint() for image in images]
+    images = disk.during(lambda: taken.append(consume(directory)))
+    found = [consume(start(image)) for image in images]
     assert taken == [state]
     assert set(found) == {None, state}
     assert found[-4:] == [None] * 4, "after the start, it is deleted"

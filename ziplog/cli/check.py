@@ -144,7 +144,7 @@ def _services(check: str, nodes: list[dict[str, Any]]) -> Finding:
     leader = next((node["name"] for node in nodes if node["leader"]), None)
     up = f"{len(nodes) - len(absent)} of {len(nodes)} up"
     if 2 * len(absent) >= len(nodes):
-        return Finding(Level.CRITICAL, check, f"{up}, which is no majority: not {_names(absent)}")
+        return Finding(Level.CRITICAL, check, f"{up}, not a majority: without {_names(absent)}")
     if absent or leader is None:
         problem = f"not {_names(absent)}" if absent else "no leader"
         return Finding(Level.WARNING, check, f"{up}, {problem}")

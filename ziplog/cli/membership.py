@@ -56,7 +56,7 @@ def rebuild(
             _show(plan)
         if not yes:
             if not is_terminal():
-                sentence = "nothing was written, because stdin is no terminal to ask on; give --yes"
+                sentence = "nothing was written: stdin is not a terminal, so --yes is required"
                 raise ConfigError("--yes", None, "given", message=sentence)
             typer.confirm("Write the membership service with this state?", abort=True, err=True)
         written = work.write(plan)

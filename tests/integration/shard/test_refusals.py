@@ -15,6 +15,7 @@ from shard.storage.data_directory import DataDirectory
 from shard.storage.segment_store import SegmentStore
 from shard.storage.store import FullError
 from tests import refusing
+from tests.checkpoints import consume
 from tests.refusing import System
 from tests.unit.shard.logs import Oracle, apply, compare, compare_numbers, mark, place, table
 from ziplog.core.node import StorageChanged
@@ -338,10 +339,10 @@ def test_a_start_that_is_refused_leaves_the_checkpoint_or_takes_it(
         system = System(number, error)
         taken = None
         with system.installed(refusing.OPENS), contextlib.suppress(OSError):
-            taken = second.consume_checkpoint()
+            taken = consume(second)
         second.close()
         third = DataDirectory(path, "demo", "shard-0-0")
-        assert {taken, third.consume_checkpoint()} == {b"state", None}
+        assert {taken, consume(third)} == {b"state", None}
         third.close()
         outcomes.append(taken)
         if not system.refused:

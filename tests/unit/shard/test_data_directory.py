@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shard.storage.data_directory import DataDirectory
+from tests.checkpoints import consume
 from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., DataDirectory]]:
 def test_a_first_start_is_not_a_restart(opened: Callable[..., DataDirectory]) -> None:
     directory = opened()
     assert not directory.was_used
-    assert directory.consume_checkpoint() is None
+    assert consume(directory) is None
     assert directory.path.stat().st_mode & 0o777 == 0o700
     assert {p.stat().st_mode & 0o777 for p in directory.path.iterdir()} == {0o600}
 
@@ -46,25 +47,25 @@ def test_a_start_that_failed_early_does_not_count(opened: Callable[..., DataDire
 
 def test_a_start_after_a_crash_knows_it(opened: Callable[..., DataDirectory]) -> None:
     first = opened()
-    first.consume_checkpoint()
+    consume(first)
     first.close()
     second = opened()
     assert second.was_used
-    assert second.consume_checkpoint() is None
+    assert consume(second) is None
 
 
 def test_a_checkpoint_serves_one_start(opened: Callable[..., DataDirectory]) -> None:
     first = opened()
-    first.consume_checkpoint()
+    consume(first)
     first.write_checkpoint(b"state")
     first.close()
     second = opened()
     assert second.was_used
-    assert second.consume_checkpoint() == b"state"
+    assert consume(second) == b"state"
     second.close()
     third = opened()
     assert third.was_used
-    assert third.consume_checkpoint() is None
+    assert consume(third) is None
 
 
 @pytest.mark.parametrize("length", range(9))
@@ -74,16 +75,16 @@ def test_a_damaged_checkpoint_is_ignored(opened: Callable[..., DataDirectory], l
     path = directory.path / "checkpoint"
     whole = path.read_bytes()
     path.write_bytes(whole[:length])
-    assert directory.consume_checkpoint() is None
+    assert consume(directory) is None
     assert not path.exists()
     path.write_bytes(whole[:length] + b"\xff" + whole[length + 1 :])
-    assert directory.consume_checkpoint() is None
+    assert consume(directory) is None
 
 
 def test_an_empty_checkpoint_is_valid(opened: Callable[..., DataDirectory]) -> None:
     directory = opened()
     directory.write_checkpoint(b"")
-    assert directory.consume_checkpoint() == b""
+    assert consume(directory) == b""
 
 
 def test_a_checkpoint_is_written_as_a_whole_or_not(
@@ -98,7 +99,7 @@ def test_a_checkpoint_is_written_as_a_whole_or_not(
         patched.setattr(os, "fsync", fail)
         with pytest.raises(OSError, match="No space"):
             directory.write_checkpoint(b"state")
-    assert directory.consume_checkpoint() is None
+    assert consume(directory) is None
     assert not list(directory.path.glob("*.tmp"))
 
 
@@ -208,5 +209,5 @@ def test_a_full_disk_keeps_no_server_from_its_directory(
 
     monkeypatch.setattr(os, "pwrite", full)
     directory = DataDirectory(tmp_path / "d", "c", "n")
-    assert directory.consume_checkpoint() is None
+    assert consume(directory) is None
     directory.close()

@@ -126,7 +126,7 @@ class Sender:
         window.next_seq = seq + 1
         window.reported = message.first_incomplete
         # The primary first: each copy wakes a server, and a backup on this core may run at once,
-        # before the next copy is sent. A calm primary's forward does not overtake the copies.
+        # before the next copy is sent. A batched forward does not overtake the copies.
         context.effects.append(Broadcast(route.names, message))
         return unit
 

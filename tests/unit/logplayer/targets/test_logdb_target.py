@@ -196,8 +196,8 @@ def test_tombstone_deletes(database: FakeDatabase) -> None:
     ("value", "bad", "why"),
     [
         ("payload", record(2, b"x", None), "no key"),
-        ("text", record(2, b"\xff"), "no text"),
-        ("json", record(2, b"{"), "no json"),
+        ("text", record(2, b"\xff"), "not text"),
+        ("json", record(2, b"{"), "not json"),
     ],
 )
 def test_record_that_cannot_be_stored_is_rejected(

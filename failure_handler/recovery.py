@@ -379,9 +379,9 @@ class Recovery:
     # --- the new view ---
 
     def _announce_decision(self, known: Recovered, now: int) -> None:
-        """Send the decision to every server that reports and has not joined the current view.
+        """Send the decision to every server that reports and has not started the current view.
 
-        The survivor gets it continuously, because it must learn when the view is confirmed.
+        Those that have joined it must learn when it is confirmed.
         """
         decision = known.decision
         assert decision is not None, "a view that is not finished has a decision"
@@ -389,11 +389,7 @@ class Recovery:
             member.route
             for member in self._members.of(self.shard)
             if (report := member.recent_report(now)) is not None
-            and (
-                report.view != known.view
-                or report.state not in {"up", "frozen", "joined"}
-                or member.index == decision.survivor
-            )
+            and (report.view != known.view or report.state not in {"up", "frozen"})
             and self._is_due(member.index, now)
         ]
         if routes:

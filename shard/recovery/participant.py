@@ -64,8 +64,6 @@ class RecoveryParticipant:
         self._route = b""
         self._decided_end = 0
         self._rolled_forward = 0
-        #: The decision that this server entered its view with, until the view starts.
-        self.entered: ViewDecided | None = None
         #: The transfer of another server's log; None: none runs.
         self.transfer: StateTransfer | None = None
         #: Entries that this server must read before it can lead or join; None: none known.
@@ -92,7 +90,7 @@ class RecoveryParticipant:
                     return False
                 state.view = message.view  # all replicas are in limbo; the handler chose this one
             self._roll_forward(message, promised, now)
-            self.number, self.entered, self.transfer = message.recovery, None, None
+            self.number, self.transfer = message.recovery, None
             self.on_repaired()
             state.state = "frozen"
         self._route = route
@@ -263,7 +261,7 @@ class RecoveryParticipant:
     # --- the decision ---
 
     def on_decided(self, decision: ViewDecided, now: int) -> bool:
-        """Enter the decided view, or join its survivor; return whether the view was entered."""
+        """Enter the decided view, or join its survivor; return whether this server is in it."""
         state = self._state
         if self._enter(decision):
             return True
@@ -283,11 +281,10 @@ class RecoveryParticipant:
         return False
 
     def _enter(self, decision: ViewDecided) -> bool:
-        """Enter the decided view if it starts with this server's state; return whether it did."""
+        """Enter the decided view if it starts with this server's state; return whether it is in."""
         state = self._state
-        if self.entered is not None and self.entered.view == decision.view:
-            self.entered = decision  # it may be confirmed by now
-            return True
+        if state.state == "joined" and decision.view == state.view:
+            return True  # its state is that of the view; it may be confirmed by now
         if (
             state.state != "frozen"
             or decision.view != self.number
@@ -298,7 +295,6 @@ class RecoveryParticipant:
         assert decision.last == state.stream.last, "another state was decided than the reported one"
         state.view, state.view_base = decision.view, decision.last
         state.state = "joined"
-        self.entered = decision
         return True
 
     @property
@@ -309,14 +305,14 @@ class RecoveryParticipant:
     def freeze_for(self, number: int) -> None:
         """Freeze in this view and keep its state: another recovery may need it."""
         self.number = max(self.number, number)
-        self._route, self.entered = b"", None
+        self._route = b""
         self._state.state = "frozen"
 
     def leave(self, number: int) -> None:
         """Leave the view, and drop everything that is not known to be stable."""
         state = self._state
         self.number = max(self.number, number)
-        self._route, self.entered, self.transfer = b"", None, None
+        self._route, self.transfer = b"", None
         self.on_repaired()
         state.state = "limbo"
         stable, durable = state.stream.stable_mark, state.stream.durable_mark
@@ -371,7 +367,7 @@ class RecoveryParticipant:
         assert stream.last == state.store.last_fseq, "the view starts with another log"
         state.state = "up"
         state.clock.was_excluded = False  # no unit was refused in this view yet
-        self.number, self.entered = state.view, None
+        self.number = state.view
         news = stream.stabilise(stream.last)
         stream.make_durable(stream.last)
         return news

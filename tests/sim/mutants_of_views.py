@@ -213,7 +213,6 @@ def two_states_begin_one_view() -> Iterator[None]:
             return False
         state.view, state.view_base = decision.view, state.stream.last
         state.state, self.transfer = "joined", None
-        self.entered = decision
         return True
 
     with replaced(RecoveryParticipant, "_enter", entered):

@@ -196,6 +196,14 @@ def test_the_last_servers_of_a_shard_stay_undisturbed() -> None:
     assert run(ring(1, LOST, *beside, durability="disk")).faults == 1
 
 
+def test_a_reader_near_a_server_that_has_only_joined_reads_everything() -> None:
+    """With f = 2, two servers of shard 0 are left, and its next view does not start."""
+    shards = (REGIONS, ("eu", "us", "us"))
+    placed = Regions((10_000, 20_000, 40_000), shards, 0, is_near=True)
+    plan = ring(1, LOST, calls=10, shards=2, f=2, regions=placed)
+    assert run(plan).faults == 1
+
+
 def test_shards_without_lost_servers_come_and_go() -> None:
     """Shard 4 is like shard 1, so that one may leave."""
     added, removed = (

@@ -79,7 +79,6 @@ def an_older_recovery_counts(patch: Patch) -> None:
 
     def mutant(self: RecoveryParticipant, decision: Any) -> bool:
         self._state.view, self._state.state = decision.view, "joined"
-        self.entered = decision
         return True
 
     patch.setattr(RecoveryParticipant, "_enter", mutant)

@@ -211,6 +211,18 @@ def test_a_slow_join_does_not_replace_the_survivor() -> None:
     assert len(world.decided(Begin)) == 1
 
 
+def test_every_server_that_has_joined_learns_that_its_view_is_confirmed() -> None:
+    """The last server may never return, so that the view does not start."""
+    world = World(config(f=2)).live()
+    world.supervised = False
+    world.kill(world.server(0, 2))
+    world.until(lambda: any(one.confirmed > 1 for one in world.consensus.shards.values()), 5 * S)
+    world.sent.clear()
+    world.run(1 * S)
+    decided = [(dst, m.is_confirmed) for _, _, dst, m in world.sent if type(m) is ViewDecided]
+    assert set(decided) == {("shard-0-0", True), ("shard-0-1", True)}
+
+
 # --- who is to be started again ----------------------------------------------------------------
 
 

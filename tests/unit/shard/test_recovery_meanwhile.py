@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+import pytest
 from msgspec.structs import replace
 
 from tests.checkers import decided, places
@@ -40,9 +40,6 @@ from ziplog import wire
 from ziplog.core.entries import Place
 from ziplog.core.node import Persisted, Received
 from ziplog.segments.entry import BusyError
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -> None:
@@ -147,6 +144,26 @@ def test_survivor_serves_nothing_new_before_its_view_is_confirmed() -> None:
     send(world, wire.Locate(CLUSTER, 0, 1, b"c" * 16, 1), BACKUP)
     assert [m.stable for m in heard(world, wire.ReadReply, "c")] == [False, True]
     assert [m.verdict for m in heard(world, wire.Located, "c")] == ["pending", "present"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_joined_server_serves_what_its_view_begins_with_once_that_is_confirmed(
+    is_restarted: bool,
+) -> None:
+    """A reader near it may have no other server, and the third one may never return."""
+    world = start(f=2)
+    world.paused.add(PRIMARY)
+    send(world, insert(1), BACKUP)
+    (gsn,) = acks(world)[0][2]
+    frozen = promise(world, BACKUP)
+    order(world, decision(frozen, is_confirmed=False), BACKUP, THIRD)
+    assert world.run_until(lambda: joined(world, BACKUP, THIRD), 2 * S)
+    send(world, wire.Read(CLUSTER, 0, 1, 1, gsn), THIRD)
+    if is_restarted:
+        world.restart(THIRD)
+    order(world, decision(frozen), THIRD)
+    send(world, wire.Read(CLUSTER, 0, 1, 2, gsn), THIRD)
+    assert [m.stable for m in heard(world, wire.ReadReply, "c")] == [False, True]
 
 
 def test_witness_remembers_its_view_until_it_has_all_of_the_next_one() -> None:

@@ -42,9 +42,13 @@ class Peer:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str) -> None:
-        """Start a server."""
+        """Start a server in a session of its own, as Ziplog's are.
+
+        Linux may divide the processors among sessions first (`sched_autogroup_enabled`).
+        """
+        null = subprocess.DEVNULL
         self._processes.append(
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(command, stdout=null, stderr=null, start_new_session=True)
         )
 
     @property

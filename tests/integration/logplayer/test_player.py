@@ -29,7 +29,7 @@ from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
 from ziplog.client.reads.known_rows import TableSearch, TableSearches
 from ziplog.deploy.new_shard import free_ports
-from ziplog.errors import ClosedError, ConfigError, DeadlineError
+from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
@@ -348,6 +348,22 @@ def test_other_partitions_are_refused(log: ziplog.Log, tmp_path: Path) -> None:
     with Process(filled.file) as process:
         code, stderr = process.end()
         assert (code, "has 2 partitions" in stderr) == (2, True)
+
+
+def test_a_start_that_was_trimmed_is_refused(log: ziplog.Log, tmp_path: Path) -> None:
+    rids = insert(log, 3)
+    log.trim(rids[2], force=True)
+    filled = Filled(tmp_path, log, "trimmed", rids[1])
+    with pytest.raises(TrimmedError) as caught:
+        logplayer.load(filled.file).start()
+    assert caught.value.first.gsn == rids[2].gsn
+    assert not log.cursors("trimmed/*")
+    checked = run("player", "check", str(filled.file))
+    assert (checked.exit_code, "were trimmed" in checked.stderr) == (1, True)
+    filled.file.write_text(filled.file.read_text().replace(str(rids[1]), "genesis"))
+    with logplayer.load(filled.file) as playing:
+        playing.wait_until(rids[2], timeout=60)
+    assert [row[0] for row in filled.rows()] == [rids[2].gsn]
 
 
 def test_positions_of_another_cluster_are_refused(log: ziplog.Log, tmp_path: Path) -> None:

@@ -199,8 +199,8 @@ class Oracle:
         name = cursor_name(self._player, spec.name, partition)
         if isinstance(target, SharedFiles):
             target.check(name, partition)
-            position, seek = target.position(partition), target.seek(partition)
-            self._check_cursor(name, position, lambda cursor: cursor.seek == seek)
+            position, era = target.position(partition), target.era(partition)
+            self._check_cursor(name, position, lambda one: (one.birth, one.seek) == era)
             return
         rows: Any = target.rows.get(partition)
         if rows is None:
@@ -269,7 +269,8 @@ class Oracle:
         assert cursor is not None, f"{name} is gone"
         last = log[-1].rid.gsn if log else 0
         if isinstance(target, SharedFiles):
-            target.compare(name, partition, self._of(spec, partition, log)[0])
+            wanted = self._of(spec, partition, log)[0]
+            target.compare(name, partition, wanted, self._trim())
             position = target.position(partition)
             assert position > last, f"{name} ends at {position}, the log at {last}"
             return

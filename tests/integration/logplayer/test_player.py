@@ -24,6 +24,7 @@ from tests.integration.logplayer.playing import (
     assert_exactly_once,
     history,
     insert,
+    inserting,
 )
 from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
@@ -298,6 +299,45 @@ def test_a_process_that_was_suspended_repeats_nothing(log: ziplog.Log, tmp_path:
         assert first.stop()[0] == 0
         wait_until(lambda: filled.owners(log) == only, "its task is free at once")
         assert second.stop()[0] == 0
+
+
+def test_a_file_changes_one_process_after_the_other_under_load(
+    log: ziplog.Log, tmp_path: Path
+) -> None:
+    """Each SIGTERM comes while records are inserted; the changed file has one more target."""
+    start = tail(log)
+    filled = Filled(tmp_path, log, "rolled", start, partitions=4)
+    more = 'batch_records = 7\n[[target]]\nname = "more"\nkind = "sqlite"\npath = "more.db"\n'
+    changed = filled.file.read_text().replace("commit_ms = 100", "commit_ms = 50") + more
+    first, second = Process(filled.file), Process(filled.file)
+    with inserting(log), first, second:
+        first.ready()
+        second.ready()
+        both = {str(first.pid): 2, str(second.pid): 2}
+        wait_until(lambda: filled.owners(log) == both, "both have two tasks")
+        filled.file.write_text(changed)
+        assert first.stop()[0] == 0
+        third = Process(filled.file)
+        with third:
+            third.ready()
+            wait_until(
+                lambda: filled.owners(log) == {str(second.pid): 4}, "no task is without owner"
+            )
+            played = filled.count()
+            wait_until(lambda: filled.count() > played + 100, "it plays")
+            assert second.stop()[0] == 0
+            wait_until(lambda: filled.owners(log) == {str(third.pid): 4}, "the other takes over")
+            last = insert(log, 10)[-1]
+            with logplayer.load(filled.file) as fourth:
+                fourth.wait_until(last, timeout=60)
+            assert third.stop()[0] == 0
+    with logplayer.load(filled.file) as playing:
+        playing.wait_until(log.check_tail(), timeout=60)
+    expected = history(log, start)
+    assert_exactly_once(filled.rows(), expected)
+    with closing(sqlite3.connect(tmp_path / "more.db")) as database:
+        rows = database.execute("SELECT gsn FROM records ORDER BY rowid").fetchall()
+    assert rows == [(gsn,) for gsn, _, _ in expected]
 
 
 # --- the command line ---

@@ -245,8 +245,11 @@ class Disturbances:
         target, partitions = self._outside.targets[name], self._partitions(name)
         if isinstance(target, Store | SharedFiles):
             self._on_replaced(name)
-            rows = target.rows if isinstance(target, Store) else {}
-            positions = {partition: row.position for partition, row in rows.items()}
+            positions = (
+                {partition: row.position for partition, row in target.rows.items()}
+                if isinstance(target, Store)
+                else {partition: target.position(partition) for partition in range(partitions)}
+            )
             if isinstance(target, SharedFiles) and fault.kind == "target-gone":
                 target.remove()
             for partition in range(partitions):
@@ -313,10 +316,16 @@ class Disturbances:
             oracle.edited(name)
             if what == "seek" and info is not None:
                 oracle.sought(name, info)
-            if what == "delete":
+            if what == "delete" and self._drops_at_once(name):
                 self._drop_former_row(name)
 
         self._admin.edit(name, what, position, done)
+
+    def _drops_at_once(self, name: str) -> bool:
+        """Whether what a target keeps is removed with its cursor, not once the next claim fails."""
+        _, target, _ = name.split("/")
+        is_of_files = isinstance(self._outside.targets[target], SharedFiles)
+        return not is_of_files or self._kernel.random.random() < 0.5
 
     def _drop_former_row(self, name: str) -> bool:
         """Remove what a target keeps of a cursor that was deleted; return whether it did."""

@@ -191,7 +191,10 @@ def seeks_of_files(seed: int) -> PlayerPlan:
 
 
 def losses_of_files(seed: int) -> PlayerPlan:
-    """Return a run of files that are removed, or whose cursors are deleted, while owners work."""
+    """Return a run of files that are removed, or whose cursors are deleted, while owners work.
+
+    One directory is removed after the last record, when its owner passes positions only.
+    """
     random = Random(f"losses {seed}")
     kinds: tuple[FaultKind, ...] = (
         "target-empty", "target-gone", "delete", "kill-player", "pause-player",
@@ -203,6 +206,7 @@ def losses_of_files(seed: int) -> PlayerPlan:
         )
         for _ in range(6)
     ]  # fmt: skip
+    faults.append(PlayerFault(6_000, random.choice(("target-empty", "target-gone"))))
     targets = (TargetPlan("files", 2, 3),)
     return plan_of(seed, *faults, players=2, targets=targets, stalls=0.02, span_ms=3_000)
 
@@ -550,11 +554,4 @@ def emptied_directory_is_complete() -> Iterator[None]:
 def emptied_directory_is_fresh() -> Iterator[None]:
     """A directory without an identity, behind a cursor that moved, fails the task (P7)."""
     with replaced(FilesTarget, "_check_may_create", lambda _self, _task: None):
-        yield
-
-
-@mutant(losses_of_files)
-def former_directory_is_taken_over() -> Iterator[None]:
-    """A cursor that was created again does not continue in the directory of the former one."""
-    with replaced(files_target, "_check_is_same_task", lambda *_: None):
         yield

@@ -74,7 +74,7 @@ class Oracle:
         self._starts: Final[dict[tuple[str, Era], int]] = {}
         #: Targets whose content was lost; their tasks fail at the next record, and are sought.
         self.emptied: Final[set[str]] = set()
-        #: By cursor: the position of a store before its content was lost.
+        #: By cursor: the position of a target before its content was lost.
         self._emptied_at: Final[dict[str, int]] = {}
         #: Targets of which an older state was put back; and by cursor, the position before that.
         self._restored: Final[set[str]] = set()
@@ -269,6 +269,8 @@ class Oracle:
         assert cursor is not None, f"{name} is gone"
         last = log[-1].rid.gsn if log else 0
         if isinstance(target, SharedFiles):
+            if not target.position(partition) and last < self._emptied_at.get(name, 0):
+                return  # No step came since its files were removed.
             wanted = self._of(spec, partition, log)[0]
             target.compare(name, partition, wanted, self._trim())
             position = target.position(partition)

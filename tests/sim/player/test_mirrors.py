@@ -45,14 +45,14 @@ def test_a_source_that_repeats_trimmed_rows_violates_nothing() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_many_runs_with_repeated_rows_violate_nothing() -> None:
-    """Half of them come to a claim that must not continue; other faults are added to a half."""
+    """Most of them have a claim that must not continue; half of them have other faults, too."""
     refused = 0
     for seed in range(1, 41):
         plan = repetitions(seed)
         if seed % 2:
             plan = plan._replace(faults=tuple(sorted([*plan.faults, *draw_mirror(seed).faults])))
         refused += bool(refusals_of(plan))
-    assert refused >= 10
+    assert refused >= 20
 
 
 @pytest.mark.nightly

@@ -17,6 +17,7 @@ import ziplog
 from logplayer import exposition
 from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.contract import cursor_name
+from logplayer.new_cursors import check_start
 from logplayer.node import PlayerNode
 from logplayer.options import PlayerOptions, check_targets
 from logplayer.push.messages import decode_any
@@ -165,6 +166,7 @@ class Player:
             UnavailableError: the log does not reply in time.
             ConfigError: the log has another player of this name, with other partitions; or a target
                 is the log itself.
+            TrimmedError: a task has no cursor yet, and records from `start` on were trimmed.
 
         """
         seconds = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
@@ -178,6 +180,7 @@ class Player:
             # A client's errors say why a log cannot be reached.
             with ziplog.connect(self._endpoints, timeout=seconds) as log:
                 found = self._start(log) if callable(self._start) else self._start
+                check_start(log, self.name, self._targets, found)
                 self._check_sources(log.cluster_number)
             self._begin(self._thread, found)
             self._call(StartedCall(deadline_ns))

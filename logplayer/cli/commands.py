@@ -21,6 +21,7 @@ from logplayer.cli.positions import document
 from logplayer.config import read
 from logplayer.example import example
 from logplayer.kinds import KINDS
+from logplayer.new_cursors import check_start
 from logplayer.targets.push_target import check as check_receiver
 from ziplog.cli.options import Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
@@ -119,13 +120,15 @@ def _print_ready(player: Player) -> None:
 def check(file: File, *, timeout: Timeout = 10.0) -> None:
     """Check a file, its log and its targets, and say what a player would do; it changes nothing.
 
-    Exit code 2: the file is not valid. 1: the log or a target cannot be reached.
+    Exit code 2: the file is not valid. 1: the log or a target cannot be reached, or records from
+    `start` on were trimmed.
     """
     found = read(file)
     options = found.options
     with connect(",".join(options.endpoints), timeout) as log:
         tasks = document(log, found)["tasks"]
         start, cluster = options.find_start(log), log.cluster_number
+        check_start(log, options.name, found.targets, start)
     for spec, kind in zip(found.targets, found.kinds, strict=True):
         _check_target(spec)
         if spec.check_source is not None:

@@ -45,6 +45,7 @@ DOES_IO = {
     "logplayer.dead_letters",
     "logplayer.example",
     "logplayer.kinds",
+    "logplayer.new_cursors",
     "logplayer.player",
     "logplayer.receiver",
     "logplayer.targets",

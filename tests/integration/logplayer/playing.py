@@ -7,10 +7,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import threading
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import ziplog
@@ -114,6 +116,24 @@ def insert(log: ziplog.Log, count: int, keys: int = 7) -> list[RecordId]:
     payloads = [b"%d" % number for number in range(count)]
     names = [b"key-%d" % (number % keys) for number in range(count)]
     return sorted(log.insert_many(payloads, keys=names))
+
+
+@contextmanager
+def inserting(log: ziplog.Log) -> Iterator[None]:
+    """Insert records without a pause until the end of the block."""
+    is_over = threading.Event()
+
+    def go_on() -> None:
+        while not is_over.is_set():
+            insert(log, 20)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def history(log: ziplog.Log, start: RecordId) -> list[tuple[int, str, str]]:

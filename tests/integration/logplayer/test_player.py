@@ -24,12 +24,13 @@ from tests.integration.logplayer.playing import (
     assert_exactly_once,
     history,
     insert,
+    inserting,
 )
 from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
 from ziplog.client.reads.known_rows import TableSearch, TableSearches
 from ziplog.deploy.new_shard import free_ports
-from ziplog.errors import ClosedError, ConfigError, DeadlineError
+from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
 from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
@@ -300,6 +301,45 @@ def test_a_process_that_was_suspended_repeats_nothing(log: ziplog.Log, tmp_path:
         assert second.stop()[0] == 0
 
 
+def test_a_file_changes_one_process_after_the_other_under_load(
+    log: ziplog.Log, tmp_path: Path
+) -> None:
+    """Each SIGTERM comes while records are inserted; the changed file has one more target."""
+    start = tail(log)
+    filled = Filled(tmp_path, log, "rolled", start, partitions=4)
+    more = 'batch_records = 7\n[[target]]\nname = "more"\nkind = "sqlite"\npath = "more.db"\n'
+    changed = filled.file.read_text().replace("commit_ms = 100", "commit_ms = 50") + more
+    first, second = Process(filled.file), Process(filled.file)
+    with inserting(log), first, second:
+        first.ready()
+        second.ready()
+        both = {str(first.pid): 2, str(second.pid): 2}
+        wait_until(lambda: filled.owners(log) == both, "both have two tasks")
+        filled.file.write_text(changed)
+        assert first.stop()[0] == 0
+        third = Process(filled.file)
+        with third:
+            third.ready()
+            wait_until(
+                lambda: filled.owners(log) == {str(second.pid): 4}, "no task is without owner"
+            )
+            played = filled.count()
+            wait_until(lambda: filled.count() > played + 100, "it plays")
+            assert second.stop()[0] == 0
+            wait_until(lambda: filled.owners(log) == {str(third.pid): 4}, "the other takes over")
+            last = insert(log, 10)[-1]
+            with logplayer.load(filled.file) as fourth:
+                fourth.wait_until(last, timeout=60)
+            assert third.stop()[0] == 0
+    with logplayer.load(filled.file) as playing:
+        playing.wait_until(log.check_tail(), timeout=60)
+    expected = history(log, start)
+    assert_exactly_once(filled.rows(), expected)
+    with closing(sqlite3.connect(tmp_path / "more.db")) as database:
+        rows = database.execute("SELECT gsn FROM records ORDER BY rowid").fetchall()
+    assert rows == [(gsn,) for gsn, _, _ in expected]
+
+
 # --- the command line ---
 
 
@@ -348,6 +388,22 @@ def test_other_partitions_are_refused(log: ziplog.Log, tmp_path: Path) -> None:
     with Process(filled.file) as process:
         code, stderr = process.end()
         assert (code, "has 2 partitions" in stderr) == (2, True)
+
+
+def test_a_start_that_was_trimmed_is_refused(log: ziplog.Log, tmp_path: Path) -> None:
+    rids = insert(log, 3)
+    log.trim(rids[2], force=True)
+    filled = Filled(tmp_path, log, "trimmed", rids[1])
+    with pytest.raises(TrimmedError) as caught:
+        logplayer.load(filled.file).start()
+    assert caught.value.first.gsn == rids[2].gsn
+    assert not log.cursors("trimmed/*")
+    checked = run("player", "check", str(filled.file))
+    assert (checked.exit_code, "were trimmed" in checked.stderr) == (1, True)
+    filled.file.write_text(filled.file.read_text().replace(str(rids[1]), "genesis"))
+    with logplayer.load(filled.file) as playing:
+        playing.wait_until(rids[2], timeout=60)
+    assert [row[0] for row in filled.rows()] == [rids[2].gsn]
 
 
 def test_positions_of_another_cluster_are_refused(log: ziplog.Log, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class Disturbances:
             "kill-player": self._kill, "pause-player": self._pause, "isolate-player": self._isolate,
             "skew-player": self._skew, "add-player": lambda _fault: self.add_player(),
             "stop-player": self._stop, "target-down": self._down, "target-slow": self._slow,
-            "target-power": self._power, "target-empty": self._empty,
+            "target-power": self._power, "target-empty": self._empty, "target-gone": self._empty,
             "target-older": self._put_back, "lead-mms": self._lead,
             "kill-receiver": self._kill_receiver, "pause-receiver": self._pause_receiver,
             "cut-receiver": self._cut_receiver,
@@ -245,8 +245,13 @@ class Disturbances:
         target, partitions = self._outside.targets[name], self._partitions(name)
         if isinstance(target, Store | SharedFiles):
             self._on_replaced(name)
-            rows = target.rows if isinstance(target, Store) else {}
-            positions = {partition: row.position for partition, row in rows.items()}
+            positions = (
+                {partition: row.position for partition, row in target.rows.items()}
+                if isinstance(target, Store)
+                else {partition: target.position(partition) for partition in range(partitions)}
+            )
+            if isinstance(target, SharedFiles) and fault.kind == "target-gone":
+                target.remove()
             for partition in range(partitions):
                 target.drop(partition)
                 cursor = self._cluster.state.cursors.get(
@@ -293,10 +298,6 @@ class Disturbances:
     def _edit(self, fault: PlayerFault) -> None:
         name, known = self.names[fault.number % len(self.names)], self._admin.shared.known
         position, random = RID_GENESIS, self._kernel.random
-        _, target, _ = name.split("/")
-        is_of_files = isinstance(self._outside.targets[target], SharedFiles)
-        if is_of_files and fault.kind == "delete":
-            return  # It is refused while there are files; see tests/unit/logplayer/targets.
         if fault.kind == "seek":
             position = random.choice((RID_GENESIS, known[-1], known[len(known) // 2]))
         if fault.kind == "pause" and fault.number % 2:
@@ -315,15 +316,23 @@ class Disturbances:
             oracle.edited(name)
             if what == "seek" and info is not None:
                 oracle.sought(name, info)
-            if what == "delete":
+            if what == "delete" and self._drops_at_once(name):
                 self._drop_former_row(name)
 
         self._admin.edit(name, what, position, done)
 
+    def _drops_at_once(self, name: str) -> bool:
+        """Whether what a target keeps is removed with its cursor, not once the next claim fails."""
+        _, target, _ = name.split("/")
+        is_of_files = isinstance(self._outside.targets[target], SharedFiles)
+        return not is_of_files or self._kernel.random.random() < 0.5
+
     def _drop_former_row(self, name: str) -> bool:
-        """Remove what a store keeps of a cursor that was deleted; return whether it did."""
+        """Remove what a target keeps of a cursor that was deleted; return whether it did."""
         _, target_name, partition = name.split("/")
         target, cursor = self._outside.targets[target_name], self._cluster.state.cursors.get(name)
+        if isinstance(target, SharedFiles):
+            return self._drop_former_files(name, target, int(partition))
         row = target.rows.get(int(partition)) if isinstance(target, Store) else None
         if row is None or not isinstance(target, Store):
             return False
@@ -332,6 +341,16 @@ class Disturbances:
         (spec,) = (spec for spec in self._settings.targets if spec.name == target_name)
         self._outside.oracle.ended(spec, int(partition), row)
         target.drop(int(partition))
+        return True
+
+    def _drop_former_files(self, name: str, target: SharedFiles, partition: int) -> bool:
+        """Empty the directory of a cursor that was deleted; return whether it did."""
+        cursor, birth = self._cluster.state.cursors.get(name), target.era(partition)[0]
+        if birth < 0 or (cursor is not None and cursor.birth == birth):
+            return False
+        self._outside.history.on_replaced(name)
+        target.drop(partition)
+        target.renewed.add(partition)
         return True
 
     def help_tasks(self) -> None:
@@ -369,4 +388,4 @@ class Disturbances:
     @staticmethod
     def _is_refused(target: object, partition: str, cursor: Cursor) -> bool:
         """Whether a directory has records from the position on to which its cursor was sought."""
-        return isinstance(target, SharedFiles) and target.seek(int(partition)) < cursor.seek
+        return isinstance(target, SharedFiles) and target.era(int(partition))[1] < cursor.seek

@@ -86,6 +86,7 @@ class _Stored(msgspec.Struct):
 
     seek: int
     position: int
+    birth: int
 
 
 def _decoded(data: bytes, kind: Any, name: str) -> Any:
@@ -117,8 +118,9 @@ class _Contents(NamedTuple):
     filed: int
     lines: bytes
     position: int
-    #: The number of seeks that it knows; -1: it has no identity.
+    #: The number of seeks that it knows, and the birth of its cursor; -1: it has no identity.
     seek: int
+    birth: int
 
 
 class SharedFiles:
@@ -136,6 +138,8 @@ class SharedFiles:
         self._parsed: Final[dict[File, list[int]]] = {}
         #: Stretches that an operator's seeks passed over, by partition.
         self.gaps: Final[dict[int, list[tuple[int, int]]]] = {}
+        #: Partitions whose cursors were created again, at the first record that was left.
+        self.renewed: Final[set[int]] = set()
 
     def _read(self, partition: int) -> _Contents:
         """Return what the directory of a partition has."""
@@ -164,15 +168,17 @@ class SharedFiles:
                 gsns += frame.tail(position).gsns
                 position = frame.stop
         seek = max((one.seek for one in stored), default=-1)
-        return _Contents(gsns, filed, b"".join(lines), position, seek)
+        birth = max((one.birth for one in stored), default=-1)
+        return _Contents(gsns, filed, b"".join(lines), position, seek, birth)
 
     def position(self, partition: int) -> int:
         """Return the position that the directory has; 0: none."""
         return self._read(partition).position
 
-    def seek(self, partition: int) -> int:
-        """Return the number of seeks that it knows; -1: it has no identity."""
-        return self._read(partition).seek
+    def era(self, partition: int) -> tuple[int, int]:
+        """Return the birth and the seek of the cursor that it knows; -1: it has no identity."""
+        found = self._read(partition)
+        return found.birth, found.seek
 
     def sought(self, partition: int, position: int) -> None:
         """Note that an operator sought the cursor: what is not there before it is passed over."""
@@ -188,6 +194,13 @@ class SharedFiles:
             node.change(dict.fromkeys(node.names))
             node.sync()
 
+    def remove(self) -> None:
+        """Remove the directory with those of all partitions."""
+        above: Any = self.disk.find(self.directory.parent)
+        if self.directory.name in above.names:
+            above.change({self.directory.name: None})
+            above.sync()
+
     def check(self, name: str, partition: int) -> None:
         """Check that it has each record once, in order."""
         gsns = self._read(partition).gsns
@@ -195,10 +208,12 @@ class SharedFiles:
             f"exactly-once: the directory of {name} has {gsns}"
         )
 
-    def compare(self, name: str, partition: int, wanted: Sequence[Record]) -> None:
+    def compare(self, name: str, partition: int, wanted: Sequence[Record], trim: int) -> None:
         """Check that it has all records of its task but those that were passed over."""
         found = self._read(partition)
-        gaps, own = self.gaps.get(partition, []), set(found.gsns)
+        gaps, own = list(self.gaps.get(partition, [])), set(found.gsns)
+        if partition in self.renewed:
+            gaps.append((0, trim))
         lacking = [
             record.rid.gsn
             for record in wanted

@@ -27,6 +27,7 @@ from logplayer.targets.log_target import LogTarget
 from tests.sim import verdict
 from tests.sim.plan import Plan, draw
 from tests.sim.player.clients import Admin, Auditor, Inserter
+from tests.sim.player.repetitions import RepeatingInserter, check_mirror, items
 from tests.sim.simulated import simulated
 from tests.sim.stages import Outcome, Run
 from tests.simulator.kernel import MS, US, Kernel, S
@@ -35,13 +36,16 @@ from tests.unit.logplayer.targets.mirrors import Client, Death, TargetLog
 from ziplog.client.common.requests import EditRequest
 from ziplog.core.node import Complete
 from ziplog.runtime.driver import Driver
+from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from logplayer.contract import Target
 
-FaultKind = Literal["kill-player", "pause-player", "leave-shard", "lose-memory", "recreate"]
+FaultKind = Literal[
+    "kill-player", "pause-player", "leave-shard", "lose-memory", "recreate", "trim-source",
+]  # fmt: skip
 #: Weights of the faults of a drawn plan.
 WEIGHTS: Final[dict[FaultKind, int]] = {
     "kill-player": 5, "pause-player": 6, "leave-shard": 3, "lose-memory": 3,
@@ -83,6 +87,9 @@ class MirrorPlan(NamedTuple):
     #: Time in which records are inserted and faults begin.
     span_ms: int
     faults: tuple[MirrorFault, ...]
+    #: Probability that an insert repeats a row of the source, which has no archives.
+    repeats: float = 0.0
+    commit_ms: int = 50
 
     @property
     def cluster(self) -> Plan:
@@ -283,22 +290,31 @@ class MirrorRun(Run):
             batch_records=5, retry_first_ms=20, retry_last_ms=200,
         )  # fmt: skip
         self._settings: Final = PlayerSettings(
-            name=PLAYER, targets=(spec,), lease_ms=LEASE_MS, memory_bytes=2_000, commit_ms=50,
-            idle_ms=300,
+            name=PLAYER, targets=(spec,), lease_ms=LEASE_MS, memory_bytes=2_000,
+            commit_ms=plan.commit_ms, idle_ms=300,
         )  # fmt: skip
         self._names: Final = [cursor_name(PLAYER, TARGET, n) for n in range(plan.partitions)]
-        self.inserter: Final = Inserter(self.shared, "inserter", plan)  # type: ignore[arg-type]
+        given: Any = plan
+        self.inserter: Final = (
+            RepeatingInserter(self.shared, "inserter", given, plan.repeats)
+            if plan.repeats
+            else Inserter(self.shared, "inserter", given)
+        )
         self.workers.append(self.inserter)
         self._admin: Final = Admin(self.shared, "admin")
         self._auditor: Final = Auditor(self.shared, "auditor")
         self._processes: Final[list[Process]] = []
         #: Number of rows of former cursors, which were deleted.
         self._former = 0
+        #: A task has refused to continue, so the cursor was created again.
+        self._was_refused = False
         self._faults_done = 0
 
     def _prepare(self) -> None:
         plan = self._mirror_plan
         self._admin.start()
+        if plan.repeats:
+            self._auditor.start()
         self.outside.start()
         endpoints = [node.endpoint for node in self.cluster.config.mms]
         for number in range(plan.players):
@@ -348,10 +364,19 @@ class MirrorRun(Run):
                 log.lose_memory()
             case "recreate":
                 self._recreate()
+            case "trim-source":
+                self._trim_source()
 
     def _start(self, process: Process) -> None:
         if not process.is_up:
             process.start()
+
+    def _trim_source(self) -> None:
+        """Trim what the cursor has passed and the auditor has read."""
+        cursor = self.cluster.state.cursors.get(self._names[0])
+        if cursor is not None and self._auditor.records:
+            last = self._auditor.records[-1].rid.gsn
+            self._admin.trim(RecordId(min(cursor.position, last), 0), force=False)
 
     def _recreate(self) -> None:
         """End all processes, delete the cursor, and start them again."""
@@ -373,12 +398,16 @@ class MirrorRun(Run):
     # --- the end ---
 
     def _audit(self) -> int:
-        self._auditor.start()
+        if not self._mirror_plan.repeats:
+            self._auditor.start()
         assert self._pass_until(lambda: self._auditor.is_done, verdict.HEALED_NS)
         records = self._auditor.records
         last = records[-1].rid.gsn
 
         def is_played() -> bool:
+            if not self._was_refused and "is not the record to which" in self._states():
+                self._was_refused = True
+                self._recreate()  # As the task's error asks for.
             cursors = [self.cluster.state.cursors.get(name) for name in self._names]
             return all(one is not None and one.position > last for one in cursors)
 
@@ -397,8 +426,11 @@ class MirrorRun(Run):
     def _judge(self, healed: int, records: int) -> Outcome:  # noqa: ARG002 - as of every run
         self.monitor.check_end()
         partitions = self._mirror_plan.partitions
-        parts = {one.payload: partition_of(one, partitions) for one in self._auditor.records}
         found = self.outside.log.read()
+        parts = {one.payload: partition_of(one, partitions) for one in self._auditor.records}
+        if isinstance(self.inserter, RepeatingInserter):
+            self._check_repetitions(self.inserter)
+            partitions = 0
         for part in range(partitions):
             wanted = [one for one in self._auditor.records if parts[one.payload] == part]
             self._compare(
@@ -409,6 +441,16 @@ class MirrorRun(Run):
             self.kernel.trace_hash(), self.kernel.now / S, self.kernel.steps,
             self._mirror_plan.records, self._faults_done, records, was_searched=False,
         )  # fmt: skip
+
+    def _check_repetitions(self, inserter: RepeatingInserter) -> None:
+        """Compare the rows of a deleted cursor, and those of the present one."""
+        trim, found = self.cluster.state.trim, self.outside.log.read()
+        allowed = items(self._auditor.records, inserter.repetitions, trim)
+        if self._was_refused:
+            assert any(one.is_repetition for one in allowed), "a task has failed without a reason"
+            check_mirror(found[: self._former], allowed, is_whole=False)
+            allowed = [one for one in allowed if one.gsn >= trim]
+        check_mirror(found[self._former :], allowed, is_whole=True)
 
     def _compare(self, part: int, wanted: list[Any], found: list[Any]) -> None:
         """Compare what a reader gets: a deleted cursor has made a copy of the first records."""

@@ -22,7 +22,7 @@ from mms.cursor_table import CursorTable
 from mms.cursors import Cursors
 from tests.sim.mutants_of_cursors import trims_pass_what_cursors_hold
 from tests.sim.player.files import SharedDisk
-from tests.sim.player.plan import LEASE_MS, PlayerFault, PlayerPlan, TargetPlan
+from tests.sim.player.plan import LEASE_MS, FaultKind, PlayerFault, PlayerPlan, TargetPlan
 from tests.sim.player.run import run_player
 from tests.sim.player.targets import Row, Store
 from tests.simulator.filesystem import Directory
@@ -188,6 +188,27 @@ def seeks_of_files(seed: int) -> PlayerPlan:
     """Return a run of files whose cursor is sought, also in front of what they have."""
     faults = [PlayerFault(at_ms, "seek", 0) for at_ms in (400, 600, 800)]
     return plan_of(seed, *faults, targets=(TargetPlan("files", 1, 3),))
+
+
+def losses_of_files(seed: int) -> PlayerPlan:
+    """Return a run of files that are removed, or whose cursors are deleted, while owners work.
+
+    One directory is removed after the last record, when its owner passes positions only.
+    """
+    random = Random(f"losses {seed}")
+    kinds: tuple[FaultKind, ...] = (
+        "target-empty", "target-gone", "delete", "kill-player", "pause-player",
+    )  # fmt: skip
+    faults = [
+        PlayerFault(
+            random.randrange(200, 3_000), random.choice(kinds), random.randrange(4),
+            random.choice((LEASE_MS // 2, 2 * LEASE_MS)),
+        )
+        for _ in range(6)
+    ]  # fmt: skip
+    faults.append(PlayerFault(6_000, random.choice(("target-empty", "target-gone"))))
+    targets = (TargetPlan("files", 2, 3),)
+    return plan_of(seed, *faults, players=2, targets=targets, stalls=0.02, span_ms=3_000)
 
 
 def mutant(draw: Callable[[int], PlayerPlan]) -> Callable[..., Any]:
@@ -513,4 +534,24 @@ def contents_are_not_synced() -> Iterator[None]:
             sync(self, fd)
 
     with replaced(SharedDisk, "sync", of_directories):
+        yield
+
+
+@mutant(losses_of_files)
+def emptied_directory_is_complete() -> Iterator[None]:
+    """An owner looks for its identity before it replaces it."""
+    store = FilesTarget._store
+
+    def stored(self: FilesTarget, **changes: int) -> None:
+        with replaced(FilesTarget, "_check_is_owner", lambda _self: None):
+            store(self, **changes)
+
+    with replaced(FilesTarget, "_store", stored):
+        yield
+
+
+@mutant(losses_of_files)
+def emptied_directory_is_fresh() -> Iterator[None]:
+    """A directory without an identity, behind a cursor that moved, fails the task (P7)."""
+    with replaced(FilesTarget, "_check_may_create", lambda _self, _task: None):
         yield

@@ -6,6 +6,7 @@ The draw of a mutant makes its situation frequent, so few seeds are needed.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, contextmanager
+from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest.mock import patch
 
@@ -86,6 +87,18 @@ def failures(seed: int) -> MirrorPlan:
     return plan_of(seed, failures=0.2, records=100)
 
 
+def repetitions(seed: int) -> MirrorPlan:
+    """Return a run whose source repeats rows, where owners die and first copies are trimmed."""
+    random = Random(f"repetitions {seed}")
+    kills = [
+        MirrorFault(random.randrange(300, 2_500), "kill-player", number) for number in range(4)
+    ]
+    trims = [MirrorFault(at_ms, "trim-source") for at_ms in range(100, 3_500, 100)]
+    return plan_of(
+        seed, *kills, *trims, players=2, records=150, span_ms=2_500, repeats=0.4, commit_ms=400
+    )
+
+
 # --- mutants ---
 
 
@@ -140,4 +153,11 @@ def rows_pipelined() -> Iterator[None]:
         return gsn
 
     with patch.object(LogTarget, "_insert", insert_all):
+        yield
+
+
+@mutant(repetitions)
+def last_row_is_not_compared() -> Iterator[None]:
+    """A claim continues only behind a row of the mirror that is its record of that number."""
+    with patch.object(LogTarget, "_check_last", lambda *_: None):
         yield

@@ -74,7 +74,7 @@ class Oracle:
         self._starts: Final[dict[tuple[str, Era], int]] = {}
         #: Targets whose content was lost; their tasks fail at the next record, and are sought.
         self.emptied: Final[set[str]] = set()
-        #: By cursor: the position of a store before its content was lost.
+        #: By cursor: the position of a target before its content was lost.
         self._emptied_at: Final[dict[str, int]] = {}
         #: Targets of which an older state was put back; and by cursor, the position before that.
         self._restored: Final[set[str]] = set()
@@ -199,8 +199,8 @@ class Oracle:
         name = cursor_name(self._player, spec.name, partition)
         if isinstance(target, SharedFiles):
             target.check(name, partition)
-            position, seek = target.position(partition), target.seek(partition)
-            self._check_cursor(name, position, lambda cursor: cursor.seek == seek)
+            position, era = target.position(partition), target.era(partition)
+            self._check_cursor(name, position, lambda one: (one.birth, one.seek) == era)
             return
         rows: Any = target.rows.get(partition)
         if rows is None:
@@ -269,7 +269,10 @@ class Oracle:
         assert cursor is not None, f"{name} is gone"
         last = log[-1].rid.gsn if log else 0
         if isinstance(target, SharedFiles):
-            target.compare(name, partition, self._of(spec, partition, log)[0])
+            if not target.position(partition) and last < self._emptied_at.get(name, 0):
+                return  # No step came since its files were removed.
+            wanted = self._of(spec, partition, log)[0]
+            target.compare(name, partition, wanted, self._trim())
             position = target.position(partition)
             assert position > last, f"{name} ends at {position}, the log at {last}"
             return

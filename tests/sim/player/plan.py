@@ -17,8 +17,8 @@ Kind = Literal["store", "sink", "files"]
 Rejecting = Literal["", "skip", "dead-letter"]
 FaultKind = Literal[
     "kill-player", "pause-player", "isolate-player", "skew-player", "add-player", "stop-player",
-    "target-down", "target-slow", "target-power", "target-empty", "target-older", "pause",
-    "resume", "seek", "release", "delete", "trim", "trim-force", "lead-mms", "kill-mms",
+    "target-down", "target-slow", "target-power", "target-empty", "target-gone", "target-older",
+    "pause", "resume", "seek", "release", "delete", "trim", "trim-force", "lead-mms", "kill-mms",
     "kill-receiver", "pause-receiver", "cut-receiver",
 ]  # fmt: skip
 
@@ -26,7 +26,7 @@ FaultKind = Literal[
 WEIGHTS: Final[dict[FaultKind, int]] = {
     "kill-player": 6, "pause-player": 6, "isolate-player": 4, "skew-player": 2, "add-player": 2,
     "stop-player": 2, "target-down": 5, "target-slow": 3, "target-power": 4, "target-empty": 1,
-    "target-older": 2,
+    "target-gone": 1, "target-older": 2,
     "pause": 2, "resume": 2, "seek": 3, "release": 2, "delete": 2, "trim": 3, "trim-force": 1,
     "lead-mms": 2, "kill-mms": 1,
 }  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 
-from tests.sim.player.mirrors import draw_mirror, run_mirror
-from tests.sim.player.mutants_of_mirrors import MUTANTS, MirrorMutant, search
+from logplayer.targets.log_target import LogTarget
+from tests.sim.player.mirrors import MirrorPlan, draw_mirror, run_mirror
+from tests.sim.player.mutants_of_mirrors import MUTANTS, MirrorMutant, repetitions, search
+from ziplog.errors import ConfigError
 
 #: Maximum number of tried seeds of a mutant.
 BUDGET_SEEDS: Final = 20
@@ -16,6 +19,40 @@ BUDGET_SEEDS: Final = 20
 @pytest.mark.parametrize("seed", [3, 8])
 def test_a_run_violates_nothing(seed: int) -> None:
     assert run_mirror(draw_mirror(seed)).records
+
+
+def refusals_of(plan: MirrorPlan) -> int:
+    """Execute a plan; return how often a claim found another record in the mirror."""
+    compare, found = LogTarget._check_last, 0
+
+    def compared(self: LogTarget, *arguments: Any) -> None:
+        nonlocal found
+        try:
+            compare(self, *arguments)
+        except ConfigError:
+            found += 1
+            raise
+
+    with patch.object(LogTarget, "_check_last", compared):
+        run_mirror(plan)
+    return found
+
+
+def test_a_source_that_repeats_trimmed_rows_violates_nothing() -> None:
+    assert any(refusals_of(repetitions(seed)) for seed in range(2, 2 + BUDGET_SEEDS))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_many_runs_with_repeated_rows_violate_nothing() -> None:
+    """Most of them have a claim that must not continue; half of them have other faults, too."""
+    refused = 0
+    for seed in range(1, 41):
+        plan = repetitions(seed)
+        if seed % 2:
+            plan = plan._replace(faults=tuple(sorted([*plan.faults, *draw_mirror(seed).faults])))
+        refused += bool(refusals_of(plan))
+    assert refused >= 20
 
 
 @pytest.mark.nightly

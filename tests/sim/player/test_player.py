@@ -9,7 +9,7 @@ import pytest
 from tests.properties import seeds
 from tests.sim.player import mutants_of_push as _mutants_of_push  # noqa: F401 - registers them
 from tests.sim.player import mutants_of_receivers as _mutants_of_receivers  # noqa: F401 - likewise
-from tests.sim.player.mutants import MUTANTS, PlayerMutant, search
+from tests.sim.player.mutants import MUTANTS, PlayerMutant, losses_of_files, search
 from tests.sim.player.plan import draw_player, draw_pushed
 from tests.sim.player.run import run_player
 
@@ -21,6 +21,8 @@ BUDGET_SEEDS: Final = 80
 LAST_FOUND_BY: Final = {
     "all_staged_files_are_removed": 46,
     "contents_are_not_synced": 2,
+    "emptied_directory_is_complete": 2,
+    "emptied_directory_is_fresh": 3,
     "empty_target_is_fresh": 2,
     "files_are_written_twice": 2,
     "no_directory_sync": 2,
@@ -41,6 +43,19 @@ LONG: Final = frozenset({
 def test_runs_violate_nothing(block: int) -> None:
     for seed in range(RUNS * block + 1, RUNS * (block + 1) + 1):
         assert run_player(draw_player(seed)).records
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_run_whose_files_are_removed_violates_nothing(seed: int) -> None:
+    assert run_player(losses_of_files(seed)).records
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", range(10, 110, 20))
+def test_many_runs_whose_files_are_removed_violate_nothing(first: int) -> None:
+    for seed in range(first, first + 20):
+        run_player(losses_of_files(seed))
 
 
 @pytest.mark.parametrize("seed", [2, 4])

@@ -11,7 +11,7 @@ from logplayer.turns import IDLE_NS, MAX_TURNS, TURN_NS
 from tests.sim.player.targets import Store
 from tests.unit.logplayer.service import PlayerCore, Service
 from tests.unit.logplayer.world import World, spec
-from ziplog.client.common.requests import Progress, ProgressRequest, SubscribeRequest
+from ziplog.client.common.requests import Blocked, Progress, ProgressRequest, SubscribeRequest
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, Wakeup
 from ziplog.types import RecordId
@@ -101,6 +101,21 @@ def test_a_feed_passes_positions_without_records(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(bench.core._answer, ProgressRequest, progress)
     bench.poll(1, turns=4)
     assert bench.feed.ring.stop == 10_000
+
+
+def test_a_feed_names_the_shard_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    answers = [Blocked(shard=3, epoch=7), None]
+
+    def progress(*_: Any) -> Progress:
+        return Progress(RecordId(1, 0), caught_up=False, blocked_on=answers[0])
+
+    monkeypatch.setitem(bench.core._answer, ProgressRequest, progress)
+    bench.poll(1, turns=4)
+    assert bench.feed.blocked_on == "shard 3"
+    del answers[0]
+    bench.poll(1, turns=1)
+    assert bench.feed.blocked_on == ""
 
 
 def test_a_feed_reports_once_that_its_position_was_trimmed() -> None:

@@ -336,3 +336,33 @@ def test_a_target_that_joins_later_begins_at_the_start() -> None:
     world.run(8000)
     assert f"{PLAYER}/more/0" in other.held
     assert len(world.payloads("more")) == 60
+
+
+def test_processes_change_their_file_one_after_the_other() -> None:
+    """Records come all the time; the changed file has other options and one more target."""
+    world, [first, second] = shared()
+    db, more = world.targets["db"], Store("more")
+    world.targets["more"] = more
+    changed = World(
+        [db, more], [spec(db, partitions=4, batch_records=2), spec(more, batch_records=3)],
+        lease_ms=5_000, commit_ms=70,
+    ).settings  # fmt: skip
+    for former in (first, second):
+        world.fill(20, keys=17)
+        call = former.stop()
+        while call not in former.results:
+            world.fill(1, keys=17)
+            world.run(1)
+        assert former.results[call] is None
+        newer = world.add_player(changed)
+        for _ in range(300):
+            world.fill(1, keys=17)
+            world.run(10)
+        tasks = [f"{PLAYER}/db/{n}" for n in range(4)]
+        assert all(world.service.get(name).owner for name in tasks), "a task has no owner"
+        assert f"{PLAYER}/more/0" in newer.held or former is second
+    world.run(6_000)
+    check_all_done(world)
+    rows: Any = more.rows[0].records
+    records = world.log.records
+    assert [one.payload for one in rows] == [records[gsn].payload for gsn in sorted(records)]

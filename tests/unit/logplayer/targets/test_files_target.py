@@ -93,17 +93,20 @@ def test_last_line_may_be_long(tmp_path: Path) -> None:
     assert files(tmp_path).open(task(2)) == Opened(4)
 
 
-def test_full_disk_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_file_system_that_is_full_or_gone_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     target, of = opened(tmp_path)
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "no space")
+    def fail(_: int) -> None:
+        raise OSError(number, "not now")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(Retry, match="no space"):
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(Retry, match="not now"):
             target.deliver(batch(of, 1, 4))
-        with pytest.raises(Retry, match="no space"):
+        with pytest.raises(Retry, match="not now"):
             target.open(of)
     assert target.open(of) == Opened(1)
     target.deliver(batch(of, 1, 4))
@@ -334,6 +337,26 @@ def test_absent_directory_fails_the_task_until_a_seek(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ziplog cursor seek orders/warehouse/0 genesis"):
         files(tmp_path / "out").open(task(2, position=4, has_moved=True))
     assert files(tmp_path / "out").open(task(3, position=2, seek=1)) == Opened(2)
+
+
+def test_older_copy_of_the_directory_is_played_on_from_there(tmp_path: Path) -> None:
+    """The copy has a staged batch, and the last file after it is not there."""
+    current, copy = tmp_path / "out", tmp_path / "copy"
+    target, of = files(current, roll_bytes=110), task()
+    target.open(of)
+    for start, stop in ((1, 4), (4, 6)):
+        target.deliver(batch(of, start, stop))
+    shutil.copytree(current, copy)
+    target.deliver(batch(of, 6, 9))
+    target.close()
+    before = stored(current)
+    shutil.rmtree(current)
+    copy.rename(current)
+    later = task(2, position=9, has_moved=True)
+    target = files(current)
+    assert target.open(later) == Opened(6)
+    target.deliver(batch(later, 6, 9))
+    assert stored(current) == before == [1, 2, 3, 5, 8]
 
 
 def test_files_without_an_identity_are_refused(tmp_path: Path) -> None:

@@ -247,6 +247,24 @@ def test_function_applies_records_in_the_transaction(database: FakeDatabase) -> 
     assert (database.get(b"sum"), database.position) == (6, 4)
 
 
+def test_apply_runs_again_if_another_client_changes_what_it_has_read(
+    database: FakeDatabase,
+) -> None:
+    sums: list[int] = []
+
+    def apply(transaction: Any, records: Sequence[Record]) -> None:
+        before = transaction.get(b"sum") or 0
+        if not sums:  # Another client adds to the sum before the first attempt commits.
+            database.run(lambda other: other.put(b"sum", 100))
+        sums.append(before)
+        transaction.put(b"sum", before + len(records))
+
+    target, of = opened(database, apply=apply)
+    target.deliver(batch(of, 1, 4))
+    assert sums == [0, 100]
+    assert (database.get(b"sum"), database.position) == (103, 4)
+
+
 # --- whose database it is ---
 
 

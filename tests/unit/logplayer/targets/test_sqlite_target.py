@@ -142,6 +142,22 @@ def test_locked_file_is_a_reason_to_retry(path: Path, monkeypatch: pytest.Monkey
     target.close()
 
 
+def test_full_disk_is_a_reason_to_retry(path: Path) -> None:
+    target = filled(path, "INSERT INTO t VALUES (zeroblob(20000))")
+    target.open(task())
+    (pages,) = run(path, "PRAGMA page_count")[0]
+    limit = target._connection.execute  # type: ignore[attr-defined]
+    limit(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(Retry, match="disk is full"):
+        target.deliver(batch(task(), 1, 4))
+    assert run(path, "SELECT count(*) FROM t") == [(0,)]
+    limit("PRAGMA max_page_count = 1000000")
+    assert target.open(task()) == Opened(1)
+    target.deliver(batch(task(), 1, 4))
+    assert run(path, "SELECT count(*) FROM t") == [(3,)]
+    target.close()
+
+
 def test_missing_directory_is_a_reason_to_retry(path: Path) -> None:
     target = targets.sqlite("warehouse", path.parent / "absent" / "a.db").connect()
     with pytest.raises(Retry, match="cannot connect: unable to open database file"):

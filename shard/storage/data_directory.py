@@ -8,6 +8,7 @@ a checkpoint means that the server crashed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -160,6 +161,10 @@ def _read_checkpoint(path: Path) -> bytes | None:
         contents = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        contents = b""  # The disk cannot read it.
     checkpoint = contents[4:]
     if len(contents) < 4 or crc32c(checkpoint) != int.from_bytes(contents[:4], "little"):
         event_log.error("the checkpoint is damaged", file=str(path))

@@ -9,6 +9,7 @@ needed. Rule: a torn write is cut off, an entry that was on stable storage is no
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
@@ -73,7 +74,14 @@ def _load_sealed(directory: Path, segment: Segment, after: Segment) -> None:
 
 def _load_last(directory: Path, segment: Segment) -> None:
     path = directory / segment.name
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        # What cannot be read may have been flushed, so it is not cut off as a torn write.
+        advice = "move the server's directory away, and it copies the log from the others"
+        raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from error
     segment.rebuild(data, read_flushed(directory, segment))
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

@@ -101,6 +101,6 @@ def test_newest_segment_is_not_cut_where_a_disk_cannot_read_it(
     path = max(directory.glob("*.seg"))
     size = path.stat().st_size
     BadSector(path, 0, monkeypatch)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(OSError, match="Input/output error; move the server's directory away"):
         reopen(directory, segment_bytes=SMALL)
     assert path.stat().st_size == size

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,6 @@ from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -79,6 +79,21 @@ def test_a_damaged_checkpoint_is_ignored(opened: Callable[..., DataDirectory], l
     assert not path.exists()
     path.write_bytes(whole[:length] + b"\xff" + whole[length + 1 :])
     assert consume(directory) is None
+
+
+def test_a_checkpoint_that_the_disk_cannot_read_is_ignored(
+    opened: Callable[..., DataDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = opened()
+    directory.write_checkpoint(b"state")
+
+    def refuse(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", refuse)
+        assert directory.consume_checkpoint() is None
+    assert not (directory.path / "checkpoint").exists()
 
 
 def test_an_empty_checkpoint_is_valid(opened: Callable[..., DataDirectory]) -> None:

@@ -47,6 +47,7 @@ class AsyncioEngine:
     """Drives one client node in an event loop."""
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
+        _forget_ended()
         self.engine: Final = Engine(core, self._on_complete, self._fail_calls, decode=decode)
         self._loop: Final = asyncio.get_running_loop()
         self._is_main: Final = threading.current_thread() is threading.main_thread()
@@ -79,6 +80,11 @@ class AsyncioEngine:
     def is_closed(self) -> bool:
         """Whether the client was closed, or this is a forked child of its process."""
         return self._is_closed or os.getpid() != self._process
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its event loop is closed."""
+        return self._loop.is_closed()
 
     def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
         """Submit a request; return its number and a future of the result."""
@@ -295,6 +301,13 @@ class AsyncioEngine:
 
 #: Engines with pending calls; their futures may be the only references to the client.
 _BUSY: Final[set[AsyncioEngine]] = set()
+
+
+def _forget_ended() -> None:
+    """Drop the engines with pending calls whose loops have ended: no call will be completed."""
+    for engine in list(_BUSY):  # Loops of other threads may change the set.
+        if engine.has_ended:
+            _BUSY.discard(engine)
 
 
 def _call(ref: weakref.ref[AsyncioEngine], method: Callable[[AsyncioEngine], object]) -> None:

@@ -218,6 +218,25 @@ def test_dropped_clients_of_asyncio_leave_no_descriptors(cluster: ServedCluster)
     asyncio.run(main())
 
 
+def test_clients_of_loops_that_ended_leave_no_descriptors(cluster: ServedCluster) -> None:
+    async def leave() -> None:
+        cluster.silent = {wire.Insert}
+        log = await ziplog.aio.connect(cluster.endpoint)
+        log.insert_nowait(b"x")
+
+    async def work() -> None:
+        async with ziplog.aio.connect(cluster.endpoint) as log:
+            await log.insert_after(b"y")
+
+    before = descriptors()
+    for _ in range(5):
+        asyncio.run(leave())
+    cluster.silent = set()
+    asyncio.run(work())
+    gc.collect()
+    wait_until(lambda: descriptors() <= before, "the descriptors are closed")
+
+
 def test_background_thread_starts_again(cluster: ServedCluster, log: ziplog.Log) -> None:
     assert [log.insert_nowait(b"x").result(10).gsn for _ in range(3)] == [6, 7, 8]
     log.flush()

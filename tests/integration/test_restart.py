@@ -191,7 +191,9 @@ def test_everything_is_stopped_and_started_again(cluster: Cluster, log: ziplog.L
     wait_all_up(log)
 
 
-@pytest.mark.parametrize("name", ["shard-1-0", "shard-1-1"])
+@pytest.mark.parametrize(
+    "name", ["shard-1-0", pytest.param("shard-1-1", marks=pytest.mark.nightly)]
+)
 def test_a_server_that_is_frozen_for_a_while(cluster: Cluster, log: ziplog.Log, name: str) -> None:
     with Load(cluster, pinned(0, 1)) as load:
         cluster.pause(name)
@@ -271,7 +273,7 @@ def doomed(tmp_path: Path) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> None:
     killed, other = f"shard-0-{index}", f"shard-0-{1 - index}"
     with doomed.connect(timeout=60.0) as log:
@@ -313,7 +315,7 @@ def test_a_killed_server_comes_back_in_limbo(doomed: Cluster, index: int) -> Non
         wait_until(lambda: states(log)[killed] == "limbo", "it is still in limbo")
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_server_with_a_wiped_directory_is_refused_as_fresh(doomed: Cluster, index: int) -> None:
     wiped = f"shard-0-{index}"
     directory = doomed.config.data_dir / wiped

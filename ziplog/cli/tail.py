@@ -133,9 +133,9 @@ def tail(
         else:
             subscription = log.subscribe(find(log), follow=follow, shards=shard, timeout=timeout_s)
         with subscription:
-            records = _until(subscription, end)
+            records = _until(_followed(subscription) if follow else subscription, end)
             chosen = (record for record in records if all(accept(record) for accept in accepts))
-            _print(itertools.islice(chosen, limit), render, subscription if follow else None)
+            sys.stdout.buffer.writelines(map(render, itertools.islice(chosen, limit)))
 
 
 def _subscribe_to_all(
@@ -189,17 +189,11 @@ def _until(records: Iterable[ziplog.Record], end: int | None) -> Iterator[ziplog
     return itertools.takewhile(lambda record: record.rid.gsn < end, records)
 
 
-def _print(
-    records: Iterable[ziplog.Record],
-    render: Callable[[ziplog.Record], bytes],
-    followed: ziplog.Subscription | None,
-) -> None:
-    """Print records; flush when a followed subscription has no more of them."""
-    out = sys.stdout.buffer
-    for record in records:
-        out.write(render(record))
-        if followed is not None and followed.caught_up:
-            out.flush()
+def _followed(subscription: ziplog.Subscription) -> Iterator[ziplog.Record]:
+    """Yield records; flush stdout before each wait for more of them."""
+    while batch := subscription.fetch():
+        yield from batch
+        sys.stdout.buffer.flush()
 
 
 def _refuse_with_speculative(options: Mapping[str, object], *, follow: bool) -> None:

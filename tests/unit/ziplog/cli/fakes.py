@@ -67,13 +67,18 @@ STATUS = {
 
 
 class FakeSubscription(list[ziplog.Record]):
-    caught_up = True
+    """Records, all in one fetch."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def fetch(self) -> list[ziplog.Record]:
+        fetched = list(self)
+        self.clear()
+        return fetched
 
 
 class FakeExtents:

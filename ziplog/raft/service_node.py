@@ -46,8 +46,9 @@ _MAX_TIMED: Final = 64
 class Leadership:
     """The nodes of the service, and the leader among them, as far as one node knows."""
 
-    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
+    def __init__(self, nodes: Sequence[NodeConfig], own: str) -> None:
         self._nodes: Final = nodes
+        self._own: Final = own
         self.is_self = False
         #: Its name; "" while there is none.
         self.leader = ""
@@ -55,8 +56,12 @@ class Leadership:
         self.connected: tuple[str, ...] = ()
 
     def endpoints(self) -> list[str]:
-        """Return the endpoints of all nodes, the leader's first."""
-        nodes = sorted(self._nodes, key=lambda node: node.name != self.leader)
+        """Return the endpoints of all nodes, the leader's first.
+
+        Without a leader, this node's is last: no follower lists itself first.
+        """
+        last = self._own if not self.leader else ""
+        nodes = sorted(self._nodes, key=lambda node: (node.name != self.leader, node.name == last))
         return [node.endpoint for node in nodes]
 
     def redirect(self, src: bytes, cluster: int, request: int) -> Effect:
@@ -99,7 +104,7 @@ class ServiceNode(ABC):
         #: The durability level in the cluster file now.
         self.level = config.durability
         self.name: Final = name
-        self._leadership: Final = Leadership(nodes)
+        self._leadership: Final = Leadership(nodes, name)
         self._effects: list[Effect] = []
         self._now = now
         #: From the proposal of a command to its commit, and when each was proposed that waits.

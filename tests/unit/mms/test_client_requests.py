@@ -30,6 +30,14 @@ def test_hello_is_answered_with_the_cluster() -> None:
     assert world.answers(ClusterInfo)[1].mms[0] == "127.0.0.1:7002"
 
 
+def test_only_a_leader_lists_itself_first() -> None:
+    """The failure handler uses the placements of no other node: they may be old."""
+    world = World(config(mms=3)).lead().run(S)
+    world.step(LeaderChanged("", is_self=False))
+    world.send(Hello(CLUSTER, 4))
+    assert world.answers(ClusterInfo)[-1].mms == [f"127.0.0.1:700{node}" for node in (1, 2, 0)]
+
+
 def test_without_a_cluster_or_a_leader_the_client_gets_not_leader() -> None:
     world = World(config(mms=3))
     for message in (Hello(0, 1), LeaseQuery(0, 2, 1), Trim(0, 3, 1), StatusQuery(0, 4)):

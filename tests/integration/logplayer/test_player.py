@@ -101,7 +101,7 @@ def test_rows_that_a_writer_repeats_are_delivered_once(log: ziplog.Log) -> None:
     for count in (12, 20):
         log.insert_rows(rows[:count], shard=shard, writer=writer, batch=0)
         with player(log, "rows", function, start=start) as playing:
-            playing.wait_until(log.check_tail(), timeout=60)
+            playing.wait_until(log.check_tail(), timeout=100)
         assert seen == rows[:count]
 
 
@@ -307,7 +307,7 @@ def test_a_file_changes_one_process_after_the_other_under_load(
     """Each SIGTERM comes while records are inserted; the changed file has one more target."""
     start = tail(log)
     filled = Filled(tmp_path, log, "rolled", start, partitions=4)
-    more = 'batch_records = 7\n[[target]]\nname = "more"\nkind = "sqlite"\npath = "more.db"\n'
+    more = 'batch_records = 300\n[[target]]\nname = "more"\nkind = "sqlite"\npath = "more.db"\n'
     changed = filled.file.read_text().replace("commit_ms = 100", "commit_ms = 50") + more
     first, second = Process(filled.file), Process(filled.file)
     with inserting(log), first, second:
@@ -332,7 +332,7 @@ def test_a_file_changes_one_process_after_the_other_under_load(
                 fourth.wait_until(last, timeout=60)
             assert third.stop()[0] == 0
     with logplayer.load(filled.file) as playing:
-        playing.wait_until(log.check_tail(), timeout=60)
+        playing.wait_until(log.check_tail(), timeout=100)
     expected = history(log, start)
     assert_exactly_once(filled.rows(), expected)
     with closing(sqlite3.connect(tmp_path / "more.db")) as database:

@@ -116,6 +116,7 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
         },
         "the directory is empty, or another one": {
             f"{_TARGETS}_files_owners": "an_emptied_directory_is_not_taken_for_complete",
+            "tests/sim/player/test_player": "a_run_whose_files_are_removed_violates_nothing",
             f"{_TARGETS}_files_target": "absent_directory_fails_the_task_until_a_seek",
         },
         "the directory belongs to another target, partition or cluster, or has another format": {
@@ -194,6 +195,7 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
             f"{_TARGETS}_mirrors_and_trims":
                 "owner_that_counts_other_rows_than_the_former_one_writes_nothing"
                 " batches_before_the_last_row_of_the_mirror_are_passed_over",
+            "tests/sim/player/test_mirrors": "a_source_that_repeats_trimmed_rows_violates_nothing",
         },
         "`map`, `keys` or `not_from` is another one at the next owner": {
             f"{_TARGETS}_mirrors_and_trims":
@@ -276,6 +278,7 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
             f"{_UNIT}/test_members":
                 "the_tasks_of_a_process_that_stops_are_taken_over_before_the_next_list",
             f"{_UNIT}/test_node": "a_stop_drains_moves_and_releases",
+            f"{_REAL}_player": "a_file_changes_one_process_after_the_other_under_load",
         },
         "a process is suspended for longer than its lease": {
             f"{_UNIT}/test_members": "a_process_that_stood_still_finds_its_claims_lost",
@@ -320,7 +323,9 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
         },
         "the file of one process has other targets": {
             f"{_UNIT}/test_member_mark": "processes_with_other_targets_count_for_no_share",
-            f"{_UNIT}/test_members": "a_target_that_joins_later_begins_at_the_start",
+            f"{_UNIT}/test_members": "a_target_that_joins_later_begins_at_the_start"
+            " processes_change_their_file_one_after_the_other",
+            f"{_REAL}_player": "a_file_changes_one_process_after_the_other_under_load",
         },
         "the file of one process has another number of partitions": {
             f"{_UNIT}/test_members": "another_number_of_partitions_ends_the_player",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.sim.player.targets import Sink, Store
 from tests.unit.logplayer.service import PlayerCore
@@ -12,6 +13,9 @@ from tests.unit.logplayer.world import PLAYER, Player, World, spec
 from ziplog.client.common.requests import NEVER, ClaimRequest, EditRequest
 from ziplog.core.node import Call, Wakeup
 from ziplog.types import RID_GENESIS
+
+if TYPE_CHECKING:
+    from ziplog.types import Record
 
 
 def shared(partitions: int = 4, players: int = 2) -> tuple[World, list[Player]]:
@@ -366,3 +370,31 @@ def test_processes_change_their_file_one_after_the_other() -> None:
     rows: Any = more.rows[0].records
     records = world.log.records
     assert [one.payload for one in rows] == [records[gsn].payload for gsn in sorted(records)]
+
+
+def test_a_changed_map_counts_from_the_position_of_a_pause_on() -> None:
+    world, [first, second] = shared(partitions=2)
+    at = max(world.log.gsns) + 1
+    for partition in range(2):
+        world.edit("pause", at, partition=partition)
+    world.fill(40, keys=17)
+    world.run(2000)
+    assert {world.cursor("db", n).position for n in range(2)} == {at}
+
+    def new(record: Record) -> Record:
+        return replace(record, payload=b"new " + record.payload)
+
+    changed = World([], [spec(world.targets["db"], partitions=2, map=new)]).settings
+    for former in (first, second):
+        former.stop()
+        world.add_player(changed)
+        world.run(3000)
+    for partition in range(2):
+        world.edit("resume", partition=partition)
+    world.run(3000)
+    rows: Any = world.targets["db"].rows
+    found = {one.rid.gsn: one.payload for row in rows.values() for one in row.records}
+    assert found == {
+        gsn: one.payload if gsn < at else b"new " + one.payload
+        for gsn, one in world.log.records.items()
+    }

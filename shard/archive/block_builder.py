@@ -229,7 +229,12 @@ def _cut(fd: int, at: int, size: int, start: int, last_fseq: int, segment: Segme
     window = _WINDOW_BYTES
     while True:
         wanted = min(window, size - at)
-        data = os.pread(fd, wanted, at)
+        try:
+            data = os.pread(fd, wanted, at)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise UnreadableError(f"{segment.name}: {error}") from error
         if len(data) < wanted:
             raise UnreadableError(f"{segment.name} became shorter")
         is_end = wanted == size - at or wanted >= MAX_BLOCK_BYTES

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shard.archive.block_builder import BlockBuilder
+from tests.unit.shard.archive.logs import fill, log, open_store
 from tests.unit.shard.logs import apply, reopen
 from tests.unit.shard.test_segment_rewrite import SMALL, check_whole, grown, mend, unknown
 from ziplog.segments import segment
@@ -104,3 +106,18 @@ def test_newest_segment_is_not_cut_where_a_disk_cannot_read_it(
     with pytest.raises(OSError, match="Input/output error; move the server's directory away"):
         reopen(directory, segment_bytes=SMALL)
     assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_archive_leaves_out_a_segment_that_a_disk_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    directory = tmp_path / "segments"
+    store = open_store(directory)
+    fill(store, log(60))
+    assert store.close()
+    sealed = sorted(directory.glob("*.seg"))[:-1]
+    BadSector(sealed[2], number, monkeypatch)
+    BlockBuilder(directory).build(lambda: 2**60)
+    built = {path.stem for path in directory.glob("*.rows")}
+    assert built == {path.stem for path in sealed} - {sealed[2].stem}

@@ -92,7 +92,7 @@ def test_a_checkpoint_that_the_disk_cannot_read_is_ignored(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_bytes", refuse)
-        assert directory.consume_checkpoint() is None
+        assert consume(directory) is None
     assert not (directory.path / "checkpoint").exists()
 
 

@@ -91,12 +91,10 @@ def repetitions(seed: int) -> MirrorPlan:
     """Return a run whose source repeats rows, where owners die and first copies are trimmed."""
     random = Random(f"repetitions {seed}")
     kills = [
-        MirrorFault(random.randrange(300, 2_500), "kill-player", number) for number in range(4)
+        MirrorFault(random.randrange(300, 1_500), "kill-player", number) for number in range(2)
     ]
-    trims = [MirrorFault(at_ms, "trim-source") for at_ms in range(100, 3_500, 100)]
-    return plan_of(
-        seed, *kills, *trims, players=2, records=150, span_ms=2_500, repeats=0.4, commit_ms=400
-    )
+    trims = [MirrorFault(at_ms, "trim-source") for at_ms in range(100, 2_000, 100)]
+    return plan_of(seed, *kills, *trims, records=100, span_ms=1_500, repeats=0.4, commit_ms=400)
 
 
 # --- mutants ---

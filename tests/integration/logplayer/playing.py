@@ -102,6 +102,13 @@ partitions = {partitions}
             (number,) = database.execute("SELECT count(*) FROM events").fetchone()
             return int(number)
 
+    def suspend(self, process: Process) -> None:
+        """Suspend a process while it has no lock of the database, which would stop all others."""
+        with closing(sqlite3.connect(self.path, timeout=30)) as database:
+            database.execute("BEGIN EXCLUSIVE")
+            process.send(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
     def owners(self, log: ziplog.Log) -> dict[str, int]:
         """Return how many tasks each process has, by its pid."""
         found: dict[str, int] = {}

@@ -282,7 +282,7 @@ def test_a_process_that_was_suspended_repeats_nothing(log: ziplog.Log, tmp_path:
     with Process(filled.file) as first, Process(filled.file) as second:
         first.ready()
         wait_until(lambda: filled.count() == 100, "the first records are there")
-        first.send(signal.SIGSTOP)
+        filled.suspend(first)
         insert(log, 100)
         second.ready()
         only = {str(second.pid): 2}

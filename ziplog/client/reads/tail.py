@@ -134,14 +134,17 @@ class TailQueries(PendingRequests[TailQuery]):
         )
 
     def _send(self, query: TailQuery) -> None:
-        """Ask the replicas without a reply."""
+        """Ask the replicas without a reply; all of a shard in recovery that lacks one."""
         context, routing = self._context, self._routing
         query.sent_at = context.now if query.backoff == _MIN_BACKOFF_NS else 0
         for shard, replies in query.replies.items():
             route = routing.route(shard)
             assert route is not None, "a member without a placement"
             message = Tail(routing.cluster, shard, route.view, query.numbers[-1], query.below)
-            for server in _missing(replies, route):
+            missing: Collection[int] = _missing(replies, route)
+            if missing and route.is_unavailable:  # One that replied may join a later view.
+                missing = range(len(route.names))
+            for server in missing:
                 context.send(route.names[server], message)
         self._retry_at(query, context.retry_at(query.backoff))
 

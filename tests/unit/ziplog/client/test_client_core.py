@@ -356,6 +356,21 @@ def test_tail_query_waits_for_a_recovering_shard_until_a_replica_joined_its_new_
     assert glass.answers[call] == RecordId(8, 2)
 
 
+def test_tail_query_asks_a_replica_again_that_replied_before_its_recovery() -> None:
+    """It is the only one left, and joins the next view, which the service does not have yet."""
+    glass, call = tailing()
+    for name, message in glass.take(wire.Tail):
+        if message.shard != 2 or name == "s2r1:1":
+            glass.give(tail_reply(message, int(name[3]), 5))
+    glass.pass_time(1 * S)
+    assert {name for name, m in glass.take(wire.Tail) if m.shard == 2} == {"s2r0:1"}
+    glass.core._routing.update_placements([placement(2, state="recovering")])
+    glass.pass_time(1 * S)
+    (again,) = [m for name, m in glass.take(wire.Tail) if name == "s2r1:1"][-1:]
+    glass.give(tail_reply(again, 1, 5, 2))
+    assert glass.answers[call] == RecordId(5, 2)
+
+
 def test_view_change_voids_earlier_tail_replies() -> None:
     glass, call = tailing()
     first, *others = glass.take(wire.Tail)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,8 +21,9 @@ from spark_reader import options
 from spark_reader.export import export as write
 from spark_reader.files import COMPRESSIONS, Compression, Format
 from spark_reader.optional_dependencies import require
+from ziplog.cli.moments import is_ago, moment_us
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
-from ziplog.cli.positions import FORMS, is_ago, is_fixed, parse, parse_stop, timestamp_us
+from ziplog.cli.positions import FORMS, is_fixed, parse, parse_stop
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,7 +169,7 @@ def _time(text: str | None, name: str) -> str | None:
     """Return a time as the options of a load have it: how long ago becomes milliseconds."""
     if text is None or not is_ago(text):
         return text
-    return str(timestamp_us(text, name) // 1000)
+    return str(moment_us(name, text, time.time_ns() // 1000) // 1000)
 
 
 def _compression(kind: Format, asked: Compression | None) -> Compression:

@@ -118,7 +118,7 @@ DOES_IO = {
     "ziplog.testing",
     "ziplog.version",
 }
-#: Who may read which clock of `time`; nodes, and all that is compared with what a node measures,
+#: Which modules read which clock of `time`; nodes, and all that is compared with what a node measures,
 #: use `ziplog.runtime.clock`. `monotonic`: how long the process itself waits; it stands still while
 #: the machine is suspended. `time`: what time of day it is, which an operator may set back.
 CLOCKS = {
@@ -134,11 +134,12 @@ CLOCKS = {
     "shard/archive/supervisor.py": {"monotonic"},
     "shard/archive/throttle.py": {"monotonic", "thread_time", "time"},
     "shard/storage/flusher.py": {"monotonic", "monotonic_ns"},
+    "spark_reader/cli.py": {"time_ns"},
     "spark_reader/stream.py": {"monotonic"},
     "ziplog/bench/client.py": {"monotonic_ns"},
     "ziplog/bench/processes.py": {"monotonic"},
     "ziplog/cli/check.py": {"time_ns"},
-    "ziplog/cli/positions.py": {"now"},
+    "ziplog/cli/positions.py": {"time_ns"},
     "ziplog/cli/events.py": {"time_ns"},
     "ziplog/cli/known_names.py": {"monotonic"},
     "ziplog/cli/servers.py": {"monotonic"},

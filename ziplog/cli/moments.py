@@ -10,8 +10,13 @@ from ziplog.errors import ConfigError
 
 #: The allowed forms, for help texts.
 FORMS: Final = "10m|2h|1d|2026-01-31T12:00"
-_SPAN: Final = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
+_SPAN: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def is_ago(text: str) -> bool:
+    """Whether a text is a time ago: "90s", "10m", "1.5h", "1d" or "1w"."""
+    return _SPAN.fullmatch(text) is not None
 
 
 def moment_us(option: str, text: str, now_us: int) -> int:
@@ -29,7 +34,7 @@ def moment_us(option: str, text: str, now_us: int) -> int:
     """
     given = text.removeprefix("@")
     if found := _SPAN.fullmatch(given):
-        return max(now_us - int(found[1]) * _SECONDS[found[2]] * 1_000_000, 0)
+        return max(now_us - int(float(found[1]) * _SECONDS[found[2]] * 1_000_000), 0)
     try:
         named = datetime.fromisoformat(given)
     except ValueError:
@@ -39,16 +44,17 @@ def moment_us(option: str, text: str, now_us: int) -> int:
 
 
 def span_s(option: str, text: str) -> int:
-    """Return the seconds of a time span: "90s", "10m", "2h" or "1d".
+    """Return the whole seconds of a time span: "90s", "10m", "1.5h" or "1d".
 
     Raises:
         ConfigError: it is none of these.
 
     """
     found = _SPAN.fullmatch(text)
-    if found is None or not int(found[1]):
+    seconds = int(float(found[1]) * _SECONDS[found[2]]) if found is not None else 0
+    if not seconds:
         raise ConfigError(option, text, "a time span ('90s', '10m', '2h', '1d')")
-    return int(found[1]) * _SECONDS[found[2]]
+    return seconds
 
 
 def iso(at_us: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+import time
 from typing import TYPE_CHECKING, Final
 
 import ziplog
+from ziplog.cli.moments import moment_us
 from ziplog.cli.search import first_of_last, first_since
 from ziplog.errors import ConfigError
 
@@ -26,9 +27,6 @@ _ALLOWED: Final = (
 _GSN: Final = re.compile(r"\d{1,19}", re.ASCII)
 _LAST: Final = re.compile(r"-(\d{1,9})", re.ASCII)
 _EPOCH: Final = re.compile(r"epoch:(\d{1,18})", re.ASCII)
-_AGO: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(s|m|h|d|w)", re.ASCII)
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse(text: str, name: str = "position") -> Find:
@@ -37,7 +35,7 @@ def parse(text: str, name: str = "position") -> Find:
     Args:
         text: "genesis"; "recent" (for readers); "end", the last position that is stable now; a gsn;
             "<gsn>@<shard>"; "-N", the first of the last N records; "@TIME", the first record since
-            a time (`timestamp_us`); "epoch:N", the start of an epoch.
+            a time (`moment_us`); "epoch:N", the start of an epoch.
         name: the argument, for error messages.
 
     Raises:
@@ -48,7 +46,7 @@ def parse(text: str, name: str = "position") -> Find:
     if text == "end":
         return lambda log: log.check_tail()
     if text.startswith("@"):
-        since_us = timestamp_us(text[1:], name)
+        since_us = moment_us(name, text, time.time_ns() // 1000)
         return lambda log: first_since(log, since_us)
     if (last := _LAST.fullmatch(text)) and (count := int(last[1])) > 0:
         return lambda log: first_of_last(log, count)
@@ -95,33 +93,3 @@ def _fixed(text: str, name: str) -> ziplog.RecordId:
         return ziplog.RecordId.parse(text)
     except ConfigError:
         raise ConfigError(name, text, _ALLOWED) from None
-
-
-def is_ago(text: str) -> bool:
-    """Whether a text is how long ago a time was: "30s", "10m", "2h", "1d", "1w"."""
-    return _AGO.fullmatch(text) is not None
-
-
-def timestamp_us(text: str, name: str) -> int:
-    """Return a time in microseconds since 1970.
-
-    Args:
-        text: ISO 8601 (UTC by default), or how long ago, as `is_ago` has it.
-        name: the argument, for error messages.
-
-    Raises:
-        ConfigError: it is neither.
-
-    """
-    if ago := _AGO.fullmatch(text):
-        return _microseconds(datetime.now(UTC)) - int(float(ago[1]) * _SECONDS[ago[2]] * 1_000_000)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        allowed = "a time such as 2026-01-31T12:00:00Z, or how long ago: 30s, 10m, 2h, 1d, 1w"
-        raise ConfigError(name, text, allowed) from None
-    return _microseconds(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
-
-
-def _microseconds(moment: datetime) -> int:
-    return (moment - _UNIX_EPOCH) // timedelta(microseconds=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ziplog
 from tests.unit.ziplog.cli.fakes import FakeLog, run
 from ziplog.cli import search
-from ziplog.cli.positions import parse, parse_stop, timestamp_us
+from ziplog.cli.positions import parse, parse_stop
 from ziplog.errors import ConfigError
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -98,12 +98,6 @@ def test_forms_of_a_position(text: str, start: int, end: int) -> None:
 def test_other_words_are_refused_with_the_name_of_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match="--from is"):
         parse(text, "--from")
-
-
-def test_a_time_ago_is_before_now() -> None:
-    before = datetime.now(UTC)
-    ago = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=timestamp_us("1.5h", "x"))
-    assert before - timedelta(hours=1.6) < ago < before - timedelta(hours=1.4)
 
 
 def test_recent_is_no_end() -> None:

@@ -70,16 +70,11 @@ def unheard_by_enough(members: Sequence[Member], copies: int, now: int) -> list[
     recently reported, and does not suspect another one, can join it.
     """
     reports = [(m.index, report) for m in members if (report := m.recent_report(now)) is not None]
-    return [
-        member.index
-        for member in members
-        if 1
-        + sum(
-            index != member.index and member.index not in report.suspects
-            for index, report in reports
-        )
-        < copies
-    ]
+
+    def joiners(server: int) -> int:
+        return sum(one != server and server not in report.suspects for one, report in reports)
+
+    return [member.index for member in members if 1 + joiners(member.index) < copies]
 
 
 def is_any_in_limbo(members: Sequence[Member], now: int) -> bool:

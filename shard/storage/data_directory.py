@@ -8,7 +8,6 @@ a checkpoint means that the server crashed.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
@@ -21,6 +20,7 @@ from ziplog import event_log
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.segments.durable_files import replace_contents, sync_directory, synced_names
 from ziplog.segments.identity import IDENTITY_FILE, Identity, decode_identity, encode_identity
+from ziplog.segments.segment import read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,13 +158,9 @@ def _invalid_identity(file: Path, why: str) -> ConfigError:
 
 def _read_checkpoint(path: Path) -> bytes | None:
     try:
-        contents = path.read_bytes()
+        contents = read_file(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        contents = b""  # The disk cannot read it.
     checkpoint = contents[4:]
     if len(contents) < 4 or crc32c(checkpoint) != int.from_bytes(contents[:4], "little"):
         event_log.error("the checkpoint is damaged", file=str(path))

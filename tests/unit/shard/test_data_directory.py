@@ -87,11 +87,12 @@ def test_a_checkpoint_that_the_disk_cannot_read_is_ignored(
     directory = opened()
     directory.write_checkpoint(b"state")
 
-    def refuse(path: Path) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_bytes", refuse)
+        patched.setattr(os, "pread", refuse)
         assert consume(directory) is None
     assert not (directory.path / "checkpoint").exists()
 

@@ -118,9 +118,10 @@ DOES_IO = {
     "ziplog.testing",
     "ziplog.version",
 }
-#: Which modules read which clock of `time`; nodes, and all that is compared with what a node measures,
-#: use `ziplog.runtime.clock`. `monotonic`: how long the process itself waits; it stands still while
-#: the machine is suspended. `time`: what time of day it is, which an operator may set back.
+#: Which modules read which clock of `time`. Nodes, and all that is compared with what a node
+#: measures, use `ziplog.runtime.clock`. `monotonic`: how long the process itself waits; it stands
+#: still while the machine is suspended. `time`: what time of day it is, which an operator may set
+#: back.
 CLOCKS = {
     "logdb/cli/measuring.py": {"monotonic_ns"},
     "logdb/client/engines.py": {"time_ns"},

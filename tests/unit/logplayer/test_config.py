@@ -70,7 +70,7 @@ def test_a_file_has_a_player_and_its_targets(
         (f"{PLAYER}commit_ms = 5\n{TARGET}", "commit_ms is 5"),
         (f"{PLAYER}bootstrap = 'x'\n{TARGET}", "bootstrap is 'x'"),
         (f"{PLAYER}start = 'yesterday'\n{TARGET}", "start in [player] is 'yesterday'"),
-        (f"{PLAYER}start = '@yesterday'\n{TARGET}", "start in [player] is 'yesterday'"),
+        (f"{PLAYER}start = '@yesterday'\n{TARGET}", "start in [player] is '@yesterday'"),
         (f"{PLAYER}{HTTP}timeout_s = 0\n", "is 0; it must be a number above 0"),
         (f"{PLAYER}{HTTP}timeout_s = 3601\n", "a number above 0, up to 3600 seconds"),
         (f"[player]\nname = 'a/b'\n{TARGET}", "name is 'a/b'"),

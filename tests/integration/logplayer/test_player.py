@@ -313,16 +313,16 @@ def test_a_file_changes_one_process_after_the_other_under_load(
     with inserting(log), first, second:
         first.ready()
         second.ready()
-        both = {str(first.pid): 2, str(second.pid): 2}
-        wait_until(lambda: filled.owners(log) == both, "both have two tasks")
+        halves = {str(first.pid): 2, str(second.pid): 2}
+        wait_until(lambda: filled.owners(log) == halves, "both have two tasks")
         filled.file.write_text(changed)
         assert first.stop()[0] == 0
         third = Process(filled.file)
         with third:
             third.ready()
-            wait_until(
-                lambda: filled.owners(log) == {str(second.pid): 4}, "no task is without owner"
-            )
+            # Both may claim what the first one released: each computes its share by its own file.
+            both = {str(second.pid), str(third.pid)}
+            wait_until(lambda: filled.owners(log).keys() <= both, "no task is without owner")
             played = filled.count()
             wait_until(lambda: filled.count() > played + 100, "it plays")
             assert second.stop()[0] == 0

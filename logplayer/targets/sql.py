@@ -104,6 +104,10 @@ class Dialect:
     def begin(self, cursor: Cursor) -> None:
         """Begin a transaction; by default the driver does so with the first statement."""
 
+    def insert_records(self, cursor: Cursor, sql: str, rows: Sequence[Any]) -> None:
+        """Insert rows into the table `records`; `sql` inserts one of them."""
+        cursor.executemany(sql, rows)
+
     def timestamp(self, record: Record) -> Any:
         """Return the value of the parameter `:timestamp`."""
         return record.timestamp
@@ -389,7 +393,10 @@ class SqlTarget:
         assert self._statement is not None
         self._move(cursor, batch)
         try:
-            cursor.executemany(self._statement.sql, rows)
+            if self._has_own_table:
+                self._dialect.insert_records(cursor, self._statement.sql, rows)
+            else:
+                cursor.executemany(self._statement.sql, rows)
         except Exception as error:
             if self._dialect.fault(error) == "other":
                 raise

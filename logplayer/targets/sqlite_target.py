@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,8 @@ from logplayer.targets.sql import Dialect, sql_target
 from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
     from logplayer.targets.sql import Apply, Connection, Cursor, Fault, SqlTarget
     from logplayer.targets.statement import Row
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 BUSY_S: Final = 10.0
 #: The bits of an error's code without its details.
 _PRIMARY: Final = 0xFF
+#: Number of rows that one statement inserts. SQLite runs a statement without Python's lock, so the
+#: player reads the log meanwhile. Releases before 3.32 take at most 999 values.
+_ROWS: Final = 100
 #: A file that was deleted or replaced is reported as read-only, or as malformed.
 _BROKEN: Final = {
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR
@@ -52,6 +57,15 @@ class SqliteDialect(Dialect):
     def begin(self, cursor: Cursor) -> None:
         """Begin a transaction with the lock of the file."""
         cursor.execute("BEGIN IMMEDIATE")
+
+    def insert_records(self, cursor: Cursor, sql: str, rows: Sequence[Any]) -> None:
+        """Insert rows into the table `records`, many with one statement."""
+        whole = len(rows) - len(rows) % _ROWS
+        values = ", ".join("?" * len(rows[0]))
+        many = sql + f", ({values})" * (_ROWS - 1)
+        for first in range(0, whole, _ROWS):
+            cursor.execute(many, tuple(chain.from_iterable(rows[first : first + _ROWS])))
+        cursor.executemany(sql, rows[whole:])
 
     def timestamp(self, record: Record) -> str:
         """Return the text that SQLite's functions of dates take."""

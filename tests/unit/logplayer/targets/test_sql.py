@@ -76,6 +76,22 @@ def test_target_without_a_statement_fills_its_own_table(database: Database) -> N
     assert rows == [(1, 1, 0, at + 1, b"k", b"good"), (3, 1, 0, at + 3, None, b"\xff")]
 
 
+def test_large_batch_fills_its_own_table(database: Database) -> None:
+    """Also with records that are inserted by one statement, of which one violates a rule."""
+    target, of = database.target(None), task()
+    target.open(of)
+    records = [record(gsn, b"%d" % gsn, None) for gsn in range(1, 251)]
+    target.deliver(batch(of, 1, 251, records))
+    rows = database.run("SELECT gsn, payload FROM records ORDER BY gsn")
+    assert rows == [(one.rid.gsn, one.payload) for one in records]
+
+    further = [record(gsn) for gsn in (*range(251, 400), 7)]
+    with pytest.raises(Rejected) as caught:
+        target.deliver(batch(of, 251, 400, further))
+    assert caught.value.index == 149
+    assert database.run("SELECT COUNT(*) FROM records") == [(250,)]
+
+
 def test_function_applies_records_in_the_transaction(database: Database) -> None:
     def apply(cursor: Any, records: Sequence[Record]) -> None:
         for one in records:

@@ -91,6 +91,7 @@ EXCEPTIONS: Final = {
         "mms.stragglers._MIN_INTERVAL_NS",
         "failure_handler.service.TICK_NS",
         "ziplog.client.common.routing._MIN_AGE_NS",
+        "ziplog.client.common.routing._SILENT_AGE_NS",
         "ziplog.client.seals.settled_prefix._PAUSE_NS",
     },
     "this machine only: a file, a socket, a process, a step": {

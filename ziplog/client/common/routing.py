@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 #: Minimum interval between requests for the placements.
 _MIN_AGE_NS: Final = 100 * NS_PER_MS
-#: Maximum age of the placements while a call is pending: at least `_MAX_AGE_NS`, and
-#: `_AGE_PER_ANSWER` times the latency of the service's last reply, so that a busy service gets
-#: fewer requests.
+#: Maximum age of the placements while a call is pending, and while a shard does not answer one. A
+#: busy service gets fewer requests: it is at least `_AGE_PER_DELAY` times the latency of the last
+#: reply, less a round trip.
 _MAX_AGE_NS: Final = NS_PER_S
-_AGE_PER_ANSWER: Final = 20
-_LAST_MAX_AGE_NS: Final = 10_000 * NS_PER_MS
+_SILENT_AGE_NS: Final = 250 * NS_PER_MS
+_AGE_PER_DELAY: Final = 20
+_BUSY_AGE_NS: Final = 10 * NS_PER_S
 _AWAY: Final = frozenset({"recovering", "parked"})
 #: The states that a shard never has again after it leaves.
 _NOT_REMOVED: Final = frozenset({"joining", "live", "parked"})
@@ -89,7 +90,10 @@ class Routing:
         #: The number of the last request for placements, and when it was sent.
         self._refresh_request = 0
         self._refresh_sent_at = 0
-        self._max_age = _MAX_AGE_NS
+        #: The minimum of that age, for a busy service.
+        self._least_age = 0
+        #: Until then, a shard is silent.
+        self._silent_until = 0
         self._refreshed_at = -_MIN_AGE_NS
         self._refresh_due = False
 
@@ -186,16 +190,22 @@ class Routing:
             Hello, self.update, may_be_near=not self._on_refreshed
         )
 
+    def refresh_often(self, until: int) -> None:
+        """Request the placements now, and often until then: a shard does not answer a call."""
+        self._silent_until = max(self._silent_until, until)
+        self.refresh()
+
     def tick(self, *, waiting: bool) -> None:
         """Request the placements if they are due; `waiting`: a call is pending."""
         if self._is_refreshing:
             return
-        if self._refresh_due or (
-            waiting and self._context.now >= self._refreshed_at + self._max_age
-        ):
+        now = self._context.now
+        age = _SILENT_AGE_NS if now < self._silent_until else _MAX_AGE_NS
+        due = self._refreshed_at + max(age, self._least_age)
+        if self._refresh_due or (waiting and now >= due):
             self.refresh()
         elif waiting:
-            self._context.set_timer(self._refreshed_at + self._max_age)
+            self._context.set_timer(due)
 
     def find_owner(self, gsn: int, callback: Callable[[int], None]) -> int:
         """Request the owner of `gsn`; return the number of the request.
@@ -218,8 +228,8 @@ class Routing:
         """Update everything from a `ClusterInfo`."""
         membership = self.membership
         if self._is_refreshing:
-            latency = self._context.now - self._refresh_sent_at
-            self._max_age = min(max(_MAX_AGE_NS, _AGE_PER_ANSWER * latency), _LAST_MAX_AGE_NS)
+            delay = self._context.now - self._refresh_sent_at - info.limits.rtt_ms * NS_PER_MS
+            self._least_age = min(max(_AGE_PER_DELAY * delay, 0), _BUSY_AGE_NS)
         self._is_refreshing = False
         self._refreshed_at = self._context.now
         membership.cluster = membership.cluster or info.cluster

@@ -118,7 +118,7 @@ class Copies:
 
     def _avoid(self, window: ShardWindow, pause: int) -> None:
         """Refresh the placements and prefer other shards, because this one does not answer."""
-        self._routing.refresh()
+        self._routing.refresh_often(self._context.now + pause)
         self._shard_selector.avoid(window, pause)
 
     def check(self, window: ShardWindow, route: Route | None, locate_at: int) -> None:

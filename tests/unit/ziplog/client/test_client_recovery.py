@@ -342,14 +342,6 @@ def test_more_units_are_located_when_the_last_ones_are_known() -> None:
     assert not second & first.keys()
 
 
-def test_silent_shard_makes_the_client_refresh_the_placements() -> None:
-    glass = connected()
-    glass.insert(b"x")
-    sent(glass)
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    assert glass.take(wire.Hello), "silence refreshes the placements at once"
-
-
 def test_queued_calls_of_a_silent_shard_are_rerouted() -> None:
     choices: list[int] = []
 

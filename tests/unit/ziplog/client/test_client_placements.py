@@ -1,0 +1,47 @@
+"""When a client requests the placements (docs/protocol.md, section 4.1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.ziplog.client.fakes import MS, Glass, S, connected, info, placement, sent
+from ziplog import wire
+from ziplog.core.distance import initial_retransmit_ns
+
+
+def test_silent_shard_makes_the_client_refresh_the_placements() -> None:
+    glass = connected()
+    glass.insert(b"x")
+    sent(glass)
+    glass.pass_time(initial_retransmit_ns(0) + MS)
+    assert glass.take(wire.Hello), "silence refreshes the placements at once"
+
+
+def hellos_within(glass: Glass, seconds: int, latency: int, limits: wire.Limits) -> int:
+    """Return how often the client requests the placements, with replies after `latency`."""
+    end, count = glass.now + seconds * S, 0
+    while glass.now < end:
+        glass.pass_time(10 * MS)
+        if asked := glass.take(wire.Hello):
+            count += 1
+            glass.pass_time(latency)
+            glass.give(info(asked[-1][1].request, [placement(0)], [], limits))
+    return count
+
+
+@pytest.mark.parametrize(
+    ("latency", "rtt_ms", "count"),
+    [(0, 0, 12), (120 * MS, 120, 8), (100 * MS, 0, 2)],
+    ids=["near", "far", "slow service"],
+)
+def test_placements_are_requested_often_while_a_shard_is_silent(
+    latency: int, rtt_ms: int, count: int
+) -> None:
+    """The time of a round trip is no sign of a busy service."""
+    limits = wire.Limits(rtt_ms=rtt_ms)
+    glass = Glass()
+    glass.connect(placement(0), limits=limits)
+    glass.insert(b"x", timeout=60 * S)
+    glass.pass_time(initial_retransmit_ns(rtt_ms) + MS)
+    hellos_within(glass, 1, latency, limits)
+    assert hellos_within(glass, 3, latency, limits) == pytest.approx(count, abs=1)

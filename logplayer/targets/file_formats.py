@@ -13,6 +13,7 @@ import msgspec
 
 from spark_reader.optional_dependencies import require
 from spark_reader.schema import DEFAULT, OFFSET
+from ziplog.cli.rendering import fields_as_json
 from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -60,11 +61,16 @@ def write(frames: Iterable[Frame], sink: BinaryIO, kind: Format, topic: str) -> 
         topic: the column of that name.
 
     """
-    from spark_reader import files  # noqa: PLC0415 - slow to import
-
     if kind == "jsonl":
-        files.write_lines((record for frame in frames for record in frame.records()), sink)
+        for one in frames:
+            sink.writelines(
+                map(
+                    fields_as_json, one.gsns, one.shards, one.epochs, one.timestamps_us, one.keys,
+                    one.payloads,
+                )
+            )  # fmt: skip
         return
+    from spark_reader import files  # noqa: PLC0415 - slow to import
     from spark_reader.batches import arrow_schema  # noqa: PLC0415 - needs pyarrow
 
     schema = arrow_schema(DEFAULT)

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from crc32c import crc32c
 
-from ziplog.types import Record, RecordId
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
@@ -42,14 +40,6 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     timestamps_us: list[int] = []
     keys: list[bytes | None] = []
     payloads: list[bytes] = []
-
-    def records(self) -> Iterator[Record]:
-        """Return its records."""
-        for gsn, shard, epoch, timestamp_us, key, payload in zip(
-            self.gsns, self.shards, self.epochs, self.timestamps_us, self.keys, self.payloads,
-            strict=True,
-        ):  # fmt: skip
-            yield Record(RecordId(gsn, shard), payload, key, timestamp_us, epoch)
 
     def tail(self, start: int) -> Frame:
         """Return its part from a position on."""

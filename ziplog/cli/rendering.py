@@ -48,14 +48,24 @@ def key_as_text(record: Record) -> bytes:
 
 def as_json(record: Record) -> bytes:
     """Return a record as --json prints it: one line, with a line feed."""
-    fields = _head(record)
-    _add_bytes(fields, "payload", record.payload)
+    return fields_as_json(
+        *record.rid, record.epoch, record.timestamp_us, record.key, record.payload
+    )
+
+
+def fields_as_json(
+    gsn: int, shard: int, epoch: int, timestamp_us: int, key: bytes | None, payload: bytes
+) -> bytes:
+    """Return the line of a record with these fields."""
+    fields = _head(gsn, shard, epoch, timestamp_us, key)
+    _add_bytes(fields, "payload", payload)
     return _json_line(fields)
 
 
 def key_as_json(record: Record) -> bytes:
     """Return the same without the payload."""
-    return _json_line(_head(record))
+    head = _head(*record.rid, record.epoch, record.timestamp_us, record.key)
+    return _json_line(head)
 
 
 def event_as_text(event: Event) -> bytes:
@@ -71,8 +81,9 @@ def event_as_json(event: Event) -> bytes:
     """Return an event of a speculation as --json prints it."""
     if isinstance(event, Delivery):
         kind = {"event": "deliver", "speculative": event.speculative}
-        fields = kind | _head(event.record)
-        _add_bytes(fields, "payload", event.record.payload)
+        record = event.record
+        fields = kind | _head(*record.rid, record.epoch, record.timestamp_us, record.key)
+        _add_bytes(fields, "payload", record.payload)
         return _json_line(fields)
     if isinstance(event, Confirmed):
         return _json_line({"event": "confirm", "upto": str(event.upto)})
@@ -101,16 +112,15 @@ def formatted(pattern: str) -> Callable[[Record], bytes]:
     return render
 
 
-def _head(record: Record) -> dict[str, Any]:
-    gsn, shard = record.rid
+def _head(gsn: int, shard: int, epoch: int, timestamp_us: int, key: bytes | None) -> dict[str, Any]:
     fields = {
-        "rid": str(record.rid),
+        "rid": f"{gsn}@{shard}",
         "gsn": gsn,
         "shard": shard,
-        "epoch": record.epoch,
-        "timestamp": _isoformat(record.timestamp_us),
+        "epoch": epoch,
+        "timestamp": _isoformat(timestamp_us),
     }
-    _add_bytes(fields, "key", record.key)
+    _add_bytes(fields, "key", key)
     return fields
 
 

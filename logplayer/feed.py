@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from logplayer.ring import Ring
 from logplayer.source import Source, window_bytes
+from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _FETCH_RECORDS: Final = 1000
 #: The part of the memory that each shard may send ahead.
 _WINDOW_PART: Final = 16
+#: Interval at which it learns which positions have no record, unless a call waits for them.
+PROGRESS_NS: Final = 50 * NS_PER_MS
 
 
 class Feed:
@@ -46,6 +49,9 @@ class Feed:
         ring = Ring(memory_bytes, counts)
         self._source: Final = Source(calls, ring, _FETCH_RECORDS, window, on_change)
         self._wants_records = False
+        #: When it learns that next, and whether there were events since the last time.
+        self._progress_at = 0
+        self._is_stale = False
 
     @property
     def ring(self) -> Ring:
@@ -67,9 +73,13 @@ class Feed:
         """Whether a task at a position is with the feed."""
         return self._source.is_open and self._source.ring.covers(position)
 
-    def on_batch_end(self) -> None:
-        """Learn which further positions have no record."""
-        if self._wants_records:
+    def on_batch_end(self, now: int, *, is_urgent: bool) -> None:
+        """Learn which further positions have no record, at once or from time to time."""
+        if not self._wants_records:
+            return
+        self._is_stale = now < self._progress_at and not is_urgent
+        if not self._is_stale:
+            self._progress_at = now + PROGRESS_NS
             self._source.query_progress()
 
     def poll(self, positions: Collection[int]) -> None:
@@ -95,11 +105,12 @@ class Feed:
         if self._source.is_open:
             self._source.close()
             self._source.ring.reset(0)
-        self._wants_records = False
+        self._wants_records = self._is_stale = False
 
     def next_wakeup(self) -> int:
         """Return the time of the next poll."""
-        return self._source.next_wakeup(wants_records=self._wants_records)
+        due = self._source.next_wakeup(wants_records=self._wants_records)
+        return min(due, self._progress_at) if self._is_stale else due
 
     def check(self) -> None:
         """Assert the invariants."""

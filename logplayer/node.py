@@ -171,8 +171,9 @@ class PlayerNode:
         is_urgent = context.wants_round or bool(context.awaited)
         context.wants_round = False
         self.members.poll(is_urgent=is_urgent)
-        self.feed.on_batch_end()
-        if self._poll_tasks() or now >= self.feed.next_wakeup():
+        was_polled = self._poll_tasks()
+        self.feed.on_batch_end(now, is_urgent=bool(context.awaited))
+        if was_polled or now >= self.feed.next_wakeup():
             self._poll_feed()
         self._warn_of_silence()
         if self._is_stopping and not self._is_released:

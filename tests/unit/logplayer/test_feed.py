@@ -41,7 +41,7 @@ class Bench:
         for _ in range(turns):
             self.calls.step(Wakeup(), self.calls.now)
             self.calls.step(BatchEnd(), self.calls.now)
-            self.feed.on_batch_end()
+            self.feed.on_batch_end(self.calls.now, is_urgent=True)
             self.feed.poll(positions)
             self.feed.check()
 

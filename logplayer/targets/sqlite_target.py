@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 BUSY_S: Final = 10.0
 #: The bits of an error's code without its details.
 _PRIMARY: Final = 0xFF
-#: Number of rows that one statement inserts. SQLite runs a statement without Python's lock, so the
-#: player reads the log meanwhile. Releases before 3.32 take at most 999 values.
-_ROWS: Final = 100
+#: Maximum number of rows that one statement inserts. SQLite runs a statement without Python's lock,
+#: so the player reads the log meanwhile.
+_MAX_ROWS: Final = 500
 #: A file that was deleted or replaced is reported as read-only, or as malformed.
 _BROKEN: Final = {
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR
@@ -58,14 +58,15 @@ class SqliteDialect(Dialect):
         """Begin a transaction with the lock of the file."""
         cursor.execute("BEGIN IMMEDIATE")
 
-    def insert_records(self, cursor: Cursor, sql: str, rows: Sequence[Any]) -> None:
+    def insert_records(self, cursor: Any, sql: str, rows: Sequence[Any]) -> None:
         """Insert rows into the table `records`, many with one statement."""
-        whole = len(rows) - len(rows) % _ROWS
-        values = ", ".join("?" * len(rows[0]))
-        many = sql + f", ({values})" * (_ROWS - 1)
-        for first in range(0, whole, _ROWS):
-            cursor.execute(many, tuple(chain.from_iterable(rows[first : first + _ROWS])))
-        cursor.executemany(sql, rows[whole:])
+        columns = len(rows[0])
+        limit = cursor.connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
+        most = min(_MAX_ROWS, limit // columns)
+        values = f", ({', '.join('?' * columns)})"
+        for first in range(0, len(rows), most):
+            some = rows[first : first + most]
+            cursor.execute(sql + values * (len(some) - 1), tuple(chain.from_iterable(some)))
 
     def timestamp(self, record: Record) -> str:
         """Return the text that SQLite's functions of dates take."""

@@ -336,7 +336,8 @@ class Replica:
         if self._primary is not None:
             self._lag_fix.on_lease_announced(message.placements)
         self._health.on_fresh_message(self._now)
-        self._health.is_recovering = self._membership.is_recovering
+        is_recovering = self._membership.is_recovering
+        self._health.on_placement(self._now, is_recovering=is_recovering)
         if update.left_for:
             self._leave(update.left_for)
         elif update.view_begins:
@@ -418,6 +419,9 @@ class Replica:
             elif self._backup is not None:
                 self._backup.tick(self._now)
         self._health.tick(self._now, self._recovery.claim)
+        self._readers.is_left_out = self._recovery.is_left_out or self._health.is_left_out(
+            self._now
+        )
         if self._recovery.transfer is not None:
             self._recovery.transfer.tick(self._now)
             if self._recovery.transfer.is_retry_due(self._now):

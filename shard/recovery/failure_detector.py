@@ -61,8 +61,8 @@ class FailureDetector:
         self._suspect_due = now
         #: This server was paused for long and has received no message since.
         self.is_stale = False
-        #: The membership service reports that the shard is being recovered.
-        self.is_recovering = False
+        #: Since when the membership service reports that the shard is recovered; None: it is not.
+        self._recovering_since: int | None = None
 
     def set_suspicion(self, suspicion_ms: int, now: int) -> None:
         """Change this server's suspicion timeout, and announce it to the peers."""
@@ -112,6 +112,19 @@ class FailureDetector:
         for server in self._others:
             self._last_beat[server] = now
 
+    def on_placement(self, now: int, *, is_recovering: bool) -> None:
+        """Record whether the membership service reports that the shard is recovered."""
+        if not is_recovering:
+            self._recovering_since = None
+        elif self._recovering_since is None:
+            self._recovering_since = now
+
+    def is_left_out(self, now: int) -> bool:
+        """Whether the shard is recovered, but this server got no request to freeze in time."""
+        since, rtt_ms = self._recovering_since, self._state.config.limits.rtt_ms
+        is_recovered = since is not None and now - since >= distance.left_out_ns(rtt_ms)
+        return is_recovered and self._state.state == "up"
+
     def suspects(self, now: int) -> list[int]:
         """Return the indices of the suspected peers."""
         since = self._listening_since
@@ -147,7 +160,7 @@ class FailureDetector:
             self._send_beat()
         if now >= self._suspect_due:
             suspects = self.suspects(now)
-            is_well = self._state.state == "up" and not self.is_recovering
+            is_well = self._state.state == "up" and self._recovering_since is None
             if suspects or not (is_well or self._state.state == "starting"):
                 self._suspect_due = now + SUSPECT_INTERVAL_NS
                 self._send_suspicions(suspects, claim)

@@ -72,6 +72,8 @@ class Readers:
     def __init__(self, state: ReplicaState, guesses: Guesses | None) -> None:
         self._state: Final = state
         self._guesses = guesses
+        #: The shard continues without this server until it joins, as far as the server knows.
+        self.is_left_out = False
         self.subscriptions: Final[dict[Key, Subscription]] = {}
         #: The streams of readers that speculate.
         self.early: Final = EarlyStreams(state, self._note_subscriptions)
@@ -242,7 +244,7 @@ class Readers:
         subscription = self.subscriptions.get(key)
         if subscription is not None:
             subscription.last_seen = now
-        elif state.state in {"starting", "limbo"} and message.start >= state.frontier:
+        elif self._has_nothing_soon and message.start >= state.frontier:
             state.refuse(route, message.subscription, "not-ready", f"the server is {state.state}")
             return
         elif not self._has_room(route, message):
@@ -262,6 +264,11 @@ class Readers:
                 self._with_records[key] = self._lagging[key] = subscription
             self._note_subscriptions()
         self._answer(key, subscription)
+
+    @property
+    def _has_nothing_soon(self) -> bool:
+        """Whether readers that have everything from this server had better ask another one."""
+        return self._state.state in {"starting", "limbo"} or self.is_left_out
 
     def _has_room(self, route: bytes, message: Subscribe) -> bool:
         """Whether there may be one more subscription; if not, the reader is refused."""
@@ -284,9 +291,10 @@ class Readers:
                 route, message.subscription, "unknown-subscription", "subscribe again"
             )
             return
-        if self._state.state == "limbo" and key not in self._lagging:
+        if self._has_nothing_soon and key not in self._lagging:
             self._drop(key)
-            self._state.refuse(route, message.subscription, "not-ready", "the server is in limbo")
+            detail = f"the server is {self._state.state}, and its shard continues without it"
+            self._state.refuse(route, message.subscription, "not-ready", detail)
             return
         subscription.route = route
         subscription.last_seen = now

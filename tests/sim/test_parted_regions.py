@@ -17,8 +17,13 @@ from tests.sim.regions import Regions
 from tests.sim.simulated import simulated
 from tests.simulator.consensus import OrderedLog
 from tests.simulator.kernel import MS, Kernel, S
-from ziplog.client.common.requests import NEVER, InsertRequest
-from ziplog.types import RID_GENESIS, RecordId
+from ziplog.client.common.requests import (
+    NEVER,
+    FetchRequest,
+    InsertRequest,
+    SubscribeRequest,
+)
+from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
 from ziplog.wire import Reinsert, Remove, decode
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
     from tests.sim.plan import Plan
     from tests.simulator.raft import RaftGroup
+    from ziplog.client.common.requests import Fetched
 
 #: Shard 0 spans the regions that are parted; shard 1 is in the third one.
 PLACES: Final = Regions((10_000, 20_000, 40_000), (("ap", "eu"), ("us", "us")), 1, is_near=False)
@@ -154,6 +160,47 @@ def test_a_server_that_no_other_one_reaches_begins_no_view_for_long(places: Sequ
         assert cluster.kernel.run_until(is_confirmed, _RECOVERY_NS), cluster.states()
 
 
+# --- readers ---
+
+
+def read_from_now_on(cluster: SimCluster) -> list[int]:
+    """Read the log in the third region; return the times of the records, a list that grows."""
+    process, times = cluster.client("reader-2"), list[int]()
+    process.start()
+    program = process.program
+    assert isinstance(program, ClientProgram)
+
+    def fetch(number: int) -> None:
+        def on_fetched(fetched: Fetched) -> None:
+            times.extend([cluster.kernel.now] * len(fetched.records))
+            fetch(number)
+
+        program.call(FetchRequest(NEVER, number, 100), on_fetched)
+
+    program.call(SubscribeRequest(NEVER, RID_RECENT, follow=True), fetch)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("handler", "places"),
+    [("fh-2", ("ap", "eu")), ("fh-1", ("eu", "ap"))],
+    ids=["it knows the next view", "the failure handler does not reach it"],
+)
+def test_a_reader_leaves_the_server_that_is_left_out(handler: str, places: tuple[str, ...]) -> None:
+    """The reader reaches both servers of the shard, which do not reach each other."""
+    regions = PLACES._replace(shards=(places, ("us", "us")))
+    with led("mms-0", handler, PLAN._replace(regions=regions)) as cluster:
+        times = read_from_now_on(cluster)
+        insert_from_now_on(cluster, 1000)
+        cluster.kernel.run(1 * S)
+        part(cluster)
+        start = cluster.kernel.now
+        cluster.kernel.run(2 * _RECOVERY_NS)
+        late = [at for at in times if at > start + _RECOVERY_NS]
+        assert late, cluster.states()
+        cluster.network.heal_all()
+
+
 # --- inserts in flight ---------------------------------------------------------------------------
 
 #: Shard 0 has a server in each region, shard 1 all of them in the third one.
@@ -164,13 +211,13 @@ WIDE: Final = PLAN._replace(
 INSERTS: Final = 40
 
 
-def insert_from_now_on(cluster: SimCluster) -> list[list[RecordId]]:
+def insert_from_now_on(cluster: SimCluster, count: int = INSERTS) -> list[list[RecordId]]:
     """Insert 20 records a second in the third region; return the results, a list that grows."""
     process, results = cluster.client("writer-2"), list[list[RecordId]]()
     process.start()
     program = process.program
     assert isinstance(program, ClientProgram)
-    for number in range(INSERTS):
+    for number in range(count):
         request = InsertRequest(NEVER, [b"%d" % number], RID_GENESIS, None, 0)
         cluster.kernel.after(number * 50 * MS, partial(program.call, request, results.append))
     return results

@@ -94,6 +94,11 @@ def freeze_ns(rtt_ms: int) -> int:
     return max(1000 * NS_PER_MS, 4 * _ns(rtt_ms))
 
 
+def left_out_ns(rtt_ms: int) -> int:
+    """Return the time for a recovery's request to freeze, after which a server is left out."""
+    return max(500 * NS_PER_MS, 4 * _ns(rtt_ms))
+
+
 def primary_report_ns(rtt_ms: int) -> int:
     """Return the time for the primary's report, after which another candidate may be chosen."""
     return 100 * NS_PER_MS + 2 * _ns(rtt_ms)

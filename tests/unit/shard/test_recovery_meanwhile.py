@@ -34,7 +34,9 @@ from tests.world import (
     Link,
     MemoryStore,
     S,
+    World,
     insert,
+    placements,
 )
 from ziplog import wire
 from ziplog.core.entries import Place
@@ -335,3 +337,40 @@ def test_flush_report_from_before_a_cut_does_not_cover_later_entries(
     monkeypatch.setattr(MemoryStore, "flushed_fseq", property(lambda _: 3))
     world.inject(BACKUP, Persisted(100))
     assert replica(world, BACKUP)._state.persisted == 3
+
+
+# --- readers of a server that is left out ---
+
+
+def renewals_refused(world: World) -> list[str]:
+    """Renew a subscription at the backup for 2 seconds; return the refusals."""
+    for _ in range(8):
+        send(world, wire.Credit(CLUSTER, 0, 1, b"c" * 16, 5, 1 << 20), BACKUP)
+        world.run(250 * MS)
+    return [refused.code for refused in heard(world, wire.Refused, "c") if refused.request == 5]
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_readers_leave_a_server_that_a_recovery_does_not_ask(is_asked: bool) -> None:
+    """The failure handler may not reach it; a server that has promised may be the survivor."""
+    world = start()
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
+    world.paused.add(PRIMARY)
+    placed = replace(placements(1, 1)[0], state="recovering")
+    world.send("mms-0", BACKUP, wire.LeaseAnnounced(CLUSTER, [], 0, [placed], 0), reply=True)
+    world.run(1 * MS)
+    if is_asked:
+        promise(world, BACKUP)
+    refusals = renewals_refused(world)
+    assert refusals[:2] == ([] if is_asked else ["not-ready", "unknown-subscription"])
+
+
+def test_readers_leave_a_server_that_copies_the_log_of_another() -> None:
+    world = start(2)
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
+    world.paused.add(PRIMARY)
+    world.paused.add(THIRD)
+    copied = wire.ViewDecided(CLUSTER, 0, 2, 2, 77, 0, b"d" * 16, True)
+    world.send("fh-0", BACKUP, copied, reply=True)
+    world.run(1 * MS)
+    assert renewals_refused(world)[:1] == ["not-ready"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from metrics.windows import percentile
 from metrics.workers import Workers
 from region_trial.trial import JITTER_MS, REGIONS, ROUND_TRIPS_MS
-from wan import layout, namespaces
+from wan import floor, layout, namespaces
 from wan.network import Network
 
 from region_bench import worker
@@ -34,6 +34,8 @@ _START_S: Final = 120.0
 #: Time after a change of the round trips in which nothing counts.
 _SETTLE_S: Final = 1.0
 _LONGEST_MS: Final = 120
+#: Datagrams that measure a round trip.
+_PINGS: Final = 50
 #: A server may be frozen for a while without a recovery.
 _SETTINGS: Final = {"rtt_ms": _LONGEST_MS, "suspicion_ms": 3000, "epoch_ms": 20}
 
@@ -89,7 +91,18 @@ def with_goal(row: Figures, round_trip_ms: float) -> Figures:
     """Add the goal, 1.05 round trips and the control's median, and the median divided by it."""
     control = row["control"]["p50_ms"]
     goal = round(1.05 * round_trip_ms + control, 2)
-    return {**row, "goal_p50_ms": goal, "of_goal": round(row["far"]["p50_ms"] / goal, 3)}
+    return {
+        **row,
+        "round_trip_ms": round(round_trip_ms, 2),
+        "goal_p50_ms": goal,
+        "of_goal": round(row["far"]["p50_ms"] / goal, 3),
+    }
+
+
+def round_trips_ms(network: Network) -> dict[str, float]:
+    """Return the round trips between regions as they are: those asked for, and the jitter."""
+    set_far(network, is_far=True)
+    return floor.round_trips(network, REGIONS, _PINGS)
 
 
 def load() -> Figures:

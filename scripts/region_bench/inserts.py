@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from metrics.rounds import ratio
 from region_trial.trial import REGIONS
 
-from region_bench.bed import Bed, alternate, latencies, with_goal
+from region_bench.bed import Bed, alternate, latencies, round_trips_ms, with_goal
 
 if TYPE_CHECKING:
     from wan.network import Network
@@ -17,10 +17,10 @@ Figures = dict[str, Any]
 
 _ROUNDS: Final = 3
 _SECONDS: Final = 4.0
-#: Round trips to the backup of the shard whose primary is in the region.
-_TO_BACKUP_MS: Final = {"A": 40.0, "B": 80.0, "C": 120.0}
-#: From A to the farthest server of the shards A, AB and ABC.
-_TO_FARTHEST_MS: Final = {1: 0.0, 2: 40.0, 3: 120.0}
+#: The way to the backup of the shard whose primary is in the region.
+_TO_BACKUP: Final = {"A": "A-B", "B": "B-C", "C": "A-C"}
+#: From A to the farthest server of the shards A, AB and ABC; "": it is in A.
+_TO_FARTHEST: Final = {1: "", 2: "A-B", 3: "A-C"}
 _CLIENTS: Final = 8
 _LARGE: Final = 4096
 _LINK_GOAL: Final = 1.15
@@ -28,7 +28,7 @@ _LINK_GOAL: Final = 1.15
 
 def one_shard(bed: Bed, scale: float) -> Figures:
     """W1: inserts of clients in A at the shard AB."""
-    found = {}
+    found, trips = {}, round_trips_ms(bed.network)
     for clients in (1, _CLIENTS):
         bed.call("A", "insert", seconds=0.5, clients=clients, shard=0)
         results = alternate(
@@ -38,13 +38,14 @@ def one_shard(bed: Bed, scale: float) -> Figures:
             ),
             _ROUNDS,
         )
-        found[f"clients {clients}"] = with_goal(latencies(results), _TO_BACKUP_MS["A"])
+        found[f"clients {clients}"] = with_goal(latencies(results), trips[_TO_BACKUP["A"]])
     return {"W1": found}
 
 
 def one_shard_or_nearest(bed: Bed, scale: float) -> Figures:
     """W2: clients in all regions, all at the shard AB, beside the nearest shards."""
     found: Figures = {}
+    trips = round_trips_ms(bed.network)
     for name, shard in (("one shard", 0), ("nearest", None)):
         results = alternate(
             bed.network,
@@ -55,7 +56,7 @@ def one_shard_or_nearest(bed: Bed, scale: float) -> Figures:
             of_region = {k: [one[region] for one in rounds] for k, rounds in results.items()}
             row = latencies(of_region)
             if shard is None:
-                row = with_goal(row, _TO_BACKUP_MS[region])
+                row = with_goal(row, trips[_TO_BACKUP[region]])
             found.setdefault(name, {})[region] = row
     return {"W2": found}
 
@@ -63,8 +64,9 @@ def one_shard_or_nearest(bed: Bed, scale: float) -> Figures:
 def numbers_of_regions(network: Network, scale: float) -> Figures:
     """W3: inserts of a client in A at shards that are in one, two and three regions."""
     found = {}
+    trips = round_trips_ms(network) | {"": 0.0}
     with Bed(network, ["AAA", "AAB", "ABC"], f=2, min_regions=1) as bed:
-        for required, round_trip in _TO_FARTHEST_MS.items():
+        for required, way in _TO_FARTHEST.items():
             shard = required - 1
             results = alternate(
                 network,
@@ -77,7 +79,7 @@ def numbers_of_regions(network: Network, scale: float) -> Figures:
                 ),
                 _ROUNDS,
             )
-            found[f"min_regions {required}"] = with_goal(latencies(results), round_trip)
+            found[f"min_regions {required}"] = with_goal(latencies(results), trips[way])
     return {"W3": found}
 
 

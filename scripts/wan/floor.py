@@ -84,6 +84,17 @@ def measure(
     return found
 
 
+def round_trips(network: Network, regions: Sequence[str], count: int) -> dict[str, float]:
+    """Return the median of so many round trips of datagrams, in ms, by pairs as "A-B"."""
+    with servers(network):
+        return {
+            f"{one}-{other}": statistics.median(
+                _probe(network, one, "ping", network.address(other), str(count))
+            )
+            for one, other in combinations(regions, 2)
+        }
+
+
 def print_table(floors: Mapping[tuple[str, str], Floor]) -> None:
     """Print one line for each pair of regions."""
     print("pair        asked ms  p50 ms  p99 ms  received  MB/s  router's share of a core")

@@ -131,7 +131,7 @@ class FailureDetector:
         read = now if self._is_unread else self._read_at
 
         def is_silent(server: int, heard: int) -> bool:
-            suspicion = max(self._suspicion_ns, self._peer_suspicion_ns[server])
+            suspicion = self._suspicion_of(server)
             return (
                 now - max(heard, since, read) >= suspicion
                 or now - max(heard, since) >= UNREAD_TIMEOUTS * suspicion
@@ -143,10 +143,22 @@ class FailureDetector:
             if server in self._unfit or is_silent(server, heard)
         ]
 
+    def _suspicion_of(self, server: int) -> int:
+        """Return the silence after which a peer is suspected."""
+        return max(self._suspicion_ns, self._peer_suspicion_ns[server])
+
     @property
     def _beat_ns(self) -> int:
         """Interval between heartbeats."""
         return min((self._suspicion_ns, *self._peer_suspicion_ns.values())) // 4
+
+    def _next_check(self, now: int) -> int:
+        """Return when to look for silent peers: with the next heartbeat, or before it."""
+        times = (
+            max(heard, self._listening_since, self._read_at) + self._suspicion_of(server)
+            for server, heard in self._last_beat.items()
+        )
+        return min((at for at in times if now < at < self._beat_due), default=self._beat_due)
 
     def tick(self, now: int, claim: LogClaim) -> None:
         """Send a heartbeat, and report suspicions to the failure handlers, if they are due."""
@@ -165,7 +177,7 @@ class FailureDetector:
                 self._suspect_due = now + SUSPECT_INTERVAL_NS
                 self._send_suspicions(suspects, claim)
             else:
-                self._suspect_due = self._beat_due
+                self._suspect_due = self._next_check(now)
 
     def expedite(self, now: int) -> None:
         """Send the next heartbeat and report immediately: this server's state has changed."""

@@ -133,7 +133,8 @@ def join(
     others = [endpoint for node, endpoint in nodes.items() if node != name]
     conf = configuration(
         bind or nodes[name],
-        alone=not others,
+        index=list(nodes).index(name),
+        count=len(nodes),
         rtt_ms=rtt_ms,
         journalFile=_LibraryJournal(journal),
         fullDumpFile=str(path),
@@ -145,9 +146,14 @@ def join(
 
 
 def configuration(
-    bind: str, *, alone: bool, rtt_ms: int = 0, **given: Any
+    bind: str, *, index: int, count: int, rtt_ms: int = 0, **given: Any
 ) -> pysyncobj.config.SyncObjConf:
-    """Return the library's configuration; asserts that it knows all names, as it does not check."""
+    """Return the library's configuration; asserts that it knows all names, as it does not check.
+
+    `index`: the node's place among so many nodes.
+    """
+    alone = count == 1
+    first, last = _election_s(index, count, rtt_ms)
     options = {
         **given,
         "autoTick": False,  # our own thread ticks, so that its end is detected
@@ -165,13 +171,27 @@ def configuration(
         "logCompactionMinTime": _COMPACT_S,
         # A single node has no peers to wait for.
         "appendEntriesPeriod": 0.01 if alone else 0.1,
-        "raftMinTimeout": 0.05 if alone else distance.min_election_ns(rtt_ms) / NS_PER_S,
-        "raftMaxTimeout": 0.06 if alone else distance.max_election_ns(rtt_ms) / NS_PER_S,
+        "raftMinTimeout": first,
+        "raftMaxTimeout": last,
     }
     conf = pysyncobj.config.SyncObjConf(**options)
     unknown = set(options) - set(vars(conf))
     assert not unknown, f"pysyncobj knows no {unknown}"
     return conf
+
+
+def _election_s(index: int, count: int, rtt_ms: int) -> tuple[float, float]:
+    """Return the range of a node's election timeout, in seconds.
+
+    The ranges of the nodes are apart. Otherwise two nodes may stand at the same time and split the
+    votes, and another timeout passes before the next election.
+    """
+    if count == 1:
+        return 0.05, 0.06
+    first, last = distance.min_election_ns(rtt_ms), distance.max_election_ns(rtt_ms)
+    part_ns = (last - first) / count
+    start_ns = first + index * part_ns
+    return start_ns / NS_PER_S, (start_ns + part_ns / 2) / NS_PER_S
 
 
 def _as_tuple(entry: Entry) -> tuple[bytes, int, int]:

@@ -379,7 +379,7 @@ def test_outside_loopback_a_password_is_required(tmp_path: Path) -> None:
 
 def test_unknown_configuration_names_are_detected() -> None:
     with pytest.raises(AssertionError, match="raftMinTimeot"):
-        pysyncobj_adapter.configuration("127.0.0.1:1", alone=True, raftMinTimeot=1)
+        pysyncobj_adapter.configuration("127.0.0.1:1", index=0, count=1, raftMinTimeot=1)
 
 
 def test_the_import_leaves_the_socket_module_alone() -> None:

@@ -184,10 +184,12 @@ def test_a_server_takes_the_round_trip_of_its_cluster_file() -> None:
 
 
 def test_elections_take_several_round_trips_unless_a_node_is_alone() -> None:
-    far = configuration("127.0.0.1:1", alone=False, rtt_ms=500)
-    assert (far.raftMinTimeout, far.raftMaxTimeout, far.leaderFallbackTimeout) == (1.5, 3.0, 2.0)
-    configuration("127.0.0.1:1", alone=False, rtt_ms=1000).validate()
-    alone = configuration("127.0.0.1:1", alone=True, rtt_ms=500)
+    far = [configuration("127.0.0.1:1", index=i, count=3, rtt_ms=500) for i in range(3)]
+    ranges = [(one.raftMinTimeout, one.raftMaxTimeout) for one in far]
+    assert ranges == [(1.5, 1.75), (2.0, 2.25), (2.5, 2.75)], "two nodes never stand together"
+    assert far[0].leaderFallbackTimeout == 2.0
+    configuration("127.0.0.1:1", index=2, count=3, rtt_ms=1000).validate()
+    alone = configuration("127.0.0.1:1", index=0, count=1, rtt_ms=500)
     assert (alone.raftMinTimeout, alone.raftMaxTimeout) == (0.05, 0.06)
 
 

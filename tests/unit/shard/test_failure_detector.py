@@ -50,6 +50,18 @@ def test_silent_peer_is_suspected_after_the_timeout_until_its_next_heartbeat() -
     assert len(heard(world, wire.Suspect)) == count
 
 
+@pytest.mark.parametrize("phase_ms", [0, 60, 130, 190])
+def test_silent_peer_is_suspected_on_time_also_between_two_heartbeats(phase_ms: int) -> None:
+    world = start()
+    world.run(6 * S + phase_ms * MS)
+    replica(world, BACKUP)._health._beat_due += phase_ms * MS
+    world.run(1 * S)
+    world.paused.add(PRIMARY)
+    silent_since = replica(world, BACKUP)._health._last_beat[0]
+    assert world.run_until(lambda: bool(heard(world, wire.Suspect)), 2 * S)
+    assert world.now - silent_since == pytest.approx(1 * S, abs=5 * MS)
+
+
 def set_suspicion(world: World, suspicion_ms: int, *names: str) -> None:
     for name in names:
         replica(world, name).step(SettingsChanged(suspicion_ms), world.now)

@@ -51,7 +51,7 @@ def lost_decisions(seed: int) -> Plan:
 
 def pausing_writers(seed: int) -> Plan:
     """Return such a run of few inserts, so that the truth may pass lost positions alone."""
-    return lost_decisions(seed)._replace(calls=12, think_us=10_000)
+    return lost_decisions(seed)._replace(calls=3, think_us=1_000)
 
 
 _LOST: Final = "a primary that was cut from its backup is killed; lost frames; one speculator"

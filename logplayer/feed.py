@@ -75,10 +75,9 @@ class Feed:
 
     def on_batch_end(self, now: int, *, is_urgent: bool) -> None:
         """Learn which further positions have no record, at once or from time to time."""
-        if not self._wants_records:
-            return
-        self._is_stale = now < self._progress_at and not is_urgent
-        if not self._is_stale:
+        is_due = is_urgent or now >= self._progress_at
+        self._is_stale = self._wants_records and not is_due
+        if self._wants_records and is_due:
             self._progress_at = now + PROGRESS_NS
             self._source.query_progress()
 

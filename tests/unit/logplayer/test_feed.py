@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from logplayer.context import PlayerContext
+from logplayer.feed import PROGRESS_NS
 from logplayer.partitions import partition_of
 from logplayer.task_reader import TaskReader
 from logplayer.turns import IDLE_NS, MAX_TURNS, TURN_NS
 from tests.sim.player.targets import Store
 from tests.unit.logplayer.service import PlayerCore, Service
 from tests.unit.logplayer.world import World, spec
-from ziplog.client.common.requests import Blocked, Progress, ProgressRequest, SubscribeRequest
+from ziplog.client.common.requests import (
+    NEVER,
+    Blocked,
+    Progress,
+    ProgressRequest,
+    SubscribeRequest,
+)
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, Wakeup
 from ziplog.types import RecordId
@@ -52,6 +59,27 @@ class Bench:
     def starts(self) -> list[int]:
         requests = self.core.requests
         return [one.start.gsn for one in requests if isinstance(one, SubscribeRequest)]
+
+
+def test_a_feed_learns_from_time_to_time_which_positions_have_no_record() -> None:
+    bench = Bench()
+    bench.poll(3)
+    feed, now = bench.feed, bench.calls.now
+    asked = len(bench.core.requests)
+    for step_ns in range(0, 10 * PROGRESS_NS, PROGRESS_NS // 10):
+        feed.on_batch_end(now + step_ns, is_urgent=False)
+        assert feed.next_wakeup() <= now + step_ns + PROGRESS_NS
+    assert len(bench.core.requests) - asked in {9, 10}
+
+
+def test_a_feed_that_no_task_is_with_is_not_due() -> None:
+    bench = Bench()
+    bench.poll(17)
+    feed, now = bench.feed, bench.calls.now
+    feed.on_batch_end(now + 1, is_urgent=False)
+    feed.poll([1])
+    feed.on_batch_end(now + PROGRESS_NS, is_urgent=False)
+    assert feed.next_wakeup() == NEVER
 
 
 def test_a_feed_begins_at_the_greatest_position() -> None:

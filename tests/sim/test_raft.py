@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Seeds within which violations of the library's own receive path are found.
-SEEDS_UNTIL_CAUGHT = 12
+SEEDS_UNTIL_CAUGHT = 40
 
 
 # --- complete runs ---

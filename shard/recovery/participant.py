@@ -302,11 +302,6 @@ class RecoveryParticipant:
         """Whether this server holds the whole state of its view."""
         return self._state.state in {"up", "frozen", "joined"}
 
-    @property
-    def is_left_out(self) -> bool:
-        """Whether the shard continues without this server until it joins."""
-        return self._state.state == "limbo" or self.transfer is not None
-
     def freeze_for(self, number: int) -> None:
         """Freeze in this view and keep its state: another recovery may need it."""
         self.number = max(self.number, number)

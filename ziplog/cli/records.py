@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import sys
 from functools import partial
@@ -30,7 +31,7 @@ from ziplog.cli.positions import FORMS, parse
 from ziplog.cli.progress import bar
 from ziplog.cli.rendering import as_json
 from ziplog.cli.terminal import shown
-from ziplog.errors import ConfigError, NoSuchRecordError, OutcomeUnknownError
+from ziplog.errors import ConfigError, NoSuchRecordError, OutcomeUnknownError, ZiplogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +44,9 @@ _RID: Final = re.compile(r"\d+@\d+", re.ASCII)
 _LINES_AT_ONCE: Final = 1024
 #: ... and of their bytes.
 _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+
+#: Maximum number of ranges of lines in a message.
+_MAX_RANGES: Final = 8
 
 #: How a client's error begins to say what a program can do, which still has the client.
 _HINT: Final = "; resolve()"
@@ -108,7 +112,7 @@ def insert(
         insert_many = partial(
             log.insert_many, key=_bytes_of(key), shard=shard, min_regions=min_regions
         )
-        _store(log, batches, rid, insert_many, json=json)
+        _store(log, batches, rid, insert_many, lines=lines, json=json)
 
 
 def append(
@@ -136,7 +140,7 @@ def append(
             log.append_many, key=_bytes_of(key), shard=shard, min_regions=min_regions
         )
         try:
-            _store(log, batches, rid, append_many, json=json)
+            _store(log, batches, rid, append_many, lines=lines, json=json)
         except OutcomeUnknownError as error:
             raise _with_rids(error) from None
 
@@ -184,17 +188,44 @@ def _store(
     rid: ziplog.RecordId,
     store: Callable[[list[bytes], ziplog.RecordId], list[ziplog.RecordId]],
     *,
+    lines: bool,
     json: bool,
 ) -> None:
     """Store each batch after the one before it, the first one after `rid`; print the rids."""
-    before = log.stats()
+    before, count = log.stats(), 0
     for batch in batches:
-        rids = store(batch, rid)
+        try:
+            rids = store(batch, rid)
+        except ZiplogError as error:
+            if lines:
+                _say_missing(error.results or [None] * len(batch), count)
+            raise
         rid = rids[-1]
+        count += len(rids)
         if json:
             before = _print_as_json(log, rids, before)
         else:
             sys.stdout.write("".join(f"{rid}\n" for rid in rids))
+
+
+def _say_missing(results: list[ziplog.RecordId | None], before: int) -> None:
+    """Report which lines of a batch are not acknowledged; `before`: number of earlier lines."""
+    lines = dict(enumerate(results, before + 1))
+    missing = [number for number, rid in lines.items() if rid is None]
+    stored = [f"line {number} is at {rid}" for number, rid in lines.items() if rid is not None]
+    if missing:
+        known = f" ({len(stored)} others are; the last of them, {stored[-1]})" if stored else ""
+        say(f"not acknowledged: {_ranges(missing)} of the input{known}")
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return line numbers, which ascend, as people write them."""
+    found = []
+    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        first, *others = [number for _, number in run]
+        found.append(f"{first} to {others[-1]}" if others else str(first))
+    shown_ranges = found if len(found) <= _MAX_RANGES else [*found[:_MAX_RANGES], "others"]
+    return f"{'line' if len(numbers) == 1 else 'lines'} {', '.join(shown_ranges)}"
 
 
 def _with_rids(error: OutcomeUnknownError) -> OutcomeUnknownError:

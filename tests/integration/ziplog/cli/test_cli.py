@@ -18,7 +18,7 @@ from ziplog.errors import ConfigError, OutcomeUnknownError, UnavailableError
 from ziplog.wire import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ziplog.demo.flights import Flight
@@ -146,6 +146,35 @@ def test_an_append_that_may_be_nowhere_fails_as_an_insert_does(log: FakeLog) -> 
     result = run("append", "--lines", stdin=b"a\nb\n")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "do not append" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("lost", "reported"),
+    [
+        (range(1024, 2048), "not acknowledged: lines 1025 to 2048 of the input\n"),
+        (
+            [1030, 1031, 1040],
+            "lines 1031 to 1032, 1041 of the input (1021 others are; the last of them, line 2048",
+        ),
+        (
+            [2047],
+            "line 2048 of the input (1023 others are; the last of them, line 2047 is at 2047@0)",
+        ),
+        (range(1024, 2048, 2), "1033, 1035, 1037, 1039, others of the input (512 others are;"),
+    ],
+)
+def test_a_failed_batch_of_lines_names_those_without_an_ack(
+    log: FakeLog, lost: Sequence[int], reported: str
+) -> None:
+    def fail(rids: list[ziplog.RecordId | None]) -> OutcomeUnknownError | None:
+        first = len(log.records) - len(rids)
+        found = [None if first + index in lost else rid for index, rid in enumerate(rids)]
+        return not_sealed(found) if None in found else None
+
+    log.append_error = fail
+    result = run("append", "--lines", stdin=b"x\n" * 3000)
+    assert (result.exit_code, result.stdout.count("\n")) == (1, 1024)
+    assert reported in result.stderr
 
 
 def test_read_prints_the_payload_and_nothing_else(log: FakeLog) -> None:

@@ -160,8 +160,9 @@ class FakeLog:
     ) -> list[ziplog.RecordId]:
         rids = self.insert_many(payloads, after, **options)
         self.calls[-1] = ("append", *self.calls[-1][1:])
-        if self.append_error is not None:
-            raise self.append_error(rids)
+        error = self.append_error(rids) if self.append_error is not None else None
+        if error is not None:
+            raise error
         return rids
 
     def read_record(self, rid: ziplog.RecordId) -> ziplog.Record:

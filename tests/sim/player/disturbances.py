@@ -316,10 +316,20 @@ class Disturbances:
             oracle.edited(name)
             if what == "seek" and info is not None:
                 oracle.sought(name, info)
-            if what == "delete" and self._drops_at_once(name):
-                self._drop_former_row(name)
+            if what == "delete":
+                self._on_deleted(name)
 
         self._admin.edit(name, what, position, done)
+
+    def _on_deleted(self, name: str) -> None:
+        """Remove what a target keeps of a deleted cursor; note if there is nothing."""
+        if self._drops_at_once(name):
+            self._drop_former_row(name)
+        _, target_name, partition = name.split("/")
+        target = self._outside.targets[target_name]
+        if isinstance(target, SharedFiles) and target.era(int(partition))[0] < 0:
+            # It was emptied before, and the next cursor begins at the first record that is left.
+            target.renewed.add(int(partition))
 
     def _drops_at_once(self, name: str) -> bool:
         """Whether what a target keeps is removed with its cursor, not once the next claim fails."""

@@ -31,6 +31,8 @@ _TRACED: Final = (
     "/threading.py",
     "/weakref.py",
 )
+#: Steps in it count, too, if one of these modules calls it.
+_CALLED: Final = "/contextlib.py"
 _AFTER: Final = {"RESUME", "CALL", "CALL_FUNCTION_EX"}
 
 
@@ -59,9 +61,10 @@ class Interrupter:
     def trace(self, frame: FrameType, event: str, _arg: object) -> Any:
         """Process an event of `sys.settrace`."""
         if event == "call":
-            if frame.f_back in self._last:
+            path, is_of_traced = frame.f_code.co_filename, frame.f_back in self._last
+            if is_of_traced:
                 self._last[frame.f_back] = ""
-            if not _is_traced(frame.f_code.co_filename):
+            if not _is_traced(path) and not (is_of_traced and path.endswith(_CALLED)):
                 return None
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False

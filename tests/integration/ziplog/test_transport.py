@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.ziplog.transport_world import SECOND, endpoint_of, port_of, take
+from tests.interrupts import Struck, interrupted
 from tests.raw_peer import RawPeer, framed
 from tests.waiting import wait_until
 from ziplog.core.fields import MAX_FRAME
@@ -352,6 +353,23 @@ def test_a_wake_while_the_last_one_is_handled_counts(
         transport.wait(None)
         assert not select.select([transport.fileno()], [], [], 0)[0]
         transport.wake()
+
+
+def test_a_wake_that_a_signal_handler_interrupts_loses_no_later_one(
+    opened: Callable[..., Transport],
+) -> None:
+    transport = opened()
+
+    def wake() -> None:
+        with contextlib.suppress(Struck):
+            transport.wake()
+
+    def check() -> None:
+        transport.wake()
+        assert select.select([transport.fileno()], [], [], 0)[0], "the wake-up is lost"
+        transport.wait(None)
+
+    assert interrupted(wake, check) > 1
 
 
 def test_a_wake_before_the_wait_counts(opened: Callable[..., Transport]) -> None:

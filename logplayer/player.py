@@ -34,6 +34,7 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.transport import Transport
+from ziplog.runtime.waiting import wait
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ class Player:
 
         """
         self._check_started()
-        if not self._ended.wait(timeout):
+        if not wait(self._ended, timeout):
             return False
         if self._failure is not None:
             raise self._failure
@@ -476,7 +477,7 @@ class _PendingCall:
         self._is_done.set()
 
     def result(self) -> Any:
-        self._is_done.wait()
+        wait(self._is_done)
         if isinstance(self._result, Exception):
             raise self._result
         return self._result

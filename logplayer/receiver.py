@@ -21,6 +21,7 @@ from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.listener import parse_endpoint
 from ziplog.runtime.transport import Transport
+from ziplog.runtime.waiting import wait
 from ziplog.version import version
 from ziplog.wire import NodeInfo
 
@@ -137,7 +138,7 @@ class Receiver:
         if self._thread is None:
             self.start()
         try:
-            self._ended.wait()
+            wait(self._ended)
         except BaseException:
             self.close()
             raise

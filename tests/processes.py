@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tests.waiting import wait_until
 from ziplog.config_text import dump
 from ziplog.runtime.transport import Transport
 from ziplog.wire import decode, encode
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Collection
 
     from ziplog.config import ClusterConfig
@@ -95,3 +99,15 @@ class Processes:
         finally:
             transport.close()
         raise AssertionError(f"no such answer from {names} to {question}")
+
+
+def signal_another_thread(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process whose main thread waits, so that another thread gets it."""
+    wait_until(lambda: "\tS (" in Path(f"/proc/{pid}/status").read_text(), "its main thread waits")
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
+        is_blocked = int(fields["SigBlk"], 16) >> (number - 1) & 1
+        if int(task.name) != pid and not is_blocked:
+            os.kill(int(task.name), number)
+            return
+    raise AssertionError(f"process {pid} has no other thread for {number.name}")

@@ -19,6 +19,7 @@ from ziplog.config import ClusterConfig, load
 from ziplog.config_tables import MonitorConfig, is_loopback
 from ziplog.deploy.node_logs import MONITOR
 from ziplog.errors import ConfigError
+from ziplog.runtime.waiting import wait
 
 if TYPE_CHECKING:
     from ziplog.monitor.service import MonitorService
@@ -114,7 +115,7 @@ def monitor(
         shown = msgspec.json.encode(document).decode() if json else service.endpoint
         sys.stdout.write(f"{shown}\n")
         sys.stdout.flush()
-        threading.Event().wait()
+        wait(threading.Event())
 
 
 def _settings(host: str | None, port: int | None, token_file: Path | None) -> MonitorConfig:

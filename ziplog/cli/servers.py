@@ -43,6 +43,7 @@ from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.regions import config_warnings
 from ziplog.runtime import process_logging
+from ziplog.runtime.waiting import wait
 from ziplog.types import Durability
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def up(
             _announce(cluster)
             _say_coordinator(port)
         _print_endpoint(cluster.config, cluster.endpoint, os.getpid(), json=json)
-        stopped.wait()
+        wait(stopped)
         if background:
             event_log.info("stopping")
         else:

@@ -26,6 +26,7 @@ from tests.integration.logplayer.playing import (
     insert,
     inserting,
 )
+from tests.processes import signal_another_thread
 from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
 from ziplog.client.reads.known_rows import TableSearch, TableSearches
@@ -338,6 +339,14 @@ def test_a_file_changes_one_process_after_the_other_under_load(
     with closing(sqlite3.connect(tmp_path / "more.db")) as database:
         rows = database.execute("SELECT gsn FROM records ORDER BY rowid").fetchall()
     assert rows == [(gsn,) for gsn, _, _ in expected]
+
+
+def test_a_process_ends_if_another_thread_gets_the_signal(log: ziplog.Log, tmp_path: Path) -> None:
+    """The kernel may select any thread, as it does right after a suspension."""
+    with Process(Filled(tmp_path, log, "signalled", tail(log)).file) as process:
+        process.ready()
+        signal_another_thread(process.pid, signal.SIGTERM)
+        assert process.end()[0] == 0
 
 
 # --- the command line ---

@@ -162,6 +162,7 @@ CLOCKS = {
     "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns"},
     "ziplog/runtime/metrics.py": {"thread_time", "time"},
     "ziplog/runtime/resolver.py": {"monotonic_ns"},
+    "ziplog/runtime/waiting.py": {"monotonic"},
     "ziplog/raft/connections.py": {"monotonic"},
     "ziplog/raft/raft_node.py": {"monotonic"},  # the clock of PySyncObj's timers
     "ziplog/segments/directory.py": {"time_ns"},

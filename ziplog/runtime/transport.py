@@ -550,13 +550,9 @@ class Transport:
             return
         with self._waking:
             if not self._closed:
-                # No call stands between the two statements, so no signal handler runs there. If
-                # one raised, later wake-ups would rely on a byte that nothing writes.
-                try:
-                    self._is_woken = True
+                with contextlib.suppress(BlockingIOError):  # The pipe is full of wake-ups.
+                    self._is_woken = True  # No call, hence no signal handler, before the byte.
                     os.write(self._wake_write, b"\0")
-                except BlockingIOError:
-                    pass  # The pipe is full of wake-ups.
 
     def _clear_wake(self) -> None:
         self._is_woken = False

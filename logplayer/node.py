@@ -113,6 +113,8 @@ class PlayerNode:
             calls.step(event, now)
         if isinstance(event, BatchEnd):
             self._poll()
+            # Fetches of the poll may have freed credit, which servers wait for.
+            calls.step(event, now)
         effects = self._push.pop_effects()
         return (
             effects + self._push.carry_out(calls.pop_effects(), now) if calls.effects else effects

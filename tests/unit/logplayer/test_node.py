@@ -111,6 +111,35 @@ def test_a_task_behind_the_others_reads_for_itself() -> None:
     assert world.payloads("sink")[20:] == world.payloads("db")[3:]
 
 
+def test_a_batch_of_the_log_ends_after_the_calls_of_the_tasks() -> None:
+    """A client grants credit at the end of a batch, so none may wait for the next event."""
+    world, player = of_two(memory_bytes=1000)
+    seen, step, core = list[type](), player.node.step, player.core
+    step_core, step_call = core.step, core.step_call
+
+    def noted_step(event: Any, now: int) -> list[Any]:
+        seen.append(type(event))
+        return step_core(event, now)
+
+    def noted_call(number: int, request: Any, now: int) -> list[Any]:
+        seen.append(type(request))
+        return step_call(number, request, now)
+
+    def checked(event: Any, now: int) -> list[Any]:
+        seen.clear()
+        effects = step(event, now)
+        if isinstance(event, BatchEnd):
+            assert seen[-1] is BatchEnd
+        return effects
+
+    core.step, core.step_call = noted_step, noted_call  # type: ignore[method-assign]
+    player.node.step = checked  # type: ignore[method-assign]
+    world.fill(100)
+    world.run(2000)
+    assert len(world.payloads("db")) == 120
+    assert len(subscriptions(player)) >= 2, "a task read for itself"
+
+
 def test_a_failed_subscription_is_opened_again() -> None:
     world, player = of_two()
     world.run(1000)

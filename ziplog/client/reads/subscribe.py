@@ -104,7 +104,9 @@ class Subscription(LogReader[FetchRequest]):
         """Return the progress for a reader with its last record at `after`."""
         self._seek(after)
         if self._handed_out == len(self._ready):
+            before = self.position
             self._merge()
+            self.is_dirty |= self.position > before  # What was merged frees credit.
         first = self._first_kept()
         gsn = self.position if first is None else first
         return self._progress(gsn, has_ready=first is not None)

@@ -33,6 +33,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.reads.shard_stream import FIRST_CREDIT_BYTES, WINDOW_BYTES
 from ziplog.core.entries import Body, Unit, encode_body
+from ziplog.core.node import BatchEnd
 from ziplog.core.view import run_of
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RID_RECENT, RecordId
@@ -201,6 +202,19 @@ def test_credit_is_renewed_as_records_are_returned() -> None:
     assert glass.gsns() == list(range(1, 9))
     credits_sent = [m.credit for _, m in glass.take(wire.Credit)]
     assert credits_sent == [2 * first + 8 * (len(body) + 64)]
+
+
+def test_credit_is_renewed_as_the_progress_merges_records() -> None:
+    """A player queries it before it fetches what follows."""
+    glass = Reader(shards=1, leases=[run_of(lease([0], size=10_000))])
+    body = encode_body(Body(0, None, [bytes(30_000)]))
+    for gsn in range(1, 9):
+        glass.deliver(0, gsn, gsn + 1, Unit(0, [gsn], body))
+    glass.call(ProgressRequest(NEVER, glass.subscription))
+    assert not glass.take(wire.Credit)
+    glass.step(BatchEnd())
+    [(_, credit)] = glass.take(wire.Credit)
+    assert credit.credit == 2 * FIRST_CREDIT_BYTES + 8 * (len(body) + 64)
 
 
 def test_credit_doubles_with_each_renewal_up_to_the_window() -> None:

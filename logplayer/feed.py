@@ -1,8 +1,9 @@
 """The feed: the subscription that the tasks of a process share.
 
-It begins at the greatest position of the tasks that read when it opens. It never waits for a task
-to keep up: a task below the ring reads for itself until it reaches the ring. The feed waits while
-no task is with it, that is while no task's position is in the ring.
+It begins at the greatest position of the tasks that read when it opens. It never waits for a slow
+task while another one is quicker: a task below the ring reads for itself until it reaches the ring.
+The feed waits while no task is with it, that is while no task's position is in the ring; and while
+half of the memory holds records that no task has looked at, so that none is dropped unread.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _FETCH_RECORDS: Final = 1000
 #: The part of the memory that each shard may send ahead.
 _WINDOW_PART: Final = 16
+#: The part of the memory for records that no task has looked at.
+_UNREAD_PART: Final = 2
 #: Interval at which it learns which positions have no record, unless a call waits for them.
 PROGRESS_NS: Final = 50 * NS_PER_MS
 
@@ -89,8 +92,14 @@ class Feed:
             return
         if not source.is_open or min(positions) > source.ring.stop:
             source.open(max(positions))
-        self._wants_records = any(map(source.ring.covers, positions))
+        covered = [position for position in positions if source.ring.covers(position)]
+        self._wants_records = bool(covered) and self._has_room(max(covered))
         source.poll(wants_records=self._wants_records)
+
+    def _has_room(self, looked: int) -> bool:
+        """Whether it may read further ahead of the quickest task, which has looked so far."""
+        ring = self._source.ring
+        return ring.ahead(looked) < ring.memory_bytes // _UNREAD_PART
 
     def pop_trimmed(self) -> TrimmedError | None:
         """Return the error if the position of the feed was trimmed, and close it."""

@@ -11,6 +11,7 @@ one partition, every one of these.
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logplayer.partitions import hash_of, size_of
@@ -39,8 +40,8 @@ class Found(NamedTuple):
 class Ring:
     """Records in order, up to a size."""
 
-    __slots__ = ("_arrived", "_first", "_only", "_parts", "cut", "gsns", "memory_bytes",
-                 "records", "size", "sizes", "start", "stop")  # fmt: skip
+    __slots__ = ("_arrived", "_first", "_only", "_parts", "cut", "ends", "gsns", "memory_bytes",
+                 "records", "start", "stop")  # fmt: skip
 
     def __init__(
         self,
@@ -59,13 +60,12 @@ class Ring:
         self.memory_bytes: Final = memory_bytes
         self._only: Final = None if only is None or only[1] == 1 else only
         self.start = self.stop = 0
-        #: Size of the records in memory, in bytes.
-        self.size = 0
-        #: Parallel lists. What is before `_first` was dropped. Sizes are in bytes of memory.
+        #: Parallel lists. What is before `_first` was dropped.
         self.records: list[Record] = []
         self.gsns: list[int] = []
-        self.sizes: list[int] = []
         self._arrived: list[int] = []
+        #: Bytes of memory that records were added with: before each one of the lists, and in all.
+        self.ends: list[int] = [0]
         self._first = 0
         #: How many records were cut from the lists.
         self.cut = 0
@@ -77,12 +77,18 @@ class Ring:
     def __len__(self) -> int:
         return len(self.records) - self._first
 
+    @property
+    def size(self) -> int:
+        """Size of the records in memory, in bytes."""
+        return self.ends[-1] - self.ends[self._first]
+
     def reset(self, position: int) -> None:
         """Drop all records; cover nothing, from a position on."""
         self.start = self.stop = position
-        self.size = self._first = self.cut = 0
-        for part in (self.records, self.gsns, self.sizes, self._arrived):
+        self._first = self.cut = 0
+        for part in (self.records, self.gsns, self._arrived):
             part.clear()
+        self.ends[:] = [0]
         for parts in self._parts.values():
             for numbers in parts:
                 numbers.clear()
@@ -100,9 +106,8 @@ class Ring:
         sizes = [len(one.payload) + len(one.key or b"") + RECORD_BYTES for one in kept]
         self.records += kept
         self.gsns += [one.rid.gsn for one in kept]
-        self.sizes += sizes
+        self.ends += accumulate(sizes, initial=self.ends.pop())
         self._arrived += [now] * len(kept)
-        self.size += sum(sizes)
         self.stop = stop
         self._drop()
 
@@ -120,18 +125,18 @@ class Ring:
 
     def _drop(self) -> None:
         """Drop from the front what exceeds the bound."""
-        first, last = self._first, len(self.records) - 1
-        while self.size > self.memory_bytes and first < last:
-            self.size -= self.sizes[first]
-            self.start = self.gsns[first] + 1
-            self.records[first] = _DROPPED
-            first += 1
+        former, last = self._first, len(self.records) - 1
+        first = min(bisect_left(self.ends, self.ends[-1] - self.memory_bytes, lo=former), last)
+        if first <= former:
+            return
+        self.start = self.gsns[first - 1] + 1
+        self.records[former:first] = [_DROPPED] * (first - former)
         self._first = first
         if first >= _CUT_RECORDS:
             self._cut_lists(first)
 
     def _cut_lists(self, first: int) -> None:
-        for part in (self.records, self.gsns, self.sizes, self._arrived):
+        for part in (self.records, self.gsns, self.ends, self._arrived):
             del part[:first]
         self._first = 0
         self.cut += first
@@ -151,6 +156,10 @@ class Ring:
         """Return the index of the first record at or after a position that the ring covers."""
         assert self.covers(position), f"{position} is not in [{self.start}, {self.stop}]"
         return bisect_left(self.gsns, position, lo=self._first)
+
+    def ahead(self, position: int) -> int:
+        """Return the bytes in memory of the records from a position on that the ring covers."""
+        return self.ends[-1] - self.ends[self.index(position)]
 
     def find(self, position: int, partition: int, count: int, most: int) -> Found:
         """Return the records of a partition from a position on that the ring covers.
@@ -185,7 +194,8 @@ class Ring:
         kept = self.gsns[self._first :]
         assert kept == sorted(set(kept)), "records are out of order"
         assert not kept or self.start <= kept[0] <= kept[-1] < self.stop
-        assert self.size == sum(self.sizes[self._first :])
+        assert self.ends == sorted(set(self.ends))
+        assert len(self.ends) == len(self.records) + 1
         assert self.size <= self.memory_bytes or len(kept) <= 1
         sizes = [size_of(one) for one in self.records[: self._first]]
         assert not any(sizes), "a dropped record is kept"

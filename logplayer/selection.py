@@ -147,9 +147,10 @@ class Selection:
         """Add records as they are."""
         origins = [ring.gsns[number - ring.cut] for number in numbers]
         del origins[bisect_left(origins, limit) :]
-        count = 0
+        count, ends = 0, ring.ends
         for number in numbers[: len(origins)]:
-            size = cut.size + ring.sizes[number - ring.cut] - RECORD_BYTES
+            index = number - ring.cut
+            size = cut.size + ends[index + 1] - ends[index] - RECORD_BYTES
             if count and size > self._max_bytes:
                 break
             cut.size = size

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from logplayer.context import PlayerContext
 from logplayer.feed import PROGRESS_NS
 from logplayer.partitions import partition_of
+from logplayer.ring import RECORD_BYTES
 from logplayer.task_reader import TaskReader
 from logplayer.turns import IDLE_NS, MAX_TURNS, TURN_NS
 from tests.sim.player.targets import Store
@@ -117,6 +118,19 @@ def test_a_feed_waits_for_tasks_below_it() -> None:
     assert bench.feed.ring.stop == stop
     bench.poll(5, 31, turns=5)
     assert bench.feed.ring.stop > stop
+
+
+def test_a_feed_reads_half_its_memory_ahead_of_the_quickest_task() -> None:
+    bench = Bench(records=9000, memory_bytes=4000 * RECORD_BYTES)
+    ring, gsns = bench.feed.ring, bench.log.gsns
+    bench.poll(1, turns=20)
+    half, stop = 2000 * RECORD_BYTES, ring.stop
+    assert half <= ring.ahead(1) <= ring.memory_bytes, "no record is dropped unread"
+    bench.poll(1, turns=20)
+    assert ring.stop == stop
+    bench.poll(1, gsns[1500], turns=20)
+    assert ring.stop > stop
+    assert ring.ahead(gsns[1500]) >= half
 
 
 def test_a_feed_passes_positions_without_records(monkeypatch: pytest.MonkeyPatch) -> None:

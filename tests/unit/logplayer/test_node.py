@@ -10,6 +10,7 @@ import pytest
 from logplayer.calls import StartedCall, StatusCall, WaitCall
 from logplayer.contract import Retry
 from logplayer.node import MAX_POLLED
+from logplayer.ring import RECORD_BYTES
 from logplayer.steps import CloseTarget, Deliver
 from logplayer.task import PlayerTask
 from tests.sim.player.targets import Sink, Store
@@ -82,6 +83,15 @@ def test_a_slow_task_falls_out_and_comes_back() -> None:
     assert len(subscriptions(player)) >= 2
     assert player.task("db").reader.source is None, "it is with the feed again"
     assert len(player.core.subscriptions) == 1
+
+
+def test_a_task_that_no_other_is_before_reads_each_record_once() -> None:
+    world = World([Store("db")], memory_bytes=4000 * RECORD_BYTES)
+    world.fill(20_000)
+    player = world.add_player()
+    world.run(4000)
+    assert len(world.payloads("db")) == 20_000
+    assert len(subscriptions(player)) == 1, "it stays with the feed, which does not run away"
 
 
 def test_the_feed_waits_while_no_task_is_with_it() -> None:

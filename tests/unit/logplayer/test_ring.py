@@ -73,7 +73,9 @@ def test_a_ring_is_the_last_part_of_the_log(
         for position in range(ring.start, ring.stop + 1):
             assert ring.covers(position)
             index = ring.index(position)
-            assert ring.records[index:] == model.kept[bisect_left(gsns, position) :]
+            ahead = model.kept[bisect_left(gsns, position) :]
+            assert ring.records[index:] == ahead
+            assert ring.ahead(position) == sum(map(memory_of, ahead))
         assert not ring.covers(ring.start - 1)
         assert not ring.covers(ring.stop + 1)
 

@@ -11,6 +11,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import Counter
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,8 +127,9 @@ class _Worker:
         # A target that hangs must not keep the process from ending.
         self.thread: Final = threading.Thread(target=self._run, name=f"player {task}", daemon=True)
         self._target: Target | None = None
-        #: The gsns of the rejected records of the last batch, which are in the file.
-        self._kept: frozenset[int] = frozenset()
+        #: By gsn: how many rejected records of the last batch are in the file; a `map` may make
+        #: several of one.
+        self._kept: Counter[int] = Counter()
 
     def _run(self) -> None:
         try:
@@ -182,10 +184,15 @@ class _Worker:
         spec = self._spec
         if spec.rejected != "dead-letter" or spec.keeps_rejected:
             return
-        new = [one for one in batch.rejected if one.record.rid.gsn not in self._kept]
+        new, seen = [], Counter[int]()
+        for one in batch.rejected:
+            gsn = one.record.rid.gsn
+            seen[gsn] += 1
+            if seen[gsn] > self._kept[gsn]:
+                new.append(one)
         if new:
             dead_letters.append(spec.dead_letter, batch.task, new)
-        self._kept = frozenset(one.record.rid.gsn for one in batch.rejected)
+        self._kept = seen
 
     def _close(self) -> None:
         if self._target is None:

@@ -172,6 +172,17 @@ def test_rejected_records_are_kept_before_the_delivery_and_once(tmp_path: Path) 
     assert lines[1]["payload"] == "x"
 
 
+def test_each_of_the_records_that_a_map_makes_of_one_is_kept_once(tmp_path: Path) -> None:
+    file = tmp_path / "dead.jsonl"
+    bench = Bench(rejected="dead-letter", dead_letter=file)
+    bench.open()
+    made = [RejectedRecord(record(6, payload), "odd") for payload in (b"a", b"b", b"b")]
+    for count in (1, 2, 3, 3):
+        assert bench.deliver(batch(5, 7, rejected=tuple(made[:count]))) is None
+    kept = [json.loads(line)["payload"] for line in file.read_text().splitlines()]
+    assert kept == ["a", "b", "b"]
+
+
 def test_records_are_not_passed_if_they_cannot_be_kept(tmp_path: Path) -> None:
     bench = Bench(rejected="dead-letter", dead_letter=tmp_path / "none" / "dead.jsonl")
     bench.open()

@@ -126,4 +126,6 @@ class Endpoint(ThreadingHTTPServer):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     Endpoint(sys.argv[1], int(sys.argv[2])).serve_forever()

@@ -151,7 +151,7 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     stores_position: bool
     #: It keeps rejected records itself; False: they are appended to the file `dead_letter`.
     keeps_rejected: bool = False
-    #: It collects records, and finishes them after so many seconds at the latest; 0: it does not.
+    #: Maximum age of the records that it collects, in seconds; 0: it collects none.
     roll_s: int = 0
     #: Number of tasks; records with equal keys belong to the same one. Fixed once cursors exist.
     partitions: int = 1
@@ -160,15 +160,15 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     map: Map | None = None
     #: Rows of the log are left out if their writer begins with one of these.
     skip_writers: tuple[bytes, ...] = ()
-    #: Raises ConfigError if the target is the log of a cluster, by its number; connects for at
-    #: most so many seconds.
+    #: Raises ConfigError if the target is the log of a cluster, by its number; the second argument
+    #: is its time limit, in seconds.
     check_source: Callable[[int, float], None] | None = None
     batch_records: int = 1000
     batch_bytes: int = 1024 * 1024
     #: Pauses between attempts double from the first to the last; with jitter of a fifth.
     retry_first_ms: int = 100
     retry_last_ms: int = 30_000
-    #: A task that failed for so long stops; 0: it never does.
+    #: Time of failures after which a task stops, in seconds; 0: it never does.
     retry_s: int = 0
     rejected: OnRejected = "stop"
     dead_letter: str = ""

@@ -59,12 +59,13 @@ def _fields(task: Task, one: RejectedRecord) -> dict[str, Any]:
         "shard": record.rid.shard,
         "epoch": record.epoch,
         "timestamp": record.timestamp.isoformat(),
-        **_bytes("key", record.key),
-        **_bytes("payload", record.payload),
+        **text_or_base64("key", record.key),
+        **text_or_base64("payload", record.payload),
     }
 
 
-def _bytes(name: str, value: bytes | None) -> dict[str, str | None]:
+def text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Return a JSON field: the text, or as NAME_b64 what is not UTF-8."""
     try:
         return {name: None if value is None else value.decode()}
     except UnicodeDecodeError:

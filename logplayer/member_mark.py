@@ -1,8 +1,8 @@
 """What a process says of itself: the mark of its member cursor, which the list of cursors has.
 
 The mark is MessagePack of two values: a hash of the process's tasks, and the terms of the claims
-of failed tasks. Terms are of the whole service, so one says which task it is, and an older
-mark says nothing of later claims.
+of failed tasks. The service gives each term to one claim only. So a term identifies a task, and
+an old mark matches no later claim.
 """
 
 from __future__ import annotations

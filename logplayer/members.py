@@ -220,7 +220,7 @@ class Members:
                 )
                 if is_fewer:
                     lost = f"{prefix}{spec.partitions - 1}"
-                    text += f"; if {lost} was deleted: `ziplog cursor create {lost} --at RID`"
+                    text += f"; if {lost} was deleted: `ziplog cursor create {lost} --start RID`"
                 raise ConfigError("partitions", spec.partitions, str(last + 1), message=text)
         self._is_first = False
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Memory that Python needs for a record, besides its payload and key, in bytes.
 RECORD_BYTES: Final = 400
-#: The lists are cut once so many records were dropped from their fronts.
+#: Number of dropped records at the fronts of the lists from which on they are cut.
 _CUT_RECORDS: Final = 4096
 #: In the place of a record that was dropped: its memory is free before the lists are cut.
 _DROPPED: Final = Record(RecordId(0, 0), b"", None, 0, 0)

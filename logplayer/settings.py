@@ -20,7 +20,7 @@ class PlayerSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 64 * 1024 * 1024
     #: Maximum time between a step and the move of its cursor.
     commit_ms: int = 1000
-    #: After so long without a record of its own, a task moves past the positions of others.
+    #: Time without a record of its own after which a task moves past the positions of others.
     idle_ms: int = 10_000
-    #: The cursors hold trims until they were not used for so long; 0: never.
+    #: Time without use after which a cursor holds no trims, in seconds; 0: it never holds any.
     hold_s: int = 604_800

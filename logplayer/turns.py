@@ -1,4 +1,4 @@
-"""The turns of tasks that are behind the ring: so many at once have a subscription of their own.
+"""The turns of tasks that are behind the ring: in its turn, a task has a subscription of its own.
 
     waiting --free--> held --closed, or over while others wait--> (none)
 

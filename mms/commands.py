@@ -1,9 +1,9 @@
 """Commands of the membership service, as consensus carries them.
 
 Each command states its effect on `ClusterState`; a refusal is one word of a closed set. New
-commands get new tags; old ones stay readable, as logs do. A new command belongs to a wire version,
-and is proposed only while the cluster uses that version (section 15). See
-docs/protocol.md, sections 3, 8, 11 and 13.
+commands get new tags; old ones stay readable, as logs do. All commands here belong to wire version
+1. A command of a later version is proposed only while the cluster uses that version (section 15).
+See docs/protocol.md, sections 3, 8, 11 and 13.
 """
 
 from __future__ import annotations
@@ -126,10 +126,7 @@ class RaiseWire(Command, tag=11, frozen=True, gc=False):
 
 
 class SetDurability(Command, tag=13, frozen=True, gc=False):
-    """All servers keep to `disk` from this epoch on, or one of them does not any more.
-
-    Nodes of earlier releases ignore it as malformed.
-    """
+    """All servers keep to `disk` from this epoch on, or one of them does not any more."""
 
     level: Durability
     epoch: Epoch
@@ -151,7 +148,7 @@ class ClusterEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RecordEvents(Command, tag=12, frozen=True):
-    """Append events to the record. Nodes of earlier releases ignore it as malformed."""
+    """Append events to the record."""
 
     #: The number of the first one: a command that was applied is out of turn.
     first: Annotated[int, msgspec.Meta(ge=1)]

@@ -174,7 +174,7 @@ class CursorTable:
                 return replace(cursor, is_paused=False, pause_at=0)
 
     def stop_holding(self, gsn: int) -> None:
-        """Let no cursor before `gsn` hold trims any more: the log is trimmed there by force."""
+        """End the holds of all cursors before `gsn`: the log is trimmed there by force."""
         for cursor in self.in_order():
             if cursor.is_holding and cursor.position < gsn:
                 self._put(replace(cursor, is_holding=False))

@@ -8,8 +8,8 @@ by the leader's clock: no renewal, claim or move. For a new leader every owner w
 So a wrong clock may let two clients believe that they own a cursor, but only the moves of one term
 count.
 
-Invariants: at most `MAX_WAITING` requests wait, and each is counted. What this part remembers may
-be lost with the leader; that costs time only. See docs/protocol.md, section 19.
+Invariants: at most `MAX_WAITING` requests and moves wait, and each is counted. What this part
+remembers may be lost with the leader; that costs time only. See docs/protocol.md, section 19.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         CursorRenewal,
     )
 
-#: Maximum number of requests that wait for consensus; more are refused.
+#: Maximum number of requests, and of moves in them, that wait for consensus; more are refused.
 MAX_WAITING: Final = 4096
 #: The route back to the client, and the number of its request.
 _Waiting = tuple[bytes, int]
@@ -230,7 +230,7 @@ class Cursors:
         return lease.owner(max(cursor.position, 1)) if lease is not None else 0
 
     def _refuse(self, src: bytes, request: int) -> Effect:
-        why = f"{MAX_WAITING} requests about cursors are already waiting"
+        why = f"{MAX_WAITING} requests and moves of cursors are already waiting"
         return Send(src, Refused(self._state.cluster, 0, 0, 0, request, "full", why))
 
     # --- time ---

@@ -155,7 +155,7 @@ _MODULES: Final = {
     "Subscription": "client.blocking_iterators",
 }
 _SUBMODULES: Final = frozenset(
-    {"aio", "errors", "local", "metrics", "policy", "speculation", "testing", "types"}
+    {"aio", "errors", "local", "metrics", "otel", "policy", "speculation", "testing", "types"}
 )
 
 

@@ -34,7 +34,7 @@ _TABLES: Final = ("cluster", "log", "monitor", "limits", "mms", "failure_handler
 _MIB: Final = 1024 * 1024
 _TIB: Final = 1024 * 1024 * _MIB
 #: Least suspicion timeout, in round trips.
-_ROUND_TRIPS: Final = 4
+SUSPICION_ROUND_TRIPS: Final = 4
 
 
 _KEY_OF_NAME: Final = Key("Unique in the cluster.", str, pattern=_NAME, rule=_NAME_RULE)
@@ -311,12 +311,13 @@ class ClusterConfig:
                     for port in _ports(node)
                 ],
             )
-        if self.suspicion_ms < _ROUND_TRIPS * self.rtt_ms:
+        least = SUSPICION_ROUND_TRIPS * self.rtt_ms
+        if self.suspicion_ms < least:
             raise ConfigError(
                 "suspicion_ms in [cluster]",
                 self.suspicion_ms,
-                f"at least {_ROUND_TRIPS} x rtt_ms = {_ROUND_TRIPS * self.rtt_ms}, or servers far"
-                " from each other suspect each other of a failure",
+                f"at least {SUSPICION_ROUND_TRIPS} x rtt_ms = {least}, or servers far from each"
+                " other suspect each other of a failure",
             )
         self._check_exposure()
         for shard in self.shards:

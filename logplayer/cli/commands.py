@@ -178,7 +178,8 @@ def status(
 ) -> None:
     """Show the tasks of a player and how far they are; no process of it need run.
 
-    lag: age of the first record that the target has not; 0 if it has all.
+    lag: age of the first record of the log after the cursor, also of another task's; 0 if there is
+    none.
     """
     found = read(file)
     with connect(",".join(found.options.endpoints), timeout) as log:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 #: Maximum number of tasks that a receiver remembers.
 MAX_TASKS: Final = 1024
-#: A task without messages for so long is closed and forgotten.
+#: Time without messages after which a task is closed and forgotten.
 IDLE_NS: Final = 900 * NS_PER_S
 _REQUESTS: Final = (PushOpen, PushBatch, PushQuery, PushClose)
 _FORGOT: Final = "it was lost, or the receiver has restarted since"

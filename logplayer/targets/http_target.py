@@ -7,7 +7,6 @@ whose term or start differs from what it stores. docs/player.md has the requests
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import http.client
@@ -21,6 +20,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 import msgspec
 
 from logplayer.contract import Fenced, Opened, Rejected, Retry
+from logplayer.dead_letters import text_or_base64
 from logplayer.targets.settings import check_timeout
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.types import cluster_id
@@ -313,7 +313,7 @@ def _records(batch: Batch) -> Iterator[dict[str, Any]]:
         yield {
             "id": name, "gsn": record.rid.gsn, "shard": record.rid.shard, "epoch": record.epoch,
             "timestamp": record.timestamp.isoformat(),
-            **_text("key", record.key), **_text("payload", record.payload),
+            **text_or_base64("key", record.key), **text_or_base64("payload", record.payload),
         }  # fmt: skip
 
 
@@ -333,13 +333,6 @@ def _headers(batch: Batch) -> dict[str, str]:
     if len(batch.records) == 1:
         (headers["Idempotency-Key"],) = _ids(batch.task, batch.records)
     return headers
-
-
-def _text(name: str, value: bytes | None) -> dict[str, str | None]:
-    try:
-        return {name: None if value is None else value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_b64": base64.b64encode(value or b"").decode()}
 
 
 def _is_success(answer: _Answer) -> bool:

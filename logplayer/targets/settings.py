@@ -189,7 +189,8 @@ def _check_together(spec: TargetSpec, where: str) -> None:
         raise ConfigError("retry_last_ms", spec.retry_last_ms, allowed, where)
     needs_file = spec.rejected == "dead-letter" and not spec.keeps_rejected
     if needs_file and not spec.dead_letter:
-        raise ConfigError("dead_letter", spec.dead_letter, KEYS["dead_letter"].allowed, where)
+        text = "dead_letter is missing: rejected='dead-letter' needs the path of a file"
+        raise ConfigError("dead_letter", None, KEYS["dead_letter"].allowed, where, message=text)
     if spec.dead_letter and not needs_file:
         reason = (
             "left out: this target keeps rejected records itself"

@@ -94,7 +94,10 @@ def create(
     hold_s: Annotated[
         int,
         typer.Option(
-            "--hold-s", min=0, metavar="N", help="Hold trims until unused for N seconds; 0: never."
+            "--hold-s",
+            min=0,
+            metavar="N",
+            help="It holds trims until unused for N seconds; 0: it holds none.",
         ),
     ] = 604_800,
     *,

@@ -54,7 +54,8 @@ def epochs(
         stop = (document["epoch"] if last is None else last) + 1
         start = max(stop - _LATEST, 0) if first is None else first
         if start >= stop:
-            raise ConfigError("--from", start, f"at most --to, which is {stop - 1}")
+            limit = "the last known epoch" if last is None else "--to"
+            raise ConfigError("--from", start, f"at most {limit}, which is {stop - 1}")
         found = log.epochs(start, stop)
         _count(log, found, document["trimmed_before"])
     if json:

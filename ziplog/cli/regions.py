@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from itertools import count
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,7 +14,7 @@ import typer
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
-from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, load
+from ziplog.config import SUSPICION_ROUND_TRIPS, ClusterConfig, NodeConfig, ShardConfig, load
 from ziplog.config_text import dump
 from ziplog.core.nearness import named
 from ziplog.errors import ConfigError
@@ -114,12 +115,15 @@ def plan(
     All hosts are 127.0.0.1: replace them by the machines of each region.
     """
     trips = dict(_round_trip(text, names) for text in rtt or ())
+    rtt_ms = ceil(max(trips.values(), default=0))
     ports = count(_FIRST_PORT)
     shards = [shard for shard in planned(names, f, trips) for _ in range(shards_per_pair)]
     config = ClusterConfig(
         name="log",
         data_dir=Path("data"),
         f=f,
+        rtt_ms=rtt_ms,
+        suspicion_ms=max(ClusterConfig.suspicion_ms, SUSPICION_ROUND_TRIPS * rtt_ms),
         mms=tuple(_services("mms", names, ports)),
         failure_handlers=tuple(_services("fh", names, ports)),
         shards=tuple(
@@ -137,6 +141,8 @@ def plan(
     for warning in warnings(layout_of(config)):
         say(warning)
     say("replace each host 127.0.0.1 by a machine of its region")
+    if not rtt_ms:
+        say("set rtt_ms to the longest round trip between two machines, or give it with --rtt")
 
 
 def _services(kind: str, names: Sequence[str], ports: Iterator[int]) -> Iterator[NodeConfig]:

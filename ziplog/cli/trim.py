@@ -73,12 +73,15 @@ def trim(
         if not yes and is_terminal():
             question = f"Delete all records before {rid} of the log at {bootstrap}, for good?"
             typer.confirm(question, abort=True, err=True)
+        is_new = rid.gsn > max(RecordId.parse(log.cluster()["trimmed_before"]).gsn, 1)
         with waiting(f"trim before {rid}: waiting until all records before it are stable"):
             log.trim(rid, force=force)
     if json:
         _print({"before": str(rid), "trimmed": True})
-    else:
+    elif is_new:
         say(f"deleted all records before {rid}")
+    else:
+        say(f"nothing to delete: the log has no record before {rid}")
 
 
 def _finder(before: str | None, before_time: str | None, keep_bytes: int | None) -> Find:

@@ -101,9 +101,8 @@ class Log(Administration):
             key: stored with the record, and passed to the policy; a str is encoded as UTF-8.
             shard: the shard that gets the record; the call waits while it is not live. None: the
                 policy selects one.
-            min_regions: the shard's servers are in at least so many regions, 1 to 16, so the record
-                is in all of them when the call returns. None: that of the client, else of the
-                cluster.
+            min_regions: least number of regions of the shard's servers, 1 to 16; the record is in
+                all of them when the call returns. None: that of the client, else of the cluster.
             timeout: in seconds.
 
         Raises:

@@ -78,7 +78,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_paused: bool = False
     #: The owner goes on up to here; 0: it pauses at once.
     pause_at: Gsn = 0
-    #: Without use for so long, the cursor stops holding trims; 0: it never holds any.
+    #: Time without use after which it holds no trims, in seconds; 0: it never holds any.
     hold_s: HoldS = 0
     is_holding: bool = False
     #: Unix time of the last move or edit in microseconds, by the leader's clock, for people.

@@ -28,7 +28,7 @@ _MAX_QUEUED: Final = 64
 #: Subscriptions are the only input of a publisher.
 _MAX_SUBSCRIPTION_BYTES: Final = 64
 _BACKLOG: Final = 4096
-#: A connection ends if the peer is silent for so long; receivers send a heartbeat each second.
+#: Interval of the heartbeats of receivers, and the silence after which a connection ends.
 _HEARTBEAT_MS: Final = 1_000
 _SILENT_MS: Final = 3_000
 _RETRY_MS: Final = 20

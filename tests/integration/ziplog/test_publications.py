@@ -117,9 +117,14 @@ def test_a_receiver_of_several_publishers(receive: Callable[..., Received]) -> N
     assert {(b"mms-0", b"of one"), (b"mms-1", b"of two")} <= set(received.frames)
 
 
-def test_a_publication_without_receivers_is_lost(publisher: Publisher) -> None:
+def test_a_publication_without_receivers_is_lost(
+    publisher: Publisher, receive: Callable[..., Received]
+) -> None:
     for _ in range(10_000):
         publisher.publish(b"x" * 1000)
+    received = receive(publisher.endpoint)
+    publish_until(publisher, b"later", received)
+    assert {frame for _, frame in received.frames} == {b"later"}
 
 
 def test_connections_of_clients_are_ignored(publisher: Publisher) -> None:

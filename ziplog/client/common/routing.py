@@ -78,7 +78,7 @@ class Routing:
         #: Called once after the next reply of the service.
         self._on_refreshed: list[Callable[[], None]] = []
         self._placements: dict[int, Placement] = {}
-        #: By number: the live shards that span so many regions.
+        #: By number of regions: the live shards that span as many.
         self._wide: dict[int, tuple[int, ...]] = {}
         #: By shard: all of its positions below this gsn are stable.
         self.frontiers: dict[int, int] = {}
@@ -152,11 +152,11 @@ class Routing:
         return [(first + i) % count for i in range(count)]
 
     def spans(self, shard: int, count: int) -> bool:
-        """Whether a shard spans at least so many regions."""
+        """Whether a shard spans at least `count` regions."""
         return len(set(self.regions(shard))) >= count
 
     def live_in(self, count: int) -> tuple[int, ...]:
-        """Return the live shards that span at least so many regions, in order."""
+        """Return the live shards that span at least `count` regions, in order."""
         if count <= 1:
             return self.live
         found = self._wide.get(count)

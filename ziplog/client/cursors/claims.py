@@ -5,8 +5,7 @@
     owned --another term, or deleted--> lost: the subscription fails
 
 Rules: an owner renews all its claims three times in each lease; copies of a claim or move count
-once, by their numbers; a lost claim does not come back. The reader may lose a result, as with every
-subscription.
+once, by their numbers; a lost claim does not come back.
 
 Invariant: while a claim is owned, its next renewal is due in time. See docs/protocol.md, section
 19.

@@ -293,6 +293,17 @@ def test_trim(log: FakeLog) -> None:
     result = run("trim", "4@1")
     assert (result.exit_code, result.stdout) == (0, "")
     assert log.calls[-1] == ("trim", ziplog.RecordId(4, 1))
+    assert "deleted all records before 4@1" in result.stderr
+    assert "nothing to delete: the log has no record before 1@0" in run("trim", "1").stderr
+
+
+def test_a_plan_of_regions_has_their_longest_round_trip() -> None:
+    trips = ("--rtt", "eu-us=40", "--rtt", "us-ap=299.5", "--rtt", "ap-eu=120")
+    planned = run("region", "plan", "eu", "us", "ap", *trips)
+    assert "rtt_ms = 300\n" in planned.stdout
+    assert "suspicion_ms = 1200\n" in planned.stdout
+    assert "set rtt_ms" not in planned.stderr
+    assert "set rtt_ms to the longest round trip" in run("region", "plan", "eu", "us").stderr
 
 
 def test_tail_without_a_position_starts_at_the_first_record_that_is_left(log: FakeLog) -> None:

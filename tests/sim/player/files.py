@@ -47,18 +47,18 @@ class SharedDisk(Disk):
     def __init__(self, random: Random, *, shows_late: bool) -> None:
         """`shows_late`: an owner sees neither files that others begin nor that its own is gone."""
         super().__init__(random)
-        self._shows_late: Final = shows_late
+        self.shows_late: Final = shows_late
         #: Called at every call.
         self.on_call: Callable[[], object] = lambda: None
 
     def names(self, path: DiskPath) -> list[str]:
         self.on_call()
         found = super().names(path)
-        return [one for one in found if not one.endswith(".part")] if self._shows_late else found
+        return [one for one in found if not one.endswith(".part")] if self.shows_late else found
 
     def exists(self, path: DiskPath) -> bool:
         self.on_call()
-        return super().exists(path) or (self._shows_late and path.name.startswith(".ziplog-"))
+        return super().exists(path) or (self.shows_late and path.name.startswith(".ziplog-"))
 
     def link(self, path: DiskPath, target: DiskPath) -> None:
         self.on_call()

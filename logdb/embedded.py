@@ -24,7 +24,7 @@ from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.transport import Transport
-from ziplog.runtime.waiting import wait
+from ziplog.runtime.waiting import Latch
 from ziplog.version import version
 from ziplog.wire.node_info import VERSIONS, NodeInfo
 
@@ -99,7 +99,7 @@ class Coordinator:
         self._process: Final = os.getpid()
         self._failure: ZiplogError | None = None
         #: The coordinator is ready, or has failed.
-        self._ready_or_failed: Final = threading.Event()
+        self._ready_or_failed: Final = Latch()
         self._node: Final = CoordinatorNode(
             os.urandom(16),
             endpoints,
@@ -148,7 +148,7 @@ class Coordinator:
 
     def _wait(self, deadline: float | None) -> None:
         remaining_s = None if deadline is None else max(deadline - time.monotonic(), 0)
-        if not wait(self._ready_or_failed, remaining_s):
+        if not self._ready_or_failed.wait(remaining_s):
             raise DeadlineError(
                 "timed out waiting for the coordinator to replay the log: it is"
                 f" {self._node.tailer.progress}; increase ready_timeout"

@@ -34,7 +34,7 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.transport import Transport
-from ziplog.runtime.waiting import wait
+from ziplog.runtime.waiting import Latch
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Player:
         self._process: Final = os.getpid()
         self._numbers: Final = itertools.count(1)
         #: Held while calls are added, and while all of them end.
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()
         #: By number: the calls of this program that the node has not answered.
         self._calls: Final[dict[int, _PendingCall]] = {}
         self._transport: Transport | None = None
@@ -120,10 +120,11 @@ class Player:
         self._workers: Final = Workers(self._targets, self._post)
         self._archives: Final = ArchiveRequests(self._on_archive_reply)
         self._thread: threading.Thread | None = None
-        self._is_stopped = False
+        #: It must not start any more; and its stop is over.
+        self._is_stopped = self._has_ended = False
         self._failure: ZiplogError | None = None
         #: The thread has ended.
-        self._ended: Final = threading.Event()
+        self._ended: Final = Latch()
 
     def __enter__(self) -> Self:
         """Start the player, and return it."""
@@ -253,7 +254,7 @@ class Player:
 
         """
         self._check_started()
-        if not wait(self._ended, timeout):
+        if not self._ended.wait(timeout):
             return False
         if self._failure is not None:
             raise self._failure
@@ -276,9 +277,8 @@ class Player:
             return
         deadline_ns = arguments.deadline_ns(timeout, _STOP_S)
         with self._lock:
-            is_running = self._thread is not None and not self._is_stopped
             self._is_stopped = True
-        if not is_running:
+        if self._thread is None or self._has_ended:
             return
         late: DeadlineError | None = None
         try:
@@ -286,6 +286,8 @@ class Player:
                 self._call(StopCall(deadline_ns))
         except DeadlineError as error:
             late = error
+        except ClosedError:
+            pass  # Another thread stops it, too, and was first.
         except ZiplogError as error:
             event_log.warning("the player failed while it stopped", error=str(error))
         finally:
@@ -308,6 +310,7 @@ class Player:
         else:
             self._ended.set()
         self._workers.stop(timeout_s)
+        self._has_ended = True
 
     # --- the thread of the node ---
 
@@ -469,7 +472,7 @@ class _PendingCall:
     __slots__ = ("_is_done", "_result")
 
     def __init__(self) -> None:
-        self._is_done: Final = threading.Event()
+        self._is_done: Final = Latch()
         self._result: Any = None
 
     def complete(self, result: Any) -> None:
@@ -477,7 +480,7 @@ class _PendingCall:
         self._is_done.set()
 
     def result(self) -> Any:
-        wait(self._is_done)
+        self._is_done.wait()
         if isinstance(self._result, Exception):
             raise self._result
         return self._result

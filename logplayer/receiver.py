@@ -16,12 +16,12 @@ from logplayer.push.receiver_node import ReceiverNode
 from logplayer.workers import Workers
 from ziplog import event_log
 from ziplog.config import require_loopback
-from ziplog.errors import ClosedError, ConfigError, UnavailableError, ZiplogError
+from ziplog.errors import ClosedError, ConfigError, ZiplogError
 from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.listener import parse_endpoint
 from ziplog.runtime.transport import Transport
-from ziplog.runtime.waiting import wait
+from ziplog.runtime.waiting import Latch
 from ziplog.version import version
 from ziplog.wire import NodeInfo
 
@@ -77,7 +77,7 @@ class Receiver:
         self._is_closed = False
         self._failure: ZiplogError | None = None
         #: The thread has ended.
-        self._ended: Final = threading.Event()
+        self._ended: Final = Latch()
 
     def __enter__(self) -> Self:
         """Start it, and return it."""
@@ -121,9 +121,11 @@ class Receiver:
             self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
             try:
                 start_thread(self._thread, "cannot run a receiver")
-            except UnavailableError:
+            except BaseException:  # A signal handler may raise, too.
                 self._is_closed = True
-                transport.close()
+                self._driver.stop()
+                if self._thread.ident is None:
+                    transport.close()
                 raise
 
     def serve(self) -> None:
@@ -138,7 +140,7 @@ class Receiver:
         if self._thread is None:
             self.start()
         try:
-            wait(self._ended)
+            self._ended.wait()
         except BaseException:
             self.close()
             raise
@@ -158,7 +160,7 @@ class Receiver:
         if driver is None or thread is None:
             return
         driver.stop()
-        if threading.current_thread() is not thread:
+        if thread.ident is not None and threading.current_thread() is not thread:
             thread.join()
         self._workers.stop(_CLOSE_S)
 

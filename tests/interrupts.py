@@ -26,6 +26,7 @@ _TRACED: Final = (
     "/ziplog/client/",
     "/ziplog/runtime/transport.py",
     "/ziplog/runtime/connection.py",
+    "/ziplog/runtime/waiting.py",
     "/logdb/client/",
     "/concurrent/futures/_base.py",
     "/threading.py",

@@ -440,7 +440,7 @@ def parse(text: str, path: Path) -> ClusterConfig:
     """
     try:
         return _parse(tomllib.loads(text), path)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
             "cluster file",
             str(path),

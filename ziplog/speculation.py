@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.errors import DeadlineError
+from ziplog.runtime.waiting import INTERVAL_S
 from ziplog.types import Confirmed, Delivery, Event, Failed, Record, RecordId
 
 if TYPE_CHECKING:
@@ -79,14 +80,14 @@ def process(
                     if until is not None and until(record):
                         return run.position
                 if applying is None:
-                    worker.submit(_undo_all, run, undo).result()
+                    _result(worker.submit(_undo_all, run, undo))
                     if run.waiting:
                         applying = worker.submit(apply, run.begin())
                 if fetching is None and run.has_room:
                     fetching = reader.submit(events.fetch)
                 futures = _under_way(applying, fetching)
                 if futures:
-                    wait(futures, return_when=FIRST_COMPLETED)
+                    wait(futures, INTERVAL_S, FIRST_COMPLETED)
                 if applying is not None and applying.done():
                     done, applying = applying, None
                     run.end(done.result())
@@ -98,9 +99,16 @@ def process(
             events.close()
             if applying is not None:
                 with contextlib.suppress(Exception):
-                    run.end(applying.result())
+                    run.end(_result(applying))
             run.abandon()
-            worker.submit(_undo_all, run, undo).result()
+            _result(worker.submit(_undo_all, run, undo))
+
+
+def _result(future: Future[Any]) -> Any:
+    """Wait for a future so that signal handlers run, and return its result."""
+    while not future.done():
+        wait((future,), INTERVAL_S)
+    return future.result()
 
 
 def _undo_all(run: _Run, undo: Use) -> None:

@@ -94,13 +94,13 @@ def run(
         player.join()
     except _StopSignal:
         pass
-    for number in _SIGNALS:
-        signal.signal(number, _on_second_signal)
     if player is not None:
         player.stop(drain_s)
 
 
 def _on_signal(*_: object) -> NoReturn:
+    for number in _SIGNALS:
+        signal.signal(number, _on_second_signal)
     raise _StopSignal
 
 

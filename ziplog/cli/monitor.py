@@ -6,7 +6,6 @@ import contextlib
 import enum
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ from ziplog.config import ClusterConfig, load
 from ziplog.config_tables import MonitorConfig, is_loopback
 from ziplog.deploy.node_logs import MONITOR
 from ziplog.errors import ConfigError
-from ziplog.runtime.waiting import wait
+from ziplog.runtime.waiting import Latch
 
 if TYPE_CHECKING:
     from ziplog.monitor.service import MonitorService
@@ -115,7 +114,7 @@ def monitor(
         shown = msgspec.json.encode(document).decode() if json else service.endpoint
         sys.stdout.write(f"{shown}\n")
         sys.stdout.flush()
-        wait(threading.Event())
+        Latch().wait()
 
 
 def _settings(host: str | None, port: int | None, token_file: Path | None) -> MonitorConfig:

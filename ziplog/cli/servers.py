@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -43,7 +43,7 @@ from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.regions import config_warnings
 from ziplog.runtime import process_logging
-from ziplog.runtime.waiting import wait
+from ziplog.runtime.waiting import Latch
 from ziplog.types import Durability
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def up(
         logging.getLogger("ziplog").addHandler(_LogToStderr(logging.WARNING))
     port = logdb_port if logdb else None
     with _started(data_dir, timeout, options | {"found_again": found_again}, port) as cluster:
-        stopped = threading.Event()
+        stopped = Latch()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         if background:
@@ -163,7 +163,7 @@ def up(
             _announce(cluster)
             _say_coordinator(port)
         _print_endpoint(cluster.config, cluster.endpoint, os.getpid(), json=json)
-        wait(stopped)
+        stopped.wait()
         if background:
             event_log.info("stopping")
         else:
@@ -393,7 +393,7 @@ def _detach(
     config = load(data_dir / CLUSTER_FILE)
     say(
         f"cluster {config.name!r} is running in the background (process {process.pid}),"
-        f" {_durability(config)}; to stop it, run: ziplog down --data-dir {data_dir}"
+        f" {_durability(config)}; to stop it, run: ziplog down --data-dir {quote(str(data_dir))}"
     )
     _say_bootstrap(config)
     _say_monitor(config)

@@ -90,7 +90,10 @@ class Companion:
             if self._stopped.wait(pause_s):
                 return
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-            self._process = self._spawn(subprocess.DEVNULL)
+            try:
+                self._process = self._spawn(subprocess.DEVNULL)
+            except OSError as error:
+                _log.warning("%s cannot be started now: %s", self._noun, error)
 
     def _spawn(self, stdout: int) -> subprocess.Popen[bytes]:
         with self._path.open("ab") as log:

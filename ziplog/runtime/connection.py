@@ -95,10 +95,16 @@ class Connection:
         self.read_into: Callable[[bytearray], int] = opened.recv_into
         self.write: Callable[[bytes | memoryview], int] = opened.send
 
-    def close(self) -> None:
-        """Close the socket; queued output stays. Idempotent."""
+    def close(self, epoll: select.epoll | None = None) -> None:
+        """Close the socket; queued output stays. Idempotent.
+
+        With `epoll`, stop watching it first: a forked child may keep the socket open. A finalizer
+        gives none, because it may run in such a child, which has the same epoll.
+        """
         if self.fd < 0:
             return
+        if epoll is not None:
+            epoll.unregister(self.fd)
         self.fd = -1
         self._socket.close()
         self._expect_greeting()

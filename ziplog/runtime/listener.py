@@ -8,6 +8,7 @@ server.)
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -130,12 +131,21 @@ class Listener:
     def _close_local(self) -> None:
         """Refuse Unix connections: peers use TCP, where the kernel tells nodes from clients."""
         if self._local is not None:
+            self._epoll.unregister(self._local)
             self._local.close()
             self._local = None
 
+    def shut_down(self) -> None:
+        """Refuse connections, also while a forked child keeps the sockets open."""
+        for listening in (self._socket, self._local):
+            if listening is not None:
+                with contextlib.suppress(OSError):
+                    listening.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Stop listening."""
-        self._close_local()
+        """Close the sockets; a finalizer may do it in a forked child, which changes no more."""
+        if self._local is not None:
+            self._local.close()
         self._socket.close()
 
 

@@ -272,7 +272,7 @@ class Transport:
         if connection.fd >= 0:
             del self._open[connection.fd]
             self._held_bytes -= connection.held_bytes
-            connection.close()
+            connection.close(self._epoll)
 
     # --- connections of peers ---
 
@@ -400,11 +400,7 @@ class Transport:
         return self._source, frames.popleft()
 
     def wait_and_receive(self, timeout_ns: int | None) -> tuple[bytes, bytes] | None:
-        """Do `wait`, then `receive`. It is quick if one peer has sent one frame.
-
-        A transport that listens needs a `wait` from time to time as well, which checks its
-        connections.
-        """
+        """Do `wait`, then `receive`: quick for a single frame. `wait` also checks a listener."""
         if (
             self._readable or self._frames or self._gathering or self._attempts or self._paused
             or timeout_ns is None
@@ -586,6 +582,8 @@ class Transport:
             self._closed = True
         self._connections.clear()
         self._readable.clear()
+        if self._listener is not None:
+            self._listener.shut_down()
         self._end()
 
     def _linger(self) -> None:

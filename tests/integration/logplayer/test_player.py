@@ -248,6 +248,53 @@ def test_a_player_with_coroutines(log: ziplog.Log) -> None:
     assert len(seen) == 10
 
 
+def test_a_second_stop_waits_for_the_end_of_the_first(log: ziplog.Log) -> None:
+    begun, goes_on, ended = threading.Event(), threading.Event(), list[str]()
+
+    def handle(_: Record) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+        ended.append("step")
+
+    target = targets.function("slow", handle, batch_records=1)
+    running = player(log, "stopped-twice", target, start=tail(log))
+    with running:
+        insert(log, 1)
+        assert begun.wait(60)
+        threads = [threading.Thread(target=running.stop, args=(60,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(0.3)
+            assert thread.is_alive(), "a step is under way"
+        goes_on.set()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert ended == ["step"]
+        running.stop()
+
+
+def test_a_handler_that_raises_in_a_stop_leaves_it_to_the_next_one(
+    log: ziplog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = player(log, "stop-struck", targets.function("f", lambda _: None), start=tail(log))
+    running.start()
+
+    def strike(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as struck:
+        struck.setattr(running, "_call", strike)
+        struck.setattr(running, "_end", strike)
+        with pytest.raises(KeyboardInterrupt):
+            running.stop()
+    assert not running.join(0), "it runs still"
+    running.stop()
+    with pytest.raises(ClosedError):
+        running.status()
+
+
 # --- several processes ---
 
 
@@ -347,6 +394,19 @@ def test_a_process_ends_if_another_thread_gets_the_signal(log: ziplog.Log, tmp_p
         process.ready()
         signal_another_thread(process.pid, signal.SIGTERM)
         assert process.end()[0] == 0
+
+
+def test_a_process_that_gets_two_signals_at_once_ends_at_once(
+    log: ziplog.Log, tmp_path: Path
+) -> None:
+    """Both are pending when a suspended process continues."""
+    with Process(Filled(tmp_path, log, "two-signals", tail(log)).file) as process:
+        process.ready()
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+            process.send(number)
+        code, stderr = process.end()
+        assert code in {128 + signal.SIGTERM, 128 + signal.SIGINT}
+        assert "Traceback" not in stderr
 
 
 # --- the command line ---

@@ -9,16 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import interrupts
 from tests.integration.ports import consecutive_ports
 from tests.processes import signal_another_thread
 from tests.waiting import wait_until
-from ziplog.runtime.waiting import wait
+from ziplog.runtime.waiting import Latch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,18 +35,13 @@ def strike(*_: object) -> None:
     raise Struck
 
 
-@pytest.mark.parametrize("timeout_s", [None, 200.0, threading.TIMEOUT_MAX * 2])
+@pytest.mark.parametrize("timeout_s", [None, 200.0])
 def test_a_wait_ends_by_the_handler_of_a_signal_to_another_thread(timeout_s: float | None) -> None:
     main = threading.main_thread().ident
     assert main is not None
 
-    def waits() -> bool:
-        frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames()[main])]
-        is_waiting = frames[0].f_code is threading.Condition.wait.__code__
-        return is_waiting and any(frame.f_code is wait.__code__ for frame in frames)
-
     def signal_itself() -> None:
-        wait_until(waits, "the main thread waits")
+        wait_until(lambda: sys._current_frames()[main].f_code is Latch.wait.__code__, "it waits")
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
     former = signal.signal(signal.SIGUSR1, strike)
@@ -54,19 +49,66 @@ def test_a_wait_ends_by_the_handler_of_a_signal_to_another_thread(timeout_s: flo
     try:
         thread.start()
         with pytest.raises(Struck):
-            wait(threading.Event(), timeout_s)
+            Latch().wait(timeout_s)
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, former)
 
 
-def test_a_wait_returns_whether_its_event_is_set() -> None:
-    event = threading.Event()
-    assert not wait(event, 0)
-    assert not wait(event, 0.001)
-    event.set()
-    assert wait(event)
-    assert wait(event, 0)
+def test_a_wait_returns_whether_its_latch_is_set() -> None:
+    latch = Latch()
+    assert not latch.wait(0)
+    assert not latch.wait(0.001)
+    latch.set()
+    latch.set()
+    for timeout_s in (None, 0, 5.0):
+        assert latch.wait(timeout_s)
+    assert latch.is_set()
+
+
+def test_a_latch_wakes_all_that_wait_for_it() -> None:
+    latch = Latch()
+    threads = [threading.Thread(target=latch.wait) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    latch.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_a_handler_that_raises_in_a_wait_leaves_the_latch_usable() -> None:
+    latch = Latch()
+
+    def run() -> None:
+        try:
+            latch.wait(0.001)
+            latch.set()
+            latch.wait()
+        except interrupts.Struck:
+            pass
+
+    def check() -> None:
+        nonlocal latch
+        latch.set()
+        assert latch.wait(0)
+        latch = Latch()
+
+    assert interrupts.interrupted(run, check) > 10
+
+
+def test_a_handler_may_set_the_latch_that_it_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    latch = Latch()
+    monkeypatch.setattr(interrupts, "_strike", lambda *_: latch.set())
+
+    def run() -> None:
+        latch.wait(0.001)
+
+    def renew() -> None:
+        nonlocal latch
+        latch = Latch()
+
+    assert interrupts.interrupted(run, renew) > 5
 
 
 @contextmanager

@@ -70,7 +70,9 @@ def test_unknown_setting_is_refused_with_the_closest_name() -> None:
 
 
 def test_dead_letters_need_a_file_unless_the_target_keeps_them() -> None:
-    with pytest.raises(ConfigError, match="dead_letter is missing: rejected='dead-letter' needs the path of a file"):
+    with pytest.raises(
+        ConfigError, match="dead_letter is missing: rejected='dead-letter' needs the path of a file"
+    ):
         targets.function("shop", handle, rejected="dead-letter")
     assert not targets.sqlite("s", "a.db", rejected="dead-letter").dead_letter
     with pytest.raises(ConfigError, match="left out: this target keeps rejected records itself"):

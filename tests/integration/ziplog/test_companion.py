@@ -1,0 +1,41 @@
+"""Processes beside a cluster: one that dies is started again, also after a shortage."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tests.waiting import wait_until
+from ziplog.deploy import companion
+from ziplog.deploy.companion import Companion
+from ziplog.deploy.node_logs import LOG_DIRECTORY
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+    import pytest
+
+PROGRAM = "import os, time; print('ready', flush=True); time.sleep(100)"
+
+
+def test_a_companion_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / LOG_DIRECTORY).mkdir()
+    spawn, refused = companion.spawn, list[str]()
+
+    def refuse_once(*arguments: Any) -> subprocess.Popen[bytes]:
+        if not refused:
+            refused.append("once")
+            raise OSError(24, "Too many open files")
+        return spawn(*arguments)
+
+    monkeypatch.setattr(companion, "_MIN_PAUSE_S", 0.01)
+    with Companion(tmp_path, "one", "the one", [sys.executable, "-c", PROGRAM]) as one:
+        former = one._process
+        monkeypatch.setattr(companion, "spawn", refuse_once)
+        former.kill()
+        wait_until(lambda: one._process is not former, "it is started again")
+        assert refused
+        assert one._process.poll() is None

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
+import traceback
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
+from tests.waiting import wait_until
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.speculation import Confirmed, Delivery, Failed, aprocess, process
 from ziplog.types import Event, Record, RecordId
@@ -235,6 +240,35 @@ def test_interrupted_emit_is_undone() -> None:
     with pytest.raises(KeyboardInterrupt):
         app.run(deliver(1, 2), [Confirmed(rid(2))])
     assert app.state == []
+
+
+def test_a_wait_for_events_ends_by_the_handler_of_a_signal_to_another_thread() -> None:
+    """The kernel may select any thread of the process, as it does right after a suspension."""
+    main = threading.main_thread().ident
+    assert main is not None
+    script, closed = Script(), threading.Event()
+
+    def is_waiting() -> bool:
+        frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames()[main])]
+        is_asleep = frames[0].f_code is threading.Condition.wait.__code__
+        return is_asleep and any(frame.f_code is futures.wait.__code__ for frame in frames)
+
+    def fetch() -> list[Event]:
+        wait_until(is_waiting, "the main thread waits for events")
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        assert closed.wait(60), "the handler has not run"
+        return []
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    script.fetch, script.close = fetch, closed.set  # type: ignore[method-assign]
+    app, former = App(), signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            process(script, apply=app.apply, undo=app.undo, emit=app.emit)  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGUSR1, former)
 
 
 def test_apply_and_undo_share_one_thread_that_is_not_this_one() -> None:

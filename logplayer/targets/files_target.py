@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from logplayer.contract import Fenced, Opened, Retry
+from logplayer.targets import stored_positions
 from logplayer.targets.file_formats import FORMATS, Format, last_gsn, require_packages, write
 from logplayer.targets.staged_records import Chain, Stage
 from ziplog.errors import ConfigError, UnavailableError
@@ -164,13 +165,7 @@ class FilesTarget:
     def _check_may_create(self, task: Task) -> None:
         """Raise ConfigError if records are missing here, or belong to something else."""
         if task.has_moved:
-            problem = (
-                f"{self._part} has no position of {task.cursor}, whose cursor has moved to"
-                f" {task.position}: the directory is empty, or another one. To fill it from the"
-                f" beginning: `ziplog cursor seek {task.cursor} genesis`; to go on from a"
-                " position, seek there"
-            )
-            raise ConfigError("position", None, "present", message=problem)
+            raise stored_positions.missing_error(str(self._part), "the directory", task)
         if self._names() or self._stages():
             problem = f"{self._part} has records, but no file that says of which target"
             raise ConfigError(

@@ -9,12 +9,13 @@ module of players imports LogDB.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 import logdb
 from logplayer.contract import Fenced, Opened, Rejected, Retry
+from logplayer.targets import stored_positions
 from logplayer.targets.settings import VALUES, Value, check_timeout
 from ziplog.client import arguments
 from ziplog.errors import (
@@ -283,43 +284,20 @@ def _check_may_create(transaction: logdb.Transaction, task: Task) -> None:
     for _, found in transaction.scan(prefix=f"\0player\0{task.player}\0{task.target}\0"):
         other = msgspec.convert(found, PositionValue)
         if other.partitions != task.partitions:
-            _refuse_partitions(other.partitions, task)
+            error = stored_positions.partitions_error("the database", other.partitions, task)
+            raise _Refused(error)
     if task.has_moved:
-        problem = (
-            f"the database has no position of {task.cursor}, whose cursor has moved to"
-            f" {task.position}: the database is empty, or another one. To fill it from the"
-            f" beginning: `ziplog cursor seek {task.cursor} genesis`; to go on from a position,"
-            " seek there"
-        )
-        raise _Refused(ConfigError("position", None, "present", message=problem))
+        raise _Refused(stored_positions.missing_error("the database", "the database", task))
 
 
 def _check_is_same_cursor(stored: PositionValue, task: Task) -> None:
-    if stored.cluster != cluster_id(task.cluster):
-        problem = (
-            f"the database has the position of {task.cursor} in the cluster {stored.cluster}; the"
-            f" player's cluster is {cluster_id(task.cluster)}"
-        )
-    elif stored.birth != task.birth:
-        problem = (
-            f"the database has the position of a former cursor {task.cursor}, created in term"
-            f" {stored.birth}; the present one was created in term {task.birth}"
-        )
-    elif stored.partitions != task.partitions:
-        _refuse_partitions(stored.partitions, task)
-    else:
-        return
-    problem += f". Use another database or target name, or delete the key {_key(task)!r}"
-    raise _Refused(ConfigError("position", stored.birth, "this cursor's", message=problem))
-
-
-def _refuse_partitions(stored: int, task: Task) -> NoReturn:
-    problem = (
-        f"the target {task.target} has {task.partitions} partitions, but {stored} in the database;"
-        f" the number is fixed. Set {stored}; or pause all of its cursors at one position, and add"
-        " a target with another name that starts there"
-    )
-    raise _Refused(ConfigError("partitions", task.partitions, str(stored), message=problem))
+    try:
+        stored_positions.check_is_same_cursor(
+            "the database", stored.cluster, stored.birth, stored.partitions, task,
+            f"Use another database or target name, or delete the key {_key(task)!r}",
+        )  # fmt: skip
+    except ConfigError as error:
+        raise _Refused(error) from None
 
 
 def _keep_rejected(

@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Protocol, TypeVar
 
 from logplayer.contract import Fenced, Opened, Rejected, Retry
-from logplayer.targets import tables
+from logplayer.targets import stored_positions, tables
 from logplayer.targets.statement import positional, positional_row, translate
 from ziplog.errors import ConfigError, UnavailableError
-from ziplog.types import Record, RecordId
+from ziplog.types import Record, RecordId, cluster_id
 
 if TYPE_CHECKING:
     from logplayer.contract import Batch, Task
@@ -342,7 +342,11 @@ class SqlTarget:
             self._check_may_create(cursor, task)
             self._execute(cursor, tables.CREATE, (*key, *owner, task.seek, task.position))
             return Opened(task.position)
-        tables.check_is_same_cursor(row, task)
+        stored_positions.check_is_same_cursor(
+            "the database", cluster_id(row.cluster), row.birth, row.parts, task,
+            "Use another database or target name, or delete the rows of the target in"
+            " ziplog_position",
+        )  # fmt: skip
         if row.term > task.term:
             raise Fenced(f"the database has the later term {row.term}, not {task.term}")
         return Opened(row.position)
@@ -355,15 +359,9 @@ class SqlTarget:
     def _check_may_create(self, cursor: Cursor, task: Task) -> None:
         self._execute(cursor, tables.OTHER_PARTS, (task.player, task.target, task.partitions))
         if (other := cursor.fetchone()) is not None:
-            raise tables.partitions_error(other[0], task)
+            raise stored_positions.partitions_error("the database", other[0], task)
         if task.has_moved:
-            problem = (
-                f"the database has no position of {task.cursor}, whose cursor has moved to"
-                f" {task.position}: the database is empty, or another one. To fill it from the"
-                f" beginning: `ziplog cursor seek {task.cursor} genesis`; to go on from a"
-                " position, seek there"
-            )
-            raise ConfigError("position", None, "present", message=problem)
+            raise stored_positions.missing_error("the database", "the database", task)
 
     # --- D ---
 

@@ -5,13 +5,7 @@ Their parameters are `?` in order; `statement.positional` returns the driver's n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-from ziplog.errors import ConfigError
-from ziplog.types import cluster_id
-
-if TYPE_CHECKING:
-    from logplayer.contract import Task
+from typing import Final, NamedTuple
 
 #: The tables; a row of ziplog_position belongs to one cursor of one cluster. A record that is
 #: rejected again after a seek has a further row in ziplog_dead.
@@ -76,40 +70,3 @@ class PositionRow(NamedTuple):
     birth: int
     term: int
     position: int
-
-
-def check_is_same_cursor(row: PositionRow, task: Task) -> None:
-    """Check that a stored position is that of a task's cursor.
-
-    Raises:
-        ConfigError: it is another one's; says what differs.
-
-    """
-    if row.cluster != task.cluster:
-        problem = (
-            f"the database has the position of {task.cursor} in the cluster"
-            f" {cluster_id(row.cluster)}; the player's cluster is {cluster_id(task.cluster)}"
-        )
-    elif row.birth != task.birth:
-        problem = (
-            f"the database has the position of a former cursor {task.cursor}, created in term"
-            f" {row.birth}; the present one was created in term {task.birth}"
-        )
-    elif row.parts != task.partitions:
-        raise partitions_error(row.parts, task)
-    else:
-        return
-    hint = (
-        "use another database or target name, or delete the rows of the target in ziplog_position"
-    )
-    raise ConfigError("position", row.birth, "this cursor's", message=f"{problem}; {hint}")
-
-
-def partitions_error(stored: int, task: Task) -> ConfigError:
-    """Return the error for a target that has another number of partitions in the database."""
-    problem = (
-        f"the target {task.target} has {task.partitions} partitions, but {stored} in the database;"
-        f" the number is fixed. Set {stored}; or pause all of its cursors at one position, and add"
-        " a target with another name that starts there"
-    )
-    return ConfigError("partitions", task.partitions, str(stored), message=problem)

@@ -193,7 +193,8 @@ class LogRun(Run):
         assert has_view_ended or not failures, f"{failures} failures, and no view ended"
         last = auditor.delivered.gsn
         processed = self._pass_until(
-            lambda: not self.owners or self.ledger.is_processed(last), verdict.HEALED_NS
+            lambda: all(owner.is_lost for owner in self.owners) or self.ledger.is_processed(last),
+            verdict.HEALED_NS,
         )
         assert processed, f"cursors stay behind {last}: {self.ledger.ends}"
         self._read_back(auditor)

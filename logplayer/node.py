@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from logplayer import status
 from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.context import PlayerContext
-from logplayer.member_mark import MEMBERS
 from logplayer.members import Members
 from logplayer.push.sender import PushSender
 from logplayer.shares import share
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 #: Maximum number of tasks that are polled in a row. What they send leaves, and waiting messages are
 #: handled, before the next ones.
 MAX_POLLED: Final = 8
-#: Maximum number of tasks of a player.
-MAX_TASKS: Final = 256
 
 
 class PlayerNode:
@@ -63,9 +60,6 @@ class PlayerNode:
             owner: describes this process to people; no other process has the same text.
             now: monotonic nanoseconds.
             region: where it runs, so that it reads near; "": none.
-
-        Raises:
-            ConfigError: two targets have one name, or there are no or too many tasks.
 
         """
         core = ClientCore(client, endpoints, Preferences(_no_shard, region))
@@ -396,15 +390,9 @@ def _no_shard(_payload: bytes, _key: bytes | None, _shards: Sequence[int]) -> in
 
 
 def _tasks(context: PlayerContext) -> list[PlayerTask]:
-    """Return all tasks of a player."""
-    targets = context.settings.targets
-    names = [spec.name for spec in targets]
-    for name in names:
-        if names.count(name) > 1 or name == MEMBERS:
-            raise ConfigError("name", name, f"a name that no other target has, not {MEMBERS}")
-    count = sum(spec.partitions for spec in targets)
-    if not 1 <= count <= MAX_TASKS:
-        raise ConfigError("partitions", count, f"1 to {MAX_TASKS} for all targets together")
+    """Return all tasks of a player, whose targets `options.check_targets` has checked."""
     return [
-        PlayerTask(context, spec, index) for spec in targets for index in range(spec.partitions)
+        PlayerTask(context, spec, index)
+        for spec in context.settings.targets
+        for index in range(spec.partitions)
     ]

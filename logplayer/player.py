@@ -238,8 +238,10 @@ class Player:
         )
         try:
             start_thread(thread, "cannot run a player")
-        except BaseException:
-            transport.close()
+        except BaseException:  # A signal handler may raise, too; then the thread closes it.
+            self._driver.stop()
+            if thread.ident is None:
+                transport.close()
             raise
 
     def join(self, timeout: float | None = None) -> bool:
@@ -342,7 +344,8 @@ class Player:
     def _on_halt(self, node: PlayerNode, reason: str, state: str) -> None:
         """Record that the node stopped; the program around it continues."""
         self._failure = node.failure or ZiplogError(f"the player failed: {reason}")
-        event_log.error("player stopped", reason=reason, state=state[:8192])
+        if node.failure is None:  # Else the settings are wrong, which the caller learns.
+            event_log.error("player stopped", reason=reason, state=state[:8192])
 
     def _complete(self, effect: Complete) -> None:
         call = self._calls.pop(effect.id, None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
 from logplayer.contract import Map, OnRejected, Target, TargetSpec
+from logplayer.member_mark import MEMBERS
 from ziplog.config_keys import Key
 from ziplog.errors import ConfigError
 
@@ -21,8 +22,6 @@ NAME_RULE: Final = (
     "1 to 48 of the characters A-Z a-z 0-9 . _ -, the first one a letter or a digit; and not"
     " 'members'"
 )
-#: The player's processes have cursors of their own under this name.
-_RESERVED: Final = "members"
 _HOUR_MS: Final = 3_600_000
 _HOUR_S: Final = 3600
 
@@ -134,7 +133,7 @@ def target_spec(
         ConfigError: the name or a setting is invalid, or there is no setting of this name.
 
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == _RESERVED:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == MEMBERS:
         raise ConfigError("the target's name", name, NAME_RULE)
     where = f"target {name}"
     if not receiver and not callable(connect):

@@ -493,19 +493,6 @@ def test_the_status_names_the_last_error_and_the_lag() -> None:
 # --- settings ---
 
 
-@pytest.mark.parametrize("names", [["a", "a"], ["members"], []])
-def test_targets_have_names_of_their_own(names: list[str]) -> None:
-    with pytest.raises(ConfigError):
-        World([], [spec(Store(name)) for name in names] or []).add_player()
-
-
-def test_a_player_has_at_most_256_tasks() -> None:
-    target = Store("db")
-    World([target], [spec(target, partitions=256)]).add_player()
-    with pytest.raises(ConfigError, match="1 to 256"):
-        World([target], [spec(target, partitions=257)]).add_player()
-
-
 def test_every_step_has_a_worker_of_its_own() -> None:
     _, players = shared(partitions=4)
     for player in players:

@@ -232,7 +232,8 @@ class LogRun(Run):
         if reader.shards is None:
             return auditor.delivered.gsn
         rows = once(self.monitor.logs.records.values())
-        return max((row.gsn for row in rows if row.shard in reader.shards), default=0)
+        gsns = [row.gsn for row in rows if row.shard in reader.shards]
+        return max((gsn for gsn in gsns if gsn >= reader.first.gsn), default=0)
 
     def _read_back(self, auditor: Reader) -> None:
         """Read some records of finalized shards: they stay readable (the rules judge)."""

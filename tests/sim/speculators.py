@@ -148,6 +148,7 @@ class Speculator(Reader):
         super().begin()
 
     def _subscribe(self, start: RecordId) -> None:
+        self.first = start
         history, kernel = self.shared.history, self.shared.cluster.kernel
         plain = SubscribeRequest(self.deadline(120 * FETCH_NS), start, True, self.shards)
         self._operation = history.call(self.name, kernel.now, plain, resumes=self._resumes)

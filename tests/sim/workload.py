@@ -299,8 +299,8 @@ class Reader(Client):
         self._known_rows: Final = known_rows
         self.shards: Final = shards
         self._subscription = 0
-        #: The end of its passed positions.
-        self.delivered = RID_GENESIS
+        #: Where its subscription begins, and the end of its passed positions.
+        self.first = self.delivered = RID_GENESIS
         self.is_done = False
         #: Number of received records.
         self.records = 0
@@ -314,6 +314,7 @@ class Reader(Client):
         return self.random.choice(starts) if self._follow else RID_GENESIS
 
     def _subscribe(self, start: RecordId) -> None:
+        self.first = start
         request = SubscribeRequest(
             self.deadline(_CONNECT_NS), start, self._follow, self.shards, self._known_rows
         )

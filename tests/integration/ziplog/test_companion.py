@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-PROGRAM = "import os, time; print('ready', flush=True); time.sleep(100)"
+PROGRAM = "import signal; print('ready', flush=True); signal.pause()"
 
 
 def test_a_companion_that_cannot_be_started_is_tried_again(

@@ -297,15 +297,6 @@ def test_trim(log: FakeLog) -> None:
     assert "nothing to delete: the log has no record before 1@0" in run("trim", "1").stderr
 
 
-def test_a_plan_of_regions_has_their_longest_round_trip() -> None:
-    trips = ("--rtt", "eu-us=40", "--rtt", "us-ap=299.5", "--rtt", "ap-eu=120")
-    planned = run("region", "plan", "eu", "us", "ap", *trips)
-    assert "rtt_ms = 300\n" in planned.stdout
-    assert "suspicion_ms = 1200\n" in planned.stdout
-    assert "set rtt_ms" not in planned.stderr
-    assert "set rtt_ms to the longest round trip" in run("region", "plan", "eu", "us").stderr
-
-
 def test_tail_without_a_position_starts_at_the_first_record_that_is_left(log: FakeLog) -> None:
     for payload in (b"a", b"b", b"c"):
         log.insert_after(payload, ziplog.RID_GENESIS)

@@ -6,12 +6,13 @@ several lines, if a process ended before its task had moved on.
 
 from __future__ import annotations
 
-import base64
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from ziplog.cli.rendering import fields_of_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,25 +49,10 @@ def append(path: str, task: Task, rejected: Sequence[RejectedRecord]) -> None:
 
 
 def _fields(task: Task, one: RejectedRecord) -> dict[str, Any]:
-    record = one.record
     return {
         "player": task.player,
         "target": task.target,
         "partition": task.partition,
         "why": one.why,
-        "rid": str(record.rid),
-        "gsn": record.rid.gsn,
-        "shard": record.rid.shard,
-        "epoch": record.epoch,
-        "timestamp": record.timestamp.isoformat(),
-        **text_or_base64("key", record.key),
-        **text_or_base64("payload", record.payload),
+        **fields_of_record(one.record),
     }
-
-
-def text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
-    """Return a JSON field: the text, or as NAME_b64 what is not UTF-8."""
-    try:
-        return {name: None if value is None else value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_b64": base64.b64encode(value or b"").decode()}

@@ -53,7 +53,7 @@ def example(kind: str) -> str:
         "# Unknown keys are refused.",
         "",
         "[player]",
-        *_rows(keys_of(FileOptions), {"name": "orders"}),
+        *_rows(keys_of(FileOptions), {"name": kind}),
         "",
         "# One table for each target.",
         "[[target]]",

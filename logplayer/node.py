@@ -351,7 +351,7 @@ class PlayerNode:
         if self.failure is not None:
             return True, self.failure
         if self._is_stopping:
-            return True, ClosedError("this player", "start it again to continue")
+            return True, ClosedError("this player", "make another one to continue")
         if isinstance(request, StartedCall):
             is_claiming = any(task.state == "claiming" for task in self.tasks.values())
             return self._has_shared and not is_claiming, None

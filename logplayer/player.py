@@ -175,7 +175,8 @@ class Player:
         deadline_ns = arguments.deadline_ns(timeout, seconds)
         with self._lock:
             if self._thread is not None or self._is_stopped:
-                raise ClosedError("this player", "a player starts once; make another one")
+                state = "closed" if self._is_stopped else "running"
+                raise ClosedError("this player", "a player starts once; make another one", state)
             self._thread = threading.Thread(target=self._run, name=f"player {self.name}")
             self._thread.daemon = True
         try:
@@ -371,8 +372,9 @@ class Player:
         if os.getpid() != self._process:
             raise ClosedError("this player", "it runs in the parent; make another one here")
         if self._thread is None or self._driver is None:
-            hint = "make another one to continue" if self._is_stopped else "start it first"
-            raise ClosedError("this player", hint)
+            if self._is_stopped:
+                raise ClosedError("this player", "make another one to continue")
+            raise ClosedError("this player", "start it first", "not started")
 
     # --- what it does, and operators' changes ---
 

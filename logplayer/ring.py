@@ -14,7 +14,7 @@ from bisect import bisect_left
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logplayer.partitions import hash_of, size_of
+from logplayer.partitions import hash_of, partition_of, size_of
 from ziplog.types import Record, RecordId
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Ring:
         stop, kept = records[-1].rid.gsn + 1, records
         if self._only is not None:
             partition, count = self._only
-            kept = [one for one in records if hash_of(one) % count == partition]
+            kept = [one for one in records if partition_of(one, count) == partition]
         elif self._parts:
             self._place(records)
         sizes = [len(one.payload) + len(one.key or b"") + RECORD_BYTES for one in kept]

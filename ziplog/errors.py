@@ -116,8 +116,13 @@ class ConfigError(ZiplogError, ValueError):
 class ClosedError(ZiplogError):
     """The client was closed before or during the call."""
 
-    def __init__(self, what: str = "this client", hint: str = "connect again to continue") -> None:
-        super().__init__(f"{what} is closed; {hint}")
+    def __init__(
+        self,
+        what: str = "this client",
+        hint: str = "connect again to continue",
+        state: str = "closed",
+    ) -> None:
+        super().__init__(f"{what} is {state}; {hint}")
 
 
 class ClusterMismatchError(ZiplogError):

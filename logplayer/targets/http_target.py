@@ -20,8 +20,8 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 import msgspec
 
 from logplayer.contract import Fenced, Opened, Rejected, Retry
-from logplayer.dead_letters import text_or_base64
 from logplayer.targets.settings import check_timeout
+from ziplog.cli.rendering import add_bytes
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.types import cluster_id
 
@@ -310,11 +310,13 @@ def _body(batch: Batch) -> bytes:
 
 def _records(batch: Batch) -> Iterator[dict[str, Any]]:
     for record, name in zip(batch.records, _ids(batch.task, batch.records), strict=True):
-        yield {
+        fields = {
             "id": name, "gsn": record.rid.gsn, "shard": record.rid.shard, "epoch": record.epoch,
             "timestamp": record.timestamp.isoformat(),
-            **text_or_base64("key", record.key), **text_or_base64("payload", record.payload),
         }  # fmt: skip
+        add_bytes(fields, "key", record.key)
+        add_bytes(fields, "payload", record.payload)
+        yield fields
 
 
 def _ids(task: Task, records: Sequence[Record]) -> Iterator[str]:

@@ -48,18 +48,28 @@ def key_as_text(record: Record) -> bytes:
 
 def as_json(record: Record) -> bytes:
     """Return a record as --json prints it: one line, with a line feed."""
-    return fields_as_json(
-        *record.rid, record.epoch, record.timestamp_us, record.key, record.payload
-    )
+    return _json_line(fields_of_record(record))
+
+
+def fields_of_record(record: Record) -> dict[str, Any]:
+    """Return what the line of a record holds."""
+    return fields_of(*record.rid, record.epoch, record.timestamp_us, record.key, record.payload)
 
 
 def fields_as_json(
     gsn: int, shard: int, epoch: int, timestamp_us: int, key: bytes | None, payload: bytes
 ) -> bytes:
     """Return the line of a record with these fields."""
+    return _json_line(fields_of(gsn, shard, epoch, timestamp_us, key, payload))
+
+
+def fields_of(
+    gsn: int, shard: int, epoch: int, timestamp_us: int, key: bytes | None, payload: bytes
+) -> dict[str, Any]:
+    """Return what the line of a record with these fields holds."""
     fields = _head(gsn, shard, epoch, timestamp_us, key)
-    _add_bytes(fields, "payload", payload)
-    return _json_line(fields)
+    add_bytes(fields, "payload", payload)
+    return fields
 
 
 def key_as_json(record: Record) -> bytes:
@@ -82,9 +92,7 @@ def event_as_json(event: Event) -> bytes:
     if isinstance(event, Delivery):
         kind = {"event": "deliver", "speculative": event.speculative}
         record = event.record
-        fields = kind | _head(*record.rid, record.epoch, record.timestamp_us, record.key)
-        _add_bytes(fields, "payload", record.payload)
-        return _json_line(fields)
+        return _json_line(kind | fields_of_record(record))
     if isinstance(event, Confirmed):
         return _json_line({"event": "confirm", "upto": str(event.upto)})
     return _json_line({"event": "fail", "after": str(event.after)})
@@ -120,7 +128,7 @@ def _head(gsn: int, shard: int, epoch: int, timestamp_us: int, key: bytes | None
         "epoch": epoch,
         "timestamp": _isoformat(timestamp_us),
     }
-    _add_bytes(fields, "key", key)
+    add_bytes(fields, "key", key)
     return fields
 
 
@@ -148,7 +156,7 @@ def _escaped(text: bytes) -> str:
     return one_line(text.decode(errors="backslashreplace"))
 
 
-def _add_bytes(fields: dict[str, Any], name: str, value: bytes | None) -> None:
+def add_bytes(fields: dict[str, Any], name: str, value: bytes | None) -> None:
     """Add bytes as text, or in base64 under another name if they are no UTF-8."""
     try:
         fields[name] = None if value is None else value.decode()

@@ -139,7 +139,7 @@ def test_the_example_runs_as_it_is(
     assert not (tmp_path / "copy").exists()
     with Process(file) as process:
         process.ready()
-        wait_until(lambda: log.cursors("orders/copy/0")[0].position > last, "it has all")
+        wait_until(lambda: log.cursors("files/copy/0")[0].position > last, "it has all")
         assert process.stop()[0] == 0
     shown = run("tail", "--json", "--bootstrap", ",".join(log.endpoints)).stdout
     written = sorted((tmp_path / "copy" / "part-000").glob("*.jsonl"))

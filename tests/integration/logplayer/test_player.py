@@ -425,10 +425,10 @@ def test_the_example_runs_as_it_is(
     checked = run("player", "check", str(file))
     assert (checked.exit_code, "exactly once" in checked.stderr) == (0, True)
     with Process(file) as process:
-        assert process.ready() == "player orders ready: 1 task, 1 here\n"
-        wait_until(lambda: log.cursors("orders/copy/0")[0].position > last, "it has all")
+        assert process.ready() == "player sqlite ready: 1 task, 1 here\n"
+        wait_until(lambda: log.cursors("sqlite/copy/0")[0].position > last, "it has all")
         playing = json.loads(run("player", "status", str(file), "--json").stdout)
-        assert playing["members"] == [log.cursors("orders/copy/0")[0].owner]
+        assert playing["members"] == [log.cursors("sqlite/copy/0")[0].owner]
         assert (playing["tasks"][0]["state"], playing["tasks"][0]["lag_s"]) == ("owned", 0.0)
         process.send(signal.SIGINT)
         assert process.end()[0] == 0

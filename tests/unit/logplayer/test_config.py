@@ -266,7 +266,7 @@ def test_a_player_has_at_most_256_tasks() -> None:
 
 def test_a_player_that_was_not_started_has_no_status() -> None:
     player = Player("127.0.0.1:7400", "orders", [logplayer.targets.sqlite("copy", "copy.db")])
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match="is not started; start it first"):
         player.status()
     with pytest.raises(ClosedError):
         player.join(0)

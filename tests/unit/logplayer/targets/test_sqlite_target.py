@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,11 +170,11 @@ def test_apply_must_not_commit(tmp_path: Path) -> None:
         del records
         cursor.execute("COMMIT")
 
-    target = sqlite_database(tmp_path).target(apply=apply)
-    target.open(task())
-    with pytest.raises(ConfigError, match="ended the transaction"):
-        target.deliver(batch(task(), 1, 4))
-    target.close()
+    with closing(sqlite_database(tmp_path)) as database:
+        target = database.target(apply=apply)
+        target.open(task())
+        with pytest.raises(ConfigError, match="ended the transaction"):
+            target.deliver(batch(task(), 1, 4))
 
 
 def look(path: Path, statement: str | None = None) -> None:

@@ -185,6 +185,7 @@ class Replica:
             self._on_persisted(event.fseq)
         elif isinstance(event, StorageChanged):
             self._state.full = (event.reason or "its disk is full") if event.full else ""
+            self._health.expedite(now)  # The backups must refuse what a full primary refuses.
         elif isinstance(event, Pressed):
             self._health.on_unread_input(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
@@ -469,6 +470,15 @@ class Replica:
         if has_moved_on and self._recovery.is_in_view:
             self._recovery.freeze_for(message.view)
         self._health.on_beat(message, self._now)
+        if message.server == 0 and state.server:
+            self._on_primary_space(message.full)
+
+    def _on_primary_space(self, full: str) -> None:
+        """Note why the primary refuses new inserts; "": it accepts them."""
+        state = self._state
+        was_full, state.primary_full = state.primary_full, full
+        if full and not was_full and self._backup is not None and state.state == "up":
+            self._backup.on_primary_full()
 
     def _is_from_handler(self, route: bytes, message: Freeze | ViewDecided) -> bool:
         """Whether a message came over this server's own connection to the failure handler."""

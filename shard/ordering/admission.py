@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Largest body of a unit, in bytes: it must fit into every kind of frame, beside the leases.
 MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
+_TOO_MANY: Final = "too many inserts are waiting"
 
 
 class Role(Protocol):
@@ -98,9 +99,9 @@ class Admission:
         if state.shard_state != "live" and self._has_no_position(message):
             refuse_permanently(state, route, session, seq)
             return session
-        if state.full:
-            why = f"{state.config.name}: {state.full}"
-            refuse_for_now(state, route, session, message, why, code="no-space")
+        if state.no_space:
+            state.last_want = now  # as above
+            refuse_for_lack_of_space(state, route, session, seq, message.copy)
             return session
         if message.predecessor >= seq:
             detail = "the predecessor of a unit must have a lower seq"
@@ -115,7 +116,7 @@ class Admission:
             detail = f"payloads have at most {limits.max_payload_bytes} bytes"
             state.refuse(route, seq, "too-large", detail)
         elif not role.can_accept():
-            refuse_for_now(state, route, session, message, "too many inserts are waiting")
+            refuse_for_now(state, route, session, seq, message.copy, _TOO_MANY)
         else:
             unit = session.units[seq] = held_unit(route, message)
             state.counters.on_admitted(unit, now)
@@ -177,7 +178,8 @@ class Admission:
             state.last_want = now
             refuse_permanently(state, route, session, seq)
         elif message.copy <= copies:
-            refuse_for_now(state, route, session, message, "there was no room for this copy")
+            why = "there was no room for this copy"
+            refuse_for_now(state, route, session, seq, message.copy, why)
         else:
             refused.pop(seq, None)  # there may be room for this copy
             return False
@@ -226,19 +228,27 @@ def refuse_for_now(
     state: ReplicaState,
     route: bytes,
     session: Session,
-    message: Insert,
+    seq: int,
+    copy: int,
     why: str,
     *,
     code: RefusalCode = "full",
 ) -> None:
-    """Refuse the copies of a unit sent so far, in this view; later copies may be accepted.
+    """Refuse the copies of a unit up to `copy`, in this view; later copies may be accepted.
 
     So the client knows that the unit is absent here, although the same copies may arrive later.
     """
-    copies = max(message.copy, session.refused.get(message.seq, 0))
+    copies = max(copy, session.refused.get(seq, 0))
     if copies:
-        session.refused[message.seq] = copies
-    state.refuse(route, message.seq, code, why, copies)
+        session.refused[seq] = copies
+    state.refuse(route, seq, code, why, copies)
+
+
+def refuse_for_lack_of_space(
+    state: ReplicaState, route: bytes, session: Session, seq: int, copy: int
+) -> None:
+    """Refuse the copies of a unit up to `copy`: a disk is full, this server's or its primary's."""
+    refuse_for_now(state, route, session, seq, copy, state.no_space, code="no-space")
 
 
 def refuse_forgotten(state: ReplicaState, route: bytes, seq: int) -> None:

@@ -13,7 +13,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from shard.ordering.admission import refuse_forgotten, refuse_permanently
+from shard.ordering.admission import (
+    refuse_for_lack_of_space,
+    refuse_forgotten,
+    refuse_permanently,
+)
 from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
 from shard.state.guesses import Guesses
 from shard.state.sessions import HeldUnit
@@ -209,6 +213,20 @@ class Backup:
         del session.units[unit.seq]
         self._undecided_bytes -= len(unit.body)
 
+    def on_primary_full(self) -> None:
+        """Refuse the units without slots: the primary has no space for them.
+
+        If the primary accepted one before, its decision overrides the refusal.
+        """
+        for session in self._state.sessions.by_client.values():
+            for unit in [unit for unit in session.units.values() if not unit.is_placed]:
+                self._refuse_for_lack_of_space(session, unit)
+
+    def _refuse_for_lack_of_space(self, session: Session, unit: HeldUnit) -> None:
+        if not self._is_pending(unit):
+            self._drop(session, unit)
+            refuse_for_lack_of_space(self._state, unit.route, session, unit.seq, unit.copy)
+
     def _refuse_permanently(self, session: Session, unit: HeldUnit) -> None:
         self._drop(session, unit)
         refuse_permanently(self._state, unit.route, session, unit.seq)
@@ -342,12 +360,17 @@ class Backup:
             self._displace(self.guesses.decide(state.stream.end, None, None))
 
     def _displace(self, units: list[HeldUnit]) -> None:
-        """Forget the units that lost their slots and that their clients abandoned."""
+        """Forget the units that lost their slots and that their clients abandoned.
+
+        If the primary has no space, also refuse the others.
+        """
+        state = self._state
         for unit in units:
-            session = self._state.sessions.by_client[unit.client]
+            session = state.sessions.by_client[unit.client]
             if unit.seq < session.first_incomplete:
-                del session.units[unit.seq]
-                self._undecided_bytes -= len(unit.body)
+                self._drop(session, unit)
+            elif state.primary_full:
+                self._refuse_for_lack_of_space(session, unit)
 
     def on_persisted(self, fseq: int) -> None:
         """Record that this server's own entries up to `fseq` are on stable storage."""

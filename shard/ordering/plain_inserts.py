@@ -114,7 +114,7 @@ class PlainInserts:
             state.level.is_memory
             and state.state == "up"
             and state.shard_state == "live"
-            and not state.full
+            and not state.no_space
             and not state.has_no_positions
             and not state.limits_rate
         ):

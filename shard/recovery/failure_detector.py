@@ -201,6 +201,7 @@ class FailureDetector:
                 state.incarnation,
                 state.state,
                 self._suspicion_ns // NS_PER_MS,
+                state.full,
             ),
         )
 

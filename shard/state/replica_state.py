@@ -87,6 +87,8 @@ class ReplicaState:
     limits_rate = False
     #: The port of this server's archive; 0: none runs.
     archive_port = 0
+    #: Why the primary refuses new inserts, as this backup has heard last; "": it accepts them.
+    primary_full = ""
 
     def __init__(self, config: ReplicaConfig, store: Store, incarnation: int) -> None:
         self.config: Final = config
@@ -158,6 +160,16 @@ class ReplicaState:
         #: Records placed so far, and their bytes.
         self.placed_records = self.placed_bytes = 0
         self.counters: Final = Counters(self.level)
+
+    @property
+    def no_space(self) -> str:
+        """Why this server refuses new inserts, with the full server's name; "": it accepts them.
+
+        A backup refuses what its primary refuses: else the unit would be in doubt.
+        """
+        if self.full:
+            return f"{self.config.name}: {self.full}"
+        return self.primary_full and f"{self.config.replicas[0].name}: {self.primary_full}"
 
     @property
     def is_leaving(self) -> bool:

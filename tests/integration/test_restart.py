@@ -419,7 +419,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
         assert "shard 0" in str(refused)
         wait_until(lambda: disk_states(log) == (["full", "full"], True), "the status says so")
         if durability == "memory":  # at level disk, it waits behind records that are placed
-            with pytest.raises(UnavailableError, match=r"disks are full \(shard-0-.*disk_reserve"):
+            with pytest.raises(UnavailableError, match=r"a disk is full \(shard-0-.*disk_reserve"):
                 log.insert_after(bytes(50_000), timeout=NEVER_S)
         # Stored records are read and delivered.
         assert log.read_record(acked[-1]).payload
@@ -440,6 +440,33 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
         assert set(acked) <= set(delivered)
         for name in cluster.nodes:
             assert cluster.pid(name)
+
+
+def test_a_full_disk_of_a_primary(tmp_path: Path, small_disk: Path) -> None:
+    """The shard refuses records, although its backup has space; other shards take them."""
+    directory, reserve = tmp_path / "data", 4 * 1024 * 1024
+    with Cluster(directory, shards=2, settings={"disk_reserve_bytes": reserve}):
+        pass
+    shutil.move(directory / "shard-0-0", small_disk / "shard-0-0")
+    (directory / "shard-0-0").symlink_to(small_disk / "shard-0-0")
+    with Cluster(directory) as cluster, cluster.connect(timeout=DEADLINE_S) as log:
+        at_both = [log.insert_after(b"first", shard=shard) for shard in (0, 1)]
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(free_bytes(small_disk) - reserve // 2))
+        wait_until(lambda: log.cluster()["shards"][0]["refusing"], "the status says so")
+        acked: list[ziplog.RecordId] = []
+        for _ in range(5):
+            with cluster.connect(timeout=DEADLINE_S) as client:
+                acked += [client.insert_after(b"unpinned"), client.append(b"sealed")]
+        assert {rid.shard for rid in acked} == {1}
+        with pytest.raises(UnavailableError, match=r"a disk is full \(shard-0-0: .*disk_reserve"):
+            log.insert_after(b"pinned", shard=0, timeout=NEVER_S)
+        with log.subscribe(follow=False, timeout=DEADLINE_S) as records:
+            assert {record.rid for record in records} >= {*at_both, *acked}
+        ballast.unlink()
+        log.set_policy(ziplog.policy.pin(0))
+        wait_until(lambda: is_taken(log, acked), "inserts go on")
+        assert acked[-1].shard == 0
 
 
 def disk_states(log: ziplog.Log) -> tuple[list[str], bool]:

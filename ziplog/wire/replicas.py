@@ -12,7 +12,7 @@ from ziplog.core.fields import Unsigned
 from ziplog.core.message import Message
 from ziplog.core.view import ServerState
 from ziplog.types import Fseq, Gsn, Seq, ShardId, View
-from ziplog.wire.base import VERSION
+from ziplog.wire.base import VERSION, Text
 
 
 class Forward(Message, tag=VERSION * 256 + 30, frozen=True, gc=False):
@@ -66,6 +66,8 @@ class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
     state: ServerState
     #: The sender's suspicion time; 0: unknown, from an earlier release.
     suspicion_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    #: Why the sender refuses new inserts, in words; "": it accepts them.
+    full: Text = ""
 
 
 class Ahead(Message, tag=VERSION * 256 + 36, frozen=True, gc=False):

@@ -116,6 +116,84 @@ def test_no_op_breaks_a_promise() -> None:
     assert not backup_of(world).guesses.promised
 
 
+# --- a primary without space ---
+
+
+def beat(full: str = "", server: int = 0) -> wire.Beat:
+    return wire.Beat(CLUSTER, 0, 1, server, 1, "up", 1000, full)
+
+
+def promises(world: World) -> list[tuple[int, str, int]]:
+    """Return the refusals: (seq, code, number of copies that the server never accepts)."""
+    return [(one.request, one.code, one.copies) for one in probe(world).of(wire.Refused)]
+
+
+def test_a_backup_refuses_what_its_primary_has_no_space_for() -> None:
+    world = lonely_backup()
+    send(world, beat("its disk is full"))
+    send(world, insert(1, copy=1))
+    assert promises(world) == [(1, "no-space", 1)]
+    assert probe(world).of(wire.Refused)[0].detail == "shard-0-0: its disk is full"
+    send(world, beat())
+    send(world, insert(1, copy=1))  # The network delivers it twice.
+    send(world, insert(1, copy=2))
+    assert promises(world)[1:] == [(1, "full", 1)]
+    assert acks(world) == [(1, False, [1])]
+
+
+def test_other_backups_without_space_change_nothing() -> None:
+    world = lonely_backup(f=2)
+    send(world, beat("its disk is full", server=2))
+    send(world, insert(1, copy=1))
+    assert acks(world) == [(1, False, [1])]
+
+
+def test_a_backup_keeps_its_promises_until_the_primary_breaks_them() -> None:
+    world = lonely_backup()
+    send(world, insert(1, copy=1))
+    send(world, beat("its disk is full"))
+    assert not promises(world), "the primary may have accepted it before"
+    send(world, forward(1, Skip(1, 5)))
+    assert promises(world) == [(1, "no-space", 1)]
+    send(world, insert(1, copy=1))
+    assert acks(world) == [(1, False, [1])]
+
+
+def test_a_unit_without_slots_is_refused_once_the_primary_has_no_space() -> None:
+    world = lonely_backup()
+    send(world, insert(1, copy=1))
+    send(world, forward(1, Skip(1, 5)))
+    send(world, insert(1, copy=2))
+    assert not promises(world)
+    send(world, beat("its disk is full"))
+    assert promises(world) == [(1, "no-space", 2)]
+
+
+def test_a_decision_that_waits_for_another_body_keeps_its_unit() -> None:
+    world = lonely_backup(durability="disk")
+    one, two = insert(1, copy=1), insert(2, copy=1)
+    send(world, two)
+    send(world, forward(1, place(one, 1), place(two, 2)))
+    send(world, beat("its disk is full"))
+    assert not promises(world)
+    send(world, forward(1, place(one, 1, body=True)))
+    assert acks(world) == [(2, True, [2])]
+
+
+def test_a_decision_of_the_primary_overrides_the_refusal() -> None:
+    world = lonely_backup(durability="disk")
+    unit = insert(1, copy=1)
+    send(world, unit)
+    send(world, beat("its disk is full"))
+    assert promises(world) == [(1, "no-space", 1)]
+    send(world, forward(1, place(unit, 1, body=True)))
+    send(world, insert(1, copy=1))
+    assert acks(world) == [(1, True, [1])]
+
+
+# --- epochs, predecessors, bodies ---
+
+
 def test_epoch_change_moves_no_promise() -> None:
     world = lonely_backup()
     send(world, insert(1))

@@ -151,12 +151,18 @@ class InflightUnit:
         return self.retransmit_at
 
     def add_refusal(self, refused: Refused) -> None:
-        """Record a server's promise never to accept the first copies; it may arrive twice."""
+        """Record a server's promise never to accept the first copies; it may arrive twice.
+
+        A backup's guess for one of these copies is void.
+        """
         server = refused.server
         if refused.code == "no-space":
             self.no_space = refused.detail
         if refused.copies > self.refusals.get(server, 0):
             self.refusals = {**self.refusals, server: refused.copies}
+        ack = self.acks.get(server)
+        if ack is not None and refused.view == ack.view and not self.counts_ack(ack):
+            del self.acks[server]
 
     def add_permanent_refusal(self, refused: Refused) -> None:
         """Record a server's promise never to accept the unit in a view; its own guess is void.
@@ -173,7 +179,10 @@ class InflightUnit:
         """Whether an ack counts; a guess of a server that then refused the unit does not."""
         if ack.confirmed:
             self.redirects -= {ack.server}
-        return ack.server not in self.redirects
+            return True
+        return ack.server not in self.redirects and not (
+            0 < ack.copy <= self.refusals.get(ack.server, 0)
+        )
 
     def move_to_view(self, view: int, replicas: int) -> None:
         """Send the unit in this view from now on; acks of the older view no longer count."""

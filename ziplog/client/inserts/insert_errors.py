@@ -100,10 +100,11 @@ def no_space_error(shards: Sequence[int], reason: str) -> UnavailableError:
     """
     some = ", ".join(map(str, shards[:_SHARDS_SHOWN]))
     more = ", ..." if len(shards) > _SHARDS_SHOWN else ""
-    where = f"shard {some}" if len(shards) == 1 else f"shards {some}{more}"
-    return UnavailableError(
-        f"all storage servers of {where} refuse records, because their disks are full ({reason})"
-    )
+    if len(shards) == 1:
+        problem = f"shard {some} refuses records, because a disk is full"
+    else:
+        problem = f"shards {some}{more} refuse records, because disks are full"
+    return UnavailableError(f"{problem} ({reason})")
 
 
 def too_few_regions_error(shards: Sequence[int], count: int, routing: Routing) -> ConfigError:

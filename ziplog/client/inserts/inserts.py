@@ -157,7 +157,7 @@ class Inserts:
             if ack.view > unit.message.view:
                 self._routing.refresh()
             return
-        if unit.redirects and not unit.counts_ack(ack):
+        if (unit.redirects or unit.refusals) and not unit.counts_ack(ack):
             return
         acks = unit.acks
         known = acks.get(ack.server)

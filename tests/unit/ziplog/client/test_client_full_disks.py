@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
 from tests.unit.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
 from ziplog.client.common.requests import InsertRequest
@@ -48,10 +49,7 @@ def test_an_insert_fails_at_once_if_no_shard_has_space() -> None:
     glass = connected()
     error = glass.answers[fill_both(glass)]
     assert type(error) is UnavailableError
-    assert str(error) == (
-        "all storage servers of shards 0, 1 refuse records, because their disks are full"
-        f" ({REASON})"
-    )
+    assert str(error) == (f"shards 0, 1 refuse records, because disks are full ({REASON})")
     assert error.retriable
     assert not glass.core._inserts.waiting
 
@@ -76,7 +74,7 @@ def test_a_pinned_insert_fails_at_once_if_its_shard_has_no_space() -> None:
     (insert,) = sent(glass)
     glass.give(*no_space(insert))
     error = glass.answers[call]
-    assert "of shard 1 refuse records" in str(error)
+    assert "shard 1 refuses records, because a disk is full" in str(error)
     assert not sent(glass), "the other shard gets no pinned record"
 
 
@@ -100,6 +98,40 @@ def test_a_record_that_one_replica_may_hold_is_not_reported_as_refused() -> None
     assert call not in glass.answers
 
 
+@pytest.mark.parametrize("order", ["guess, primary, backup", "primary, backup, guess"])
+def test_a_guess_for_a_copy_that_its_backup_refuses_does_not_count(order: str) -> None:
+    glass = connected()
+    glass.insert(b"x")
+    (insert,) = sent(glass)
+    primary, backup = no_space(insert)
+    replies = {"guess": ack(insert, 1, [2]), "primary": primary, "backup": backup}
+    glass.give(*(replies[name] for name in order.split(", ")))
+    (again,) = sent(glass)
+    assert (insert.shard, again.shard) == (0, 1), "no server of the first shard has it"
+
+
+def test_a_guess_for_a_later_copy_than_the_refused_one_counts() -> None:
+    glass = connected(pinned)
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    primary, backup = no_space(insert)
+    glass.give(backup)
+    glass.pass_time(100 * MS)
+    (again,) = sent(glass)
+    assert again.copy == 2
+    glass.give(ack(again, 1, [2]), backup, primary, ack(again, 0, [2]))
+    assert glass.answers[call] == [RecordId(2, 0)]
+
+
+def test_the_primarys_decision_counts_although_its_backup_refused_the_copy() -> None:
+    glass = connected(pinned)
+    call = glass.insert(b"x")
+    (insert,) = sent(glass)
+    _, backup = no_space(insert)
+    glass.give(ack(insert, 1, [2], confirmed=True), backup, ack(insert, 0, [2]))
+    assert glass.answers[call] == [RecordId(2, 0)]
+
+
 def test_a_disk_that_fills_in_the_middle_of_a_call_ends_it_with_what_is_placed() -> None:
     glass = connected(pinned)
     payloads = [b"x"] * (UNIT_RECORDS + 1)
@@ -110,6 +142,6 @@ def test_a_disk_that_fills_in_the_middle_of_a_call_ends_it_with_what_is_placed()
     glass.give(ack(first, 0, gsns), ack(first, 1, gsns), *no_space(second))
     error = glass.answers[call]
     assert isinstance(error, UnavailableError)
-    assert "disks are full" in str(error)
+    assert "a disk is full" in str(error)
     assert error.results == [*(RecordId(gsn, 0) for gsn in gsns), None]
     assert not error.retriable

@@ -128,6 +128,18 @@ def test_idle_connections_halt_no_server_and_cost_no_record(tmp_path: Path) -> N
         wait_until(lambda: len(list(segments.glob("*.seg"))) >= 4, "there are four segments")
 
 
+def test_idle_connections_to_a_consensus_port_leave_descriptors_for_clients(tmp_path: Path) -> None:
+    with small_cluster(tmp_path) as cluster, contextlib.ExitStack() as opened:
+        (node,) = cluster.config.mms
+        for _ in range(64):
+            address = ("127.0.0.1", node.raft_port)
+            opened.enter_context(contextlib.closing(socket.create_connection(address)))
+        for _ in range(3):
+            with cluster.connect(timeout=60.0) as log:
+                assert is_live(log)
+                log.append(b"while they are open")
+
+
 def test_recoveries_end_beside_idle_connections(tmp_path: Path) -> None:
     with small_cluster(tmp_path) as cluster, cluster.connect(timeout=120.0) as log:
         acked = log.insert_many([PAYLOAD] * 50)

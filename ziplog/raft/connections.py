@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 import socket
 import struct
 import time
@@ -35,8 +36,10 @@ log = logging.getLogger(__name__)
 
 #: Maximum number of connections that wait to be accepted.
 _BACKLOG: Final = 256
-#: Maximum number of connections without an identified node; beyond, some are closed.
+#: Maximum number of connections without an identified node; beyond, some are closed. At most one
+#: part in `_UNIDENTIFIED_PART` of this process's descriptors: clients need the others.
 _MAX_UNIDENTIFIED: Final = 64
+_UNIDENTIFIED_PART: Final = 8
 #: Maximum size of a frame on such a connection, in bytes.
 _MAX_UNIDENTIFIED_FRAME: Final = 4096
 #: Maximum number of reads from one connection per tick, so that a busy peer does not stop others.
@@ -199,7 +202,7 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
         return bool(super().send(node, message))
 
     def _onNewIncomingConnection(self, conn: Any) -> None:  # noqa: N802
-        if len(self._unknownConnections) >= _MAX_UNIDENTIFIED:
+        if len(self._unknownConnections) >= _max_unidentified():
             self._unknownConnections.pop().disconnect()
         conn.longest = _MAX_UNIDENTIFIED_FRAME
         conn.introduction = self._syncObj.introduction
@@ -221,6 +224,14 @@ class Transport(pysyncobj.transport.TCPTransport):  # type: ignore[misc] # it ha
             super()._onMessageReceived(node, message)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             _log_dropped(f"an invalid message of node {node}: {error!r}")
+
+
+def _max_unidentified() -> int:
+    """Return the maximum number of connections without an identified node."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_UNIDENTIFIED
+    return min(_MAX_UNIDENTIFIED, limit // _UNIDENTIFIED_PART)
 
 
 _last_logged_at = -_LOG_INTERVAL_S

@@ -47,6 +47,8 @@ HEADER_BYTES: Final = len(_MAGIC) + _FLUSHED.size
 MAX_RECORD: Final = 64 * 1024 * 1024
 #: Size of length and checksum, four bytes each, little endian.
 _HEAD: Final = 8
+#: Files that are complete only once they are renamed: of the journal, and of the snapshot.
+_UNFINISHED: Final = ("journal.new", "snapshot.tmp", "snapshot.received")
 _REMEDY: Final = (
     "do not use it; empty this directory, and the node copies everything from the other nodes"
     " (without other nodes, restore a backup copy)"
@@ -143,6 +145,7 @@ class Journal:
             raise self._error("cannot use its directory", error) from error
         try:
             self._lock()
+            self._remove_unfinished_files()
             self._open()
         except BaseException:
             self.close()
@@ -155,6 +158,12 @@ class Journal:
             fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise self._error("another process uses it", error) from error
+
+    def _remove_unfinished_files(self) -> None:
+        """Remove what a process that ended had not finished: a full disk needs its space."""
+        for name in _UNFINISHED:
+            with contextlib.suppress(OSError):
+                (self.directory / name).unlink(missing_ok=True)
 
     def _open(self) -> None:
         data, note = self._read("journal"), self._read("flushed")
@@ -393,7 +402,7 @@ class Journal:
         salt = 1 + (self._salt or crc32c(self.identity.encode()) << 32)
         size = HEADER_BYTES + len(frames)
         data = _MAGIC + pack_note(salt, size) + frames
-        fresh = self._path.with_suffix(".new")
+        fresh = self._path.with_suffix(".new")  # in `_UNFINISHED`
         try:
             file = _write_new(fresh, data)
         except OSError as error:
@@ -477,7 +486,7 @@ def _write_new(path: Path, data: bytes) -> int:
     """Write and sync a new file, and return its descriptor.
 
     Raises:
-        OSError: the system refuses it; the descriptor is closed.
+        OSError: the system refuses it; the file is removed, because a full disk needs its space.
 
     """
     path.unlink(missing_ok=True)
@@ -489,6 +498,7 @@ def _write_new(path: Path, data: bytes) -> int:
         os.fsync(file)
     except OSError:
         os.close(file)
+        path.unlink(missing_ok=True)
         raise
     return file
 

@@ -86,13 +86,17 @@ def store(encoded: bytes, path: Path) -> None:
     """Write an encoded snapshot to a file and sync it; the caller renames the file.
 
     Raises:
-        OSError: the write failed.
+        OSError: the write failed; the file is removed, because a full disk needs its space.
 
     """
-    with open(path, "wb", opener=_private) as file:
-        file.write(encoded)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(path, "wb", opener=_private) as file:
+            file.write(encoded)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _head(body: bytes) -> bytes:

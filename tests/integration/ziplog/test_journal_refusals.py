@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests import refusing
 from tests.refusing import System
 from ziplog.raft.journal import Entry, Journal, JournalError
+from ziplog.raft.snapshot import store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,3 +118,44 @@ def test_a_trim_without_descriptors_is_made_later(
     again = Journal(tmp_path)
     again.close()
     assert again.entries == entries[3:]
+
+
+def test_a_start_removes_what_another_process_had_not_finished(tmp_path: Path) -> None:
+    """On a full disk, it has the space that the node needs."""
+    Journal(tmp_path).close()
+    unfinished = [tmp_path / name for name in ("journal.new", "snapshot.tmp", "snapshot.received")]
+    for path in unfinished:
+        path.write_bytes(b"a part")
+    Journal(tmp_path).close()
+    assert not any(path.exists() for path in unfinished)
+
+
+def without_space(descriptor: int) -> None:
+    """Refuse to sync a file; directories need no space."""
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_trim_that_the_disk_refuses_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    entries = [Entry(b"command", index, 1) for index in range(1, 6)]
+    for entry in entries:
+        journal.append(entry)
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", without_space)
+        journal.drop_first(2)
+    assert journal.entries == entries
+    assert sorted(tmp_path.iterdir()) == before
+    journal.close()
+
+
+def test_a_snapshot_that_the_disk_refuses_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", without_space)
+    with pytest.raises(OSError, match="No space left"):
+        store(b"a snapshot", tmp_path / "snapshot.tmp")
+    assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+import weakref
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -54,6 +55,7 @@ class Table:
     def __init__(self, *columns: str) -> None:
         """Create it in memory."""
         self._database: Final = sqlite3.connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._database.close)
         names, marks = ", ".join(columns), ", ".join("?" * len(columns))
         self._database.execute(
             f"CREATE TABLE state (key INTEGER PRIMARY KEY, {names}) WITHOUT ROWID"

@@ -7,6 +7,7 @@ limbo stay in limbo.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pytest
 
@@ -39,14 +40,17 @@ INSERT_S: Final = 120.0
 class Load:
     """Clients that insert sequentially until the context exit, each with its own policy.
 
-    `acked` has the acknowledged inserts, `failed` the others.
+    `acked` has the acknowledged inserts, `failed` the others. The payloads of two loads differ.
     """
+
+    _numbers: ClassVar = itertools.count()
 
     def __init__(
         self, cluster: Cluster, policies: dict[str, Any], *, timeout: float = INSERT_S
     ) -> None:
         self.acked: dict[str, list[tuple[ziplog.RecordId, bytes]]] = {name: [] for name in policies}
         self.failed: list[tuple[bytes, ZiplogError]] = []
+        self._number = next(self._numbers)
         self._over = threading.Event()
         self._logs = [cluster.connect(timeout=timeout) for _ in policies]
         self._threads = []
@@ -58,7 +62,7 @@ class Load:
         after, number = ziplog.RID_GENESIS, 0
         while not self._over.is_set():
             number += 1
-            payload = f"{name}-{id(self)}-{number}".encode()
+            payload = f"{name}-{self._number}-{number}".encode()
             try:
                 after = log.insert_after(payload, after)
             except ZiplogError as error:

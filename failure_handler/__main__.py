@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from failure_handler.service import FailureHandler
 from failure_handler.state import HandlerState
 from ziplog.runtime import replicated_service
 from ziplog.runtime.clock import now_ns
+from ziplog.segments.durable_files import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +29,14 @@ if TYPE_CHECKING:
 
 
 def _build(config: ClusterConfig, name: str, _publisher: str, wire_use: WireUse) -> FailureHandler:
-    return FailureHandler(config, name, pid=os.getpid(), now=now_ns(), wire_use=wire_use)
+    return FailureHandler(
+        config,
+        name,
+        pid=os.getpid(),
+        now=now_ns(),
+        wire_use=wire_use,
+        free_bytes=partial(free_bytes, config.data_dir / name),
+    )
 
 
 def _holdings(name: str, machine: Machine, end: LogEnd) -> bytes:

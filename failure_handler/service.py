@@ -54,6 +54,8 @@ from ziplog.wire import (
 from ziplog.wire.handler import MAX_OBSTACLES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from failure_handler.state import AnyCommand
     from ziplog.config import ClusterConfig
     from ziplog.core.message import Message
@@ -85,6 +87,7 @@ class FailureHandler(ServiceNode):
         pid: int,
         now: int,
         wire_use: WireUse | None = None,
+        free_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Start as a follower; see `ServiceNode`.
 
@@ -94,9 +97,11 @@ class FailureHandler(ServiceNode):
             pid: this process.
             now: monotonic nanoseconds.
             wire_use: the release, and the wire version in use; None: the first of both.
+            free_bytes: returns the free space of its disk; None: unknown.
 
         """
         super().__init__(config, name, config.failure_handlers, now, wire_use)
+        self._free_bytes: Final = free_bytes
         self._pid: Final = pid
         self.state = HandlerState()
         self.members: Final = Members()
@@ -155,6 +160,7 @@ class FailureHandler(ServiceNode):
         heartbeat = HandlerHeartbeat(
             self.cluster, self.name, self._pid, self._is_leader,
             release.version, *release.wires, self.wire_use.wire, self._obstacles(),
+            self._free_bytes(),
         )  # fmt: skip
         self._effects.append(Broadcast(self._service_nodes, heartbeat))
         self._query_placements()

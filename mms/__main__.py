@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ from ziplog.core.holdings import Holdings
 from ziplog.errors import ZiplogError
 from ziplog.runtime import replicated_service
 from ziplog.runtime.clock import now_ns
+from ziplog.segments.durable_files import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +46,7 @@ def _build(
         publisher=publisher,
         wire_use=wire_use,
         wall_ns=time.time_ns() - now_ns(),
+        free_bytes=partial(free_bytes, config.data_dir / name),
     )
 
 

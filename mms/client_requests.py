@@ -30,7 +30,7 @@ from ziplog.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from mms.commands import Barrier
     from mms.leases import LeasePlan
@@ -63,12 +63,14 @@ class ClientRequests:
         release: Release,
         incarnation: int,
         wall_ns: int,
+        free_bytes: Callable[[], int | None],
     ) -> None:
         """Keep these parts; see `MembershipService` for the other arguments."""
         self._config: Final = config
         self._name: Final = name
         self._pid: Final = pid
         self._release: Final = release
+        self._free_bytes: Final = free_bytes
         self._peers: Final = peers
         self._state: Final = state
         self._servers: Final = servers
@@ -123,7 +125,7 @@ class ClientRequests:
             return Send(src, StatusReply(self._state.cluster, message.request, found))
         found = status.document(
             self._config, self._state, self._servers, self._failure_handlers, self._peers,
-            name=self._name, pid=self._pid, release=self._release,
+            name=self._name, pid=self._pid, release=self._release, free_bytes=self._free_bytes(),
             connected=self._leadership.connected,
             lease=next(iter(self._plan.current(now)), None), epoch=self._plan.epoch(now),
             finalized=membership_rules.finalized(self._state, self._servers),

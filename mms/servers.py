@@ -341,7 +341,18 @@ class FailureHandlers:
             "heartbeat_age_ms": silence // NS_PER_MS if heartbeat is not None else None,
             "version": (heartbeat.version or None) if heartbeat is not None else None,
             "wire_versions": wire_versions(heartbeat),
+            "disk": service_disk(heartbeat.free_bytes if heartbeat is not None else None),
         }
+
+
+def service_disk(free_bytes: int | None) -> dict[str, Any] | None:
+    """Return the disk of a node of the services for the status document; None: unknown.
+
+    Nothing is reserved: such a node halts when the disk refuses its journal.
+    """
+    if free_bytes is None:
+        return None
+    return {"free_bytes": free_bytes, "reserve_bytes": 0, "full": not free_bytes}
 
 
 def wire_versions(report: Heartbeat | HandlerHeartbeat | NodeInfo | None) -> list[int] | None:

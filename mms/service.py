@@ -78,6 +78,8 @@ from ziplog.wire import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mms.commands import AnyCommand, Refusal
     from mms.read_barriers import QueuedRead
     from mms.reconfiguration import AnyChange
@@ -111,6 +113,7 @@ class MembershipService(ServiceNode):
         publisher: str = "",
         wire_use: WireUse | None = None,
         wall_ns: int = 0,
+        free_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Start as a follower; see `ServiceNode`.
 
@@ -124,6 +127,7 @@ class MembershipService(ServiceNode):
             publisher: the endpoint at which the process publishes; "": nowhere.
             wire_use: the release, and the wire version in use; None: the first of both.
             wall_ns: Unix time minus the time of `now`, in ns: dates events.
+            free_bytes: returns the free space of its disk; None: unknown.
 
         """
         assert 0 < cluster < 2**63
@@ -150,7 +154,7 @@ class MembershipService(ServiceNode):
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
             self._upgrades.peers, pid=pid, incarnation=incarnation, release=self.wire_use.release,
-            wall_ns=wall_ns,
+            wall_ns=wall_ns, free_bytes=free_bytes,
         )  # fmt: skip
         self._cursors: Final = self._requests.cursors
         # Heartbeats may come before consensus has delivered the cluster's state.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mms import membership_rules
-from mms.servers import UP_NS, wire_versions
+from mms.servers import UP_NS, service_disk, wire_versions
 from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def document(
     name: str,
     pid: int,
     release: Release,
+    free_bytes: int | None,
     connected: tuple[str, ...],
     lease: Lease | None,
     epoch: int,
@@ -60,6 +61,7 @@ def document(
         name: this node, the leader.
         pid: its process.
         release: what it runs.
+        free_bytes: the free space of its disk; None: unknown.
         connected: the other nodes of the service that it can reach.
         lease: the running lease; None before the first.
         epoch: the epoch in which the servers are.
@@ -82,7 +84,7 @@ def document(
         "trimmed_before": str(first),
         "wire_in_use": state.wire,
         "mms": [
-            _leader(node, pid, release)
+            _leader(node, pid, release, free_bytes)
             if node.name == name
             else _follower(node, peers, now, is_up=node.name in connected)
             for node in config.mms
@@ -151,7 +153,7 @@ def _obstacle(
     return None
 
 
-def _leader(node: NodeConfig, pid: int, release: Release) -> dict[str, Any]:
+def _leader(node: NodeConfig, pid: int, release: Release, free_bytes: int | None) -> dict[str, Any]:
     return {
         "name": node.name,
         "endpoint": node.endpoint,
@@ -161,6 +163,7 @@ def _leader(node: NodeConfig, pid: int, release: Release) -> dict[str, Any]:
         "wire_versions": list(release.wires),
         "leader": True,
         "state": "up",
+        "disk": service_disk(free_bytes),
     }
 
 
@@ -176,6 +179,7 @@ def _follower(node: NodeConfig, peers: Peers, now: int, *, is_up: bool) -> dict[
         "wire_versions": wire_versions(info),
         "leader": False,
         "state": "up" if is_up else "down",
+        "disk": service_disk(info.free_bytes if info is not None else None),
     }
 
 

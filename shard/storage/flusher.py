@@ -27,7 +27,7 @@ from ziplog import event_log
 from ziplog.core.histogram import Histogram
 from ziplog.core.node import Event, Persisted, StorageChanged
 from ziplog.runtime.process_logging import halt
-from ziplog.segments.durable_files import open_directory
+from ziplog.segments.durable_files import free_bytes, open_directory
 from ziplog.segments.entry import NO_SPACE, REFUSED
 
 if TYPE_CHECKING:
@@ -128,11 +128,7 @@ class Flusher:
     @property
     def free_bytes(self) -> int | None:
         """Free space of the disk; None if the system does not report it now."""
-        try:
-            space = os.statvfs(self._directory)
-        except OSError:
-            return None
-        return space.f_bavail * space.f_frsize
+        return free_bytes(self._directory)
 
     @property
     def is_full(self) -> bool:

@@ -116,6 +116,9 @@ def test_a_node_leads_finds_the_service_and_stops(processes: Callable[..., Proce
     assert isinstance(reply, StatusReply)
     (handler,) = json.loads(reply.document)["failure_handlers"]
     assert handler.pop("heartbeat_age_ms") >= 0
+    disk = handler.pop("disk")
+    assert disk.pop("free_bytes") > 0
+    assert disk == {"reserve_bytes": 0, "full": False}
     assert handler == {
         "name": "fh-0", "endpoint": group.config.failure_handlers[0].endpoint,
         "pid": pid, "state": "up", "leader": True, "version": ziplog.__version__,

@@ -20,11 +20,17 @@ def this_release() -> Release:
 
 
 def node_info(
-    config: ClusterConfig, role: Role, name: str, cluster: int, request: int, wire_use: WireUse
+    config: ClusterConfig,
+    role: Role,
+    name: str,
+    cluster: int,
+    request: int,
+    wire_use: WireUse,
+    free_bytes: int | None = None,
 ) -> NodeInfo:
     """Return the description of the node `name` of a cluster file, for a request's number."""
     mms, release = [node.endpoint for node in config.mms], wire_use.release
     return NodeInfo(
         cluster, request, role, name, config.name, release.version, *release.wires, mms,
-        wire_use.wire,
+        wire_use.wire, free_bytes,
     )  # fmt: skip

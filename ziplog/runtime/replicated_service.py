@@ -33,6 +33,7 @@ from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.publications import Publisher
 from ziplog.runtime.settings_reload import SettingsReload
 from ziplog.runtime.transport import Transport
+from ziplog.segments.durable_files import free_bytes
 from ziplog.wire import Durations, Value, encode
 
 if TYPE_CHECKING:
@@ -182,7 +183,13 @@ def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) 
             machine,
             transport,
             describe=lambda request: node_info(
-                config, service.role, node.name, machine.cluster, request, wire_use
+                config,
+                service.role,
+                node.name,
+                machine.cluster,
+                request,
+                wire_use,
+                free_bytes(directory),
             ),
             record_wire=lambda wire: wire_file.record(directory, wire),
             report=Reporter(

@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def free_bytes(directory: Path) -> int | None:
+    """Return the free space of a directory's disk; None if the system does not report it now."""
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return None
+    return space.f_bavail * space.f_frsize
+
+
 def open_directory(directory: Path) -> int:
     """Return a descriptor to sync a directory's names with."""
     return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -181,3 +181,5 @@ class HandlerHeartbeat(Message, tag=VERSION * 256 + 70, frozen=True, gc=False):
     wire: Wire = 1
     #: The shards that cannot be recovered now, some of them if there are many.
     obstacles: Annotated[list[Obstacle], Meta(max_length=MAX_OBSTACLES)] = []  # noqa: RUF012 - msgspec copies it
+    #: Free space of its disk; None: unknown.
+    free_bytes: Unsigned | None = None

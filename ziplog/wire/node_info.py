@@ -56,6 +56,8 @@ class NodeInfo(Message, tag=2, frozen=True, gc=False):
     mms: Annotated[list[Name], Meta(max_length=64)]
     #: The wire version that its cluster uses, as far as it knows; 0: unknown.
     wire: Unsigned = 0
+    #: Free space of its disk, of a node of the services; None: unknown.
+    free_bytes: Unsigned | None = None
 
 
 def version_of(frame: bytes) -> int | None:

@@ -162,8 +162,13 @@ def test_the_leader_asks_the_other_membership_nodes_for_their_releases() -> None
     for name in (b"mms-1", b"mms-2"):
         assert 4 <= len(world.answers(NodeInfoQuery, name)) <= 6
     world.send(info("mms-1", NEW), b"mms-1")
-    world.send(info("mms-2", OLD), b"mms-2")
+    world.send(msgspec.structs.replace(info("mms-2", OLD), free_bytes=0), b"mms-2")
     nodes = world.status()["mms"]
+    assert [node["disk"] for node in nodes] == [
+        {"free_bytes": 5_000, "reserve_bytes": 0, "full": False},
+        None,
+        {"free_bytes": 0, "reserve_bytes": 0, "full": True},
+    ]
     assert [(node["version"], node["wire_versions"]) for node in nodes] == [
         ("0.2", [1, 2]), ("0.2", [1, 2]), ("0.1", [1, 1])
     ]  # fmt: skip

@@ -166,6 +166,7 @@ class World(ServiceWorld):
         self.service = MembershipService(
             self.config, "mms-0", pid=1, cluster=CLUSTER, incarnation=len(self.log), now=self.now,
             publisher=self.publisher, wire_use=WireUse(self.release, self.wire),
+            free_bytes=lambda: 5_000,
         )  # fmt: skip
         self.proposed.clear()
         replay = ClusterState()

@@ -292,14 +292,16 @@ def test_an_empty_record_differs_from_none() -> None:
 
 
 def test_the_layout_of_a_nodes_description_never_changes() -> None:
-    info = wire.NodeInfo(7, 1, "storage", "s", "c", "0.1", 1, 2, ["h:1"], 2)
+    info = wire.NodeInfo(7, 1, "storage", "s", "c", "0.1", 1, 2, ["h:1"], 2, 99)
     fields = [2, 7, 1, "storage", "s", "c", "0.1", 1, 2, ["h:1"]]
-    assert wire.encode(info) == msgpack.packb([*fields, 2])
-    # An earlier release does not send the last field.
-    assert wire.decode(msgpack.packb(fields)) == msgspec.structs.replace(info, wire=0)
+    assert wire.encode(info) == msgpack.packb([*fields, 2, 99])
+    # Earlier releases do not send the last fields.
+    without_space = msgspec.structs.replace(info, free_bytes=None)
+    assert wire.decode(msgpack.packb([*fields, 2])) == without_space
+    assert wire.decode(msgpack.packb(fields)) == msgspec.structs.replace(without_space, wire=0)
     assert wire.encode(wire.NodeInfoQuery(7, 1)) == msgpack.packb([1, 7, 1])
     # A later release adds fields at the end, and roles.
-    later = msgpack.packb([2, 7, 1, "player", "s", "c", "0.1", 1, 2, ["h:1"], 2, "more"])
+    later = msgpack.packb([2, 7, 1, "player", "s", "c", "0.1", 1, 2, ["h:1"], 2, 99, "more"])
     assert wire.decode(later) == msgspec.structs.replace(info, role="player")
 
 

@@ -1,7 +1,7 @@
 """A storage server: one replica of one shard, as a deterministic node.
 
     starting --LeaseAnnounced--> up (limbo, if the shard knows another data directory)
-    up --Freeze--> frozen --ViewDecided--> joined --LeaseAnnounced--> up, in the next view
+    up, joined, limbo --Freeze--> frozen --ViewDecided--> joined --LeaseAnnounced--> up
     limbo (after a crash, or a message of a higher view) --ViewDecided, the log--> joined
 
 The replica refuses messages of another cluster, shard or view, keeps the sessions, and dispatches
@@ -296,22 +296,22 @@ class Replica:
         """Send new decisions to early streams; return whether more can be sent now."""
         return self._readers.send_early()
 
-    def _is_readable(self, message: Message, shard: int) -> bool:
+    def _is_readable(self, message: Any) -> bool:
         state = self._state
         return (
             message.cluster == state.cluster
-            and shard == state.shard
+            and message.shard == state.shard
             and state.cluster != 0
             and not self._health.is_stale
         )
 
     def _serve(self, route: bytes, message: Any) -> None:
         """Have the readers' part handle a request, if it is for this shard."""
-        if self._is_readable(message, message.shard):
+        if self._is_readable(message):
             self._readers.on_request(route, message, self._now)
 
     def _want(self, route: bytes, message: Want) -> None:
-        if self._is_readable(message, message.shard) and self._state.state == "up":
+        if self._is_readable(message) and self._state.state == "up":
             if self._primary is not None:
                 self._primary.on_want(route, message, self._now)
             else:
@@ -559,7 +559,7 @@ class Replica:
         self._heartbeat.due = self._now
 
     def _sync(self, route: bytes, message: Sync) -> None:
-        if self._is_readable(message, message.shard) and self._state.state == "up":
+        if self._is_readable(message) and self._state.state == "up":
             if message.view != self._state.view:
                 detail = f"the view is {self._state.view}"
                 self._state.refuse(route, message.request, "wrong-view", detail)

@@ -7,7 +7,7 @@ the server has no room now (docs/protocol.md, section 4, rules 7 to 12; section 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
@@ -18,6 +18,7 @@ from ziplog.core.fields import MAX_FRAME
 from ziplog.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from shard.ordering.role import Role
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import Session
     from ziplog.core.entries import Body
@@ -26,26 +27,6 @@ if TYPE_CHECKING:
 #: Largest body of a unit, in bytes: it must fit into every kind of frame, beside the leases.
 MAX_UNIT_BYTES: Final = MAX_FRAME * 9 // 16
 _TOO_MANY: Final = "too many inserts are waiting"
-
-
-class Role(Protocol):
-    """The part of a replica that orders the accepted units: its primary or its backup."""
-
-    def can_accept(self) -> bool:
-        """Whether there is room for another unit."""
-        ...
-
-    def accept(self, session: Session, unit: HeldUnit, now: int, /) -> None:
-        """Order a new unit."""
-        ...
-
-    def on_copy(self, unit: HeldUnit, since: int, /) -> None:
-        """Handle another copy of a known unit."""
-        ...
-
-    def on_settled(self, session: Session, first_incomplete: int, now: int, /) -> None:
-        """Forget the units below the client's `first_incomplete`."""
-        ...
 
 
 class Admission:
@@ -63,13 +44,7 @@ class Admission:
     def admit(self, route: bytes, message: Insert, role: Role, now: int) -> Session | None:
         """Pass an insert to the role, or refuse it; return its session, None if there is none."""
         state, seq, limits = self._state, message.seq, self._state.config.limits
-        if (
-            (message.cluster != state.cluster and state.cluster)
-            or message.shard != state.shard
-            or state.state != "up"
-            or message.view != state.view
-        ):
-            self._refuse_target(route, message)
+        if self._refuse_target(route, message):
             return None
         session = state.sessions.by_client.get(message.client)
         if session is None and not self._may_open_session(route, message, now):
@@ -128,8 +103,8 @@ class Admission:
             role.accept(session, unit, now)
         return session
 
-    def _refuse_target(self, route: bytes, message: Insert) -> None:
-        """Refuse an insert that is not for this server in its current state."""
+    def _refuse_target(self, route: bytes, message: Insert) -> bool:
+        """Whether an insert is not for this server in its current state; if so, refuse it."""
         state, seq = self._state, message.seq
         if message.cluster != state.cluster and state.cluster:
             state.refuse(route, seq, "wrong-cluster", f"this is cluster {state.cluster}")
@@ -137,8 +112,11 @@ class Admission:
             state.refuse(route, seq, "wrong-shard", f"this is shard {state.shard}")
         elif state.state != "up":
             state.refuse(route, seq, "not-ready", f"{state.config.name} is {state.state}")
-        else:
+        elif message.view != state.view:
             state.refuse(route, seq, "wrong-view", f"the view is {state.view}")
+        else:
+            return False
+        return True
 
     def _may_open_session(self, route: bytes, message: Insert, now: int) -> bool:
         """Whether a new client gets a session; if not, refuse its insert.

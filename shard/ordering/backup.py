@@ -20,6 +20,7 @@ from shard.ordering.admission import (
 )
 from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
 from shard.state.guesses import Guesses
+from shard.state.replica_state import MAX_BACKLOG_BYTES
 from shard.state.sessions import HeldUnit
 from ziplog.core import distance
 from ziplog.core.entries import Expire, Place
@@ -45,8 +46,6 @@ MAX_HELD_DECISIONS: Final = 16_384
 MAX_PROMISED_UNITS: Final = 4096
 #: Most bytes of bodies that wait for the primary's decision.
 MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
-#: Most bytes not yet written to disk; above this, the backup sends no reports.
-MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
 #: The primary may batch forwards while at most this many of the latest guesses were wrong.
 COUNTED_GUESSES: Final = 256
 MAX_WRONG_GUESSES: Final = 5

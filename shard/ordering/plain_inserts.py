@@ -13,7 +13,7 @@ See docs/protocol.md, section 4.2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from shard.ordering.admission import held_unit, is_too_large
 from ziplog.core.entries import decode_body
@@ -23,11 +23,11 @@ from ziplog.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shard.ordering.role import Role
     from shard.state.replica_state import ReplicaState
-    from shard.state.sessions import HeldUnit, Session
+    from shard.state.sessions import Session
     from ziplog.core.node import Effect
     from ziplog.segments.entry import Entry
-    from ziplog.types import Gsn
     from ziplog.wire import Ahead, Forward, Insert, InsertAck
 
 #: Longest time that the path is open after a `BatchEnd`.
@@ -35,38 +35,6 @@ MAX_PLAIN_NS: Final = 50 * NS_PER_MS
 #: Longest time from one `BatchEnd` to the next while plain inserts arrive: the insert rate, for
 #: example, is measured there.
 MAX_REST_NS: Final = 5 * NS_PER_MS
-
-
-class Role(Protocol):
-    """The part of a replica that orders plain units: its primary or its backup."""
-
-    #: Whether `on_batch_end` must follow each batch of plain inserts.
-    forwards_at_once: bool
-
-    def plain_until(self, now: int, /) -> int:
-        """Return the time until which `accept_plain` may be called if nothing else happens."""
-        ...
-
-    def accept_plain(self, session: Session, unit: HeldUnit, now: int, /) -> bool:
-        """Order a new unit; return False, with nothing changed, if `accept` must do it."""
-        ...
-
-    def on_settled(self, session: Session, first_incomplete: int, now: int, /) -> None:
-        """Forget the units below the client's `first_incomplete`."""
-        ...
-
-    def on_ahead_hint(self, gsn: Gsn, now: int, /) -> bool:
-        """Decide the positions below `gsn` for readers of another shard; False: a backup cannot."""
-        ...
-
-    @property
-    def rest_until(self) -> int:
-        """Time until which the role needs no further `on_batch_end`, in ns."""
-        ...
-
-    def on_batch_end(self, now: int, /) -> list[Entry] | None:
-        """Send what a batch caused; return what became stable."""
-        ...
 
 
 class PlainInserts:

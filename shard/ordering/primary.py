@@ -17,6 +17,7 @@ from shard.ordering.awaiting_lease import UnitsAwaitingLease
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
 from shard.ordering.waiters import Waiters
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
+from shard.state.replica_state import MAX_BACKLOG_BYTES
 from ziplog.core.distance import resend_after_ns
 from ziplog.core.entries import Expire, Place, Skip
 from ziplog.core.units import NS_PER_MS
@@ -35,8 +36,6 @@ _Key = tuple[bytes, int]
 #: Most records and bytes that are decided but unstable; above this, new units wait (D23).
 MAX_UNSTABLE_RECORDS: Final = 4096
 MAX_UNSTABLE_BYTES: Final = 16 * 1024 * 1024
-#: Most bytes not yet written to disk; above this, new units wait.
-MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
 #: Most bytes and units that wait; above this, new units are refused.
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 MAX_WAITING_UNITS: Final = 65_536

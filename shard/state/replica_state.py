@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from ziplog.wire import RefusalCode
 
 
+#: Most bytes not yet written to disk; above this, new units wait, and a backup sends no reports.
+MAX_BACKLOG_BYTES: Final = 128 * 1024 * 1024
 #: Bytes of an entry on disk beside its body and gsns.
 _ENTRY_BYTES: Final = 96
 #: Time after a reader waited for this shard during which it counts as having readers.

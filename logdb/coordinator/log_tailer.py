@@ -12,6 +12,7 @@ arrived before it was sent. See docs/logdb.md, sections 6 and 8.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -62,11 +63,15 @@ class Waiter(Protocol):
 
 
 class _ReadyWaiter:
-    """Waits until the tail of the start was passed."""
+    """Waits until the tail of the start was passed; it is over when the start has failed."""
 
-    def __init__(self, resume: Callable[[], None]) -> None:
-        self.resume: Final = resume
+    def __init__(self, on_ready: Callable[[], None]) -> None:
+        self._on_ready: Final = on_ready
         self.is_over = False
+
+    def resume(self) -> None:
+        if not self.is_over:
+            self._on_ready()
 
 
 class LogTailer:
@@ -119,6 +124,8 @@ class LogTailer:
         self._retry_at = NEVER
         self._numbers: Final = itertools.count()
         self._waiters: list[tuple[int, int, Waiter]] = []
+        #: The waiter for the tail of the start; None: the tail is unknown.
+        self._ready_waiter: _ReadyWaiter | None = None
         #: Waiters for a barrier that is not requested yet, and for the one that is.
         self._unsent: list[Waiter] = []
         self._requested: list[Waiter] = []
@@ -161,14 +168,19 @@ class LogTailer:
 
     def _query_tail(self) -> None:
         """Request the log's tail: the tailer is ready when it has passed it."""
-        self._calls.call(TailRequest(self._calls.now + _REQUEST_TIMEOUT_NS), self._on_tail)
+        request = TailRequest(self._calls.now + _REQUEST_TIMEOUT_NS)
+        self._calls.call(request, partial(self._on_tail, self._subscription))
 
-    def _on_tail(self, tail: RecordId | ZiplogError) -> None:
+    def _on_tail(self, subscription: int, tail: RecordId | ZiplogError) -> None:
+        if subscription != self._subscription:
+            # The start has failed; the next one requests a tail of its own.
+            return
         if isinstance(tail, ZiplogError):
             self._query_tail()
             return
         self.tail = max(self.tail, tail.gsn)
-        self.wait_for_position(tail.gsn, _ReadyWaiter(self._on_caught_up))
+        self._ready_waiter = _ReadyWaiter(self._on_caught_up)
+        self.wait_for_position(tail.gsn, self._ready_waiter)
 
     def _on_start_failed(self, error: ZiplogError) -> None:
         if isinstance(error, NoCheckpointError) or not self._calls.core.cluster:
@@ -178,9 +190,8 @@ class LogTailer:
         self._calls.effects.append(LogWarning(f"cannot tail the log, retrying: {error}"))
 
     def _on_caught_up(self) -> None:
-        if not self.is_ready:
-            self.is_ready = True
-            self._on_ready()
+        self.is_ready = True
+        self._on_ready()
 
     # --- applying ---
 
@@ -252,6 +263,8 @@ class LogTailer:
         self._calls.call(UnsubscribeRequest(NEVER, number), ignore)
         self._calls.effects.append(LogWarning(f"lost the log, starting again: {error}"))
         self.is_ready = False
+        if self._ready_waiter is not None:
+            self._ready_waiter.is_over, self._ready_waiter = True, None
         self._retry_at = (
             self._calls.now if isinstance(error, TrimmedError) else (self._calls.now + _RETRY_NS)
         )
@@ -314,11 +327,6 @@ class LogTailer:
         self._requested = [waiter for waiter in self._requested if not waiter.is_over]
         self._waiters = [entry for entry in self._waiters if not entry[2].is_over]
         heapify(self._waiters)
-
-    @property
-    def waiter_count(self) -> int:
-        """The number of waiters."""
-        return len(self._unsent) + len(self._requested) + len(self._waiters)
 
     @property
     def progress(self) -> str:

@@ -21,6 +21,7 @@ from ziplog.wire import encode as encode_message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from logdb.coordinator.log_tailer import LogTailer
     from ziplog.core.node import Effect, Event
     from ziplog.types import RecordId
 
@@ -51,6 +52,11 @@ def commit(
     made = [Write(key, value, None, len(value or b"")) for key, value in writes.items()]
     known = [KeyRead(key, version) for key, version in reads]
     return encode(Commit(TransactionId(session, number), began, known, list(ranges), made))
+
+
+def waiter_count(tailer: LogTailer) -> int:
+    """Return the number of waiters of a tailer."""
+    return len(tailer._unsent) + len(tailer._requested) + len(tailer._waiters)
 
 
 class CoordinatorHarness:

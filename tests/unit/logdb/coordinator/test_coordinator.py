@@ -12,7 +12,16 @@ from logdb.coordinator.queries import MAX_ROWS, MAX_VALUE_BYTES
 from logdb.records import KeyRead, RangeRead, Value, encode
 from logdb.versions import digest_of
 from tests.unit.logdb.fakelog import FakeLog
-from tests.unit.logdb.glass import CLUSTER, MS, ROUTE, SESSION, CoordinatorHarness, S, commit
+from tests.unit.logdb.glass import (
+    CLUSTER,
+    MS,
+    ROUTE,
+    SESSION,
+    CoordinatorHarness,
+    S,
+    commit,
+    waiter_count,
+)
 from ziplog.client.common.requests import BarrierRequest
 from ziplog.core.node import BatchEnd, Received, Send
 from ziplog.types import RecordId
@@ -395,10 +404,10 @@ def test_expired_requests_are_forgotten_while_the_log_is_unavailable() -> None:
     )
     for number in range(1, 50):
         harness.deliver(wire.Validate(CLUSTER, number, [], []))
-    assert harness.node.tailer.waiter_count == 49
+    assert waiter_count(harness.node.tailer) == 49
     harness.pass_time(EXPIRY_NS + 2 * S)
     assert not len(harness.node.pending)
-    assert not harness.node.tailer.waiter_count
+    assert not waiter_count(harness.node.tailer)
     assert not harness.pop_sent()
 
 

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from logdb.coordinator.log_tailer import LogTailer
 from logdb.errors import NoCheckpointError
 from tests.unit.logdb.cleaner.test_checkpoint import write as write_checkpoint
-from tests.unit.logdb.fakelog import UNAVAILABLE, FakeLog, fail
-from tests.unit.logdb.glass import Core, S, commit
+from tests.unit.logdb.fakelog import SILENT_OUT, UNAVAILABLE, FakeLog, fail
+from tests.unit.logdb.glass import Core, S, commit, waiter_count
 from tests.unit.logdb.histories import UNREADABLE
 from ziplog.client.common.requests import (
     BarrierRequest,
     ConnectRequest,
     FetchRequest,
     SubscribeRequest,
+    TailRequest,
     UnsubscribeRequest,
 )
 from ziplog.client.log_tasks import LogTasks
@@ -232,7 +233,7 @@ def test_a_resumed_waiter_sees_every_earlier_record(data: st.DataObject) -> None
     bench.calls.now += 2 * S
     bench.settle()
     assert [waiter.resumed for waiter in waiters] == [1] * len(waiters)
-    assert not bench.tailer.waiter_count
+    assert not waiter_count(bench.tailer)
     assert bench.tailer.is_ready
 
 
@@ -252,6 +253,50 @@ def test_a_tailer_restarts_after_a_failure_with_a_new_state() -> None:
     assert bench.states[1] is bench.tailer.state is not bench.states[0]
     assert bench.tailer.state.records == 10
     assert len([w for w in bench.calls.pop_effects() if "starting again" in str(w)]) == 1
+
+
+def lose_log(bench: Bench) -> None:
+    bench.log.faults.append(fail(FetchRequest, UNAVAILABLE))
+    bench.poll()
+    bench.log.faults.clear()
+
+
+def check_ready_at_tail(bench: Bench) -> None:
+    """Poll a second start until the tailer is ready; it may not be before the tail."""
+    bench.calls.now += S
+    for _ in range(60):
+        bench.poll()
+        assert not bench.tailer.is_ready or bench.tailer.passed >= bench.log.tail.gsn
+    assert bench.tailer.starts == 2
+    assert bench.tailer.is_ready
+
+
+def test_a_lost_start_does_not_make_the_next_one_ready() -> None:
+    bench = Bench(filled(2500))
+    while not bench.tailer.passed:
+        bench.poll()
+    lose_log(bench)
+    assert not bench.ready
+    for number in range(2501, 6001):
+        bench.log.insert(commit(number, {b"k": b"v"}), after=bench.log.tail)
+    check_ready_at_tail(bench)
+    assert bench.ready == 1
+
+
+def test_a_late_tail_of_a_lost_start_does_not_make_the_next_one_ready() -> None:
+    log = filled(2500)
+    # The search for a checkpoint also requests the tail.
+    log.faults.append(fail(TailRequest, SILENT_OUT, after=1))
+    bench = Bench(log)
+    pending = bench.core.pending.items()
+    (late,) = [call for call, request in pending if isinstance(request, TailRequest)]
+    lose_log(bench)
+    tail = log.tail
+    for number in range(2501, 6001):
+        log.insert(commit(number, {b"k": b"v"}), after=log.tail)
+    bench.calls._callbacks[late](tail)
+    check_ready_at_tail(bench)
+    assert bench.ready == 1
 
 
 def test_a_trimmed_log_without_a_checkpoint_is_a_final_failure() -> None:
@@ -295,7 +340,7 @@ def test_finished_waiters_are_forgotten() -> None:
     for waiter in waiters[::2]:
         waiter.is_over = True
     bench.tailer.drop_finished_waiters()
-    assert bench.tailer.waiter_count == 3
+    assert waiter_count(bench.tailer) == 3
     bench.settle()
     assert [waiter.resumed for waiter in waiters] == [0, 1, 0, 0, 0, 0]
     bench.log.insert(commit(9, {b"k": b"v"}), after=bench.log.owner(10**9))

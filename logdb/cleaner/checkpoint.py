@@ -180,6 +180,10 @@ def _search_range(start: int, stop: int) -> Generator[Request | list[Request], A
         except TrimmedError as error:
             end = error
             start = error.first.gsn
+        except ZiplogError:
+            if subscription:
+                yield UnsubscribeRequest(NEVER, subscription)
+            raise
         if subscription:
             yield UnsubscribeRequest(NEVER, subscription)
     return found, end

@@ -23,10 +23,16 @@ from logdb.records import (
 )
 from tests.properties import examples
 from tests.unit.logdb.fakelog import UNAVAILABLE, FakeLog, fail
-from ziplog.client.common.requests import ReadRequest, Request, TailRequest
+from ziplog.client.common.requests import (
+    FetchRequest,
+    ReadRequest,
+    Request,
+    SubscribeRequest,
+    TailRequest,
+)
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Wakeup
-from ziplog.errors import UnavailableError, ZiplogError
+from ziplog.errors import UnavailableError
 from ziplog.types import RecordId
 
 ME = b"writer--"
@@ -280,10 +286,12 @@ def test_an_unreadable_checkpoint_is_neither_skipped_nor_replayed_without() -> N
     assert search(log)[0] == first
 
 
-def test_an_unavailable_log_ends_the_search_with_its_error() -> None:
+@pytest.mark.parametrize("kind", [TailRequest, SubscribeRequest, FetchRequest])
+def test_an_unavailable_log_ends_the_search_with_its_error(kind: type[Request]) -> None:
     log = FakeLog()
-    log.faults.append(fail(TailRequest, UNAVAILABLE))
-    assert isinstance(search(log), ZiplogError)
+    fill(log, 3)
+    log.faults.append(fail(kind, UNAVAILABLE))
+    assert isinstance(search(log), UnavailableError)
 
 
 @examples(150)

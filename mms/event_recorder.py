@@ -48,8 +48,9 @@ MAX_PENDING: Final = 64
 _MAX_TEXT: Final = 200
 #: Number of latest events that a repeated one is compared with.
 _COMPARED: Final = 32
-#: Kinds of events that may happen again; others are those of one command.
-_REPEATABLE: Final = frozenset({"leader", "node"})
+#: Kinds of events that may happen again with an equal text; others are those of one command. In a
+#: container every process of a server has the same number.
+_REPEATABLE: Final = frozenset({"leader", "node", "restart"})
 _NS_PER_US: Final = 1000
 _LEADS: Final = "leads its Raft group"
 #: By state of a node: why.

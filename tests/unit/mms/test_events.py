@@ -63,6 +63,17 @@ def test_states_and_restarts_of_servers() -> None:
     ]
 
 
+def test_every_restart_is_recorded_though_the_process_has_the_same_number() -> None:
+    world = working()
+    before = len(world.events())
+    server = world.servers[1]
+    for incarnation in (2, 3, 4):
+        server.incarnation = incarnation
+        world.run(2 * S)
+    restarts = [one for one in world.events()[before:] if one[0] == "restart"]
+    assert restarts == [("restart", 0, server.name, "restarted, process 99")] * 3
+
+
 def test_a_pause_of_the_leader_is_no_silence_of_the_nodes() -> None:
     world = working()
     before = world.events()

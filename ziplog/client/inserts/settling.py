@@ -64,8 +64,9 @@ class SettledReports:
                 self._idle[shard] = idle
             if idle.reports < len(PAUSES_NS) and self._context.now >= idle.due:
                 self._report(window)
-                idle.due = self._context.now + PAUSES_NS[idle.reports]
                 idle.reports += 1
+                if idle.reports < len(PAUSES_NS):
+                    idle.due = self._context.now + PAUSES_NS[idle.reports]
             if idle.reports < len(PAUSES_NS):
                 self._context.set_timer(idle.due)
 

@@ -107,12 +107,13 @@ class ArchiveSupervisor:
                 event_log.exception("the archive's supervisor failed")
             if self._stopping.is_set():
                 return
-            lived_s = time.monotonic() - started
-            pause_s = _PAUSE_S if lived_s > _MAX_PAUSE_S else min(2 * pause_s, _MAX_PAUSE_S)
+            if time.monotonic() - started > _MAX_PAUSE_S:
+                pause_s = _PAUSE_S
             event_log.warning("the archive has ended and is restarted", pause_s=pause_s)
             until = time.monotonic() + pause_s
             while not self._stopping.is_set() and (left_s := until - time.monotonic()) > 0:
                 self._sleep(left_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _sleep(self, timeout_s: float | None) -> None:
         """Wait until another thread wakes this one."""
@@ -159,9 +160,9 @@ class ArchiveSupervisor:
                 with suppress(OSError):
                     child.stdin.write(b"\n")
             is_done = notified >= self._sealed
-            check_s = _CHECK_S if is_done else min(2 * check_s, _MAX_CHECK_S)
             stdout = child.stdout.fileno()
             ready = _ready([self._wake_reader, stdout], None if is_done else check_s)
+            check_s = min(2 * check_s, _MAX_CHECK_S)
             if self._wake_reader in ready:
                 self._drain_wakeups()
                 check_s = _CHECK_S

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -171,18 +172,43 @@ def test_an_archive_that_dies_is_started_again(kept: Callable[..., Kept]) -> Non
 def test_one_that_cannot_start_is_left_alone_ever_longer(
     kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "_MAX_PAUSE_S", 1000.0)
+    monkeypatch.setattr(keeper_module, "_PAUSE_S", 1.0)
+    monkeypatch.setattr(keeper_module, "_MAX_PAUSE_S", 10.0)
     pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        one.keeper._drain_wakeups()
+
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
     one.keeper._command = ["/nonexistent"]
-    monkeypatch.setattr(one.keeper, "_sleep", lambda seconds: pauses.append(seconds) or _pass(one))
+    # Time passes only while the supervisor sleeps.
+    monkeypatch.setattr(keeper_module, "time", SimpleNamespace(monotonic=lambda: sum(pauses)))
+    monkeypatch.setattr(one.keeper, "_sleep", sleep)
     one.keeper.on_sealed(10)
-    wait_until(lambda: len({round(p, 1) for p in pauses if p}) > 3, "the pauses grow")
+    wait_until(lambda: len(pauses) > 5, "the pauses grow")
     monkeypatch.undo()
+    assert pauses[:6] == [1, 2, 4, 8, 10, 10]
 
 
-def _pass(one: Kept) -> None:
-    one.keeper._drain_wakeups()
+def test_it_checks_ever_less_often_whether_a_segment_is_stable(
+    kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "_MAX_CHECK_S", 0.03)
+    waits: list[float] = []
+    ready = keeper_module._ready
+
+    def record(files: list[int], wait: float | None) -> set[int]:
+        if wait is not None:
+            waits.append(wait)
+        return ready(files, wait)
+
+    monkeypatch.setattr(keeper_module, "_ready", record)
+    one = kept(ArchiveFacts(CLUSTER, 0, 1))
+    one.keeper.on_sealed(10)
+    wait_until(lambda: waits[-1:] == [0.03], "the intervals grow")
+    assert waits[0] == 0.01
+    assert waits[-3:] == [0.01, 0.02, 0.03]
 
 
 def test_a_port_that_comes_in_parts(kept: Callable[..., Kept]) -> None:

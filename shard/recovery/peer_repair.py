@@ -65,7 +65,6 @@ class Repair:
         self._received_bytes = 0
         #: Number of failed requests; it selects the next peer.
         self._failures = 0
-        self._is_requested = False
         #: When the request times out, and when to search for damage again.
         self._due = self._retry_due = 0
         #: The store reports damage that may be repairable.
@@ -182,10 +181,8 @@ class Repair:
         elif self._recovery.repair_view != self._view:
             # A later read starts the repair again.
             self._hole, self._received = None, []
-        elif self._is_requested:
-            self._try_next_peer("no replica answers", now)
         else:
-            self._request(now)
+            self._try_next_peer("no replica answers", now)
 
     def _restart(self, now: int) -> None:
         self._received, self._received_bytes = [], 0
@@ -194,10 +191,10 @@ class Repair:
     def _request(self, now: int) -> None:
         state = self._state
         assert self._view is not None, "no request is allowed now"
-        self._is_requested, self._due = True, now + _ANSWER_NS
+        self._due = now + _ANSWER_NS
         after, view = self._last_known()
-        question = Fetch(state.cluster, state.shard, self._view, state.server, after, view, 0)
-        state.send(self._peer, question)
+        request = Fetch(state.cluster, state.shard, self._view, state.server, after, view, 0)
+        state.send(self._peer, request)
 
     @property
     def _peer(self) -> bytes:
@@ -221,12 +218,7 @@ class Repair:
     def on_fetched(self, route: bytes, answer: Fetched, now: int) -> bool:
         """Handle an answer; return whether it was one to the last request."""
         view = self._recovery.repair_view
-        if (
-            self._hole is None
-            or not self._is_requested
-            or route != self._peer
-            or view != self._view
-        ):
+        if self._hole is None or route != self._peer or view != self._view:
             return False
         request = answer.view, answer.after, answer.after_view, answer.session
         if request != (view, *self._last_known(), 0):

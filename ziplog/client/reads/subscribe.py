@@ -24,7 +24,6 @@ from ziplog.client.common.requests import (
     ProgressRequest,
     SpeculateRequest,
     SubscribeRequest,
-    UnsubscribeRequest,
 )
 from ziplog.client.reads.known_rows import TableSearches
 from ziplog.client.reads.log_reader import LogReader, LogReaders
@@ -34,6 +33,7 @@ from ziplog.errors import ClosedError, ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ziplog.client.common.requests import UnsubscribeRequest
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.known_rows import Archives
@@ -148,7 +148,6 @@ class Subscriptions(LogReaders):
             SpeculateRequest: self.speculate,
             EventsRequest: self.fetch,
             ProgressRequest: self.progress,
-            UnsubscribeRequest: self.unsubscribe,
             ArchiveReply: self.table_searches.on_reply,
         }
 

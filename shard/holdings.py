@@ -1,4 +1,4 @@
-"""The holdings of a stopped storage server: `python -m shard --holdings` (see `ziplog.core`).
+"""The holdings of a stopped server: `python -m shard --holdings` (see `ziplog.core.holdings`).
 
 Rule: the directory is locked while it is read, and no stored data changes. The whole log is read,
 because watermark records in all segments have leases (docs/protocol.md, section 16).
@@ -49,14 +49,14 @@ class _Log:
                 assert isinstance(mark, WatermarkRecord), "the header has the kind"
                 self.mark = mark
                 extend_runs(self.runs, mark.leases)
-            elif found.is_numbered and not found.fseq >= limit > 0:
+            elif found.is_numbered and (not limit or found.fseq < limit):
                 self.last_view = max(self.last_view, view_of(data, found))
                 self.end = max(self.end, found.last + 1)
                 if found.kind == PLACE:
                     self.records_end = max(self.records_end, found.last + 1)
 
 
-def read(path: Path, cluster: str, node: str, *, wire: int = 1) -> ServerHoldings:
+def read(path: Path, cluster: str, node: str, *, wire: int) -> ServerHoldings:
     """Return what the data directory of `node` of `cluster` holds.
 
     `wire`: the wire version in use according to the directory.
@@ -70,12 +70,12 @@ def read(path: Path, cluster: str, node: str, *, wire: int = 1) -> ServerHolding
         raise UnavailableError(f"there is no data directory {path}; put it back")
     directory = DataDirectory(path, cluster, node)
     try:
-        return msgspec.structs.replace(_read(directory, node), wire=wire)
+        return _read(directory, node, wire)
     finally:
         directory.close()
 
 
-def _read(directory: DataDirectory, name: str) -> ServerHoldings:
+def _read(directory: DataDirectory, name: str, wire: int) -> ServerHoldings:
     log = _Log()
     names = [path.name for path in directory.segments.iterdir()]
     for listed in listed_segments(names):
@@ -100,4 +100,5 @@ def _read(directory: DataDirectory, name: str) -> ServerHoldings:
         log.runs,
         mark.placement if mark else None,
         mark.limit if mark else 0,
+        wire,
     )

@@ -96,7 +96,7 @@ def _holdings(cluster: SimCluster) -> dict[str, ServerHoldings]:
     for name, disk in cluster.disks.items():
         path = disk.path(name)
         if path.exists():
-            found[name] = holdings.read(path, cluster.config.name, name)
+            found[name] = holdings.read(path, cluster.config.name, name, wire=1)
     return found
 
 

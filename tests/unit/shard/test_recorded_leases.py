@@ -162,7 +162,7 @@ def test_each_file_begins_with_the_leases_above_the_frontier(tmp_path: Path) -> 
     opened.trim(NEXT.base + 5)
     assert opened.close()
     server.close()
-    found = holdings.read(tmp_path / "shard-0-0", "c", "shard-0-0")
+    found = holdings.read(tmp_path / "shard-0-0", "c", "shard-0-0", wire=1)
     names = [path.name for path in (tmp_path / "shard-0-0" / "segments").glob("*.seg")]
     assert not any(name.startswith("00000001-") for name in names)
     assert [run.last.number for run in found.runs] == [2, 3]
@@ -174,9 +174,10 @@ def test_holdings_describe_a_crashed_server(tmp_path: Path) -> None:
     server.delete_checkpoint()
     written(path, mark(1, LEASE), place(1, 3), place(2, 5), mark(4, NEXT))
     with pytest.raises(UnavailableError, match="in use by process"):
-        holdings.read(path, "c", "shard-0-0")
+        holdings.read(path, "c", "shard-0-0", wire=1)
     server.close()
-    found = holdings.read(path, "c", "shard-0-0")
+    found = holdings.read(path, "c", "shard-0-0", wire=2)
+    assert found.wire == 2
     assert (found.view, found.last_view, found.lease) == (0, 1, 2)
     assert (found.end, found.records_end, found.cluster) == (6, 6, CLUSTER)
     assert [run.count for run in found.runs] == [2]
@@ -184,5 +185,5 @@ def test_holdings_describe_a_crashed_server(tmp_path: Path) -> None:
 
 def test_missing_directory_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="there is no data directory"):
-        holdings.read(tmp_path / "shard-0-0", "c", "shard-0-0")
+        holdings.read(tmp_path / "shard-0-0", "c", "shard-0-0", wire=1)
     assert not list(tmp_path.iterdir())

@@ -147,10 +147,10 @@ class Stragglers:
                 return lease.base + index * lease.epoch_size
         return 0
 
-    def park(self, now: int, members: int) -> bool:
-        """Park the stragglers among `members` members; return whether there was any."""
+    def park(self, now: int, members: int) -> None:
+        """Park the stragglers among `members` members."""
         if 2 * len(self._late_shards) > len(self._checks):
-            return False  # Most shards are late, so the cause is elsewhere.
+            return  # Most shards are late, so the cause is elsewhere.
         late = [
             shard
             for shard in sorted(self._late_shards)
@@ -164,7 +164,6 @@ class Stragglers:
                 duration = min(2 * before.duration, _MAX_PARKED_NS)
             self._parked[shard] = _Parked(now, duration)
             self.forget(shard)
-        return bool(late)
 
     def is_parked(self, shard: int, now: int) -> bool:
         """Whether the shard must stay out of the leases now."""

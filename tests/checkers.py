@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shard.replica import Replica
+from shard.state.sessions import END
 from tests.world import shard_names
 from ziplog.core.entries import Place, Skip, decode_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from shard.state.sessions import Sessions
     from tests.actors import Client, Job, Reader
     from tests.world import World
+    from ziplog.core.entries import SessionTable
     from ziplog.core.view import LeaseRun
     from ziplog.segments.entry import Entry
 
@@ -34,6 +37,11 @@ def decided(world: World, name: str) -> list[Entry]:
 
 def places(world: World, name: str) -> list[Place]:
     return [e.decision for e in decided(world, name) if isinstance(e.decision, Place)]
+
+
+def session_tables(sessions: Sessions) -> list[SessionTable]:
+    """Return the tables of all decided units, in client order."""
+    return sessions.part((b"", 0), END)[0]
 
 
 def check_held(world: World, client: Client, jobs: Iterable[Job]) -> None:

@@ -385,10 +385,6 @@ class Sessions:
             for unit in session.units.values():
                 unit.route = b""
 
-    def tables(self) -> list[SessionTable]:
-        """Return tables of all decided units, in client order."""
-        return self.part((b"", 0), END)[0]
-
     def part(
         self, after: tuple[bytes, int], limit_bytes: int, clients: Sequence[bytes] | None = None
     ) -> tuple[list[SessionTable], bool]:

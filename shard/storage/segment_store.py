@@ -104,7 +104,6 @@ class SegmentStore(SegmentReader):
         segment_bytes: int = 64 * MIB,
         cache_bytes: int = 64 * MIB,
         reserve_bytes: int = 64 * MIB,
-        on_event: Callable[[Event], None] | None = None,
         on_halt: Callable[[str], object] = halt,
     ) -> SegmentStore:
         """Open the store in `directory`; create it if it does not exist.
@@ -118,7 +117,6 @@ class SegmentStore(SegmentReader):
             segment_bytes: size at which a segment is followed by a new one.
             cache_bytes: memory for recent entries.
             reserve_bytes: free space below which the store is full.
-            on_event: receives `Persisted` and `StorageChanged` on another thread, see `start`.
             on_halt: ends the process when the content of the disk is unknown.
 
         """
@@ -137,12 +135,13 @@ class SegmentStore(SegmentReader):
         )
         for first, last in store.damage:
             event_log.error("entries are damaged", directory=str(directory), first=first, last=last)
-        if on_event is not None:
-            store.start(on_event)
         return store
 
     def start(self, on_event: Callable[[Event], None]) -> None:
-        """Start the flusher, which reports to `on_event` (see `open`). Call once."""
+        """Start the flusher. Call once.
+
+        `on_event` receives `Persisted` and `StorageChanged` on another thread.
+        """
         self._flusher.set_listener(on_event)
         self._flusher.start()
 

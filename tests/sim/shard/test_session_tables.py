@@ -15,6 +15,7 @@ from shard.state.replica_state import ReplicaState
 from shard.state.session_tables import SessionTableWriter
 from shard.state.sessions import END, HeldUnit, Sessions, end_of_table
 from shard.state.slots import pack, unpack
+from tests.checkers import session_tables
 from tests.memory_store import MemoryStore
 from tests.properties import examples
 from ziplog.core.entries import Expire, Place, SessionTable, SettledUnit
@@ -234,7 +235,7 @@ def test_any_sessions_are_served_in_frames_and_adopted_equal(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_transfer, "_ANSWER_TABLE_BYTES", limit)
         assert known(join(state).sessions) == known(state.sessions)
-    assert state.sessions.tables() == join(state).sessions.tables()
+    assert session_tables(state.sessions) == session_tables(join(state).sessions)
 
 
 # --- on disk ---------------------------------------------------------------------------------

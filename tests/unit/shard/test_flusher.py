@@ -59,7 +59,8 @@ class Events:
 
 def test_what_is_appended_is_flushed_by_itself(opened: Opened) -> None:
     events = Events()
-    store = opened(flush_interval_ms=5, on_event=events)
+    store = opened(flush_interval_ms=5)
+    store.start(events)
     for fseq in range(1, 200):
         store.append(place(fseq, [fseq], bytes(100)))
         if fseq % 40 == 1:
@@ -87,7 +88,8 @@ def test_persisted_is_reported_after_fdatasync_only(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Events()
-    store = opened(flush_interval_ms=1, on_event=events)
+    store = opened(flush_interval_ms=1)
+    store.start(events)
     entered, go_on, real = threading.Event(), threading.Event(), os.fdatasync
 
     def slow(fd: int) -> None:
@@ -108,7 +110,8 @@ def test_persisted_is_reported_after_fdatasync_only(
 
 def test_the_thread_sleeps_while_nothing_comes(opened: Opened) -> None:
     events = Events()
-    store = opened(flush_interval_ms=1, on_event=events)
+    store = opened(flush_interval_ms=1)
+    store.start(events)
     inner = store._flusher
     for fseq in range(1, 4):
         store.append(place(fseq, [fseq]))
@@ -125,7 +128,8 @@ def test_an_entry_that_comes_when_the_thread_turns_in_is_flushed(
     opened: Opened,
 ) -> None:
     events = Events()
-    store = opened(flush_interval_ms=1, on_event=events)
+    store = opened(flush_interval_ms=1)
+    store.start(events)
 
     class Racing(deque[Any]):
         """A queue that receives an entry just after the thread saw it empty."""
@@ -167,7 +171,8 @@ def test_a_failed_fdatasync_in_the_thread_halts(
 ) -> None:
     halted = threading.Event()
     events = Events()
-    store = opened(flush_interval_ms=1, on_event=events, on_halt=lambda _: halted.set())
+    store = opened(flush_interval_ms=1, on_halt=lambda _: halted.set())
+    store.start(events)
 
     def fail(fd: int) -> None:
         raise OSError(errno.EIO, "I/O error")
@@ -204,7 +209,8 @@ def test_entries_without_space_wait_and_are_written_later(
 ) -> None:
     disk = SmallDisk(monkeypatch, 5_000)
     events = Events()
-    store, oracle = opened(segment_bytes=2_000, flush_interval_ms=1, on_event=events), Oracle()
+    store, oracle = opened(segment_bytes=2_000, flush_interval_ms=1), Oracle()
+    store.start(events)
     for _ in range(30):
         apply(store, oracle, ("place", 0, [1], 200))
     events.wait_for_full()
@@ -310,7 +316,8 @@ def test_below_the_reserve_it_is_full_and_goes_on_writing(
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(flusher, "_FULL_RETRY_S", 0.001)
     events = Events()
-    store = opened(reserve_bytes=8_000, on_event=events)
+    store = opened(reserve_bytes=8_000)
+    store.start(events)
     assert events.wait_for_full().startswith("0.0 MiB free, the limit is 0.0 MiB"), "at the start"
     store.append(place(1, [1]))
     assert store.flush()

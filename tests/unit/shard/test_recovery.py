@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.checkers import places
+from tests.checkers import places, session_tables
 from tests.unit.shard.recovery_world import (
     BACKUP,
     LEASE,
@@ -323,7 +323,7 @@ def test_lost_data_directory_is_filled_again() -> None:
     recover(world, PRIMARY, BACKUP)
     assert log(world, BACKUP) == log(world, PRIMARY)
     states = [replica(world, name)._state for name in (PRIMARY, BACKUP)]
-    assert states[0].sessions.tables() == states[1].sessions.tables()
+    assert session_tables(states[0].sessions) == session_tables(states[1].sessions)
     assert states[1].stream.stable == states[1].stream.last
 
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 from msgspec.structs import replace
 
-from tests.checkers import decided, places
+from tests.checkers import decided, places, session_tables
 from tests.unit.shard.recovery_world import (
     BACKUP,
     LEASE,
@@ -208,7 +208,7 @@ def test_witness_takes_over_the_survivors_log_in_the_place_of_its_own() -> None:
     order(world, decision(frozen), BACKUP, THIRD)
     assert world.run_until(lambda: joined(world, BACKUP, THIRD), 1 * S)
     assert log(world, THIRD) == log(world, BACKUP)
-    tables = [replica(world, name)._state.sessions.tables() for name in (BACKUP, THIRD)]
+    tables = [session_tables(replica(world, name)._state.sessions) for name in (BACKUP, THIRD)]
     assert tables[0] == tables[1]
 
 

@@ -50,11 +50,6 @@ class LeaseMap:
         return len(self._runs)
 
     @property
-    def last(self) -> Lease | None:
-        """The last known lease."""
-        return self._runs[-1].last if self._runs else None
-
-    @property
     def shards(self) -> set[int]:
         """The shards that are members of a known lease."""
         return set(self._shards)

@@ -83,12 +83,15 @@ def is_any_in_limbo(members: Sequence[Member], now: int) -> bool:
     return any(report is not None and report.state == "limbo" for report in reports)
 
 
-def best(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the primary, if it is in the latest view, or else the longest log of that view."""
-    latest = max((one.report.view for one in candidates), default=0)
+def best(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the primary, if it is in the latest view, or else the longest log of that view.
+
+    `candidates`: at least one.
+    """
+    latest = max(one.report.view for one in candidates)
     in_latest = [one for one in candidates if one.report.view == latest]
     primary = next((one for one in in_latest if one.member.index == 0), None)
-    return primary or max(in_latest, key=lambda one: one.holds, default=None)
+    return primary or max(in_latest, key=lambda one: one.holds)
 
 
 def longest(candidates: Sequence[Candidate]) -> Candidate | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from failure_handler.candidate_selection import is_any_in_limbo
 from ziplog.core.histogram import Histogram
 from ziplog.wire import Durations, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from failure_handler.members import Member
 
@@ -49,15 +50,14 @@ class Counters:
             _count(self._suspicions, shard)
         self._suspected[shard] = (first, now)
 
-    def on_begin(self, shard: int, members: Iterable[Member], now: int) -> None:
+    def on_begin(self, shard: int, members: Sequence[Member], now: int) -> None:
         """Count an attempt to recover a shard; of several in a row, the first."""
         if shard in self._began_at:
             return
         first, last = self._suspected.get(shard, (now, now))
         self._began_at[shard] = first if now - last < _NEW_SUSPICION_NS else now
-        reports = [member.recent_report(now) for member in members]
-        has_restarted = any(report is not None and report.state == "limbo" for report in reports)
-        _count(self._recoveries, (shard, _CAUSES[0] if has_restarted else _CAUSES[1]))
+        cause = _CAUSES[0] if is_any_in_limbo(members, now) else _CAUSES[1]
+        _count(self._recoveries, (shard, cause))
 
     def on_finish(self, shard: int, now: int) -> None:
         """Count the duration of a recovery that ended."""

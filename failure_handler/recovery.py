@@ -233,13 +233,12 @@ class Recovery:
         first = known.confirmed if known is not None else view
         candidates = [] if has_forgotten else in_view(members, placement, first, view, now)
         candidates = [one for one in candidates if one.member.index not in excluded]
+        chosen: Candidate | None
         if candidates:
             if self._waits_for_primary(candidates, now):
                 return False
             chosen = best(candidates)
-            from_limbo = (
-                known is not None and chosen is not None and _is_same_as_before(known, chosen)
-            )
+            from_limbo = known is not None and _is_same_as_before(known, chosen)
         else:
             all_of_them = in_limbo(members, first, now)
             if known is None:  # The latest view of any of them is the current one.

@@ -17,12 +17,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from ziplog.core.fields import Unsigned
+from ziplog.core.fields import MAX_SHARDS, Unsigned
 from ziplog.types import Fseq, Gsn, ShardId, View
 from ziplog.wire import LogDigest
-
-#: Maximum number of shards with a recovery.
-MAX_SHARDS: Final = 65_536
 
 Server = Annotated[int, msgspec.Meta(ge=0, lt=16)]
 

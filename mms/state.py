@@ -41,6 +41,7 @@ from mms.commands import (
 from mms.cursor_table import CursorTable
 from mms.event_history import EventHistory
 from mms.snapshot import Recovering, Retired, Snapshot
+from ziplog.core.fields import MAX_SHARDS
 from ziplog.core.gsn import MAX_ROUND
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Placement, ShardState, run_of
 
@@ -57,8 +58,7 @@ MAX_LEASE_SIZE: Final = 2**28
 _KEPT_DIGESTS: Final = 4096
 #: Maximum number of possible losses; the oldest are dropped.
 MAX_LOSSES: Final = 1000
-#: Maximum number of shards, retired ones included, and of bytes of their encoded placements.
-MAX_SHARDS: Final = 16_384
+#: Maximum number of bytes of the encoded placements of all shards, retired ones included.
 MAX_PLACEMENTS_BYTES: Final = 4 * 1024 * 1024
 
 

@@ -22,7 +22,6 @@ from mms.snapshot import Snapshot
 from mms.state import (
     MAX_LOSSES,
     MAX_PLACEMENTS_BYTES,
-    MAX_SHARDS,
     ClusterState,
 )
 from shard.ordering.admission import MAX_UNIT_BYTES
@@ -43,7 +42,7 @@ from ziplog.core.cursors import (
     CursorMove,
 )
 from ziplog.core.entries import Decision, Place, Unit
-from ziplog.core.fields import MAX_UNIT_RECORDS
+from ziplog.core.fields import MAX_SHARDS, MAX_UNIT_RECORDS
 from ziplog.core.gsn import MAX_ROUND
 from ziplog.core.node import Broadcast, Committed, LeaderChanged, Propose, Received, Restored, Send
 from ziplog.core.view import (

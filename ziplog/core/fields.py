@@ -12,6 +12,8 @@ from ziplog.types import Gsn
 MAX_FRAME: Final = 16 * 1024 * 1024
 #: Maximum number of records in a unit.
 MAX_UNIT_RECORDS: Final = 4096
+#: Maximum number of shards of a cluster, retired ones included.
+MAX_SHARDS: Final = 16_384
 
 Cluster = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=MAX_UNIT_RECORDS)]

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from pysyncobj import serializer, syncobj
 
 from tests.raft.node import put_back_shipped
 from tests.sim.hashing import printed_under_any_hashes
@@ -285,7 +286,7 @@ def test_the_most_advanced_machine_is_there_after_all_nodes_left() -> None:
 
 
 def test_the_library_is_as_it_was_after_a_simulation() -> None:
-    modules = (*adapter.FOREIGN, journal, snapshot, pysyncobj_adapter, raft_node, adapter)
+    modules = (serializer, syncobj, journal, snapshot, pysyncobj_adapter, raft_node, adapter)
     before = [dict(vars(module)) for module in modules]
     with contextlib.suppress(ZeroDivisionError), virtual(Kernel(0)):
         assert [dict(vars(module)) for module in modules] != before

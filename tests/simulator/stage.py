@@ -14,6 +14,8 @@ import io
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+from pysyncobj import serializer, syncobj
+
 from tests.simulator.kernel import S
 from tests.simulator.streams import Host, Wire
 from ziplog.raft import journal, pysyncobj_adapter, raft, raft_node
@@ -150,7 +152,6 @@ def virtual(kernel: Kernel) -> Iterator[None]:
     global _stage  # noqa: PLW0603 - the library's modules are there once
     assert _stage is None, "one simulation at a time"
     _stage = found = Stage(kernel)
-    syncobj, serializer = raft.FOREIGN
     files = SimpleNamespace(path=SimpleNamespace(isfile=found.exists))
     names = SimpleNamespace(token_hex=lambda count: kernel.random.randbytes(count).hex())
     stand_ins: list[tuple[ModuleType, str, Any]] = [

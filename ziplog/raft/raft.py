@@ -19,7 +19,6 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pysyncobj.config
-import pysyncobj.serializer
 import pysyncobj.syncobj
 
 from ziplog.core.node import LeaderChanged, PeersChanged
@@ -44,8 +43,6 @@ _TICK_S: Final = 0.05
 _LONE_TICK_S: Final = 0.25
 #: Pause after a failed tick: the next one may fail as well.
 _FAILED_TICK_S: Final = 0.01
-#: The library's modules that read a clock, draw random numbers or open files.
-FOREIGN: Final = (pysyncobj.syncobj, pysyncobj.serializer)
 #: Maximum size of a command, in bytes; a journal record is a little larger.
 MAX_COMMAND: Final = 16 * 1024 * 1024
 

@@ -144,7 +144,7 @@ class Snapshots:
             self.drop(number)
 
     def check(self) -> None:
-        """Raise AssertionError when an invariant is broken."""
+        """Assert the invariants."""
         versions = []
         version = self._oldest
         while version is not None:

@@ -42,7 +42,7 @@ class DurabilityLevel:
             for server in self._servers.replicas(shard)
         }
 
-    def check(self, epoch: Epoch, now: int) -> list[Effect]:
+    def propose(self, epoch: Epoch, now: int) -> list[Effect]:
         """Propose the level in force, if it has changed. For the leader.
 
         Args:

@@ -156,7 +156,7 @@ class EventRecorder:
             text = f"restarted, process {heartbeat.pid}"
             self.note("restart", text, now, shard=server.shard, node=server.name)
 
-    def check(self, servers: Servers, handlers: FailureHandlers, now: int) -> list[Effect]:
+    def tick(self, servers: Servers, handlers: FailureHandlers, now: int) -> list[Effect]:
         """Note changed states once a second, and propose what is noted."""
         if now >= self._check_at:
             self._check_at = now + CHECK_NS

@@ -1,4 +1,4 @@
-"""Read barriers: linearizable reads at the leader, in the manner of Raft's ReadIndex.
+"""Read barriers: linearizable reads at the leader, confirmed by commands in the Raft log.
 
     new -- a barrier is proposed for all new requests --> waiting -- it is committed --> answered
 

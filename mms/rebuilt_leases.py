@@ -47,7 +47,7 @@ class Span(NamedTuple):
         return self.first.base + self.leases * self.size
 
     @property
-    def last_epoch(self) -> int:
+    def stop_epoch(self) -> int:
         """The first epoch after them."""
         return self.first.first_epoch + self.leases * self.first.epochs
 
@@ -69,7 +69,7 @@ def rebuilt_runs(servers: Sequence[ServerHoldings], trim: int) -> list[LeaseRun]
     spans = _cover_records(spans, servers)
     number = 1 + max(server.lease for server in servers) + MAX_UNRECORDED
     last = spans[-1]
-    gap = _lease(last.stop, last.last_epoch, _EPOCHS, MAX_LEASE_SIZE // _EPOCHS, ())
+    gap = _lease(last.stop, last.stop_epoch, _EPOCHS, MAX_LEASE_SIZE // _EPOCHS, ())
     # Recoveries decided positions up to the end of leases that no server may have recorded.
     beyond = max(known_end(servers) - last.stop, 0)
     spans.append(Span(gap, MAX_UNRECORDED + -(-beyond // MAX_LEASE_SIZE)))
@@ -127,7 +127,7 @@ def _fill_holes(spans: list[Span], servers: Sequence[ServerHoldings]) -> list[Sp
         if span.first.base > stop:
             filled += _filling(stop, epoch, span.first, members)
         filled.append(span)
-        stop, epoch = span.stop, span.last_epoch
+        stop, epoch = span.stop, span.stop_epoch
     return filled
 
 
@@ -146,7 +146,7 @@ def _filling(start: int, epoch: int, after: Lease, members: tuple[Member, ...]) 
         if count:
             each = gcd(count, MAX_LEASE_SIZE // size)
             spans.append(Span(_lease(start, epoch, each, size, members), count // each))
-            start, epoch = spans[-1].stop, spans[-1].last_epoch
+            start, epoch = spans[-1].stop, spans[-1].stop_epoch
     return spans
 
 
@@ -158,7 +158,7 @@ def _cover_records(spans: list[Span], servers: Sequence[ServerHoldings]) -> list
         count = -(-(max(one.records_end for one in late) - last.stop) // MAX_LEASE_SIZE)
         members = _members(one.placement.shard for one in late if one.placement)
         size = MAX_LEASE_SIZE // _EPOCHS
-        spans = [*spans, Span(_lease(last.stop, last.last_epoch, _EPOCHS, size, members), count)]
+        spans = [*spans, Span(_lease(last.stop, last.stop_epoch, _EPOCHS, size, members), count)]
     return spans
 
 
@@ -178,7 +178,7 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
         if (
             before is not None
             and before.shape == span.shape
-            and (before.stop, before.last_epoch) == (span.first.base, span.first.first_epoch)
+            and (before.stop, before.stop_epoch) == (span.first.base, span.first.first_epoch)
         ):
             joined[-1] = Span(before.first, before.leases + span.leases)
         else:

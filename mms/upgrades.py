@@ -71,7 +71,7 @@ class Peers:
         return any(src == node.name.encode() for node in self._nodes)
 
     def on_node_info(self, src: bytes, info: NodeInfo, now: int) -> bool:
-        """Store a node's description; return whether it came over this node's own connection."""
+        """Store what a node of this service sent of itself; return whether it did."""
         if src.decode(errors="replace") != info.node or info.role != "membership":
             return False
         self._last_infos[info.node] = (info, now)

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _holdings(config: ClusterConfig, name: str) -> ServerHoldings:
-    config.shard_of(name)
+    config.shard_of(name)  # It raises ConfigError if there is no such server.
     path = config.data_dir / name
     return holdings.read(path, config.name, name, wire=wire_file.read(path, this_release()))
 

@@ -402,7 +402,7 @@ def _commit(
     after = db.known_position
     largest = db.limits.max_payload_bytes
     writes, separate = _inline(
-        values, min(INLINE_BYTES, largest - _min_record_bytes(reads, ranges, values))
+        values, min(INLINE_BYTES, largest - _bytes_without_values(reads, ranges, values))
     )
     if separate:
         stored = yield from _store(separate, after, deadline)
@@ -428,7 +428,7 @@ def _commit(
     return decided
 
 
-def _min_record_bytes(
+def _bytes_without_values(
     reads: list[KeyRead], ranges: list[RangeRead], values: dict[bytes, bytes | None]
 ) -> int:
     """Return the maximum bytes of a commit record without values, as `Sizes` counts them."""

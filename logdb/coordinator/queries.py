@@ -42,8 +42,8 @@ class Queries:
             snapshots: the state's snapshots.
             cache: values of present versions.
             base: added to the numbers of snapshots that clients see. It differs between
-                coordinators and
-                between states of one coordinator, because a number may outlive its snapshot.
+                coordinators and between states of one coordinator, because a number may outlive
+                its snapshot.
 
         """
         self._state: Final = state

@@ -61,7 +61,7 @@ class HeartbeatSender:
 
     def on_persisted(self, now: int) -> None:
         """Send a heartbeat at once when a trim point is on the disk: a client waits for it."""
-        if self._state.recorded_trim.check():
+        if self._state.recorded_trim.update():
             self.due = now
 
     def send(self, now: int) -> None:

@@ -29,7 +29,7 @@ class RecordedLeases:
 
     def may_hold(self, lease: int) -> bool:
         """Whether the server may hold lease number `lease`; call it before a step's records."""
-        self._last.check()
+        self._last.update()
         return lease <= self._last.on_disk + MAX_UNRECORDED
 
     def news(self, runs: Iterable[LeaseRun], frontier: int) -> list[LeaseRun]:

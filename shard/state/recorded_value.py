@@ -33,8 +33,8 @@ class RecordedValue:
             self.recorded = value
             self._pending.append((value, fseq))
 
-    def check(self) -> bool:
-        """Check which records are on the disk; return whether its value rose."""
+    def update(self) -> bool:
+        """Find out which records are on the disk; return whether its value rose."""
         before, pending = self.on_disk, self._pending
         is_all = self._store.backlog_bytes == 0
         while pending and (is_all or self._store.flushed_fseq > pending[0][1]):

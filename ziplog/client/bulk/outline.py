@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Route
     from ziplog.wire import Refused
 
-#: Interval before all replicas are asked again; it doubles up to the last value.
+#: Interval before all replicas are asked again; it doubles up to `MAX_BACKOFF_NS`.
 _MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.subscribe import Subscriptions
 
-#: Interval before a silent replica, or another shard, is asked; it doubles up to the last value.
+#: Interval before a silent replica, or another shard, is asked; it doubles up to `MAX_BACKOFF_NS`.
 _MIN_BACKOFF_NS: Final = 10 * NS_PER_MS
 
 

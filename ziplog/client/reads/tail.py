@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement
     from ziplog.wire import LeaseHistory
 
-#: Interval before a silent replica is asked again; it doubles up to the last value.
+#: Interval before a silent replica is asked again; it doubles up to `MAX_BACKOFF_NS`.
 _MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
 
 

@@ -51,13 +51,14 @@ class SettledPrefix(StreamSet[FrontierStream]):
         self._tail_queries: Final = tail_queries
         self._leases = LeaseFollower(context, routing, self._on_history)
         self._state: Literal["resting", "surveying", "following"] = "resting"
-        #: The highest position that a call waits for, and when the last call ended its wait.
+        #: The highest position that a call waits for.
         self._wanted = 0
         #: The shard that owns the position; None: unknown.
         self._owner: int | None = None
         #: The highest position that the shards were asked for, and when to ask for a higher one.
         self._asked = 0
         self._ask_at = 0
+        #: When the last call ended its wait; `NEVER`: calls wait.
         self._idle_since = 0
         self._closed_at = 0
         routing.on_change.append(self.on_routes_changed)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ziplog.core.view import NO_DIGEST
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -67,11 +65,10 @@ def _leases(state: ClusterState, start: int, stop: int) -> Iterator[tuple[int, L
         run = runs[index]
         epoch = max(epoch, run.first.first_epoch)
         while epoch < min(stop, _stop_epoch(run)):
-            step = (epoch - run.first.first_epoch) // run.first.epochs
-            yield epoch, run.numbered(run.first.number + step, NO_DIGEST)
+            yield epoch, run.lease_of_epoch(epoch)
             epoch += 1
         index += 1
 
 
 def _stop_epoch(run: LeaseRun) -> int:
-    return run.last.first_epoch + run.last.epochs
+    return run.last.stop_epoch

@@ -9,24 +9,12 @@ from bisect import bisect_left, bisect_right
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ziplog.core.view import KEPT_RUNS, MAX_RUNS_BYTES
+from ziplog.core.view import KEPT_RUNS, fitting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ziplog.core.view import LeaseRun
-
-
-def fitting(runs: Iterable[LeaseRun]) -> list[LeaseRun]:
-    """Return the first of these runs: as many as fit a message, and at least one."""
-    found: list[LeaseRun] = []
-    size = 0
-    for run in runs:
-        size += run.max_bytes
-        if found and size > MAX_RUNS_BYTES:
-            break
-        found.append(run)
-    return found
 
 
 def following(runs: Sequence[LeaseRun], number: int, digest: bytes) -> list[LeaseRun]:

@@ -191,7 +191,7 @@ def finalized(state: ClusterState, servers: Servers) -> int:
     if last is None or frontier == 0:
         return state.finalized
     if frontier >= last.stop:
-        return last.first_epoch + last.epochs - 1
+        return last.stop_epoch - 1
     lease = state.lease_at(frontier)
     return max(state.finalized, lease.epoch_at(frontier) - 1 if lease is not None else -1)
 

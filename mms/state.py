@@ -43,7 +43,7 @@ from mms.event_history import EventHistory
 from mms.snapshot import Recovering, Retired, Snapshot
 from ziplog.core.fields import MAX_SHARDS
 from ziplog.core.gsn import MAX_ROUND
-from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Placement, ShardState, run_of
+from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Placement, ShardState, fitting, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -268,7 +268,7 @@ class ClusterState:
 
     def _set_finalized(self, epoch: int) -> Refusal:
         last = self.last
-        if last is None or epoch >= last.first_epoch + last.epochs:
+        if last is None or epoch >= last.stop_epoch:
             return "no-such-position"
         self.finalized = max(self.finalized, epoch)
         return ""
@@ -469,9 +469,7 @@ class ClusterState:
 
         Empty if no lease has `gsn` yet. If they do not fit a message, the oldest of them.
         """
-        return lease_history.fitting(
-            islice(self.runs, lease_history.index_after(self.runs, gsn), None)
-        )
+        return fitting(islice(self.runs, lease_history.index_after(self.runs, gsn), None))
 
     def runs_until(self, gsn: int, leases: int) -> list[LeaseRun]:
         """Return whole runs: those that hold the last `leases` leases before `gsn`, or more.
@@ -490,14 +488,9 @@ class ClusterState:
     def next_owned(self, shard: int, gsn: int) -> int:
         """Return the shard's first position at or after `gsn`; if none, the end of all leases."""
         for run in islice(self.runs, lease_history.index_after(self.runs, gsn), None):
-            # All leases of a run are alike: if two of them have no such position, none has.
-            for _ in range(2):
-                if gsn < run.last.stop:
-                    lease = run.lease_at(max(gsn, run.first.base))
-                    gsn = lease.next_owned(shard, gsn)
-                    if gsn < lease.stop:
-                        return gsn
-            gsn = max(gsn, run.last.stop)
+            gsn = run.next_owned(shard, gsn)
+            if gsn < run.last.stop:
+                break
         return gsn
 
     def check(self) -> None:
@@ -577,5 +570,5 @@ def _follows(lease: Lease, last: Lease | None) -> bool:
             1, 1, 0, NO_DIGEST
         )  # fmt: skip
     return (lease.number, lease.base, lease.first_epoch, lease.predecessor) == (
-        last.number + 1, last.stop, last.first_epoch + last.epochs, last.digest
+        last.number + 1, last.stop, last.stop_epoch, last.digest
     )  # fmt: skip

@@ -269,7 +269,7 @@ def _epoch(state: ClusterState, frontier: int) -> int:
     if last is None or not frontier:
         return 0
     lease = state.lease_at(max(frontier, state.trim))
-    return lease.epoch_at(max(frontier, state.trim)) if lease else last.first_epoch + last.epochs
+    return lease.epoch_at(max(frontier, state.trim)) if lease else last.stop_epoch
 
 
 def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.units import NS_PER_MS
-from ziplog.core.view import KEPT_RUNS, MAX_RUNS_BYTES, LeaseRun, unfold
+from ziplog.core.view import KEPT_RUNS, LeaseRun, fitting, unfold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -286,16 +286,9 @@ class EpochClock:
                 return owned
             gsn = owned
         while (run := self._run_of(gsn)) is not None:
-            # All leases of a run are alike: two without an own position mean that none has one.
-            for _ in range(2):
-                lease = run.lease_at(gsn)
-                gsn = lease.next_owned(self.shard, gsn)
-                if gsn < lease.stop:
-                    return gsn
-                if gsn >= run.last.stop:
-                    break
-            else:
-                gsn = run.last.stop
+            gsn = run.next_owned(self.shard, gsn)
+            if gsn < run.last.stop:
+                break
         return gsn
 
     def first_slots(self, floor: int, count: int) -> list[int]:
@@ -362,12 +355,7 @@ class EpochClock:
             if run.last.number <= number:
                 break
             found.append(run.after(number, digest) if run.first.number <= number else run)
-        size, runs = 0, found[::-1]
-        for index, run in enumerate(runs):
-            size += run.max_bytes
-            if index and size > MAX_RUNS_BYTES:
-                return runs[:index]
-        return runs
+        return fitting(found[::-1])
 
 
 def _verify_inside(run: LeaseRun, held: Lease) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from mms import lease_history
+from mms import lease_history, state
 from mms.state import ClusterState
 from shard.state.epoch_clock import EpochClock
 from tests.sim.mutation import busy, mutant, replaced
@@ -39,6 +39,7 @@ def whole_history_is_sent() -> Iterator[None]:
     with (
         replaced(ClusterState, "first_needed", all_of_them),
         replaced(lease_history, "fitting", list),
+        replaced(state, "fitting", list),
     ):
         yield
 

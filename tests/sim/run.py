@@ -12,8 +12,7 @@ from unittest.mock import patch
 import shard.recovery.state_transfer
 import shard.state.session_tables
 import shard.state.sessions
-from mms import announcements, lease_history
-from shard.state import epoch_clock
+from mms import announcements
 from tests.sim import verdict
 from tests.sim.database.run import DatabaseRun
 from tests.sim.owners import Ledger, Owner
@@ -27,6 +26,7 @@ from tests.simulator.kernel import Kernel, S
 from ziplog import wire
 from ziplog.client.common.requests import ReadRequest
 from ziplog.client.inserts import insert_calls
+from ziplog.core import view
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ def small_frames() -> Iterator[None]:
     """Reduce the frame size, so that a lease history soon exceeds one frame."""
     with (
         patch.object(wire, "MAX_FRAME", _SMALL_FRAME),
-        patch.object(lease_history, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
-        patch.object(epoch_clock, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
+        patch.object(view, "MAX_RUNS_BYTES", _SMALL_FRAME // 4),
     ):
         yield
 

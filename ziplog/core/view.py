@@ -86,6 +86,11 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """The first gsn after the lease."""
         return self.base + self.epochs * self.epoch_size
 
+    @property
+    def stop_epoch(self) -> int:
+        """The first epoch after the lease."""
+        return self.first_epoch + self.epochs
+
     @cached_property
     def digest(self) -> bytes:
         """The value of `predecessor` in the next lease."""
@@ -172,7 +177,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, dict=True):
             number=self.number + 1,
             predecessor=self.digest,
             base=self.stop,
-            first_epoch=self.first_epoch + self.epochs,
+            first_epoch=self.stop_epoch,
             epochs=epochs or self.epochs,
             epoch_size=epoch_size or self.epoch_size,
             epoch_ms=epoch_ms or self.epoch_ms,
@@ -207,6 +212,27 @@ class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
         step = (gsn - self.first.base) // (self.first.stop - self.first.base)
         return self.numbered(self.first.number + step, NO_DIGEST)
 
+    def lease_of_epoch(self, epoch: int) -> Lease:
+        """Return the lease that has an epoch of this run; its predecessor's digest as above."""
+        step = (epoch - self.first.first_epoch) // self.first.epochs
+        return self.numbered(self.first.number + step, NO_DIGEST)
+
+    def next_owned(self, shard: int, gsn: int) -> int:
+        """Return the first gsn of this run at or after `gsn` that `shard` owns.
+
+        Returns the run's end if there is none, or `gsn` if that is after the end.
+        """
+        gsn = max(gsn, self.first.base)
+        # All leases of a run are alike: if the rest of one and the next have none, none has one.
+        for _ in range(2):
+            if gsn >= self.last.stop:
+                return gsn
+            lease = self.lease_at(gsn)
+            gsn = lease.next_owned(shard, gsn)
+            if gsn < lease.stop:
+                return gsn
+        return self.last.stop
+
     def numbered(self, number: int, predecessor: bytes) -> Lease:
         """Return lease `number`; `predecessor` is used only for leases between the two ends."""
         first, step = self.first, number - self.first.number
@@ -234,6 +260,18 @@ class LeaseRun(msgspec.Struct, frozen=True, array_like=True):
 def run_of(lease: Lease) -> LeaseRun:
     """Return a run of one lease."""
     return LeaseRun(lease, 1, lease)
+
+
+def fitting(runs: Iterable[LeaseRun]) -> list[LeaseRun]:
+    """Return the first of these runs: as many as fit a message, and at least one."""
+    found: list[LeaseRun] = []
+    size = 0
+    for run in runs:
+        size += run.max_bytes
+        if found and size > MAX_RUNS_BYTES:
+            break
+        found.append(run)
+    return found
 
 
 def extend_runs(runs: list[LeaseRun], more: Iterable[LeaseRun]) -> None:

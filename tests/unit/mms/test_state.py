@@ -306,12 +306,12 @@ def test_history_is_cut_to_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         lease = lease.following(epoch_ms=lease.epoch_ms + 1)
     assert len(state.runs_from(1)) == 10
     size = state.runs[0].max_bytes
-    monkeypatch.setattr("mms.lease_history.MAX_RUNS_BYTES", 4 * size - 1)
+    monkeypatch.setattr("ziplog.core.view.MAX_RUNS_BYTES", 4 * size - 1)
     assert state.runs_from(1) == state.runs[:3]
     assert state.runs_from(state.runs[4].first.base) == state.runs[4:7]
     assert state.runs_after(0, NO_DIGEST) == state.runs[:3]
     assert state.runs_until(lease.base, 100) == state.runs[-3:]
-    monkeypatch.setattr("mms.lease_history.MAX_RUNS_BYTES", 0)
+    monkeypatch.setattr("ziplog.core.view.MAX_RUNS_BYTES", 0)
     assert state.runs_from(1) == state.runs[:1]
     assert state.runs_until(lease.base, 100) == state.runs[-1:]
     assert state.runs_from(lease.base) == []

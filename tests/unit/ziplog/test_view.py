@@ -43,7 +43,7 @@ def test_every_gsn_has_one_owner_and_one_epoch(lease: Lease) -> None:
         assert lease.owner(gsn) == shard
         epoch = lease.epoch_at(gsn)
         assert lease.epoch_base(epoch) <= gsn < lease.epoch_base(epoch + 1)
-    assert lease.epoch_at(lease.stop - 1) == lease.first_epoch + lease.epochs - 1
+    assert lease.epoch_at(lease.stop - 1) == lease.stop_epoch - 1
 
 
 @given(leases())
@@ -94,6 +94,23 @@ def test_run_returns_each_of_its_leases(lease: Lease, count: int) -> None:
     for index in range(count - 1):
         part = run.after(chain[index].number, chain[index].digest)
         assert part == LeaseRun(chain[index + 1], count - index - 1, chain[-1])
+
+
+@given(leases(), st.integers(1, 4))
+def test_a_run_knows_the_owners_and_the_epochs_of_its_leases(lease: Lease, count: int) -> None:
+    chain = [lease]
+    for _ in range(count - 1):
+        chain.append(chain[-1].following())
+    run = LeaseRun(lease, count, chain[-1])
+    for one in chain:
+        for epoch in (one.first_epoch, one.stop_epoch - 1):
+            assert run.lease_of_epoch(epoch).number == one.number
+    table = {gsn: owner for one in chain for gsn, owner in owners(one).items()}
+    for shard in range(21):
+        owned = [gsn for gsn, owner in table.items() if owner == shard]
+        for gsn in range(max(lease.base - 3, 0), run.last.stop + 3):
+            first = next((mine for mine in owned if mine >= gsn), max(gsn, run.last.stop))
+            assert run.next_owned(shard, gsn) == first
 
 
 def test_the_digest_covers_every_field() -> None:

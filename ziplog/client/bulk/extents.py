@@ -18,7 +18,7 @@ import msgspec
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import ExtentsRequest
-from ziplog.core.view import NO_DIGEST, Lease, LeaseRun
+from ziplog.core.view import Lease, LeaseRun
 from ziplog.errors import ConfigError, DeadlineError, NoSuchRecordError, TrimmedError
 from ziplog.types import RecordId
 from ziplog.wire import LeaseQuery
@@ -101,9 +101,7 @@ class Extents(msgspec.Struct, frozen=True):
         if at < 0 or epoch > _last_epoch(self.runs[-1]):
             known = f"{_first_epoch(self.runs[0])} to {_last_epoch(self.runs[-1])}"
             raise ConfigError("epoch", epoch, f"an epoch of the leases known here, {known}")
-        first = self.runs[at].first
-        step = (epoch - first.first_epoch) // first.epochs
-        return self.runs[at].numbered(first.number + step, NO_DIGEST)
+        return self.runs[at].lease_of_epoch(epoch)
 
 
 def extents_of(runs: list[LeaseRun], start: int, stop: int | None, trim: int) -> Extents:
@@ -192,7 +190,7 @@ def _first_epoch(run: LeaseRun) -> int:
 
 
 def _last_epoch(run: LeaseRun) -> int:
-    return run.last.first_epoch + run.last.epochs - 1
+    return run.last.stop_epoch - 1
 
 
 def _by_start(extent: Extent) -> tuple[int, int]:

@@ -76,15 +76,9 @@ class LeaseMap:
         if run.first.number > last.last.number and not last.last.repeats(run.first):
             self._add(run)
             return
-        if run.first.number > last.last.number:
-            self._runs[-1] = LeaseRun(last.first, last.count + run.count, run.last)
-            return
-        # It overlaps the known leases and extends the last one.
-        more = run.last.number - last.last.number
-        if run.first.number >= last.first.number:
-            self._runs[-1] = LeaseRun(last.first, last.count + more, run.last)
-        else:
-            self._runs[-1] = run
+        # It continues or overlaps the last run, and its leases are equal to that run's.
+        first = min(last.first, run.first, key=_number)
+        self._runs[-1] = LeaseRun(first, run.last.number - first.number + 1, run.last)
 
     def forget(self, gsn: int) -> None:
         """Drop the runs that end at or before `gsn`, except the last one."""
@@ -105,15 +99,9 @@ class LeaseMap:
     def next_owned(self, shard: int, gsn: int) -> int | None:
         """Return a shard's first position at or after `gsn`; None if none is known."""
         for run in self._runs:
-            # All leases of a run are equal: if the rest of one and the next have none, no lease has
-            # one.
-            for _ in range(2):
-                if gsn >= run.last.stop:
-                    break
-                lease = run.lease_at(max(gsn, run.first.base))
-                gsn = lease.next_owned(shard, gsn)
-                if gsn < lease.stop:
-                    return gsn
+            gsn = run.next_owned(shard, gsn)
+            if gsn < run.last.stop:
+                return gsn
         return None
 
     def settled_end(
@@ -153,3 +141,7 @@ class LeaseMap:
         """Return the shard that owns `gsn`, if it is known."""
         lease = self.lease_at(gsn)
         return lease.owner(gsn) if lease is not None and lease.members else None
+
+
+def _number(lease: Lease) -> int:
+    return lease.number

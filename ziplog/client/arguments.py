@@ -16,9 +16,7 @@ import msgspec
 
 from ziplog.client.common.requests import (
     NEVER,
-    EventsRequest,
     ExtentsRequest,
-    FetchRequest,
     FinishUpgradeRequest,
     InsertRequest,
     OutlineRequest,
@@ -32,6 +30,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
 from ziplog.client.placement_arguments import ENDPOINT, check_shard, min_regions
 from ziplog.core.entries import Origin
+from ziplog.core.numbers import real, whole, whole_in
 from ziplog.errors import (
     ONLY_ITS_CLIENT,
     ClosedError,
@@ -41,7 +40,7 @@ from ziplog.errors import (
     UnavailableError,
 )
 from ziplog.runtime.clock import now_ns
-from ziplog.types import CLUSTER_ID_DIGITS, RID_GENESIS, RecordId
+from ziplog.types import CLUSTER_ID_DIGITS, RID_GENESIS, RID_RECENT, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -164,9 +163,10 @@ def timeout_s(timeout: float | None, default: float) -> float:
     """
     if timeout is None:
         return default
-    if not isinstance(timeout, (int, float)) or math.isnan(timeout) or timeout < 0:
+    seconds = real(timeout)
+    if seconds is None or math.isnan(seconds) or seconds < 0:
         raise ConfigError("timeout", timeout, "seconds from 0 on, or None for the default")
-    return timeout
+    return seconds
 
 
 def deadline_ns(timeout: float | None, default: float) -> int:
@@ -202,9 +202,9 @@ def insert(
     if key is not None:
         key = _key(key, limits.max_key_bytes)
     if after is not RID_GENESIS:
-        check_rid("after", after)
+        after = check_rid("after", after)
     if shard is not None:
-        check_shard(shard)
+        shard = check_shard(shard)
     return InsertRequest(
         deadline_ns, [payload], after, key, time.time_ns() // 1000, False, None, shard, sealed,
         None, 0 if regions is None else min_regions(regions),
@@ -237,10 +237,10 @@ def insert_many(
         key = _key(key, limits.max_key_bytes)
         if keys is not None:
             raise ConfigError("keys", keys, "None", message="give either `key` or `keys`, not both")
-    check_rid("after", after)
+    after = check_rid("after", after)
     named = None if keys is None else _keys(keys, len(copies), limits.max_key_bytes)
     if shard is not None:
-        check_shard(shard)
+        shard = check_shard(shard)
     now_us = time.time_ns() // 1000
     return InsertRequest(
         deadline_ns, copies, after, key, now_us, True, named, shard, sealed,
@@ -264,13 +264,11 @@ def rows(
         ConfigError: the shard, the writer, a number, or the length of `keys` is invalid.
 
     """
-    check_shard(shard)
+    shard = check_shard(shard)
     writer, batch, row = origin
     if not isinstance(writer, (bytes, bytearray, memoryview)) or len(bytes(writer)) != _WRITER:
         raise ConfigError("writer", writer, f"{_WRITER} bytes that no other writer uses")
-    for name, number in (("batch", batch), ("row", row)):
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**62:
-            raise ConfigError(name, number, "a whole number from 0 to 2**62 - 1")
+    batch, row = _row_number("batch", batch), _row_number("row", row)
     copies, named = _payloads(payloads, limits.max_payload_bytes), None
     if keys is not None:
         named = _keys(keys, len(copies), limits.max_key_bytes)
@@ -279,6 +277,13 @@ def rows(
         deadline_ns, copies, RID_GENESIS, None, now_us, many=True, keys=named, shard=shard,
         origin=Origin(bytes(writer), batch, row),
     )  # fmt: skip
+
+
+def _row_number(name: str, given: object) -> int:
+    number = whole_in(given, 0, 2**62)
+    if number is None:
+        raise ConfigError(name, given, "a whole number from 0 to 2**62 - 1")
+    return number
 
 
 def _payloads(payloads: Iterable[BytesLike], largest: int) -> list[bytes]:
@@ -332,54 +337,65 @@ def _key(key: object, limit: int, index: int | None = None) -> bytes:
     return copy
 
 
-def check_rid(name: str, rid: object) -> None:
-    """Check that `rid` is a position.
+def check_rid(name: str, rid: object, *, or_recent: bool = False) -> RecordId:
+    """Return a position, its fields as plain ints; `or_recent`: RID_RECENT is allowed.
 
     Raises:
-        TypeError: it is not a RecordId.
-        ConfigError: it is RID_RECENT, or out of range.
+        TypeError: it is not a RecordId, or a field of it is not a whole number.
+        ConfigError: it is RID_RECENT where that is not allowed, or out of range.
 
     """
     if not isinstance(rid, RecordId):
         advice = "; RecordId.parse reads its text form" if isinstance(rid, str) else ""
         raise TypeError(f"{name} must be a RecordId, not {type(rid).__name__}{advice}")
-    if rid.gsn < 0:
-        raise ConfigError(
-            name,
-            str(rid),
-            "a position",
-            message=f"{name} must be a position; RID_RECENT is for subscribe only",
-        )
-    if rid.gsn >= 2**63 or not 0 <= rid.shard < 2**31:
-        raise ConfigError(name, str(rid), "a gsn below 2**63 and a shard below 2**31")
+    if type(rid.gsn) is not int or type(rid.shard) is not int:
+        rid = RecordId(_field(name, "gsn", rid.gsn), _field(name, "shard", rid.shard))
+    if rid == RID_RECENT:
+        if or_recent:
+            return RID_RECENT
+        text = f"{name} must be a position; RID_RECENT is for subscribe only"
+        raise ConfigError(name, str(rid), "a position", message=text)
+    if not 0 <= rid.gsn < 2**63 or not 0 <= rid.shard < 2**31:
+        raise ConfigError(name, rid, "a gsn from 0 to 2**63 - 1, and a shard below 2**31")
+    return rid
 
 
-def _range(start: object, stop: object) -> None:
-    for name, gsn, least in (("start", start, 0), ("stop", stop, start)):
-        if not isinstance(gsn, int) or isinstance(gsn, bool) or not 0 <= gsn < 2**63:
-            raise ConfigError(name, gsn, "a gsn, a whole number from 0 to 2**63 - 1")
-        if gsn < cast("int", least):
-            raise ConfigError(name, gsn, f"no less than the start, {least}")
+def _field(name: str, field: str, value: object) -> int:
+    number = whole(value)
+    if number is None:
+        kind = type(value).__name__
+        raise TypeError(f"the {field} of {name} must be a whole number, not {kind}: {value!r}")
+    return number
+
+
+def _gsn(name: str, given: object) -> int:
+    number = whole_in(given, 0, 2**63)
+    if number is None:
+        raise ConfigError(name, given, "a gsn, a whole number from 0 to 2**63 - 1")
+    return number
+
+
+def _range(start: object, stop: object) -> tuple[int, int]:
+    first, end = _gsn("start", start), _gsn("stop", stop)
+    if end < first:
+        raise ConfigError("stop", stop, f"no less than the start, {first}")
+    return first, end
 
 
 def extents(start: int, stop: int | None, deadline_ns: int) -> ExtentsRequest:
     """Return a request for the owners of [start, stop)."""
-    _range(start, start if stop is None else stop)
-    return ExtentsRequest(deadline_ns, start, stop)
+    first, end = _range(start, start if stop is None else stop)
+    return ExtentsRequest(deadline_ns, first, None if stop is None else end)
 
 
 def outline(shard: int, start: int, stop: int, deadline_ns: int) -> OutlineRequest:
     """Return a request for what a shard holds of [start, stop)."""
-    check_shard(shard)
-    _range(start, stop)
-    return OutlineRequest(deadline_ns, shard, start, stop)
+    return OutlineRequest(deadline_ns, check_shard(shard), *_range(start, stop))
 
 
 def scan(shard: int, start: int, stop: int, deadline_ns: int) -> ScanRequest:
     """Return a request to read a shard's units of [start, stop)."""
-    check_shard(shard)
-    _range(start, stop)
-    return ScanRequest(deadline_ns, shard, start, stop)
+    return ScanRequest(deadline_ns, check_shard(shard), *_range(start, stop))
 
 
 def resolve(error: OutcomeUnknownError, deadline_ns: int) -> ResolveRequest:
@@ -406,20 +422,17 @@ def resolved(
 
 def read(rid: RecordId, deadline_ns: int) -> ReadRequest:
     """Return a request to read a record."""
-    check_rid("rid", rid)
-    return ReadRequest(deadline_ns, rid)
+    return ReadRequest(deadline_ns, check_rid("rid", rid))
 
 
 def seal(rid: RecordId, deadline_ns: int) -> SealRequest:
     """Return a request to seal a position."""
-    check_rid("rid", rid)
-    return SealRequest(deadline_ns, rid)
+    return SealRequest(deadline_ns, check_rid("rid", rid))
 
 
 def trim(rid: RecordId, deadline_ns: int, *, force: bool) -> TrimRequest:
     """Return a request to trim before a record."""
-    check_rid("rid", rid)
-    return TrimRequest(deadline_ns, rid, bool(force))
+    return TrimRequest(deadline_ns, check_rid("rid", rid), bool(force))
 
 
 def finish_upgrade(wire: int, deadline_ns: int) -> FinishUpgradeRequest:
@@ -429,9 +442,10 @@ def finish_upgrade(wire: int, deadline_ns: int) -> FinishUpgradeRequest:
         ConfigError: it is no wire version.
 
     """
-    if type(wire) is not int or not 0 < wire < 256:
+    number = whole_in(wire, 1, 256)
+    if number is None:
         raise ConfigError("wire", wire, "a number from 1 to 255")
-    return FinishUpgradeRequest(deadline_ns, wire)
+    return FinishUpgradeRequest(deadline_ns, number)
 
 
 def subscribe(
@@ -449,15 +463,14 @@ def subscribe(
         ConfigError: `start` is out of range, or `shards` is not a collection of shard numbers.
 
     """
-    if not (isinstance(start, RecordId) and start.gsn < 0):
-        check_rid("start", start)
+    start = check_rid("start", start, or_recent=True)
     if shards is None:
         return SubscribeRequest(deadline_ns, start, follow, None, bool(known_rows))
-    if not isinstance(shards, Collection) or isinstance(shards, (str, bytes)) or not shards:
+    # An array, as of NumPy, has no truth value.
+    if not isinstance(shards, Collection) or isinstance(shards, (str, bytes)) or not len(shards):
         raise ConfigError("shards", shards, "a list or set of one or more shard ids, or None")
-    for shard in shards:
-        check_shard(shard)
-    return SubscribeRequest(deadline_ns, start, follow, frozenset(shards), bool(known_rows))
+    wanted = frozenset(map(check_shard, shards))
+    return SubscribeRequest(deadline_ns, start, follow, wanted, bool(known_rows))
 
 
 def speculate(
@@ -470,47 +483,24 @@ def speculate(
 
     """
     plain = subscribe(start, deadline_ns, follow=True, shards=shards)
-    is_count = isinstance(max_pending, int) and not isinstance(max_pending, bool)
-    if not is_count or not 1 <= max_pending <= MAX_PENDING:
+    number = whole_in(max_pending, 1, MAX_PENDING + 1)
+    if number is None:
         rule = f"a whole number from 1 to {MAX_PENDING}"
         raise ConfigError("max_pending", max_pending, rule)
-    return SpeculateRequest(deadline_ns, start, True, plain.shards, max_pending=max_pending)
+    return SpeculateRequest(deadline_ns, plain.start, True, plain.shards, max_pending=number)
 
 
-def events(subscription: int, max_events: int, deadline_ns: int, after: int) -> EventsRequest:
-    """Return a request for the events of a speculation after the first `after` ones.
-
-    Raises:
-        ConfigError: `max_events` is below 1.
-
-    """
-    if not isinstance(max_events, int) or max_events < 1:
-        raise ConfigError("max_events", max_events, "a whole number from 1 on")
-    return EventsRequest(deadline_ns, subscription, max_events, after)
-
-
-def fetch(subscription: int, max_records: int, deadline_ns: int, after: int) -> FetchRequest:
-    """Return a request for the records after the gsn `after`.
+def count(name: str, given: object, least: int = 0) -> int:
+    """Return a number of things.
 
     Raises:
-        ConfigError: `max_records` is below 1.
+        ConfigError: it is not a whole number, below `least`, or too large.
 
     """
-    if not isinstance(max_records, int) or max_records < 1:
-        raise ConfigError("max_records", max_records, "a whole number from 1 on")
-    return FetchRequest(deadline_ns, subscription, max_records, after)
-
-
-def count(name: str, given: int) -> int:
-    """Return a number that is not negative.
-
-    Raises:
-        ConfigError: it is negative or too large.
-
-    """
-    if not 0 <= given < 2**63:
-        raise ConfigError(name, given, "a number from 0 on")
-    return given
+    number = whole_in(given, least, 2**63)
+    if number is None:
+        raise ConfigError(name, given, f"a whole number from {least} on")
+    return number
 
 
 def history(document: bytes, part: str) -> list[dict[str, Any]]:

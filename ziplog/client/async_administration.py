@@ -101,7 +101,9 @@ class AsyncAdministration(AsyncConnection):
 
         """
         deadline_ns = self._deadline_ns(timeout)
-        request = cursor_arguments.edit(name, "pause", deadline_ns, at or RID_GENESIS)
+        request = cursor_arguments.edit(
+            name, "pause", deadline_ns, RID_GENESIS if at is None else at
+        )
         found: CursorInfo = await self._engine.call(request)
         return found
 

@@ -11,6 +11,7 @@ from ziplog.client.bulk.scan_cursor import ScanCursor
 from ziplog.client.common.requests import (
     NEVER,
     BarrierRequest,
+    FetchRequest,
     ProgressRequest,
     ScanCloseRequest,
     ScanFetchRequest,
@@ -84,7 +85,7 @@ class AsyncSubscription(AsyncStream):
         iteration).
         """
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
-        arguments.fetch(self._number, max_records, NEVER, 0)
+        max_records = arguments.count("max_records", max_records, 1)
         while not self._buffer.left and await self._fill(max_records, limit):
             pass  # Another asyncio task may have taken them.
         if self._buffer.ended and not self._buffer.left:
@@ -97,7 +98,7 @@ class AsyncSubscription(AsyncStream):
             return False
         await self
         deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
-        request = arguments.fetch(self._number, max_records, deadline_ns, buffer.after)
+        request = FetchRequest(deadline_ns, self._number, max_records, buffer.after)
         return buffer.fill(await self._engine.call(request))
 
     @property

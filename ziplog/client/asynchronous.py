@@ -385,14 +385,13 @@ class AsyncLog(AsyncAdministration):
             ConfigError: one of `shards` never was a shard of this log.
 
         """
-        if timeout is not None:
-            arguments.timeout_s(timeout, 0)
+        has_limit = timeout is not None or not follow
+        limit = arguments.timeout_s(timeout, self._timeout) if has_limit else None
         deadline_ns = self._deadline_ns(None)
         request = arguments.subscribe(
             start, deadline_ns, follow=follow, shards=shards, known_rows=known_rows
         )
-        limit = timeout if timeout is not None or follow else self._timeout
-        return AsyncSubscription(self._engine, request, start, limit)
+        return AsyncSubscription(self._engine, request, request.start, limit)
 
     def cursor(
         self,
@@ -460,12 +459,11 @@ class AsyncLog(AsyncAdministration):
             ConfigError: one of `shards` never was a shard of this log.
 
         """
-        if timeout is not None:
-            arguments.timeout_s(timeout, 0)
+        limit = None if timeout is None else arguments.timeout_s(timeout, 0)
         request = arguments.speculate(
             start, self._deadline_ns(None), shards=shards, max_pending=max_pending
         )
-        return AsyncSpeculation(self._engine, request, start, timeout)
+        return AsyncSpeculation(self._engine, request, limit)
 
     async def check_tail(self, *, sealed: bool = False, timeout: float | None = None) -> RecordId:
         """Return a position at or after all inserts that completed before this call.
@@ -544,7 +542,7 @@ class AsyncLog(AsyncAdministration):
         """
         limit = arguments.timeout_s(timeout, self._timeout)
         request = arguments.scan(shard, start, stop, self._deadline_ns(timeout))
-        return AsyncScan(self._engine, request, start, stop, limit)
+        return AsyncScan(self._engine, request, request.start, request.stop, limit)
 
     # --- the client ---
 

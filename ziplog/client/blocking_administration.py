@@ -98,7 +98,9 @@ class Administration(Connection):
 
         """
         deadline_ns = self._deadline_ns(timeout)
-        request = cursor_arguments.edit(name, "pause", deadline_ns, at or RID_GENESIS)
+        request = cursor_arguments.edit(
+            name, "pause", deadline_ns, RID_GENESIS if at is None else at
+        )
         found: CursorInfo = self._engine.call(request)
         return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client import arguments
 from ziplog.client.blocking_base import Stream
-from ziplog.client.common.requests import NEVER, ProgressRequest, UnsubscribeRequest
+from ziplog.client.common.requests import NEVER, EventsRequest, ProgressRequest, UnsubscribeRequest
 from ziplog.client.reads.event_buffer import EventBuffer
 from ziplog.errors import ClosedError, DeadlineError
 
@@ -33,12 +33,11 @@ class Speculation(Stream):
         self,
         engine: BlockingEngine,
         request: SpeculateRequest,
-        start: RecordId,
         timeout: float | None,
     ) -> None:
         """Use `Log.speculate`."""
         self._timeout: Final = timeout
-        self._buffer: Final = EventBuffer(start)
+        self._buffer: Final = EventBuffer(request.start)
         #: Most deliveries that are neither confirmed nor void.
         self.max_pending: Final = request.max_pending
         super().__init__(engine, request, UnsubscribeRequest)
@@ -79,7 +78,7 @@ class Speculation(Stream):
         seconds (None: as iteration).
         """
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
-        arguments.events(self._number, max_events, NEVER, 0)
+        max_events = arguments.count("max_events", max_events, 1)
         while not self._buffer.left and self._fill(max_events, limit):
             pass  # Another asyncio task may have taken them.
         if self._buffer.ended and not self._buffer.left:
@@ -91,7 +90,7 @@ class Speculation(Stream):
         if buffer.ended:
             return False
         deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
-        request = arguments.events(self._number, max_events, deadline_ns, buffer.taken)
+        request = EventsRequest(deadline_ns, self._number, max_events, buffer.taken)
         return buffer.fill(self._engine.call(request))
 
     @property

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ziplog.client import arguments
 from ziplog.client.common.requests import ClaimRequest, CommitRequest, EditRequest
 from ziplog.core.cursors import MAX_HOLD_S, MAX_MARK_BYTES, NAME_RULE, is_name
+from ziplog.core.numbers import real, whole_in
 from ziplog.errors import ConfigError
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -27,8 +28,8 @@ _MAX_LEASE_S: Final = 300.0
 _MAX_OWNER: Final = 200
 
 
-def check_name(name: str) -> None:
-    """Check the name of a cursor.
+def check_name(name: object) -> str:
+    """Return the name of a cursor as a plain str.
 
     Raises:
         ConfigError: it is no name.
@@ -36,18 +37,19 @@ def check_name(name: str) -> None:
     """
     if not isinstance(name, str) or not is_name(name):
         raise ConfigError("name", name, NAME_RULE)
+    return str.__str__(name)
 
 
-def check_position(name: str, position: RecordId) -> None:
-    """Check a position that may be RID_RECENT; raises as `arguments.check_rid`."""
-    if not (isinstance(position, RecordId) and position.gsn < 0):
-        arguments.check_rid(name, position)
+def check_position(name: str, position: object) -> RecordId:
+    """Return a position that may be RID_RECENT; raises as `arguments.check_rid`."""
+    return arguments.check_rid(name, position, or_recent=True)
 
 
-def _hold_s(hold_s: int) -> int:
-    if type(hold_s) is not int or not 0 <= hold_s <= MAX_HOLD_S:
+def _hold_s(hold_s: object) -> int:
+    seconds = whole_in(hold_s, 0, MAX_HOLD_S + 1)
+    if seconds is None:
         raise ConfigError("hold_s", hold_s, "whole seconds, from 0 (never) on")
-    return hold_s
+    return seconds
 
 
 def claim(
@@ -60,13 +62,12 @@ def claim(
         ConfigError: an argument is invalid.
 
     """
-    check_name(name)
-    check_position("start", start)
-    is_number = isinstance(lease_s, (int, float)) and not isinstance(lease_s, bool)
-    if not is_number or not _MIN_LEASE_S <= lease_s <= _MAX_LEASE_S:
+    name, start = check_name(name), check_position("start", start)
+    seconds = real(lease_s)
+    if seconds is None or not _MIN_LEASE_S <= seconds <= _MAX_LEASE_S:
         raise ConfigError("lease_s", lease_s, f"{_MIN_LEASE_S:g} to {_MAX_LEASE_S:g} seconds")
     owner = f"{socket.gethostname()[:_MAX_OWNER]}:{os.getpid()}"
-    return ClaimRequest(deadline_ns, name, start, owner, int(lease_s * 1000), _hold_s(hold_s), wait)
+    return ClaimRequest(deadline_ns, name, start, owner, int(seconds * 1000), _hold_s(hold_s), wait)
 
 
 def commit(
@@ -98,7 +99,7 @@ def commit(
     if position is None:
         position = max(reached, state.position)
     else:
-        arguments.check_rid("position", position)
+        position = arguments.check_rid("position", position)
         if not state.position.gsn <= position.gsn <= reached.gsn:
             allowed = f"from {state.position}, which is committed, to {reached}, where it reads on"
             raise ConfigError("position", str(position), allowed)
@@ -106,10 +107,11 @@ def commit(
         return CommitRequest(deadline_ns, number, position, state.mark, is_soon)
     if not isinstance(mark, arguments.BytesLike):
         raise TypeError(f"mark must be bytes, not {type(mark).__name__}")
-    if len(mark) > MAX_MARK_BYTES:
+    copy = bytes(mark)
+    if len(copy) > MAX_MARK_BYTES:
         allowed = f"at most {MAX_MARK_BYTES} bytes"
-        raise ConfigError("mark", f"{len(mark)} bytes", allowed)
-    return CommitRequest(deadline_ns, number, position, bytes(mark), is_soon)
+        raise ConfigError("mark", f"{len(copy)} bytes", allowed)
+    return CommitRequest(deadline_ns, number, position, copy, is_soon)
 
 
 def edit(
@@ -122,8 +124,7 @@ def edit(
         ConfigError: an argument is invalid.
 
     """
-    check_name(name)
-    check_position("position", position)
+    name, position = check_name(name), check_position("position", position)
     return EditRequest(deadline_ns, name, what, position, _hold_s(hold_s))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ziplog import policy as policies
 from ziplog.client.common.requests import ChangeRequest, Preferences
+from ziplog.core.numbers import whole, whole_in
 from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import Replica
 from ziplog.errors import ConfigError
@@ -38,15 +39,17 @@ _REPLICAS_RULE: Final = (
 )
 
 
-def check_shard(shard: object) -> None:
-    """Check that `shard` is a valid shard number.
+def check_shard(shard: object) -> int:
+    """Return a shard number as a plain int.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not one.
 
     """
-    if not isinstance(shard, int) or isinstance(shard, bool) or not 0 <= shard < 2**31:
+    number = whole_in(shard, 0, 2**31)
+    if number is None:
         raise ConfigError("shard", shard, "a shard id, a whole number from 0 on")
+    return number
 
 
 def region(given: str | None) -> str:
@@ -65,7 +68,7 @@ def region(given: str | None) -> str:
     if not isinstance(name, str) or _REGION.fullmatch(name) is None:
         allowed = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
         raise ConfigError("region", name, allowed)
-    return name
+    return str.__str__(name)
 
 
 def min_regions(given: object) -> int:
@@ -76,11 +79,12 @@ def min_regions(given: object) -> int:
         ConfigError: it is out of range.
 
     """
-    if type(given) is not int:
+    number = whole(given)
+    if number is None:
         raise TypeError(f"min_regions must be a whole number, not {type(given).__name__}")
-    if not 1 <= given <= _MAX_REPLICAS:
+    if not 1 <= number <= _MAX_REPLICAS:
         raise ConfigError("min_regions", given, f"a whole number from 1 to {_MAX_REPLICAS}")
-    return given
+    return number
 
 
 def preferences(chosen: Policy | None, here: str | None, regions: int | None) -> Preferences:
@@ -157,7 +161,7 @@ def change(
         ConfigError: `shard`, `replicas` or `regions` is invalid.
 
     """
-    check_shard(shard)
+    shard = check_shard(shard)
     added = _replicas(replicas, regions or {}) if what == "add" else ()
     return ChangeRequest(deadline_ns, shard, what, added)
 
@@ -167,7 +171,7 @@ def _replicas(replicas: object, regions: Mapping[str, str]) -> tuple[Replica, ..
         raise ConfigError("replicas", replicas, _REPLICAS_RULE)
     for name, endpoint in replicas.items():
         match = ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
-        is_name = isinstance(name, str) and 0 < len(name) <= _MAX_NAME
+        is_name = isinstance(name, str) and 0 < len(name) <= _MAX_NAME and name.isprintable()
         if not is_name or match is None or not 0 < int(match[1]) < 2**16:
             raise ConfigError("replicas", dict(replicas), _REPLICAS_RULE)
     if len(set(replicas.values())) < len(replicas):
@@ -175,6 +179,10 @@ def _replicas(replicas: object, regions: Mapping[str, str]) -> tuple[Replica, ..
     if not isinstance(regions, Mapping) or not regions.keys() <= replicas.keys():
         raise ConfigError("regions", regions, "a region for each of some servers of `replicas`")
     return tuple(
-        Replica(name, endpoint, region=region(regions[name]) if name in regions else "")
+        Replica(
+            str.__str__(name),
+            str.__str__(endpoint),
+            region=region(regions[name]) if name in regions else "",
+        )
         for name, endpoint in replicas.items()
     )

@@ -222,10 +222,15 @@ def encode(message: Message) -> bytes:
     """Return the frame of a message.
 
     Raises:
-        LocalProtocolError: the frame would be longer than `MAX_FRAME`.
+        LocalProtocolError: a field has a value that no frame can carry, or the frame would be
+            longer than `MAX_FRAME`.
 
     """
-    frame = _encoder.encode(message)
+    try:
+        frame = _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError) as error:
+        name = type(message).__name__
+        raise LocalProtocolError(f"{name} cannot be encoded: {error}") from error
     if len(frame) > MAX_FRAME:
         name = type(message).__name__
         raise LocalProtocolError(

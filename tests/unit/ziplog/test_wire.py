@@ -209,6 +209,12 @@ def test_frames_are_bounded_in_both_directions() -> None:
         wire.decode(body + b"\0")
 
 
+@pytest.mark.parametrize("gsn", [2**64, object(), "\udcff"])
+def test_a_value_that_no_frame_can_carry_is_a_local_error(gsn: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="Read cannot be encoded: "):
+        wire.encode(wire.Read(1, 0, 1, 1, gsn))
+
+
 def test_deeply_nested_input_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         wire.decode(b"\x91" * 100_000)

@@ -1,8 +1,8 @@
 """The engine: steps a client node on a transport, without threads or an event loop.
 
 Rule: one caller at a time. The driver takes frames from the transport and passes them to `handle`
-until none is left, then calls `end_batch`, then sleeps for `timeout_ns`. Malformed frames are
-dropped, counted and logged at a limited rate.
+until none is left, then calls `end_batch`, then sleeps for `timeout_ns`. Malformed frames, and
+messages without a frame, are dropped, counted and logged at a limited rate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ziplog.core.node import (
     Wakeup,
 )
 from ziplog.core.units import NS_PER_S
-from ziplog.errors import ConfigError, ProtocolError
+from ziplog.errors import ConfigError, LocalProtocolError, ProtocolError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
 from ziplog.wire import InsertAck, decode, encode
@@ -210,13 +210,16 @@ class Engine:
         send = self.transport.send
         for effect in effects:
             if type(effect) is Broadcast:
-                frame = encode(effect.message)
-                for dst in effect.dsts:
-                    send(dst, frame)
+                frame = self._encode(effect.message)
+                if frame is not None:
+                    for dst in effect.dsts:
+                        send(dst, frame)
             elif type(effect) is Complete:
                 self._on_complete(effect.id, effect.result)
             elif type(effect) is Send:
-                send(effect.dst, encode(effect.message))
+                frame = self._encode(effect.message)
+                if frame is not None:
+                    send(effect.dst, frame)
             elif type(effect) is Connect:
                 self._connect(effect)
             elif type(effect) is FailCalls:
@@ -226,6 +229,15 @@ class Engine:
             else:
                 assert isinstance(effect, Disconnect), f"no client orders {effect}"
                 self.transport.disconnect(effect.name)
+
+    def _encode(self, message: Message) -> bytes | None:
+        """Return a message's frame; None: there is none, and only its call must fail of that."""
+        try:
+            return encode(message)
+        except LocalProtocolError as error:
+            self.core.counters.protocol_errors += 1
+            self._log_warning("dropped a message: %s", error)
+            return None
 
     def _connect(self, effect: Connect) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client.inserts import insert_errors
 from ziplog.core.nearness import NearestPolicy, nearest
+from ziplog.core.numbers import whole
 from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -101,11 +102,12 @@ class ShardSelector:
         if type(self.policy) is NearestPolicy:
             live = nearest(live, self.region, self._routing.regions, self.latency_ns)
         try:
-            shard = self.policy(request.payloads[0], request.key_of(0), live)
+            chosen = self.policy(request.payloads[0], request.key_of(0), live)
         except Exception as error:  # noqa: BLE001 - raised by the caller's policy, returned to the caller
             return error
-        if type(shard) is not int:
-            return TypeError(f"the policy returned {shard!r}; a shard id is an int")
+        shard = whole(chosen)
+        if shard is None:
+            return TypeError(f"the policy returned {chosen!r}; a shard id is an int")
         return shard if shard in live else self._unless_unfit(shard, count)
 
     def required(self, request: InsertRequest) -> int:

@@ -15,7 +15,7 @@ import pytest
 import ziplog
 from tests.unit.ziplog.client.served import ServedCluster
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, wire
-from ziplog.client.common.requests import NEVER, Counters, StatusRequest
+from ziplog.client.common.requests import NEVER, Counters, InsertRequest, StatusRequest
 from ziplog.client.engines import blocking_engine
 from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.client.engines.signals import SHIELD
@@ -556,6 +556,19 @@ def test_malformed_messages_are_counted_and_harmless(
     cluster.garbage = b"\xc1garbage"
     log.insert_after(b"x")
     assert log.stats()["protocol_errors"] == 1
+
+
+def test_a_message_that_cannot_be_encoded_fails_its_call_only(
+    log: ziplog.Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = log.insert_after(b"x")
+    unencodable = RecordId(2**64, 0)
+    request = InsertRequest(now_ns() + NS_PER_S // 5, [b"y"], unencodable, None, 0)
+    with pytest.raises(TimeoutError):
+        log._engine.call(request)
+    assert "dropped a message: Insert cannot be encoded: " in caplog.text
+    assert log.read_record(first).payload == b"x"
+    assert log._engine.step_between_calls() is False
 
 
 def test_shards_are_added_and_removed(cluster: ServedCluster, log: ziplog.Log) -> None:

@@ -47,9 +47,12 @@ class RecordId(NamedTuple):
         """Read the text form; `genesis` and `recent` name the two constants.
 
         Raises:
+            TypeError: `text` is not a str.
             ConfigError: the text is not a record identifier.
 
         """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, such as '5@0', not {type(text).__name__}")
         match text:
             case "genesis":
                 return RID_GENESIS

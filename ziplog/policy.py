@@ -14,8 +14,10 @@ import itertools
 import random as _random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import cast
 
 from ziplog.core.nearness import NearestPolicy
+from ziplog.core.numbers import whole_in
 from ziplog.errors import ConfigError
 
 #: Selects a shard: (payload, key, ids of the live shards) -> id.
@@ -69,8 +71,11 @@ def nearest(then: Policy | None = None) -> Policy:
         then: selects among the nearest shards; None: `random()`. `by_key_hash()` keeps the records
             of a key together as long as the nearest shards are the same.
 
+    Raises:
+        ConfigError: `then` is not callable.
+
     """
-    return NearestPolicy(then or random())
+    return NearestPolicy(random() if then is None else checked("then", then))
 
 
 def _weight(key: bytes, shard: int) -> bytes:
@@ -99,10 +104,25 @@ def pin(shard: int) -> Policy:
         ConfigError: `shard` is not a shard id.
 
     """
-    if not isinstance(shard, int) or not 0 <= shard < 2**31:
+    number = whole_in(shard, 0, 2**31)
+    if number is None:
         raise ConfigError("shard", shard, "a shard id: a whole number, 0 to 2**31 - 1")
+    chosen: int = number
 
     def choose(_payload: bytes, _key: bytes | None, _live: Sequence[int]) -> int:
-        return shard
+        return chosen
 
     return choose
+
+
+def checked(name: str, policy: object) -> Policy:
+    """Return a policy unchanged; `name` is the argument's, for the error.
+
+    Raises:
+        ConfigError: it is not callable.
+
+    """
+    if not callable(policy):
+        allowed = "a callable (payload, key, live shard ids) -> shard id, as in ziplog.policy"
+        raise ConfigError(name, policy, allowed)
+    return cast("Policy", policy)

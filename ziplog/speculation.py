@@ -59,13 +59,14 @@ def process(
         emitted is undone.
 
     Raises:
-        TypeError: `apply`, `undo` or `emit` is not callable.
+        TypeError: `events` is not a speculation, or a function is not callable.
         ValueError: `apply` returned another number of effects.
         RuntimeError: `undo` or `emit` raised an exception, so local state is unknown.
         ZiplogError: of the events. What was not emitted is undone, as it is if `apply` raises.
 
     """
-    _check(apply=apply, undo=undo, emit=emit)
+    _check_events(events, is_async=False)
+    _check(until, apply=apply, undo=undo, emit=emit)
     run = _Run(events.position, events.max_pending)
     with ThreadPoolExecutor(1, "ziplog-apply") as worker, ThreadPoolExecutor(1) as reader:
         applying: Future[Sequence[Any]] | None = None
@@ -131,7 +132,8 @@ async def aprocess(
     `apply`, `undo` and `emit` may be coroutine functions. A plain `apply` or `undo` runs in a
     thread (`asyncio.to_thread`), a plain `emit` in the event loop.
     """
-    _check(apply=apply, undo=undo, emit=emit)
+    _check_events(events, is_async=True)
+    _check(until, apply=apply, undo=undo, emit=emit)
     await events
     run = _Run(events.position, events.max_pending)
     applying: asyncio.Task[Sequence[Any]] | None = None
@@ -206,7 +208,17 @@ def _under_way(*tasks: Any) -> list[Any]:
     return [task for task in tasks if task is not None]
 
 
-def _check(**functions: object) -> None:
+def _check_events(events: object, *, is_async: bool) -> None:
+    fetch = getattr(type(events), "fetch", None)
+    if fetch is None or inspect.iscoroutinefunction(fetch) is not is_async:
+        client = "ziplog.aio.AsyncLog" if is_async else "ziplog.Log"
+        kind = type(events).__name__
+        raise TypeError(f"events must be what `speculate` of a {client} returns, not {kind}")
+
+
+def _check(until: object, **functions: object) -> None:
+    if until is not None:
+        functions["until"] = until
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -43,7 +43,7 @@ from ziplog.runtime.clock import now_ns
 from ziplog.types import CLUSTER_ID_DIGITS, RID_GENESIS, RID_RECENT, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import Limits
@@ -90,10 +90,12 @@ def endpoints(
 
     """
     rule = _ENDPOINTS_RULE.format(of=of, port=port, next=port + 1)
-    if not isinstance(bootstrap, str):
+    if isinstance(bootstrap, str):
+        texts = bootstrap.removeprefix("ziplog://").rstrip("/").split(",")
+    elif isinstance(bootstrap, Iterable):
         texts = list(bootstrap)
     else:
-        texts = bootstrap.removeprefix("ziplog://").rstrip("/").split(",")
+        raise ConfigError(name, bootstrap, rule)
     found: list[str] = []
     for text in texts:
         match = ENDPOINT.fullmatch(text.strip()) if isinstance(text, str) else None

@@ -43,6 +43,7 @@ class AsyncAdministration(AsyncConnection):
         self, pattern: str = "*", *, timeout: float | None = None
     ) -> list[CursorInfo]:
         """Return the cursors whose names match a pattern of the shell, by name."""
+        cursor_arguments.check_pattern(pattern)
         found = await self._engine.call(CursorsRequest(self._deadline_ns(timeout)))
         return cursor_arguments.matching(found, pattern)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ziplog.client import arguments, cursor_arguments, placement_arguments
+from ziplog import policy as policies
+from ziplog.client import arguments, cursor_arguments
 from ziplog.client.async_administration import AsyncAdministration
 from ziplog.client.async_cursors import AsyncCursor
 from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
@@ -338,7 +339,7 @@ class AsyncLog(AsyncAdministration):
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
-        self._core.set_policy(placement_arguments.policy(policy))
+        self._core.set_policy(policies.checked("policy", policy))
 
     # --- reading ---
 

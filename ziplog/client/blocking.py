@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ziplog.client import arguments, cursor_arguments, placement_arguments
+from ziplog import policy as policies
+from ziplog.client import arguments, cursor_arguments
 from ziplog.client.blocking_administration import Administration
 from ziplog.client.blocking_cursors import Cursor
 from ziplog.client.blocking_iterators import Scan, Subscription
@@ -339,7 +340,7 @@ class Log(Administration):
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
-        self._core.set_policy(placement_arguments.policy(policy))
+        self._core.set_policy(policies.checked("policy", policy))
 
     # --- reading ---
 

@@ -128,6 +128,18 @@ def edit(
     return EditRequest(deadline_ns, name, what, position, _hold_s(hold_s))
 
 
+def check_pattern(pattern: object) -> None:
+    """Check a pattern of names.
+
+    Raises:
+        TypeError: it is not a str.
+
+    """
+    if not isinstance(pattern, str):
+        kind = type(pattern).__name__
+        raise TypeError(f"pattern must be a str, such as 'orders-*', not {kind}")
+
+
 def matching(cursors: list[CursorInfo], pattern: str) -> list[CursorInfo]:
     """Return the cursors whose names match a pattern of the shell: `*`, `?`, `[...]`."""
     return [cursor for cursor in cursors if fnmatchcase(cursor.name, pattern)]

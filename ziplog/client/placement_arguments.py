@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from ziplog import policy as policies
 from ziplog.client.common.requests import ChangeRequest, Preferences
@@ -97,13 +97,14 @@ def preferences(chosen: Policy | None, here: str | None, regions: int | None) ->
 
     Raises:
         TypeError: `regions` is not a whole number.
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range, or `chosen` is not callable.
 
     """
     found = region(here)
-    default = policies.nearest if found else policies.random
     number = 0 if regions is None else min_regions(regions)
-    return Preferences(chosen or default(), found, number)
+    if chosen is None:
+        return Preferences(policies.nearest() if found else policies.random(), found, number)
+    return Preferences(policies.checked("policy", chosen), found, number)
 
 
 def regions(document: Mapping[str, Any], latency_ns: Callable[[int], int]) -> dict[str, RegionInfo]:
@@ -131,19 +132,6 @@ def regions(document: Mapping[str, Any], latency_ns: Callable[[int], int]) -> di
 def warn_of_region() -> None:
     """Log a warning: no storage server is in the region of a client."""
     _log.warning(_FAR)
-
-
-def policy(chosen: object) -> Policy:
-    """Return a policy unchanged.
-
-    Raises:
-        ConfigError: it is not callable.
-
-    """
-    if not callable(chosen):
-        allowed = "a callable (payload, key, live shard ids) -> shard id, as in ziplog.policy"
-        raise ConfigError("policy", chosen, allowed)
-    return cast("Policy", chosen)
 
 
 def change(

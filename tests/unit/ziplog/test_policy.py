@@ -90,9 +90,15 @@ def test_sticky_stays_until_its_shard_is_gone() -> None:
 
 def test_pin() -> None:
     assert policy.pin(7)(b"", None, [1, 2]) == 7
-    for wrong in (-1, 2**31, "7", None):
+    for wrong in (-1, 2**31, "7", None, True, 1.0):
         with pytest.raises(ConfigError):
             policy.pin(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [5, 0, "random"])
+def test_nearest_refuses_what_is_no_policy(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"then is .*; it must be a callable"):
+        policy.nearest(wrong)
 
 
 def test_policies_may_be_shared_by_threads() -> None:

@@ -179,14 +179,25 @@ def test_silence_is_a_deadline_error(run: Any) -> None:
         run(deliver(1), [])
 
 
-@pytest.mark.parametrize("name", ["apply", "undo", "emit"])
+@pytest.mark.parametrize("name", ["apply", "undo", "emit", "until"])
 def test_functions_are_checked(name: str) -> None:
-    functions: dict[str, Any] = dict.fromkeys(["apply", "undo", "emit"], print) | {name: None}
-    script: Any = Script()
-    with pytest.raises(TypeError, match=f"{name} must be callable, not NoneType"):
-        process(script, **functions)
+    functions: dict[str, Any] = dict.fromkeys(["apply", "undo", "emit"], print) | {name: 5}
+    script, async_script = Script(), AsyncScript()
+    with pytest.raises(TypeError, match=f"{name} must be callable, not int"):
+        process(script, **functions)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=f"{name} must be callable"):
-        asyncio.run(aprocess(script, **functions))
+        asyncio.run(aprocess(async_script, **functions))  # type: ignore[arg-type]
+
+
+def test_events_are_checked() -> None:
+    functions: dict[str, Any] = dict.fromkeys(["apply", "undo", "emit"], print)
+    wrong: Any
+    for wrong in ([], None, AsyncScript()):
+        with pytest.raises(TypeError, match=r"events must be what `speculate` of a ziplog\.Log"):
+            process(wrong, **functions)
+    for wrong in ([], None, Script()):
+        with pytest.raises(TypeError, match=r"of a ziplog\.aio\.AsyncLog returns, not"):
+            asyncio.run(aprocess(wrong, **functions))
 
 
 def test_failed_apply_undoes_what_is_open() -> None:

@@ -54,6 +54,12 @@ def test_invalid_rid_text_is_refused(text: str) -> None:
     assert "'<gsn>@<shard>'" in str(caught.value)
 
 
+@pytest.mark.parametrize("text", [None, 5, b"5@0", RecordId(5, 0)])
+def test_what_is_no_text_is_refused_as_a_rid(text: Any) -> None:
+    with pytest.raises(TypeError, match="text must be a str, such as '5@0', not"):
+        RecordId.parse(text)
+
+
 @given(st.integers(-(10**15), 10**16))
 def test_a_records_timestamp_is_exact_and_aware(timestamp_us: int) -> None:
     record = Record(RecordId(1, 0), b"", None, timestamp_us, 0)

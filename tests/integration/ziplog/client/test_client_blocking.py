@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -442,8 +443,11 @@ def test_call_resumes_after_a_ctrl_c_handler_returns(
 
 @pytest.mark.parametrize(
     "bootstrap",
-    ["", "nowhere", "host:", ":7400", "h:0", "h:70000", "a:1,,b:2", [], ["x"], "http://h:1", [5]],
-)
+    [
+        "", "nowhere", "host:", ":7400", "h:0", "h:70000", "a:1,,b:2", [], ["x"], "http://h:1", [5],
+        None, 7400, Path("127.0.0.1:7400"), b"127.0.0.1:7400",
+    ],
+)  # fmt: skip
 def test_a_bad_bootstrap_is_refused_with_an_example(bootstrap: Any) -> None:
     with pytest.raises(ziplog.ConfigError, match=r"127\.0\.0\.1:7400"):
         ziplog.connect(bootstrap)
@@ -504,6 +508,12 @@ def test_bad_arguments(log: ziplog.Log) -> None:
             log.insert_after(b"x", timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises(ziplog.ConfigError):
         log.set_policy(5)  # type: ignore[arg-type]
+    for policy in (5, 0, ""):
+        with pytest.raises(ziplog.ConfigError, match=r"policy is .*; it must be a callable"):
+            ziplog.connect(log.endpoints, policy=policy)  # type: ignore[arg-type]
+    for pattern in (None, 5, b"*"):
+        with pytest.raises(TypeError, match="pattern must be a str"):
+            log.cursors(pattern)  # type: ignore[arg-type]
     with pytest.raises(ziplog.ConfigError):
         log.subscribe().fetch(0)
     with pytest.raises(ziplog.NoSuchRecordError):

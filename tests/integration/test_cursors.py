@@ -280,6 +280,22 @@ def test_asyncio_cursor(cluster: Cluster, name: str) -> None:
     asyncio.run(use())
 
 
+def test_asyncio_cursor_whose_claim_is_under_way_is_released(
+    cluster: Cluster, other: ziplog.Log, name: str
+) -> None:
+    async def drop(*, is_closed: bool) -> None:
+        async with await ziplog.aio.connect(cluster.endpoint, timeout=60.0) as log:
+            cursor = log.cursor(name, lease_s=300.0)
+            del cursor
+            gc.collect()
+            if not is_closed:
+                await asyncio.to_thread(lambda: other.cursor(name).close())
+
+    asyncio.run(drop(is_closed=True))
+    other.cursor(name).close()
+    asyncio.run(drop(is_closed=False))
+
+
 async def _claim(log: ziplog.aio.AsyncLog, name: str) -> int:
     async with log.cursor(name) as cursor:
         return cursor.term

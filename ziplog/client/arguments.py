@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 #: Default time-out of a call.
 DEFAULT_TIMEOUT_S: Final = 10.0
+#: Time for which a client that closes waits for the replies to its claims of cursors.
+END_CLAIMS_S: Final = 1.0
 #: From this many seconds on, a time-out counts as none.
 LIMITLESS_S: Final = 1e9
 #: Length of a writer's identity, in bytes.

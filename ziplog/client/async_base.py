@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client import arguments
-from ziplog.client.common.requests import NEVER
+from ziplog.client.common.requests import NEVER, EndClaimsRequest
+from ziplog.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -45,6 +47,15 @@ class AsyncConnection:
         """Wait for the outcome of an insert; see `OutcomeUnknownError.resolve`."""
         request = arguments.resolve(error, self._deadline_ns(timeout))
         return arguments.resolved(error, await self._engine.call(request))
+
+    async def _end_claims(self) -> None:
+        """Release what the service grants of the claims under way; wait a second at most."""
+        engine = self._engine
+        engine.close_collected()
+        if self._core.has_cursor_calls and not engine.is_closed:
+            with contextlib.suppress(ClosedError):
+                deadline_ns = arguments.deadline_ns(arguments.END_CLAIMS_S, 0)
+                await engine.call(EndClaimsRequest(deadline_ns))
 
 
 class AsyncStream:

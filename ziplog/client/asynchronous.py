@@ -560,5 +560,11 @@ class AsyncLog(AsyncAdministration):
         return measurements
 
     async def close(self) -> None:
-        """Close the client; pending calls raise ClosedError. Idempotent."""
-        self._engine.close()
+        """Close the client; pending calls raise ClosedError. Idempotent.
+
+        It waits up to a second if claims of cursors are under way, so as to release them.
+        """
+        try:
+            await self._end_claims()
+        finally:
+            self._engine.close()

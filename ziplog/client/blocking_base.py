@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client import arguments, placement_arguments
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER, ConnectRequest
+from ziplog.client.common.requests import NEVER, ConnectRequest, EndClaimsRequest
 from ziplog.client.engines.blocking_engine import BlockingEngine
+from ziplog.errors import ClosedError
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -61,6 +63,13 @@ class Connection:
         """Wait for the outcome of an insert; see `OutcomeUnknownError.resolve`."""
         request = arguments.resolve(error, self._deadline_ns(timeout))
         return arguments.resolved(error, self._engine.call(request))
+
+    def _end_claims(self) -> None:
+        """Release what the service grants of other threads' claims; wait a second at most."""
+        if self._core.has_cursor_calls and not self._engine.is_closed:
+            with contextlib.suppress(ClosedError):
+                deadline_ns = arguments.deadline_ns(arguments.END_CLAIMS_S, 0)
+                self._engine.call(EndClaimsRequest(deadline_ns))
 
 
 class Stream:

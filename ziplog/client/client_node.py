@@ -2,8 +2,8 @@
 
 Each event goes to one of the state machines of this package, which share a `StepContext`. Rules:
 the node completes every call exactly once, at its deadline at the latest; it drops messages of
-other clusters; without pending calls or unknown outcomes it sends no requests. `check()` asserts
-the invariants. See docs/protocol.md, sections 4, 6, 7 and 8.
+other clusters; without pending calls, unknown outcomes or unwanted claims it sends no requests.
+`check()` asserts the invariants. See docs/protocol.md, sections 4, 6, 7 and 8.
 """
 
 from __future__ import annotations
@@ -175,6 +175,11 @@ class ClientCore:
     def waiting_for(self) -> list[str]:
         """The shards that delay a tail query, each with its state."""
         return self._tail_queries.waiting_for()
+
+    @property
+    def has_cursor_calls(self) -> bool:
+        """Whether the service may grant a claim of a cursor later, or calls of cursors wait."""
+        return self._claims.has_calls
 
     @property
     def has_claims(self) -> bool:

@@ -278,6 +278,14 @@ class ReleaseRequest(Request, frozen=True, gc=False):
     subscription: int
 
 
+class EndClaimsRequest(Request, frozen=True, gc=False):
+    """End the claims that the service has not granted yet. Result: None.
+
+    It is due once the service replied to them, and the releases of granted ones are sent; at the
+    deadline at the latest.
+    """
+
+
 class CursorsRequest(Request, frozen=True, gc=False):
     """List the cursors. Result: a list of `CursorInfo`, by name."""
 

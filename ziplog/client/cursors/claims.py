@@ -2,6 +2,7 @@
 
     ClaimRequest --> claiming --granted--> owned, most with a subscription --> released
                      claiming --owned by another client--> claiming again, or failed
+    claiming --its call ends--> unwanted --granted all the same--> released
     owned --another term, or deleted--> lost: the subscription fails
 
 Rules: an owner renews all its claims three times in each lease; copies of a claim or move count
@@ -24,6 +25,7 @@ from ziplog.client.common.requests import (
     ClaimRequest,
     ClaimState,
     CommitRequest,
+    EndClaimsRequest,
     ReleaseRequest,
     SubscribeRequest,
     UnsubscribeRequest,
@@ -63,8 +65,9 @@ _RENEWALS: Final = 3
 
 
 class PendingClaim(PendingRequest, kw_only=True):
-    """A call about a claim: to claim, to move, to watch, or to release."""
+    """A call about a claim: to claim, to move, to watch, to release, or to end all claims."""
 
+    #: The cursor; "": all.
     name: str
     #: Of a claim.
     request: ClaimRequest | None = None
@@ -157,6 +160,9 @@ class Claims(PendingRequests[PendingClaim]):
         self._subscriptions: Final = subscriptions
         #: By the number of the claim, which its subscription has as well.
         self._claims: Final[dict[int, Claim]] = {}
+        #: Claims whose calls ended before the service replied, by call: the number of the request,
+        #: and when to give it up.
+        self._unwanted: Final[dict[int, tuple[int, int]]] = {}
         #: The pending renewal, and when the next one is due.
         self._renewal = 0
         self._renew_at = NEVER
@@ -172,6 +178,7 @@ class Claims(PendingRequests[PendingClaim]):
             ClaimQuery: self.query,
             WatchClaimRequest: self.watch,
             ReleaseRequest: self.release,
+            EndClaimsRequest: self.end,
             UnsubscribeRequest: self.unsubscribe,
         }
 
@@ -184,6 +191,11 @@ class Claims(PendingRequests[PendingClaim]):
     def has_claims(self) -> bool:
         """Whether this client owns cursors, so that it must renew its claims."""
         return any(not claim.lost for claim in self._claims.values())
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the service may still grant a claim, or reply to another call; for any thread."""
+        return bool(self._pending or self._unwanted)
 
     # --- claiming ---
 
@@ -228,6 +240,11 @@ class Claims(PendingRequests[PendingClaim]):
     def _on_claim_reply(
         self, pending: PendingClaim, request: ClaimRequest, reply: CursorReply
     ) -> None:
+        if pending.call in self._unwanted:
+            self._forget_unwanted(pending.call)
+            if not reply.error and reply.cursor is not None:
+                self._send_release(reply.cursor, lambda: None)
+            return
         if not reply.error and reply.cursor is not None:
             self._on_granted(pending, request, reply.cursor, reply.shard)
             return
@@ -386,7 +403,9 @@ class Claims(PendingRequests[PendingClaim]):
                 self._forget_lost(number)
                 self._finish(pending, None if claim.lost else result)
                 return
-            pending.service_request = self._send_release(claim, lambda: self._finish(pending, None))
+            pending.service_request = self._send_release(
+                claim.cursor, lambda: self._finish(pending, None)
+            )
             self._claims.pop(number, None)
             self._notify(number)
 
@@ -404,8 +423,7 @@ class Claims(PendingRequests[PendingClaim]):
             del self._claims[number]
             self._notify(number)
 
-    def _send_release(self, claim: Claim, on_end: Callable[[], None]) -> int:
-        cursor = claim.cursor
+    def _send_release(self, cursor: Cursor, on_end: Callable[[], None]) -> int:
         return self._membership.send_request(
             lambda cluster, number: CursorRelease(cluster, number, cursor.name, cursor.term),
             lambda _reply: on_end(),
@@ -430,7 +448,23 @@ class Claims(PendingRequests[PendingClaim]):
             return
         if claim.soon is not None:
             self._send_moves([_Move(number, claim, *claim.soon, _ignore)])
-        self._send_release(claim, lambda: None)
+        self._send_release(claim.cursor, lambda: None)
+
+    def end(self, call: int, request: EndClaimsRequest) -> None:
+        """End the calls that claim; wait until no claim of theirs can be granted any more."""
+        for pending in list(self._pending.values()):
+            if pending.request is not None:
+                self._finish(pending, ClosedError())
+        ending = PendingClaim(call, request.deadline, name="")
+        self._add(ending)
+        if not self._unwanted:
+            self._finish(ending, None)
+
+    def _forget_unwanted(self, call: int) -> None:
+        del self._unwanted[call]
+        for pending in list(self._pending.values()):
+            if not (pending.name or self._unwanted):
+                self._finish(pending, None)
 
     def close(self) -> None:
         """End all ownerships: the client is closed."""
@@ -496,6 +530,12 @@ class Claims(PendingRequests[PendingClaim]):
         """Do the work that is due."""
         super().tick()
         context = self._context
+        for call, (number, until) in list(self._unwanted.items()):
+            if context.now >= until:
+                self._membership.cancel(number)
+                self._forget_unwanted(call)
+            else:
+                context.set_timer(until)
         for number, claim in list(self._claims.items()):
             if claim.reads and self._subscriptions.get(number) is None:
                 self._drop(number)  # It was not opened.
@@ -510,12 +550,25 @@ class Claims(PendingRequests[PendingClaim]):
     def cancel(self, call: int) -> None:
         """Cancel a call; a claim whose subscription is not open yet ends with it."""
         self._tail_queries.cancel(call)
+        pending = self._pending.get(call)
+        if pending is not None and pending.request is not None:
+            self._keep_unwanted(pending, pending.request)
         super().cancel(call)
         claim, reader = self._claims.get(call), self._subscriptions.get(call)
         if claim is not None and claim.reads and (reader is None or not reader.is_open):
             self._drop(call)
 
-    def _result_at_deadline(self, pending: PendingClaim) -> ClaimState | UnavailableError:
+    def _keep_unwanted(self, pending: PendingClaim, request: ClaimRequest) -> None:
+        """Await the reply to a claim whose call ends: the cursor is released if it is granted."""
+        if self._membership.is_open(pending.service_request):
+            until = self._context.now + request.lease_ms * NS_PER_MS
+            self._unwanted[pending.call] = (pending.service_request, until)
+            self._context.set_timer(until)
+            pending.service_request = 0
+
+    def _result_at_deadline(self, pending: PendingClaim) -> ClaimState | UnavailableError | None:
+        if not pending.name:
+            return None
         claim = self._claims.get(pending.claim)
         if pending.known is not None and claim is not None:
             return claim.state

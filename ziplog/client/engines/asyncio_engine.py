@@ -246,11 +246,18 @@ class AsyncioEngine:
             received = transport.receive()
         self._step()
 
+    def close_collected(self) -> None:
+        """Close the streams that were garbage-collected."""
+        if not self.is_closed:
+            self.shielded(self._submit_endings)
+
+    def _submit_endings(self) -> None:
+        for request in self.owners.endings():
+            self.engine.submit(0, request)
+
     def _step(self) -> None:
         engine = self.engine
-        if self.owners.collected:
-            for request in self.owners.endings():
-                engine.submit(0, request)
+        self._submit_endings()
         for _ in range(_BATCH):
             received = engine.transport.receive()
             if received is None:

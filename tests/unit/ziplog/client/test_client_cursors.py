@@ -16,6 +16,7 @@ from ziplog.client.common.requests import (
     ClaimState,
     CursorsRequest,
     EditRequest,
+    EndClaimsRequest,
     FetchRequest,
     UnsubscribeRequest,
     WatchClaimRequest,
@@ -84,6 +85,66 @@ def test_claim_of_an_owned_cursor_ends_at_its_deadline() -> None:
     error = owner.answers[call]
     assert isinstance(error, CursorHeldError)
     assert (error.name, error.owner) == ("x", "other:9")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed", "late"])
+def test_claim_that_is_granted_after_its_call_ended_is_released(how: str) -> None:
+    owner = Owner()
+    call = owner.claim(timeout=S)
+    if how == "cancelled":
+        owner.cancel(call)
+    elif how == "closed":
+        owner.call(UnsubscribeRequest(NEVER, call))
+    else:
+        owner.pass_time(2 * S)
+        assert isinstance(owner.answers[call], DeadlineError)
+    owner.reply(wire.CursorClaim, cursor(term=7))
+    ((_, release),) = owner.take(wire.CursorRelease)
+    assert (release.name, release.term) == ("x", 7)
+    owner.sent.clear()
+    owner.pass_time(10 * S)
+    assert owner.take(wire.CursorClaim) == owner.take(wire.CursorRenewal) == []
+
+
+def test_claim_that_is_refused_after_its_call_ended_is_forgotten() -> None:
+    owner = Owner()
+    owner.cancel(owner.claim())
+    owner.reply(wire.CursorClaim, cursor(owner=b"other:9"), "owned")
+    owner.sent.clear()
+    owner.pass_time(10 * S)
+    assert owner.take(wire.CursorClaim) == owner.take(wire.CursorRelease) == []
+
+
+def test_claim_without_a_reply_is_given_up_a_lease_after_its_call() -> None:
+    owner = Owner()
+    owner.cancel(owner.claim())
+    owner.pass_time(LEASE_MS * MS)
+    owner.sent.clear()
+    owner.pass_time(10 * S)
+    assert owner.take(wire.CursorClaim) == []
+
+
+def test_end_of_claims_waits_for_their_replies() -> None:
+    owner = Owner()
+    claims = [owner.claim(), owner.claim(name="y")]
+    end = owner.call(EndClaimsRequest(owner.until()))
+    assert [type(owner.answers[call]) for call in claims] == [ClosedError, ClosedError]
+    (_, first), (_, second) = owner.take(wire.CursorClaim)
+    owner.give(wire.CursorReply(CLUSTER, first.request, "owned", cursor(owner=b"other:9")))
+    assert end not in owner.answers
+    owner.give(wire.CursorReply(CLUSTER, second.request, "", cursor(term=4)))
+    assert owner.answers[end] is None
+    assert [message.term for _, message in owner.take(wire.CursorRelease)] == [4]
+
+
+def test_end_of_claims_is_over_at_once_without_any_and_at_its_deadline() -> None:
+    owner = Owner()
+    owner.own()
+    assert owner.answers[owner.call(EndClaimsRequest(owner.until()))] is None
+    owner.claim(name="y")
+    end = owner.call(EndClaimsRequest(owner.until(S)))
+    owner.pass_time(2 * S)
+    assert owner.answers[end] is None
 
 
 def test_claim_that_does_not_wait_ends_at_once() -> None:

@@ -303,7 +303,8 @@ class AsyncLog(AsyncAdministration):
         What an insert got at `rid` is then ordered like an append.
 
         Raises:
-            DeadlineError: a shard had not passed the position at the time-out; try again.
+            DeadlineError: a shard had not passed the position at the time-out; or no shard was
+                given it, see the text. The call may be repeated.
 
         """
         sealed: RecordId = await self._engine.call(arguments.seal(rid, self._deadline_ns(timeout)))

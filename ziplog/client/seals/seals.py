@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.tail import LogTail, TailQueries
+    from ziplog.types import RecordId
 
 
 #: Number of ended calls whose positions are kept.
@@ -68,7 +69,8 @@ class Seals(StreamNumbers):
 
     def start(self, call: int, request: SealRequest) -> None:
         """Start a call of `seal`."""
-        self.wait(call, request.rid.gsn, request.deadline, request.rid)
+        rid = request.rid
+        self.wait(call, rid.gsn, request.deadline, rid, lambda awaited: self._error(rid, awaited))
 
     def start_tail(self, call: int, request: TailRequest) -> None:
         """Start a tail call, which a sealed one ends when its position is sealed."""
@@ -114,6 +116,17 @@ class Seals(StreamNumbers):
         if deadline < self._context.next_timer:
             self._context.set_timer(deadline)
         self._prefix.want(gsn, owner)
+
+    def _error(self, rid: RecordId, awaited: str) -> DeadlineError:
+        """Return the error of `seal`, whose caller may have given any position."""
+        end = self._prefix.leases_end
+        if not 0 < end <= rid.gsn:
+            return self._seal_error(awaited)
+        return DeadlineError(
+            f"no shard of {self._routing} was given the position {rid} yet: as far as this client"
+            f" knows, the leases end before gsn {end}; seal a position that an insert or check_tail"
+            " returned"
+        )
 
     def _seal_error(self, awaited: str) -> DeadlineError:
         return DeadlineError(f"timed out waiting for {awaited}; nothing is lost: try again")

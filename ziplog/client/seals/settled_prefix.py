@@ -91,6 +91,11 @@ class SettledPrefix(StreamSet[FrontierStream]):
         self._idle_since = self._context.now
         self._context.set_timer(self._idle_since + REST_AFTER_NS)
 
+    @property
+    def leases_end(self) -> int:
+        """The end of the known leases; 0: none is known."""
+        return self._leases.known.stop
+
     def unsettled(self, gsn: int) -> list[int]:
         """Return the shards that may not have settled a position of theirs up to `gsn`."""
         if self._state == "surveying":

@@ -339,6 +339,17 @@ def test_deadline_names_what_was_awaited() -> None:
     assert "shard 0" not in str(error)
 
 
+def test_deadline_of_a_position_beyond_the_leases_blames_no_shard() -> None:
+    glass = following()
+    call = glass.seal(21, timeout=S)
+    glass.pass_time(S)
+    error = glass.answers.pop(call)
+    assert isinstance(error, DeadlineError)
+    assert "was given the position 21@0 yet" in str(error)
+    assert "the leases end before gsn 21" in str(error)
+    assert "silent" not in str(error)
+
+
 def test_append_that_is_not_sealed_says_where_the_record_is() -> None:
     glass = following()
     call = glass.append(b"x", timeout=S)

@@ -61,14 +61,16 @@ def test_an_oversized_record_is_refused_and_nothing_is_inserted(
     log: ziplog.Log, size: int, limit: int
 ) -> None:
     before = all_records(log)
-    for attempt in (
-        lambda: log.insert_after(bytes(size)),
-        lambda: log.insert_many([b"fits", bytes(size)]),
-        lambda: log.insert_nowait(bytes(size)),
+    for attempt, results in (
+        (lambda: log.insert_after(bytes(size)), []),
+        (lambda: log.insert_many([b"fits", bytes(size)]), [None, None]),
+        (lambda: log.append_many([bytes(size), b"fits", b""]), [None, None, None]),
+        (lambda: log.insert_nowait(bytes(size)), []),
     ):
         with pytest.raises(RecordTooLargeError) as refused:
             attempt()
         assert (refused.value.size, refused.value.limit) == (size, limit)
+        assert refused.value.results == results
         assert str(size) in str(refused.value)
     assert all_records(log) == before
 
@@ -78,6 +80,10 @@ def test_an_oversized_key_is_refused_and_nothing_is_inserted(log: ziplog.Log) ->
     with pytest.raises(RecordTooLargeError, match="key has 4098 bytes") as refused:
         log.insert_after(b"x", key="é" * 2049)
     assert (refused.value.size, refused.value.limit) == (4098, 4096)
+    for keys in ({"key": bytes(4097)}, {"keys": [None, bytes(4097)]}):
+        with pytest.raises(RecordTooLargeError) as refused:
+            log.insert_many([b"x", b"y"], **keys)  # type: ignore[arg-type]
+        assert refused.value.results == [None, None]
     assert all_records(log) == before
 
 

@@ -5,6 +5,7 @@ Rule: an argument that cannot work raises here, before anything is sent.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -43,7 +44,7 @@ from ziplog.runtime.clock import now_ns
 from ziplog.types import CLUSTER_ID_DIGITS, RID_GENESIS, RID_RECENT, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ziplog.errors import OutcomeUnknownError
     from ziplog.wire import Limits
@@ -236,13 +237,13 @@ def insert_many(
             and `keys` are given, or `shard` or `regions` is out of range.
 
     """
-    copies = _payloads(payloads, limits.max_payload_bytes)
-    if key is not None:
-        key = _key(key, limits.max_key_bytes)
-        if keys is not None:
-            raise ConfigError("keys", keys, "None", message="give either `key` or `keys`, not both")
+    if key is not None and keys is not None:
+        raise ConfigError("keys", keys, "None", message="give either `key` or `keys`, not both")
     after = check_rid("after", after)
-    named = None if keys is None else _keys(keys, len(copies), limits.max_key_bytes)
+    copies, named = _records(payloads, keys, limits)
+    if key is not None:
+        with _results_of(copies):
+            key = _key(key, limits.max_key_bytes)
     if shard is not None:
         shard = check_shard(shard)
     now_us = time.time_ns() // 1000
@@ -273,9 +274,7 @@ def rows(
     if not isinstance(writer, (bytes, bytearray, memoryview)) or len(bytes(writer)) != _WRITER:
         raise ConfigError("writer", writer, f"{_WRITER} bytes that no other writer uses")
     batch, row = _row_number("batch", batch), _row_number("row", row)
-    copies, named = _payloads(payloads, limits.max_payload_bytes), None
-    if keys is not None:
-        named = _keys(keys, len(copies), limits.max_key_bytes)
+    copies, named = _records(payloads, keys, limits)
     now_us = time.time_ns() // 1000
     return InsertRequest(
         deadline_ns, copies, RID_GENESIS, None, now_us, many=True, keys=named, shard=shard,
@@ -290,12 +289,28 @@ def _row_number(name: str, given: object) -> int:
     return number
 
 
-def _payloads(payloads: Iterable[BytesLike], largest: int) -> list[bytes]:
+def _records(
+    payloads: Iterable[BytesLike], keys: Iterable[BytesLike | str | None] | None, limits: Limits
+) -> tuple[list[bytes], list[bytes | None] | None]:
+    """Return the payloads of several records, and the key of each; None: no key is given."""
     copies: list[Any] = list(payloads)
-    for index, payload in enumerate(copies):
-        if type(payload) is not bytes or len(payload) > largest:
-            copies[index] = _payload(payload, largest, index)
-    return copies
+    largest = limits.max_payload_bytes
+    with _results_of(copies):
+        for index, payload in enumerate(copies):
+            if type(payload) is not bytes or len(payload) > largest:
+                copies[index] = _payload(payload, largest, index)
+        named = None if keys is None else _keys(keys, len(copies), limits.max_key_bytes)
+    return copies, named
+
+
+@contextlib.contextmanager
+def _results_of(copies: Sequence[object]) -> Iterator[None]:
+    """Give the error of a too large record a result for each record, as those of servers have."""
+    try:
+        yield
+    except RecordTooLargeError as error:
+        error.results = [None] * len(copies)
+        raise
 
 
 def _payload(payload: object, limit: int, index: int) -> bytes:

@@ -10,7 +10,7 @@ as its own. See docs/player.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, cast, overload
 
 import msgspec
 
@@ -124,10 +124,31 @@ class Retry(Exception):  # noqa: N818 - it is a verdict
 class Rejected(Exception):  # noqa: N818
     """A target will never accept a record of a batch; nothing of the batch was done."""
 
-    def __init__(self, why: str, index: int | None = None) -> None:
-        """Give the reason, and the record's index in the batch (None: the target cannot tell)."""
+    @overload
+    def __init__(self, why: str, /) -> None: ...
+
+    @overload
+    def __init__(self, index: int | None, why: str) -> None: ...
+
+    def __init__(self, index: object = None, why: object = None) -> None:
+        """Give the reason alone, or the record's index in the batch and the reason.
+
+        Args:
+            index: from 0 on; None, or left out: it is the only record, or the target cannot tell.
+            why: the reason.
+
+        Raises:
+            TypeError: the index is not a whole number from 0 on, or the reason is not a str.
+
+        """
+        if why is None:
+            index, why = None, index
+        is_number = isinstance(index, int) and not isinstance(index, bool) and index >= 0
+        if not isinstance(why, str) or not (index is None or is_number):
+            allowed = "(why) or (index, why), with a str and a number from 0 on"
+            raise TypeError(f"Rejected takes {allowed}; it got index {index!r} and why {why!r}")
         super().__init__(why)
-        self.index: Final = index
+        self.index: Final = cast("int | None", index)
 
 
 class Fenced(Exception):  # noqa: N818

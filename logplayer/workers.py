@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer import dead_letters
-from logplayer.contract import Opened, Rejected, Retry
+from logplayer.contract import Opened, Retry
 from logplayer.retries import BUGS, text_of
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
 from ziplog import event_log
@@ -222,8 +222,4 @@ def _checked(error: Exception, target: str) -> Exception:
         is_number = isinstance(after_s, (int, float)) and not math.isnan(after_s)
         if after_s is not None and not is_number:
             return TypeError(f"{target} raised Retry with after_s={after_s!r}, not with seconds")
-    elif isinstance(error, Rejected):
-        index: object = error.index
-        if index is not None and not _is_whole(index):
-            return TypeError(f"{target} raised Rejected with index={index!r}, not with a number")
     return error

@@ -290,7 +290,7 @@ class PushSender:
     def _on_failed(self, message: PushFailed, worker: _Worker) -> None:
         number, text = message.number, message.text
         if message.kind == "rejected":
-            self._end(number, Rejected(text, message.index))
+            self._end(number, Rejected(message.index, text))
         elif message.kind == "retry":
             # The receiver knows the outcome, and what it needs before the next batch.
             self._end(number, Retry(text, message.after_s))

@@ -50,7 +50,7 @@ class FunctionTarget:
             try:
                 self._function(batch.records[index])
             except Rejected as error:
-                raise Rejected(str(error), index) from error
+                raise Rejected(index, str(error)) from error
             self._done = index + 1
 
     def close(self) -> None:

@@ -349,7 +349,7 @@ def _check_sizes(payloads: Sequence[bytes], keys: Sequence[bytes | None], mark: 
             ("payload", payload, mark.max_payload_bytes), ("key", key, mark.max_key_bytes)
         ):  # fmt: skip
             if value is not None and len(value) > limit:
-                raise Rejected(str(RecordTooLargeError(len(value), limit, what)), index)
+                raise Rejected(index, str(RecordTooLargeError(len(value), limit, what)))
 
 
 def connector(

@@ -232,16 +232,16 @@ class PutRecords:
         """
         for index, record in enumerate(records):
             if record.key is None:
-                raise Rejected("it has no key", index)
+                raise Rejected(index, "it has no key")
             if self._tombstones and not record.payload:
                 transaction.delete(record.key)
                 continue
             try:
                 transaction.put(record.key, self._converted(record.payload))
             except (UnicodeDecodeError, msgspec.DecodeError) as error:
-                raise Rejected(f"its payload is not {self._value}: {error}", index) from error
+                raise Rejected(index, f"its payload is not {self._value}: {error}") from error
             except logdb.UnsupportedValueError as error:
-                raise Rejected(str(error), index) from error
+                raise Rejected(index, str(error)) from error
 
     def _converted(self, payload: bytes) -> object:
         if self._value == "payload":

@@ -409,7 +409,7 @@ class SqlTarget:
                 cursor.execute(sql, row)
             except Exception as error:
                 if self._is_records_fault(error, sql, row):
-                    raise Rejected(brief(error), index) from error
+                    raise Rejected(index, brief(error)) from error
                 raise
 
     def _is_records_fault(self, error: Exception, sql: str, row: Row) -> bool:
@@ -496,7 +496,7 @@ def _rows(statement: Statement, records: Sequence[Record]) -> Sequence[Row]:
         try:
             statement.row(record)
         except Rejected as error:
-            raise Rejected(str(error), index) from error
+            raise Rejected(index, str(error)) from error
     raise AssertionError("a record was rejected once, and not again")
 
 

@@ -159,7 +159,7 @@ def test_a_rejected_record_stops_its_task_until_it_is_passed(
     def apply(cursor: sqlite3.Cursor, records: list[Record]) -> None:
         for index, record in enumerate(records):
             if record.rid == rids[4]:
-                raise Rejected("no", index)
+                raise Rejected(index, "no")
             cursor.execute("INSERT INTO events VALUES (?, '', '')", [record.rid.gsn])
 
     copy = targets.sqlite("copy", filled.path, apply=apply)

@@ -102,7 +102,7 @@ def test_each_worker_has_its_own_target() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [Retry("later", 3.0), Rejected("no", 1), OSError("broken"), TypeError("a bug")]
+    "error", [Retry("later", 3.0), Rejected(1, "no"), OSError("broken"), TypeError("a bug")]
 )
 def test_errors_of_a_target_are_results(error: Exception) -> None:
     def answer(_: Batch) -> None:
@@ -197,8 +197,6 @@ def test_records_are_not_passed_if_they_cannot_be_kept(tmp_path: Path) -> None:
     [
         Retry("later", float("nan")),
         Retry("later", "5"),  # type: ignore[arg-type]
-        Rejected("no", "5"),  # type: ignore[arg-type]
-        Rejected("no", 0.5),  # type: ignore[arg-type]
     ],
 )
 def test_what_an_error_of_a_target_has_is_checked(error: Exception) -> None:

@@ -162,7 +162,7 @@ def reject(target: Store | Sink, batch: Batch) -> None:
     for index, record in enumerate(batch.records):
         why = target.rejects(record)
         if why:
-            raise Rejected(why, index if target.names_rejected else None)
+            raise Rejected(index if target.names_rejected else None, why)
 
 
 class Connections:

@@ -96,7 +96,7 @@ def play(found: Delivery, ring: Ring, bad: set[int], *, named: bool) -> tuple[li
         assert cut.start == found.position
         wrong = [n for n, origin in enumerate(cut.origins) if origin in bad]
         if wrong:
-            found.reject(Rejected("no", wrong[0] if named else None))
+            found.reject(Rejected(wrong[0] if named else None, "no"))
         else:
             done += cut.origins
             kept += [one.record.rid.gsn for one in aside]
@@ -146,7 +146,7 @@ def test_one_of_the_records_that_a_map_returned_is_rejected_alone() -> None:
     found.restart(1)
     found.look(ring_of([record(4)]), FAR)
     found.take(FAR)
-    assert len(found.reject(Rejected("no", 1))) == 1
+    assert len(found.reject(Rejected(1, "no"))) == 1
     cut = found.take(FAR)
     assert len(cut) == len(found.rejected_of(cut)) == 1
 

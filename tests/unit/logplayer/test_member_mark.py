@@ -62,7 +62,7 @@ def seen_by(player: Player) -> dict[int, str]:
 
 def test_other_processes_see_that_a_task_has_failed_and_goes_on() -> None:
     world, [first, second] = shared(partitions=4)
-    first.fault = lambda kind, _batch: Rejected("too odd", 0) if kind == "deliver" else None
+    first.fault = lambda kind, _batch: Rejected(0, "too odd") if kind == "deliver" else None
     world.fill(40, keys=17)
     world.run(1000)
     mine = {task.partition for task in first.node.tasks.values() if task.claim.state is not None}
@@ -80,7 +80,7 @@ def test_other_processes_see_that_a_task_has_failed_and_goes_on() -> None:
 
 def test_the_failures_of_a_former_claim_do_not_count() -> None:
     world, [first, second] = shared(partitions=2)
-    first.fault = lambda kind, _batch: Rejected("too odd", 0) if kind == "deliver" else None
+    first.fault = lambda kind, _batch: Rejected(0, "too odd") if kind == "deliver" else None
     world.fill(20, keys=17)
     world.run(1000)
     assert "failed" in listed(world).values()

@@ -249,8 +249,8 @@ def test_a_closed_task_keeps_its_term() -> None:
         (Retry("busy", 10**400), ("retry", "busy", 3600.0, None, "")),
         (Retry("busy"), ("retry", "busy", None, None, "")),
         (OSError("full"), ("retry", "OSError: full", None, None, "")),
-        (Rejected("bad", 0), ("rejected", "bad", None, 0, "")),
-        (Rejected("bad", 2**70), ("rejected", "bad", None, None, "")),
+        (Rejected(0, "bad"), ("rejected", "bad", None, 0, "")),
+        (Rejected(2**70, "bad"), ("rejected", "bad", None, None, "")),
         (Rejected("bad"), ("rejected", "bad", None, None, "")),
         (Fenced("later"), ("fenced", "later", None, None, "")),
         (TypeError("x" * 9000), ("bug", "x" * 2000, None, None, "TypeError")),
@@ -281,7 +281,7 @@ def test_after_a_rejection_the_target_stands_where_it_stood() -> None:
     bench = Bench()
     bench.open()
     bench.send(batch(2))
-    bench.end(Rejected("bad", 0))
+    bench.end(Rejected(0, "bad"))
     assert isinstance(bench.send(batch(3, 0, 10))[0], Deliver)
 
 

@@ -143,8 +143,8 @@ def only_new_members_count() -> Iterator[None]:
     def of_members(
         self: LeaseMap, position: int, frontiers: dict[int, int], _shards: object = None
     ) -> int:
-        last = self.last
-        members = {member.shard for member in last.members} if last is not None else set()
+        runs = self.runs
+        members = {member.shard for member in runs[-1].last.members} if runs else set()
         return settled_end(self, position, frontiers, members)
 
     with replaced(LeaseMap, "settled_end", of_members):

@@ -84,7 +84,7 @@ class Announcements:
         if message.has_gap:
             return now - server.announced_alone_at >= interval_ns
         lacks_state = message.lease != last.number or message.trim < state.trim
-        if self._receives_publications(message):
+        if self._servers.receives_publications(message):
             # The last publication may still be on its way.
             lacks_state = lacks_state and now - self._published_at >= interval_ns
             knows_placement = self._was_announced(server, now)
@@ -194,7 +194,7 @@ class Announcements:
                 self._record_placement(server, now)
                 placement = self._announcement(now, self._placements(server), [])
                 placed.append(Send(server.route, self._with_limit(placement, server)))
-            if not self._receives_publications(message):
+            if not self._servers.receives_publications(message):
                 server.announced, server.announced_at = last.number, now
                 groups.setdefault(self._start(message, number, digest), []).append(server)
         for start, group in groups.items():
@@ -213,10 +213,6 @@ class Announcements:
     def _has_many_members(self) -> bool:
         last = self._state.last
         return last is not None and len(last.members) >= MANY_MEMBERS
-
-    def _receives_publications(self, message: Heartbeat) -> bool:
-        """Whether the last lease of a server came as a publication of this node."""
-        return message.publisher == self._publisher != ""
 
     def _publication(self, last: Lease, now: int) -> Effect:
         """Return the publication of the last lease."""

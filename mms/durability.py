@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mms.commands import SetDurability
-from mms.proposals import Proposals
+from mms.proposals import NO_SHARD, Proposals
 
 if TYPE_CHECKING:
     from mms.servers import Servers
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect
     from ziplog.types import Durability, Epoch
 
-#: The key of proposals that are about no shard.
-_NO_SHARD: Final = -1
 
 
 class DurabilityLevel:
@@ -57,11 +55,11 @@ class DurabilityLevel:
             command = SetDurability("disk", epoch + 1)
         else:
             return []
-        return self._proposals.propose(_NO_SHARD, command, now)
+        return self._proposals.propose(NO_SHARD, command, now)
 
     def on_decided(self) -> None:
         """Forget a proposal that consensus decided."""
-        self._proposals.on_decided(_NO_SHARD, SetDurability)
+        self._proposals.on_decided(NO_SHARD, SetDurability)
 
     def status(self, requested: Durability) -> dict[str, Any]:
         """Return the part of the status document: the level in force, and a change under way.

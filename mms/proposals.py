@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Delay before an uncommitted command is proposed again.
 RETRY_NS: Final = NS_PER_S
+#: The key of proposals that are about no shard.
+NO_SHARD: Final = -1
 
 
 class Proposals:

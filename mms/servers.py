@@ -204,7 +204,7 @@ class Servers:
             server.announced = 0  # A new process or connection: it may have missed announcements.
         server.route, server.heartbeat, server.last_heard_at = route, heartbeat, now
         server.update_limbo()
-        if self._serves(heartbeat):
+        if self.receives_publications(heartbeat):
             self._unserved.pop(server.name, None)
         else:
             self._unserved[server.name] = server
@@ -216,8 +216,8 @@ class Servers:
             self.raise_frontier(heartbeat.shard, heartbeat.frontier)
         return server
 
-    def _serves(self, heartbeat: Heartbeat) -> bool:
-        """Whether this node's publication brought the last lease of a server."""
+    def receives_publications(self, heartbeat: Heartbeat) -> bool:
+        """Whether the last lease of a server came as a publication of this node."""
         return heartbeat.publisher == self._publisher != ""
 
     def forgive_silence_before(self, now: int) -> None:
@@ -282,7 +282,7 @@ class Servers:
         for server in self:
             server.check()
             heartbeat = server.heartbeat
-            is_unserved = heartbeat is not None and not self._serves(heartbeat)
+            is_unserved = heartbeat is not None and not self.receives_publications(heartbeat)
             assert (server.name in self._unserved) == is_unserved
         assert self._unserved.keys() <= self._by_name.keys()
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mms.commands import RaiseWire
-from mms.proposals import Proposals
+from mms.proposals import NO_SHARD, Proposals
 from mms.servers import UP_NS
 from ziplog.core.node import Connect, Send
 from ziplog.core.units import NS_PER_S
@@ -38,8 +38,6 @@ _QUERY_NS: Final = NS_PER_S
 _MAX_NAMED: Final = 20
 #: Maximum number of requests that wait for a commit.
 _MAX_WAITING: Final = 256
-#: The key of proposals that are about no shard.
-_NO_SHARD: Final = -1
 
 
 class Peers:
@@ -140,11 +138,11 @@ class Upgrades:
             return [self._reply(src, message, ", ".join(named))]
         if (src, message) not in self._waiting:
             self._waiting = [*self._waiting[1 - _MAX_WAITING :], (src, message)]
-        return self._proposals.propose(_NO_SHARD, RaiseWire(message.wire), now)
+        return self._proposals.propose(NO_SHARD, RaiseWire(message.wire), now)
 
     def on_raised(self) -> list[Effect]:
         """Answer the requests that a commit fulfils."""
-        self._proposals.on_decided(_NO_SHARD, RaiseWire)
+        self._proposals.on_decided(NO_SHARD, RaiseWire)
         done = [one for one in self._waiting if one[1].wire <= self._state.wire]
         self._waiting = [one for one in self._waiting if one not in done]
         return [self._reply(src, message) for src, message in done]

@@ -189,10 +189,6 @@ class CoordinatorNode:
     @property
     def cluster(self) -> int:
         """The number of the log's cluster; 0 while it is unknown."""
-        return self._cluster
-
-    @property
-    def _cluster(self) -> int:
         return self._calls.core.cluster
 
     def _send(self, route: bytes, message: Message) -> None:
@@ -227,7 +223,7 @@ class CoordinatorNode:
         if outcome == "committed" and route is None and not waiters:
             return
         decided = Decided(
-            self._cluster, session, number, applied.position, outcome,
+            self.cluster, session, number, applied.position, outcome,
             applied.conflicts[:MAX_KEYS], applied.unchanged_since,
         )  # fmt: skip
         if outcome != "committed":
@@ -286,10 +282,10 @@ class CoordinatorNode:
         """Return the refusal of a request; None: it is accepted."""
         if not self.tailer.is_ready and type(message) is not Status:
             reason = f"it is replaying the log, {self.tailer.progress}"
-            return NotReady(self._cluster, message.request, reason)
-        if message.cluster and message.cluster != self._cluster:
-            detail = f"this coordinator follows cluster {self._cluster}"
-            return Invalid(self._cluster, message.request, "wrong-cluster", detail)
+            return NotReady(self.cluster, message.request, reason)
+        if message.cluster and message.cluster != self.cluster:
+            detail = f"this coordinator follows cluster {self.cluster}"
+            return Invalid(self.cluster, message.request, "wrong-cluster", detail)
         return None
 
     def _add_pending(
@@ -301,7 +297,7 @@ class CoordinatorNode:
             return None
         if pending.is_full:
             reason = f"{len(pending):,} requests are already waiting"
-            self._send(route, NotReady(self._cluster, message.request, reason))
+            self._send(route, NotReady(self.cluster, message.request, reason))
             return None
         return pending.add(route, message, now, on_ready)
 
@@ -313,12 +309,12 @@ class CoordinatorNode:
         self.sessions.set_route(message.session, route)
         endpoints = self._calls.core.endpoints[:MAX_ENDPOINTS]
         position = self.tailer.state.position
-        self._send(route, Opened(self._cluster, message.request, endpoints, position))
+        self._send(route, Opened(self.cluster, message.request, endpoints, position))
 
     def _read(self, route: bytes, message: Get | Scan) -> None:
         """Answer a read once the state is recent enough; a snapshot read needs no wait."""
         if message.snapshot or (not message.fresh and message.at_least <= self.tailer.passed):
-            self._send(route, self._queries.read(self._cluster, message, self._calls.now))
+            self._send(route, self._queries.read(self.cluster, message, self._calls.now))
             return
         request = self._add_pending(route, message, self._read_now)
         if request is None:
@@ -329,12 +325,12 @@ class CoordinatorNode:
             self.tailer.wait_for_position(message.at_least, request)
 
     def _read_now(self, request: PendingRequest) -> None:
-        read = self._queries.read(self._cluster, request.message, self._calls.now)
+        read = self._queries.read(self.cluster, request.message, self._calls.now)
         self._reply(request, read)
 
     def _validate(self, route: bytes, validate: Validate) -> None:
         def on_fresh(request: PendingRequest) -> None:
-            self._reply(request, self._queries.validate(self._cluster, validate))
+            self._reply(request, self._queries.validate(self.cluster, validate))
 
         request = self._add_pending(route, validate, on_fresh)
         if request is not None:
@@ -360,7 +356,7 @@ class CoordinatorNode:
         if known is None:
             return None
         outcome: KnownOutcome = "committed" if known.committed else "aborted"
-        return Decided(self._cluster, session, number, known.position, outcome, [])
+        return Decided(self.cluster, session, number, known.position, outcome, [])
 
     def _watch(self, route: bytes, watch: Watch) -> None:
         request = self._add_pending(route, watch, self._watch_now)
@@ -374,11 +370,11 @@ class CoordinatorNode:
     def _check_watch(self, request: PendingRequest) -> None:
         watch = request.message
         if self._queries.version(watch.key) != watch.version:
-            self._reply(request, self._queries.watch(self._cluster, watch))
+            self._reply(request, self._queries.watch(self.cluster, watch))
 
     def _take_snapshot(self, route: bytes, take: TakeSnapshot) -> None:
         def on_fresh(request: PendingRequest) -> None:
-            taken = self._queries.take_snapshot(self._cluster, take, self._calls.now)
+            taken = self._queries.take_snapshot(self.cluster, take, self._calls.now)
             self._reply(request, taken)
 
         self.sessions.set_route(take.session, route)
@@ -391,7 +387,7 @@ class CoordinatorNode:
 
     def _status(self, route: bytes, status: Status) -> None:
         text = document(
-            self._cluster,
+            self.cluster,
             self.endpoint,
             self.tailer,
             self.cleaner,
@@ -400,7 +396,7 @@ class CoordinatorNode:
             self.pending,
             self.cache,
         )
-        self._send(route, StatusReply(self._cluster, status.request, text))
+        self._send(route, StatusReply(self.cluster, status.request, text))
 
     # --- time ---
 
@@ -415,7 +411,7 @@ class CoordinatorNode:
             # If it still waits for the position that its client knows, our state is older.
             is_seen = type(message) is Watch and message.at_least <= self.tailer.passed
             if is_seen and self.tailer.is_ready:
-                self._reply(request, self._queries.watch(self._cluster, message))
+                self._reply(request, self._queries.watch(self.cluster, message))
             else:
                 self.pending.remove(request)
         if expired:

@@ -149,7 +149,7 @@ class Flusher:
         """Have entries wake the thread, or not."""
         self._in_background = is_on
         if is_on and self._interval_s:
-            self._wake()
+            self.wake()
 
     def start(self) -> None:
         """Start the thread, which flushes queued entries."""
@@ -164,7 +164,7 @@ class Flusher:
         self._put_bytes += len(header) + len(body)
         self._queue.append(_Write(segment, header, body, fseq))
         if not self._is_awake and self._in_background and self._interval_s:
-            self._wake()
+            self.wake()
 
     def remove(self, names: list[str], *, at_once: bool = False) -> None:
         """Delete files, in the order of the calls, after everything queued before is flushed.
@@ -172,13 +172,10 @@ class Flusher:
         `at_once`: the log needs nothing that is queued in their place.
         """
         self._removals.append(_Removal(names, 0 if at_once else self._put_bytes))
-        self._wake()
+        self.wake()
 
-    def schedule(self) -> None:
+    def wake(self) -> None:
         """Wake the thread to process the queue."""
-        self._wake()
-
-    def _wake(self) -> None:
         self._is_awake = True
         self._woken.set()
 
@@ -394,7 +391,7 @@ class Flusher:
         if is_full:
             reason = self._why_full(free)
             event_log.warning("disk full", free_bytes=free, reason=reason)
-            self._wake()
+            self.wake()
             self._on_event(StorageChanged(full=True, reason=reason))
         else:
             event_log.warning("disk has room again", free_bytes=free)

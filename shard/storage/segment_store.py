@@ -287,7 +287,7 @@ class SegmentStore(SegmentReader):
         least = max(whole // _MIN_SEALED_PART, 2 * before if before < whole else 0)
         if active.base < stop and active.size >= least and not active.is_torn and self.mark:
             self._rotate()
-            self._flusher.schedule()
+            self._flusher.wake()
 
     def flush(self) -> bool:
         """Write everything to stable storage; False if there is no space now."""

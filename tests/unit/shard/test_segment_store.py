@@ -236,7 +236,7 @@ def test_a_bulk_reader_seals_segments_that_are_large_enough(
     store.seal(1)
     assert store.sealed_fseq == 0, "the segment is after the requested range"
     woken: list[bool] = []
-    monkeypatch.setattr(store.flusher, "schedule", lambda: woken.append(True))
+    monkeypatch.setattr(store.flusher, "wake", lambda: woken.append(True))
     store.seal(2)
     assert store.sealed_fseq == 10
     assert woken == [True], "the thread, which also runs without an interval"

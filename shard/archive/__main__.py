@@ -1,11 +1,11 @@
 """The archive process: `python -m shard.archive`; a storage server starts and stops it.
 
 The archive consists of two processes. One serves blocks as promptly as the server. Its child
-builds rows files with the lowest priority, and slowly while records arrive, unless a reader waits.
+builds block files with the lowest priority, and slowly while records arrive, unless a reader waits.
 A line on stdin means that a segment may be ready; it is relayed to the child. The first line on
 stdout is the port. The server's facts are in shared memory. Rule: neither process outlives the
 other, nor the server: each ends at the end of its input, and unfinished work is dropped. No timer
-runs, unless a rows file could not be written (docs/protocol.md, section 14.2).
+runs, unless a block file could not be written (docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _RETRY_S: Final = 10.0
 #: Niceness of the building process.
 _NICE: Final = 19
-#: Commands to the building process: a segment may be ready; a reader waits for rows.
+#: Commands to the building process: a segment may be ready; a reader waits for blocks.
 _CHECK: Final = b"\n"
 _EXPEDITE: Final = b"!"
 
@@ -111,7 +111,7 @@ def _relay(line: socket.socket) -> int:
             _send_command(line, _CHECK)
         # The child sends nothing: readable means that it has ended.
         if line.fileno() in ready:
-            event_log.warning("the process that builds rows has ended")
+            event_log.warning("the process that builds block files has ended")
             return 1
 
 
@@ -132,7 +132,7 @@ def _run_builder(builder: BlockBuilder, state: SharedState, line: socket.socket)
             os.nice(_NICE)
         called = threading.Event()
         threading.Thread(
-            target=_build_loop, args=(builder, state, called), name="rows", daemon=True
+            target=_build_loop, args=(builder, state, called), name="block-files", daemon=True
         ).start()
         _receive_commands(line, builder.throttle, called)
     except Exception:  # noqa: BLE001 - as in `_build_loop`
@@ -150,7 +150,7 @@ def _receive_commands(line: socket.socket, throttle: Throttle, called: threading
 
 
 def _build_loop(builder: BlockBuilder, state: SharedState, called: threading.Event) -> None:
-    """Build rows whenever a segment may be ready."""
+    """Build block files whenever a segment may be ready."""
     is_done = True
     while True:
         called.wait(None if is_done else _RETRY_S)
@@ -160,7 +160,7 @@ def _build_loop(builder: BlockBuilder, state: SharedState, called: threading.Eve
             is_done = True
         except OSError as error:
             if is_done:
-                event_log.warning("rows cannot be written now", error=str(error))
+                event_log.warning("block files cannot be written now", error=str(error))
             is_done = False
         except Exception:  # noqa: BLE001 - a bug ends the archive; the server restarts it
             event_log.exception("the archive failed")

@@ -1,7 +1,7 @@
-"""Builds the rows files of sealed segments, one after the other, in log order.
+"""Builds the block files of sealed segments, one after the other, in log order.
 
-Rule: a rows file is built only of a segment that is stable to its end, without void, damaged or
-missing entries. The file appears atomically. A replaced segment takes its rows file along. A
+Rule: a block file is built only of a segment that is stable to its end, without void, damaged or
+missing entries. The file appears atomically. A replaced segment takes its block file along. A
 damaged segment is skipped, and tried again when its file has changed (docs/protocol.md,
 section 14.1).
 """
@@ -47,7 +47,7 @@ SUFFIX: Final = ".making"
 
 
 class _Task(NamedTuple):
-    """A segment, with the data for its rows file."""
+    """A segment, with the data for its block file."""
 
     entry: ListedSegment
     #: The segment covers all positions of the shard from here to its end; 0: from its first entry.
@@ -57,26 +57,26 @@ class _Task(NamedTuple):
 
 
 class BlockBuilder:
-    """Builds missing rows files. One thread."""
+    """Builds missing block files. One thread."""
 
     def __init__(self, directory: Path, *, reserve_bytes: int = 0) -> None:
-        """Build rows files in `directory`, if more than the reserve of space is free."""
+        """Build block files in `directory`, if more than the reserve of space is free."""
         self._directory, self._reserve_bytes = directory, reserve_bytes
         self.throttle: Final = Throttle()
         self._blocks: Final = BlockReader(directory)
         #: Segments that cannot be read: inode and length by file name.
         self._damaged: dict[str, tuple[int, int]] = {}
-        #: The first entry of the first segment that waits for its rows file; 0: unknown.
+        #: The first entry of the first segment that waits for its block file; 0: unknown.
         self._next_fseq = 0
 
     def build(
         self, stable: Callable[[], int], on_progress: Callable[[int], object] = lambda _: None
     ) -> None:
-        """Build all rows files that can be built now.
+        """Build all block files that can be built now.
 
         Args:
             stable: returns the last entry that is known to be stable.
-            on_progress: receives the first entry without a rows file before each file is built,
+            on_progress: receives the first entry without a block file before each file is built,
                 and at the end.
 
         Raises:
@@ -89,25 +89,25 @@ class BlockBuilder:
             on_progress(self._next_fseq)
             entry = task.entry
             done.add(entry.segment.name)
-            assert 0 < entry.limit <= stable() + 1, "rows are built of stable entries"
+            assert 0 < entry.limit <= stable() + 1, "block files are built of stable entries"
             try:
                 self._build(task)
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
-                event_log.warning("rows of a damaged segment cannot be built", error=str(error))
+                event_log.warning("the block file of a damaged segment cannot be built", error=str(error))
         on_progress(self._next_fseq)
 
     def _remove_leftovers(self) -> None:
-        """Delete rows files without a segment, and unfinished files."""
+        """Delete block files without a segment, and unfinished files."""
         names = {entry.segment.block_file_name for entry in self._blocks.listed()}
         for path in self._directory.iterdir():
-            is_rows = path.name.endswith(".rows") and path.name not in names
-            if is_rows or path.name.endswith(SUFFIX):
+            is_left = path.name.endswith(".rows") and path.name not in names
+            if is_left or path.name.endswith(SUFFIX):
                 path.unlink(missing_ok=True)
 
     def _next_task(self, stable: int, done: set[str]) -> _Task | None:
-        """Return the first buildable segment without a rows file."""
-        rows = {segment.name: index for segment, index in self._blocks.indexed()}
+        """Return the first buildable segment without a block file."""
+        indexes = {segment.name: index for segment, index in self._blocks.indexed()}
         before: ListedSegment | None = None
         for entry in self._blocks.listed():
             segment = entry.segment
@@ -118,12 +118,12 @@ class BlockBuilder:
             start = segment.base if before is None else 0
             table: Part | None = None
             if before is not None and segment.base_fseq == before.limit:
-                index = rows.get(before.segment.name)
+                index = indexes.get(before.segment.name)
                 if index is not None:
                     # Repaired entries there may reach beyond the planned start of this one.
                     start, table = max(segment.base, index.stop), index.writers
             is_known = before is None or table is not None
-            index = rows.get(segment.name)
+            index = indexes.get(segment.name)
             has_all = index is not None and (index.writers is not None or not is_known)
             can_be = entry.limit and segment.name not in done and not self._is_damaged(entry)
             if can_be and not has_all:
@@ -175,11 +175,11 @@ class BlockBuilder:
                 fresh.unlink(missing_ok=True)
             raise
         if not _is_same(path, facts):
-            # The change of the segment deleted its rows file too early: it did not exist yet.
+            # The change of the segment deleted its block file too early: it did not exist yet.
             target.unlink(missing_ok=True)
 
     def _before_block(self, columns: int) -> None:
-        # With short records, rows are several times as large as the segment.
+        # With short records, a block file is several times as large as the segment.
         self._check_space(columns)
         self.throttle.throttle(self._directory / self._blocks.listed()[-1].segment.name)
 
@@ -192,7 +192,7 @@ class BlockBuilder:
 def _write(
     fd: int, size: int, task: _Task, file: BinaryIO, before_block: Callable[[int], None]
 ) -> None:
-    """Write the rows file of a segment of `size` bytes."""
+    """Write the block file of a segment of `size` bytes."""
     entry, writers = task.entry, task.writers
     segment = entry.segment
     file.write(MAGIC)

@@ -57,7 +57,7 @@ class SharedState:
 
     @property
     def archive_next(self) -> int:
-        """The first entry that has no rows file, of those that can have one; 0: unknown.
+        """The first entry that has no block file, of those that can have one; 0: unknown.
 
         Only the archive writes it.
         """

@@ -2,7 +2,7 @@
 
 The lowest priority alone is not enough. Between two messages a core is idle for a moment, and work
 in all these moments takes caches, memory bandwidth and the sibling hyperthread from the server.
-Rule: a pause is bounded, and ends when a reader misses rows or the server stops writing
+Rule: a pause is bounded, and ends when a reader misses blocks or the server stops writing
 (docs/protocol.md, section 14.2).
 """
 
@@ -22,7 +22,7 @@ IDLE_S: Final = 0.25
 _PARTS: Final = 20
 #: Maximum pause after a block.
 MAX_PAUSE_S: Final = 5.0
-#: Time without pauses after a reader missed rows: it will probably miss more.
+#: Time without pauses after a reader missed blocks: it will probably miss more.
 EXPEDITED_S: Final = 10.0
 
 
@@ -36,7 +36,7 @@ class Throttle:
         self._since = 0.0
 
     def expedite(self) -> None:
-        """Stop throttling for a while: a reader requested missing rows. Thread-safe."""
+        """Stop throttling for a while: a reader requested missing blocks. Thread-safe."""
         self._expedited_until = time.monotonic() + EXPEDITED_S
         self._woken.set()
 
@@ -45,7 +45,7 @@ class Throttle:
         self._since = time.thread_time()
 
     def throttle(self, written: Path) -> None:
-        """Pause after work, while the server writes to `written` and no reader misses rows."""
+        """Pause after work, while the server writes to `written` and no reader misses blocks."""
         self._woken.clear()
         worked_s = time.thread_time() - self._since
         until = time.monotonic() + min((_PARTS - 1) * worked_s, MAX_PAUSE_S)

@@ -40,7 +40,6 @@ def load(directory: Path) -> list[Segment]:
     segments = _find(directory)
     if not segments:
         return [new_segment_after(None, 1, 1)]
-    after: Segment | None = None
     before: Segment | None = None
     for segment, after in zip(segments, [*segments[1:], None], strict=True):
         if not segment.base_fseq and before is not None and segment.number == before.number + 1:
@@ -176,7 +175,7 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
         size = size if found.kind == DAMAGED else found.stop
     if not size and not segment.is_first:
         return False
-    delete_rows(directory, [segment])
+    delete_block_files(directory, [segment])
     # The old index no longer matches. If a crash undoes the cut, the next start repeats it.
     os.truncate(path, size)
     segment.rebuild(data[:size], limit - 1)
@@ -193,8 +192,8 @@ def file_names(segment: Segment) -> list[str]:
     return [segment.block_file_name, segment.index_name, segment.name]
 
 
-def delete_rows(directory: Path, segments: list[Segment]) -> None:
-    """Delete the rows files of segments that are about to change (docs/protocol.md, section 14.1).
+def delete_block_files(directory: Path, segments: list[Segment]) -> None:
+    """Delete the block files of segments that are about to change (docs/protocol.md, section 14.1).
 
     Raises:
         FullError: the system refuses to change the directory now; nothing has changed.

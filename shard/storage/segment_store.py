@@ -19,7 +19,7 @@ from shard.storage.flusher import Flusher
 from shard.storage.segment_files import (
     create,
     delete,
-    delete_rows,
+    delete_block_files,
     file_names,
     link_segments,
     load,
@@ -278,7 +278,7 @@ class SegmentStore(SegmentReader):
     def seal(self, stop: int) -> None:
         """Seal the active segment, if it has positions below `stop` and is large enough.
 
-        Only sealed segments get rows files (docs/protocol.md, section 14.2). After a segment that
+        Only sealed segments get block files (docs/protocol.md, section 14.2). After a segment that
         was sealed early, the next one has at least twice its size, up to the full size. A torn
         segment stays open until its repair, which sets the start of the next one.
         """
@@ -398,7 +398,7 @@ class SegmentStore(SegmentReader):
             segment.mark, segment.flushed = mark, len(contents)
         first = 0 if segment.is_first else segment.base_fseq
         changing = [before for before in self._segments if before.last_fseq >= first]
-        delete_rows(self._directory, changing)
+        delete_block_files(self._directory, changing)
         create(self._directory, segment, contents)
         self._flusher.switch_segment(segment)
         self._continue_with(link_segments(remove_void(self._directory, [*self._segments, segment])))

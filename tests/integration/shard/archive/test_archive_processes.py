@@ -131,7 +131,7 @@ def test_the_block_server_ends_with_the_builder(
     assert process.child.stdout.read() == b""
     assert process.child.wait(20) == 1
     assert process.child.stderr is not None
-    assert b"the process that builds rows has ended" in process.child.stderr.read()
+    assert b"the process that builds block files has ended" in process.child.stderr.read()
 
 
 def test_the_end_of_the_block_server_is_seen_while_the_builder_is_paused(

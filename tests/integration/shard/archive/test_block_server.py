@@ -192,7 +192,7 @@ def test_a_full_disk_is_reported_once_and_retried(
         process.notify()
         assert client.block(1) == 0
     assert process.child.stderr is not None
-    assert b"rows cannot be written now" in process.child.stderr.readline()
+    assert b"block files cannot be written now" in process.child.stderr.readline()
     store.close()
 
 

@@ -205,12 +205,12 @@ class DatabaseCore:
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wake-up."""
-        alarm = self._context.next_timer
+        due = self._context.next_timer
         if self._calls is not None:
             other = self._calls.core.next_wakeup()
-            if other is not None and other < alarm:
+            if other is not None and other < due:
                 return other
-        return alarm if alarm != NEVER else None
+        return due if due != NEVER else None
 
     def _start(self, call: int, request: Any) -> None:
         kind = type(request)

@@ -126,12 +126,12 @@ class EpochCloser:
         if self._is_overdue(now):
             return max(now, self.last_activity_at + late)
         if is_awaited or self._state.has_readers(now):
-            turn = clock.next_epoch_at(now - late)
-            if turn is not None and gap >= STREAM_ACTIVE_NS and not is_awaited:
-                turn = max(turn, self._quiet_until)
+            close_at = clock.next_epoch_at(now - late)
+            if close_at is not None and gap >= STREAM_ACTIVE_NS and not is_awaited:
+                close_at = max(close_at, self._quiet_until)
         else:
-            turn = clock.next_lease_at if gap < STREAM_ACTIVE_NS else None
-        if turn is None or not late:
-            return turn
+            close_at = clock.next_lease_at if gap < STREAM_ACTIVE_NS else None
+        if close_at is None or not late:
+            return close_at
         # Close the epoch in a pause, so that all replicas know its end before the next insert.
-        return max(turn, self.last_activity_at + late)
+        return max(close_at, self.last_activity_at + late)

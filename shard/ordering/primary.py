@@ -572,9 +572,9 @@ class Primary:
         ):  # fmt: skip
             if due is not None and due < earliest:
                 earliest = due
-        turn = self._epoch_closer.next_close_at(now, is_awaited=bool(self._waiting))
-        if turn is not None and turn < earliest:
-            earliest = turn
+        close_at = self._epoch_closer.next_close_at(now, is_awaited=bool(self._waiting))
+        if close_at is not None and close_at < earliest:
+            earliest = close_at
         return earliest if earliest != _NEVER else None
 
     def check(self) -> None:

@@ -260,11 +260,11 @@ class StateTransfer:
         stream.restore(stable, durable, list(entries_after(store, stable.fseq)))
 
 
-def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError | None:
+def serve(state: ReplicaState, route: bytes, request: Fetch) -> UnreadableError | None:
     """Answer a replica that copies this one's log or repairs its own; return the error, if any."""
     store = state.store
-    after, last = question.after, store.last_fseq
-    keep = _common(state, after, question.after_view)
+    after, last = request.after, store.last_fseq
+    keep = _common(state, after, request.after_view)
     entries: list[Entry] = []
     sessions: list[SessionTable] = []
     left = 0
@@ -276,13 +276,13 @@ def serve(state: ReplicaState, route: bytes, question: Fetch) -> UnreadableError
         except UnreadableError as error:
             return error
     elif keep == after:
-        sessions, left = _some_sessions(state, question)
+        sessions, left = _some_sessions(state, request)
     state.send(
         route,
         Fetched(
-            state.cluster, state.shard, question.view, state.server, after, question.session,
+            state.cluster, state.shard, request.view, state.server, after, request.session,
             keep, last, [Logged(e.fseq, e.view, e.decision) for e in entries],  # type: ignore[arg-type]
-            sessions, left, state.trim, state.stream.stable, question.after_view,
+            sessions, left, state.trim, state.stream.stable, request.after_view,
             state.sessions.horizon,
         ),
     )  # fmt: skip
@@ -297,11 +297,11 @@ def _common(state: ReplicaState, after: int, view: int) -> int:
     return min(after - 1, store.last_of(view))
 
 
-def _some_sessions(state: ReplicaState, question: Fetch) -> tuple[list[SessionTable], int]:
+def _some_sessions(state: ReplicaState, request: Fetch) -> tuple[list[SessionTable], int]:
     """Return the sessions after those that the request names, and whether more are left."""
-    if question.client is None:
-        return _whole_sessions(state, question.session)
-    after = (question.client, question.seq)
+    if request.client is None:
+        return _whole_sessions(state, request.session)
+    after = (request.client, request.seq)
     sessions, is_more = state.sessions.part(after, _ANSWER_TABLE_BYTES)
     return sessions, int(is_more)
 

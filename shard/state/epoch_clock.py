@@ -223,16 +223,15 @@ class EpochClock:
 
     def next_epoch_at(self, now: int) -> int | None:
         """Return the time at which the next epoch begins, in ns; None if none is known."""
-        lease = self.lease
-        turn = self._upcoming[0][0] if self._upcoming else None
+        lease, next_lease_at = self.lease, self.next_lease_at
         if lease is None:
-            return turn
+            return next_lease_at
         length = lease.epoch_ms * NS_PER_MS
         index = (now - self._lease_began_at) // length + 1
         if index < lease.epochs:
             end = self._lease_began_at + index * length
-            return end if turn is None else min(end, turn)
-        return turn
+            return end if next_lease_at is None else min(end, next_lease_at)
+        return next_lease_at
 
     @property
     def positions_end_at(self) -> int | None:

@@ -187,7 +187,7 @@ def decode(payload: bytes) -> AnyRecord | None:
     if payload[: len(MARK)] != MARK:
         return None
     try:
-        return _decoder.decode(memoryview(payload)[4:])
+        return _decoder.decode(memoryview(payload)[len(MARK) :])
     except (msgspec.MsgspecError, RecursionError):
         return None
 

@@ -521,7 +521,6 @@ class ClusterState:
             assert one.recovery > self.placements[one.shard].view
             assert last is not None
             assert one.limit <= last.stop
-        for one in self.recovering.values():
             retired = self.retired.get(one.shard)
             assert retired is None or retired.limit == one.limit, "a shard with two limits"
         self._check_retired(last)

@@ -52,13 +52,7 @@ def may_be_same(digest: bytes, other: bytes) -> bool:
 
 def watermark_at(store: Store, fseq: int) -> Watermark:
     """Return the watermark after entry `fseq`; of a trimmed entry, where the log begins."""
-    if fseq >= store.last_fseq:
-        end = store.last_end
-    else:
-        end = next(
-            (first_gsn_of(entry) for entry in entries_after(store, fseq) if first_gsn_of(entry)), 0
-        )
-        end = end or store.last_end
+    end = next(filter(None, map(first_gsn_of, entries_after(store, fseq))), store.last_end)
     return Watermark(fseq, end, store.last_record_below(end))
 
 

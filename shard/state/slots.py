@@ -33,13 +33,13 @@ _decoder: Final[msgspec.msgpack.Decoder[_Packed]] = msgspec.msgpack.Decoder(_Pac
 
 def pack(gsns: list[int]) -> bytes:
     """Encode two or more increasing gsns."""
-    return _encoder.encode(_Packed(gsns[0], steps_of(gsns)))
+    return _encoder.encode(_Packed(gsns[0], _steps_of(gsns)))
 
 
 def unpack(packed: bytes) -> list[int]:
     """Return the gsns that `pack` encoded."""
     first, steps = split(packed)
-    return gsns_of(first, steps)
+    return _gsns_of(first, steps)
 
 
 def split(packed: bytes) -> tuple[int, Steps]:
@@ -53,7 +53,7 @@ def join(first: int, steps: Steps) -> bytes:
     return _encoder.encode(_Packed(first, steps))
 
 
-def steps_of(gsns: list[int]) -> Steps:
+def _steps_of(gsns: list[int]) -> Steps:
     """Return the distances of two or more gsns."""
     first, last, count = gsns[0], gsns[-1], len(gsns)
     step, rest = divmod(last - first, count - 1)
@@ -63,7 +63,7 @@ def steps_of(gsns: list[int]) -> Steps:
     return Steps(count, steps[: _period(steps)])
 
 
-def gsns_of(first: int, steps: Steps) -> list[int]:
+def _gsns_of(first: int, steps: Steps) -> list[int]:
     """Return all gsns of a unit."""
     distances = steps.distances
     if len(distances) == 1:

@@ -185,7 +185,7 @@ class Seals(StreamNumbers):
     def check(self) -> None:
         """Assert the invariants."""
         self._prefix.check()
-        by_gsn = {(gsn, call) for gsn, call in self._by_gsn}
+        by_gsn = set(self._by_gsn)
         for call, waiting in self._waiting.items():
             assert (waiting.gsn, call) in by_gsn, "a call would never be completed"
             assert self._context.next_timer <= waiting.deadline, "a deadline would be missed"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ziplog.types import Durability, Epoch
 
 
-
 class DurabilityLevel:
     """The level as one node of the membership service sees it."""
 

@@ -48,9 +48,8 @@ MAX_PENDING: Final = 64
 _MAX_TEXT: Final = 200
 #: Number of latest events that a repeated one is compared with.
 _COMPARED: Final = 32
-#: Kinds of events that may happen again with an equal text; others are those of one command. In a
-#: container every process of a server has the same number.
-_REPEATABLE: Final = frozenset({"leader", "node", "restart"})
+#: Kinds of events that may happen again with an equal text; others are those of one command.
+_REPEATABLE: Final = frozenset({"leader", "node"})
 _NS_PER_US: Final = 1000
 _LEADS: Final = "leads its Raft group"
 #: By state of a node: why.
@@ -80,16 +79,27 @@ class EventRecorder:
         #: Of each node: the state in its last event; of each server: its last process.
         self._states: dict[str, str] = {}
         self._incarnations: Final[dict[str, int]] = {}
+        #: The servers that this leader has heard from.
+        self._heard: Final[set[str]] = set()
         self._handler_leader = ""
 
     # --- noting ---
 
-    def note(self, kind: str, text: str, now: int, *, shard: int = -1, node: str = "") -> None:
-        """Note an event, unless it waits or was recorded just now."""
+    def note(
+        self,
+        kind: str,
+        text: str,
+        now: int,
+        *,
+        shard: int = -1,
+        node: str = "",
+        is_new: bool = False,
+    ) -> None:
+        """Note an event, unless it waits or was recorded just now; `is_new`: it was not."""
         at_us = max((now + self._wall_ns) // _NS_PER_US, 0)
         event = ClusterEvent(at_us, kind, text[:_MAX_TEXT], shard, node)
         known = (*self._pending, *self._state.history.events[-_COMPARED:])
-        if kind in _REPEATABLE or all(_content(event) != _content(one) for one in known):
+        if is_new or kind in _REPEATABLE or all(_content(event) != _content(one) for one in known):
             self._pending = [*self._pending, event][-MAX_PENDING:]
 
     def on_applied(self, command: AnyCommand, now: int) -> None:
@@ -136,6 +146,7 @@ class EventRecorder:
     def start_leading(self, name: str, now: int) -> None:
         """Start to lead: the record has the last known states of nodes."""
         self._proposed_at, self._check_at = None, now + _GRACE_NS
+        self._heard.clear()
         events = self._state.history.events
         self._states = {one.node: _state_in(one.text) for one in events if one.kind == "node"}
         leaders = [one.node for one in events if one.kind == "leader"]
@@ -153,8 +164,11 @@ class EventRecorder:
         before = self._incarnations.get(server.name)
         self._incarnations[server.name] = heartbeat.incarnation
         if before not in {None, heartbeat.incarnation}:
-            text = f"restarted, process {heartbeat.pid}"
-            self.note("restart", text, now, shard=server.shard, node=server.name)
+            # In a container every process has the same number, so an equal event may be another
+            # one. But a restart before this leader's first heartbeat may be recorded already.
+            text, is_new = f"restarted, process {heartbeat.pid}", server.name in self._heard
+            self.note("restart", text, now, shard=server.shard, node=server.name, is_new=is_new)
+        self._heard.add(server.name)
 
     def tick(self, servers: Servers, handlers: FailureHandlers, now: int) -> list[Effect]:
         """Note changed states once a second, and propose what is noted."""

@@ -94,7 +94,9 @@ class BlockBuilder:
                 self._build(task)
             except (UnreadableError, ProtocolError) as error:
                 self._damaged[entry.segment.name] = self._stamp(entry)
-                event_log.warning("the block file of a damaged segment cannot be built", error=str(error))
+                event_log.warning(
+                    "the block file of a damaged segment cannot be built", error=str(error)
+                )
         on_progress(self._next_fseq)
 
     def _remove_leftovers(self) -> None:

@@ -74,6 +74,23 @@ def test_every_restart_is_recorded_though_the_process_has_the_same_number() -> N
     assert restarts == [("restart", 0, server.name, "restarted, process 99")] * 3
 
 
+def test_a_leader_repeats_no_restart_that_another_one_recorded() -> None:
+    world = working()
+    before = len(world.events())
+    server = world.servers[1]
+    world.step(LeaderChanged("mms-1", is_self=False))
+    text = "restarted, process 99"
+    restart = ClusterEvent(1, "restart", text, server.shard, server.name)
+    command = RecordEvents(world.consensus.history.last + 1, [restart]).encode()
+    world.log.append(command)
+    world.step(Committed(command, world.consensus.apply(command)))
+    server.incarnation = 2
+    world.lead().run(2 * S)
+    assert [one for one in world.events()[before:] if one[0] == "restart"] == [
+        ("restart", server.shard, server.name, text)
+    ]
+
+
 def test_a_pause_of_the_leader_is_no_silence_of_the_nodes() -> None:
     world = working()
     before = world.events()

@@ -14,7 +14,7 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog.errors import DeadlineError
+from ziplog.errors import ClosedError, DeadlineError
 from ziplog.runtime.waiting import INTERVAL_S
 from ziplog.types import Confirmed, Delivery, Event, Failed, Record, RecordId
 
@@ -94,7 +94,7 @@ def process(
                     run.end(done.result())
                 if fetching is not None and fetching.done():
                     fetched, fetching = fetching, None
-                    run.add(fetched.result(), is_closed=events.is_closed)
+                    run.add(_fetched(fetched, events), is_closed=events.is_closed)
             return run.position
         finally:
             events.close()
@@ -110,6 +110,14 @@ def _result(future: Future[Any]) -> Any:
     while not future.done():
         wait((future,), INTERVAL_S)
     return future.result()
+
+
+def _fetched(
+    fetched: Future[list[Event]] | asyncio.Task[list[Event]], events: Speculation | AsyncSpeculation
+) -> list[Event]:
+    """Return what was fetched: nothing, if the application closed the events before."""
+    error = fetched.exception()
+    return [] if isinstance(error, ClosedError) and events.is_closed else fetched.result()
 
 
 def _undo_all(run: _Run, undo: Use) -> None:
@@ -165,7 +173,7 @@ async def aprocess(
                 run.end(done.result())
             if fetching is not None and fetching.done():
                 fetched, fetching = fetching, None
-                run.add(fetched.result(), is_closed=events.is_closed)
+                run.add(_fetched(fetched, events), is_closed=events.is_closed)
         return run.position
     finally:
         under_way = _under_way(undoing, fetching, applying)

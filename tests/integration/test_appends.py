@@ -122,6 +122,19 @@ def test_barrier_covers_completed_appends(cluster: Cluster) -> None:
             assert rid in found
 
 
+def test_barrier_of_a_subscription_that_ends(cluster: Cluster) -> None:
+    with cluster.connect() as log:
+        rids = [log.append(b"%d" % number) for number in range(5)]
+        subscription = log.subscribe(rids[0], follow=False)
+        assert subscription.barrier(timeout=10.0) > rids[-1]
+        found: list[ziplog.RecordId] = []
+        while len(found) < len(rids):
+            found += [record.rid for record in subscription.fetch()]
+        assert found == rids
+        assert subscription.barrier(timeout=10.0) > rids[-1]
+        assert subscription.fetch() == subscription.fetch() == []
+
+
 def test_append_waits_for_a_silent_shard_and_says_so(tmp_path: Path) -> None:
     servers = ("shard-1-0", "shard-1-1")
     with Cluster(tmp_path, failure_handlers=0) as cluster, cluster.connect(timeout=30.0) as log:

@@ -157,7 +157,8 @@ def test_asyncio(cluster: Cluster) -> None:
                     assert event.record.payload == b"first"
                     break
             assert some.is_closed
-            assert await some.fetch() == []
+            with pytest.raises(ClosedError, match="this speculation is closed"):
+                await some.fetch()
 
     asyncio.run(main())
     assert output == [b"first", b"last"]
@@ -168,8 +169,9 @@ def test_bad_arguments(cluster: Cluster) -> None:
         for wrong in (0, -1, 1_000_001, True, "5", 1.5):
             with pytest.raises(ConfigError, match="max_pending"):
                 log.speculate(max_pending=wrong)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="shards"):
-            log.speculate(shards=[])
+        for shards in ([], [0, 0]):
+            with pytest.raises(ConfigError, match="one or more different shard ids"):
+                log.speculate(shards=shards)
         with pytest.raises(ConfigError, match="shards"):
             log.speculate(shards=[9])
         with pytest.raises(TypeError):
@@ -181,6 +183,8 @@ def test_bad_arguments(cluster: Cluster) -> None:
             with pytest.raises(DeadlineError, match="no event came within"):
                 list(events)
         assert list(events) == []
+        with pytest.raises(ClosedError, match="this speculation is closed"):
+            events.fetch()
         events.close()
         log.trim(log.append(b"y"))
         with pytest.raises(TrimmedError):

@@ -485,10 +485,13 @@ def subscribe(
     start = check_rid("start", start, or_recent=True)
     if shards is None:
         return SubscribeRequest(deadline_ns, start, follow, None, bool(known_rows))
+    rule = "a list or set of one or more different shard ids, or None"
     # An array, as of NumPy, has no truth value.
     if not isinstance(shards, Collection) or isinstance(shards, (str, bytes)) or not len(shards):
-        raise ConfigError("shards", shards, "a list or set of one or more shard ids, or None")
+        raise ConfigError("shards", shards, rule)
     wanted = frozenset(map(check_shard, shards))
+    if len(wanted) < len(shards):
+        raise ConfigError("shards", shards, rule)
     return SubscribeRequest(deadline_ns, start, follow, wanted, bool(known_rows))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from ziplog.client import cursor_arguments
 from ziplog.client.async_iterators import AsyncSubscription
 from ziplog.client.common.requests import NEVER, ClaimQuery, ClaimState, ReleaseRequest
-from ziplog.errors import ClosedError, ZiplogError
+from ziplog.errors import ZiplogError
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class AsyncCursor(AsyncSubscription):
 
     #: After an operator's pause, iteration still returns what it fetched.
     _READ_AHEAD: ClassVar[int] = 1000
+    _CLOSED: ClassVar[tuple[str, str]] = ("this cursor", "claim it again to continue")
 
     def __init__(
         self,
@@ -116,10 +117,6 @@ class AsyncCursor(AsyncSubscription):
             self._number, self._claim(), self.reached, position, mark, NEVER, is_soon=True
         )
         self._engine.call_now(request)
-
-    def _check_open(self) -> None:
-        if self._buffer.closed:
-            raise ClosedError("this cursor", "claim it again to continue")
 
     async def close(self) -> None:
         """Commit what `commit_soon` left, and end the ownership. Idempotent.

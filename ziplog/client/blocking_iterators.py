@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 class Subscription(Stream):
     """Records in gsn order, each once: an iterator and context manager.
 
-    It closes itself at its end, and when it is garbage-collected. An exception in a call (Ctrl-C, a
-    signal handler's, a cancellation) loses nothing: the next call returns the records of the
-    interrupted one.
+    It closes itself at its end, and when it is garbage-collected. Iteration over a closed one
+    ends. An exception in a call (Ctrl-C, a signal handler's, a cancellation) loses nothing: the
+    next call returns the records of the interrupted one.
     """
 
     #: Maximum number of records that iteration fetches at once.
     _READ_AHEAD: ClassVar[int] = arguments.READ_AHEAD
+    #: What the error of a call after `close` names, and its advice.
+    _CLOSED: ClassVar[tuple[str, str]] = ("this subscription", "subscribe again to continue")
 
     def __init__(
         self, engine: BlockingEngine, request: Request, start: RecordId, timeout: float | None
@@ -84,7 +86,13 @@ class Subscription(Stream):
 
         The list is empty at the end, or if no record arrived within `timeout` seconds (None: as
         iteration).
+
+        Raises:
+            TrimmedError: the next position was trimmed meanwhile.
+            ClosedError: it was closed before its end.
+
         """
+        self._check_open()
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
         max_records = arguments.count("max_records", max_records, 1)
         while not self._buffer.left and self._fill(max_records, limit):
@@ -92,6 +100,10 @@ class Subscription(Stream):
         if self._buffer.ended and not self._buffer.left:
             self.close()
         return self._buffer.pop(max_records)
+
+    def _check_open(self) -> None:
+        if self._buffer.closed and not self._buffer.is_complete:
+            raise ClosedError(*self._CLOSED)
 
     def _fill(self, max_records: int, limit: float | None) -> bool:
         buffer = self._buffer
@@ -126,7 +138,7 @@ class Subscription(Stream):
         shards) whose append completed before the call, and every record that a subscription of
         all shards had received. For a subscription of chosen shards: also what a subscription of
         these and other shards had received. Subscriptions of fewer shards may be ahead. This
-        fetches nothing: go on reading.
+        fetches nothing: go on reading. Without `follow`, the subscription may end before that.
 
         Args:
             timeout: in seconds; None: no limit.

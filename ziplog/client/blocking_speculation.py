@@ -25,8 +25,9 @@ class Speculation(Stream):
     """Events of early delivery: an iterator and context manager.
 
     `Delivery` has a record, `Confirmed` makes deliveries final, `Failed` withdraws them. It closes
-    itself when it is garbage-collected. An exception in a call (Ctrl-C, a signal handler's, a
-    cancellation) loses nothing: the next call returns the events of the interrupted one.
+    itself when it is garbage-collected. Iteration over a closed one ends. An exception in a call
+    (Ctrl-C, a signal handler's, a cancellation) loses nothing: the next call returns the events of
+    the interrupted one.
     """
 
     def __init__(
@@ -74,9 +75,16 @@ class Speculation(Stream):
     def fetch(self, max_events: int = 1000, timeout: float | None = None) -> list[Event]:
         """Return up to `max_events` available events; wait for the first one.
 
-        The list is empty if the speculation was closed, or if no event arrived within `timeout`
-        seconds (None: as iteration).
+        The list is empty if no event arrived within `timeout` seconds (None: as iteration), or if
+        the speculation is closed meanwhile.
+
+        Raises:
+            TrimmedError: the next position was trimmed meanwhile.
+            ClosedError: it is closed.
+
         """
+        if self._buffer.closed and not self._buffer.is_complete:
+            raise ClosedError("this speculation", "speculate again to continue")
         limit = self._timeout if timeout is None else arguments.timeout_s(timeout, 0)
         max_events = arguments.count("max_events", max_events, 1)
         while not self._buffer.left and self._fill(max_events, limit):

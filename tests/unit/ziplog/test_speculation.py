@@ -174,6 +174,23 @@ def test_error_of_the_events_undoes_what_is_open(run: Any) -> None:
         run(deliver(1, 2), [Confirmed(rid(1))], ClosedError("the client"))
 
 
+def test_events_that_the_application_closed_have_ended() -> None:
+    app = App()
+
+    def emit(record: Record, effect: Any) -> None:
+        app.emit(record, effect)
+        script.close()
+
+    def fetch_closed() -> None:
+        if script.is_closed:
+            raise ClosedError("this speculation")
+
+    script: Any = Script(deliver(1), [Confirmed(rid(1))], deliver(2), [Confirmed(rid(2))])
+    script.before = fetch_closed
+    process(script, apply=app.apply, undo=app.undo, emit=emit)
+    assert app.output[0] == (1, b"0")
+
+
 def test_silence_is_a_deadline_error(run: Any) -> None:
     with pytest.raises(DeadlineError, match="no event came"):
         run(deliver(1), [])

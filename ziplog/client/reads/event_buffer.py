@@ -47,6 +47,7 @@ class EventBuffer(ReadBuffer[Event]):
 
     def close(self) -> None:
         """Drop the buffered events; `progress` stays."""
+        self.is_complete = self.ended and not self.left
         none = list[Event]()
         rest, fetched = iter(none), self.taken
         self._items, self.batch, self._fetched = none, rest, fetched

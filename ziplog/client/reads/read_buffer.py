@@ -21,7 +21,7 @@ ItemT = TypeVar("ItemT")
 class ReadBuffer(Generic[ItemT]):
     """Items between a fetch and the caller."""
 
-    __slots__ = ("_items", "batch", "closed", "ended", "progress")
+    __slots__ = ("_items", "batch", "closed", "ended", "is_complete", "progress")
 
     def __init__(self, start: RecordId) -> None:
         self._items: list[ItemT] = []
@@ -33,6 +33,8 @@ class ReadBuffer(Generic[ItemT]):
         #: No item will follow the buffered ones.
         self.ended = False
         self.closed = False
+        #: Every item was returned before it was closed.
+        self.is_complete = False
 
     @property
     def left(self) -> int:

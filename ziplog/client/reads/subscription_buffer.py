@@ -63,6 +63,7 @@ class SubscriptionBuffer(ReadBuffer[Record]):
 
     def close(self) -> None:
         """Drop the buffered records; `position` stays."""
+        self.is_complete = self.ended and not self.left
         progress, none = Progress(self.position, self.caught_up, None), list[Record]()
         rest = iter(none)
         self.progress, self._items, self.batch = progress, none, rest

@@ -95,7 +95,9 @@ def test_a_following_subscription(cluster: ServedCluster) -> None:
         last = await log.insert_after(b"z")
         assert (await anext(subscription)).rid == last
         await subscription.close()
-        assert await subscription.fetch() == []
+        with pytest.raises(ziplog.ClosedError, match="this subscription is closed"):
+            await subscription.fetch()
+        assert [record async for record in subscription] == []
 
     run(cluster, body)
 

@@ -155,8 +155,20 @@ def test_a_following_subscription(log: ziplog.Log) -> None:
         assert (subscription.caught_up, subscription.blocked_on) == (True, None)
         assert subscription.fetch(timeout=0) == []
     assert subscription.position.gsn == rids[-1].gsn + 1, "the position is known after close"
-    assert subscription.fetch() == []
+    assert list(subscription) == []
+    for call in (subscription.fetch, subscription.barrier):
+        with pytest.raises(ziplog.ClosedError, match="this subscription is closed"):
+            call()
     subscription.close()
+
+
+def test_subscription_that_is_closed_before_its_end_does_not_seem_to_end(log: ziplog.Log) -> None:
+    rids = log.insert_many([b"%d" % i for i in range(5)])
+    with log.subscribe(follow=False) as subscription:
+        assert [record.rid for record in subscription.fetch(2)] == rids[:2]
+    with pytest.raises(ziplog.ClosedError):
+        subscription.fetch()
+    assert subscription.position == rids[2]
 
 
 def test_futures_and_flush(log: ziplog.Log) -> None:

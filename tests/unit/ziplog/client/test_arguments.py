@@ -115,6 +115,12 @@ def test_numbers_are_plain_in_every_request() -> None:
     assert [type(one) for one in (scan.shard, scan.start, scan.stop)] == [int, int, int]
 
 
+@pytest.mark.parametrize("shards", [[], [0, 0], (0, Number(0)), "0", b"0", 0])
+def test_shards_are_one_or_more_different_ones(shards: Any) -> None:
+    with pytest.raises(ConfigError, match=r"shards is .* one or more different shard ids"):
+        arguments.subscribe(RID_GENESIS, 0, follow=True, shards=shards)
+
+
 @pytest.mark.parametrize(("given", "seconds"), [(Number(3), 3.0), (Real(), 2.5), (10**400, inf)])
 def test_a_timeout_may_be_a_number_of_any_type(given: Any, seconds: float) -> None:
     assert arguments.timeout_s(given, 10.0) == seconds

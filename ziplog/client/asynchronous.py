@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ziplog.client.arguments import BytesLike
     from ziplog.client.bulk.extents import Extents
     from ziplog.client.bulk.outline import ShardOutline
-    from ziplog.client.common.requests import Policy
+    from ziplog.client.common.requests import InsertRequest, Policy
     from ziplog.client.inserts.measurements import Measurements
     from ziplog.wire import Limits
 
@@ -51,6 +51,7 @@ class AsyncLog(AsyncAdministration):
 
     async def __aenter__(self) -> Self:
         """Return the client."""
+        self._engine.check_open()
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -145,10 +146,7 @@ class AsyncLog(AsyncAdministration):
         request = arguments.insert_many(
             payloads, after, key, keys, limits, deadline_ns, shard, regions=min_regions
         )
-        if not request.payloads:
-            return []
-        rids: list[RecordId] = await self._engine.call(request)
-        return rids
+        return await self._insert_all(request)
 
     async def insert_rows(
         self,
@@ -189,7 +187,12 @@ class AsyncLog(AsyncAdministration):
         deadline_ns = self._deadline_ns(timeout)
         origin = (writer, batch, row)
         request = arguments.rows(payloads, keys, shard, origin, self._limits, deadline_ns)
+        return await self._insert_all(request)
+
+    async def _insert_all(self, request: InsertRequest) -> list[RecordId]:
+        """Insert any number of records."""
         if not request.payloads:
+            self._engine.check_open()
             return []
         rids: list[RecordId] = await self._engine.call(request)
         return rids
@@ -272,10 +275,7 @@ class AsyncLog(AsyncAdministration):
             payloads, after, key, keys, limits, deadline_ns, shard, sealed=True,
             regions=min_regions,
         )  # fmt: skip
-        if not request.payloads:
-            return []
-        rids: list[RecordId] = await self._engine.call(request)
-        return rids
+        return await self._insert_all(request)
 
     def append_nowait(
         self,

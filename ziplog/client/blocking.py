@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ziplog.client.arguments import BytesLike
     from ziplog.client.bulk.extents import Extents
     from ziplog.client.bulk.outline import ShardOutline
-    from ziplog.client.common.requests import Policy
+    from ziplog.client.common.requests import InsertRequest, Policy
     from ziplog.client.inserts.measurements import Measurements
     from ziplog.wire import Limits
 
@@ -52,6 +52,7 @@ class Log(Administration):
 
     def __enter__(self) -> Self:
         """Return the client."""
+        self._engine.check_open()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -146,10 +147,7 @@ class Log(Administration):
         request = arguments.insert_many(
             payloads, after, key, keys, limits, deadline_ns, shard, regions=min_regions
         )
-        if not request.payloads:
-            return []
-        rids: list[RecordId] = self._engine.call(request)
-        return rids
+        return self._insert_all(request)
 
     def insert_rows(
         self,
@@ -190,7 +188,12 @@ class Log(Administration):
         deadline_ns = self._deadline_ns(timeout)
         origin = (writer, batch, row)
         request = arguments.rows(payloads, keys, shard, origin, self._limits, deadline_ns)
+        return self._insert_all(request)
+
+    def _insert_all(self, request: InsertRequest) -> list[RecordId]:
+        """Insert any number of records."""
         if not request.payloads:
+            self._engine.check_open()
             return []
         rids: list[RecordId] = self._engine.call(request)
         return rids
@@ -273,10 +276,7 @@ class Log(Administration):
             payloads, after, key, keys, limits, deadline_ns, shard, sealed=True,
             regions=min_regions,
         )  # fmt: skip
-        if not request.payloads:
-            return []
-        rids: list[RecordId] = self._engine.call(request)
-        return rids
+        return self._insert_all(request)
 
     def append_nowait(
         self,

@@ -86,12 +86,16 @@ class AsyncioEngine:
         """Whether its event loop is closed."""
         return self._loop.is_closed()
 
-    def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
-        """Submit a request; return its number and a future of the result."""
+    def check_open(self) -> None:
+        """Raise ClosedError if the client is closed, or this is a forked child of its process."""
         if self._is_closed:
             raise ClosedError
         if os.getpid() != self._process:
             raise ClosedError(f"the client of process {self._process}, in its child,")
+
+    def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
+        """Submit a request; return its number and a future of the result."""
+        self.check_open()
         number, future = next(self._numbers), self._loop.create_future()
         is_shielded = self._is_main and SHIELD.enter(self)
         try:
@@ -194,6 +198,7 @@ class AsyncioEngine:
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until all futures so far are done; raise the first failure since the last call."""
+        self.check_open()
         late: set[asyncio.Future[RecordId]] = set()
         if self._inserts:
             _, late = await asyncio.wait(set(self._inserts), timeout=timeout_s)

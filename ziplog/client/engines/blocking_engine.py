@@ -169,7 +169,7 @@ class BlockingEngine:
 
     def _drive_in_handler(self, ticket: Ticket, number: int, request: Request) -> None:
         """Drive below the call that has the role and runs a signal handler between two steps."""
-        self._check_open()
+        self.check_open()
         paused, self._paused = self._paused, 0
         try:
             self.engine.submit(number, request)
@@ -233,7 +233,9 @@ class BlockingEngine:
         if os.getpid() != self._process:
             raise ClosedError(f"the client of process {self._process}, in its child,")
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClosedError if the client is closed, or this is a forked child of its process."""
+        self._check_process()
         if self._is_closed:
             raise ClosedError
 
@@ -332,8 +334,7 @@ class BlockingEngine:
             ClosedError: the client is closed.
 
         """
-        self._check_process()
-        self._check_open()
+        self.check_open()
         ticket, number = _FutureTicket(len(request.payloads[0])), next(self._numbers)
         self._futures.wait_for_room(
             ticket.size, request.deadline, partial(self._incoming.append, (number, request, ticket))
@@ -354,8 +355,7 @@ class BlockingEngine:
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all futures so far are done; raise the first failure since the last call."""
-        self._check_process()
-        self._check_open()
+        self.check_open()
         self._futures.flush(timeout_s)
 
     def drive_futures(self, until: _Idle) -> bool:

@@ -64,8 +64,12 @@ def test_connecting_by_await(cluster: ServedCluster) -> None:
         assert rid == RecordId(1, 0)
         await log.close()
         await log.close()
-        with pytest.raises(ziplog.ClosedError):
-            await log.insert_after(b"x")
+        for call in (
+            log.insert_after(b"x"), log.insert_many([]), log.append_many([]), log.flush(),
+            log.__aenter__(),
+        ):  # fmt: skip
+            with pytest.raises(ziplog.ClosedError):
+                await call
         with pytest.raises(ziplog.UnavailableError):
             await ziplog.aio.connect("127.0.0.1:1", timeout=0.1)
         with pytest.raises(ziplog.ConfigError):

@@ -366,7 +366,12 @@ def test_close_fails_pending_calls(cluster: ServedCluster, log: ziplog.Log) -> N
             with pytest.raises(ziplog.ClosedError):
                 future.result(10)
     log.close()
-    for call in (log.check_tail, log.cluster, log.flush, log.subscribe):
+    calls = [
+        log.check_tail, log.cluster, log.flush, log.subscribe, log.__enter__,
+        partial(log.insert_many, []), partial(log.append_many, []),
+        partial(log.insert_rows, [], shard=0, writer=bytes(16), batch=0),
+    ]  # fmt: skip
+    for call in calls:
         with pytest.raises(ziplog.ClosedError):
             call()
     subscription.close()

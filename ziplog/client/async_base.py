@@ -62,13 +62,17 @@ class AsyncStream:
     """A subscription or scan; it opens in the background, and can be awaited."""
 
     def __init__(
-        self, engine: AsyncioEngine, request: Request, closing: Callable[[int, int], Request]
+        self,
+        engine: AsyncioEngine,
+        request: Request,
+        closing: Callable[[int, int], Request],
+        on_fork: Callable[[], None] | None = None,
     ) -> None:
-        """Start to open it; `closing` makes the request that closes it."""
+        """Start to open it; `closing` makes the request that closes it; `on_fork`: see `Owners`."""
         self._engine: Final = engine
         self._number, self._opened = engine.submit(request)
         requests = (closing(NEVER, self._number),)
-        self._owned: Final = engine.owners.add(self, lambda: requests)
+        self._owned: Final = engine.owners.add(self, lambda: requests, on_fork)
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until it is open; raises what opening it raises."""

@@ -49,7 +49,7 @@ class AsyncSubscription(AsyncStream):
         """Use `Log.subscribe`."""
         self._timeout: Final = timeout
         self._buffer: Final = SubscriptionBuffer(start)
-        super().__init__(engine, request, UnsubscribeRequest)
+        super().__init__(engine, request, UnsubscribeRequest, self._buffer.forget)
 
     async def __aenter__(self) -> Self:
         """Return the subscription, once it is open."""

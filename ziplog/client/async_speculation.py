@@ -40,7 +40,7 @@ class AsyncSpeculation(AsyncStream):
         self._buffer: Final = EventBuffer(request.start)
         #: Most deliveries that are neither confirmed nor void.
         self.max_pending: Final = request.max_pending
-        super().__init__(engine, request, UnsubscribeRequest)
+        super().__init__(engine, request, UnsubscribeRequest, self._buffer.forget)
 
     async def __aenter__(self) -> Self:
         """Return the speculation, once it is open."""

@@ -76,14 +76,18 @@ class Stream:
     """An open subscription or scan."""
 
     def __init__(
-        self, engine: BlockingEngine, request: Request, closing: Callable[[int, int], Request]
+        self,
+        engine: BlockingEngine,
+        request: Request,
+        closing: Callable[[int, int], Request],
+        on_fork: Callable[[], None] | None = None,
     ) -> None:
-        """Open it; `closing` makes the request that closes it."""
+        """Open it; `closing` makes the request that closes it; `on_fork`: see `Owners`."""
         self._engine: Final = engine
         self._number: Final = engine.next_number()
         requests = (closing(NEVER, self._number),)
         # Before the call: whatever happens to the call, the owner closes the stream.
-        self._owned: Final = engine.owners.add(self, lambda: requests)
+        self._owned: Final = engine.owners.add(self, lambda: requests, on_fork)
         engine.call(request, self._number)
 
     @property

@@ -50,7 +50,7 @@ class Subscription(Stream):
         """Use `Log.subscribe`."""
         self._timeout: Final = timeout
         self._buffer: Final = SubscriptionBuffer(start)
-        super().__init__(engine, request, UnsubscribeRequest)
+        super().__init__(engine, request, UnsubscribeRequest, self._buffer.forget)
 
     def __enter__(self) -> Self:
         """Return the subscription, once it is open."""

@@ -41,6 +41,12 @@ class ReadBuffer(Generic[ItemT]):
         """Number of buffered items."""
         return length_hint(self.batch)
 
+    def forget(self) -> None:
+        """Drop the buffered items, of which the caller is not the reader any more."""
+        none = list[ItemT]()
+        rest = iter(none)
+        self._items, self.batch, self.ended = none, rest, self.closed
+
     def pop(self, max_items: int) -> list[ItemT]:
         """Return up to `max_items` items and remove them."""
         items = self._items

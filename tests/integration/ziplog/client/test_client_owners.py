@@ -276,6 +276,26 @@ def test_forked_child_does_not_affect_its_parent(log: ziplog.Log) -> None:
     assert log.insert_after(b"x").gsn == 6
 
 
+def test_forked_child_returns_nothing_that_its_parent_read_ahead(log: ziplog.Log) -> None:
+    following, ending = log.subscribe(), log.subscribe(follow=False)
+    events = log.speculate(ziplog.RID_GENESIS)
+    for stream in (following, ending, events):
+        next(stream)
+
+    def act() -> str:
+        for call in (
+            following.fetch, lambda: next(following), lambda: next(ending), ending.fetch,
+            events.fetch, lambda: next(events), lambda: following.position,
+        ):  # fmt: skip
+            with pytest.raises(ziplog.ClosedError, match="in its child, is closed"):
+                call()
+        return "refused"
+
+    assert in_child(act) == "refused"
+    assert [record.payload for record in following.fetch()] == [b"1", b"2", b"3", b"4"]
+    assert len(list(ending)) == 4
+
+
 def test_forked_child_does_not_touch_its_parents_event_loop(cluster: ServedCluster) -> None:
     async def main() -> None:
         async with ziplog.aio.connect(cluster.endpoint) as log:

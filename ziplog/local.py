@@ -21,15 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ziplog.client import arguments
 from ziplog.client.blocking import Log
-from ziplog.config import (
-    ClusterConfig,
-    NodeConfig,
-    ShardConfig,
-)
-from ziplog.config_keys import keys_of, refuse_unknown
 from ziplog.config_text import dump
-from ziplog.deploy import cluster_file, new_shard
+from ziplog.deploy import cluster_file, new_cluster, new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor, has_files
 from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
@@ -37,18 +32,18 @@ from ziplog.policy import random as random_policy
 from ziplog.runtime import level_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Self
 
+    from ziplog.config import ClusterConfig
     from ziplog.policy import Policy
     from ziplog.types import Durability
 
 log = logging.getLogger(__name__)
 
-_HOST: Final = "127.0.0.1"
 _POLL_S: Final = 0.02
-#: Keys of the cluster file that have an argument of `Cluster`.
-_ARGUMENTS: Final = frozenset({"name", "durability", "f", "epoch_ms", "lag_fix"})
+#: Default time limit for the start of a cluster.
+_START_S: Final = 30.0
 #: Default time limit for a change of the shards.
 _CHANGE_S: Final = 60.0
 #: Maximum time for the ports of processes that have just ended to become free.
@@ -65,7 +60,7 @@ class Cluster:
     def __init__(
         self,
         data_dir: str | os.PathLike[str],
-        shards: int = 2,
+        shards: int | None = None,
         f: int = 1,
         mms: int = 1,
         failure_handlers: int = 1,
@@ -77,7 +72,7 @@ class Cluster:
         lag_fix: bool = True,
         settings: Mapping[str, Any] | None = None,
         regions: Sequence[str] = (),
-        timeout: float = 30.0,
+        timeout: float = _START_S,
         accept_limbo: bool = False,
         supervise: bool | None = None,
         launcher: Sequence[str] = (),
@@ -88,7 +83,7 @@ class Cluster:
         Args:
             data_dir: created if it is missing. If it already holds a cluster, that one is started
                 as its file says, and the arguments up to `settings` are ignored.
-            shards: number of shards, from 1.
+            shards: number of shards, from 1. None: 2, or one for each of `regions`.
             f: number of servers of a shard that may fail, 0 to 15; each shard has f+1.
             mms: nodes of the membership service: 1, 3 or 5.
             failure_handlers: nodes of the failure handler: 0, 1, 3 or 5. Without one, a shard with
@@ -100,9 +95,9 @@ class Cluster:
             lag_fix: whether a shard that runs ahead has the others give up positions at once.
             settings: other keys of the cluster file's `[cluster]`, as `{"segment_bytes": 2**20}`;
                 `ziplog config show` lists them, with their units and limits.
-            regions: names of regions that label the servers, for tests: shard number i gets its
-                primary in region i, its other servers in the regions after that, and so on in
-                turns. The nodes of each service are spread over the regions.
+            regions: names of regions that label the servers, for tests, with one shard for each:
+                shard number i has its primary in region i, its other servers in the regions after
+                that, in turns. The nodes of each service are spread over the regions.
             timeout: seconds until everything must be live.
             accept_limbo: return also when a server that was not shut down cleanly is in limbo: at
                 once if there is no failure handler, else when `timeout` was too short for it.
@@ -120,32 +115,22 @@ class Cluster:
                 become live; quotes the log of the failed process.
 
         """
-        if failure_handlers < 0:
-            raise ConfigError("failure_handlers", failure_handlers, "0, 1, 3 or 5")
+        timeout = arguments.timeout_s(timeout, _START_S)
         directory = Path(data_dir).absolute()
         is_new = not (directory / CLUSTER_FILE).exists()
         if is_new:
-            count = 2 * (mms + failure_handlers) + shards * (f + 1)
-            ports = (
-                new_shard.free_ports(count, _HOST)
-                if port is None
-                else iter(range(port, port + count))
-            )
-            membership, handlers = _raft("mms", mms, ports), _raft("fh", failure_handlers, ports)
-            config = ClusterConfig(
-                **_checked_settings(settings or {}),
+            others = new_cluster.settings(settings)
+            shape = new_cluster.shape(shards, f, mms, failure_handlers, regions)
+            config = new_cluster.config(
+                shape,
+                port,
                 name=name,
                 data_dir=directory,
                 durability=durability,
-                f=f,
                 epoch_ms=epoch_ms,
                 lag_fix=lag_fix,
-                mms=membership,
-                failure_handlers=handlers,
-                shards=_shards(shards, f, ports),
+                **others,
             )
-            if regions:
-                config = _labelled(config, regions)
             _write(directory, config)
         self._supervisor: Final = Supervisor(directory, launcher=launcher)
         self._supervisor_thread: SupervisorThread | None = None
@@ -485,53 +470,6 @@ def _is_recovering(status: dict[str, Any]) -> bool:
 
 def _servers_in_limbo(shard: dict[str, Any]) -> list[str]:
     return [replica["name"] for replica in shard["replicas"] if replica["state"] == "limbo"]
-
-
-def _checked_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `settings`; refuse unknown keys, and those with an argument of `Cluster`."""
-    names = [name for name in keys_of(ClusterConfig) if name not in _ARGUMENTS]
-    refuse_unknown(settings, names, "settings")
-    return settings
-
-
-def _raft(prefix: str, count: int, ports: Iterator[int]) -> tuple[NodeConfig, ...]:
-    """Return nodes of a Raft group; their client ports come first."""
-    mine = [next(ports) for _ in range(count)]
-    return tuple(
-        NodeConfig(f"{prefix}-{index}", _HOST, port, next(ports)) for index, port in enumerate(mine)
-    )
-
-
-def _shards(count: int, f: int, ports: Iterator[int]) -> tuple[ShardConfig, ...]:
-    return tuple(
-        ShardConfig(
-            shard,
-            tuple(
-                NodeConfig(f"shard-{shard}-{index}", _HOST, next(ports)) for index in range(f + 1)
-            ),
-        )
-        for shard in range(count)
-    )
-
-
-def _labelled(config: ClusterConfig, regions: Sequence[str]) -> ClusterConfig:
-    """Return a configuration whose nodes are spread over regions, servers of a shard first."""
-
-    def label(nodes: Sequence[NodeConfig], first: int) -> tuple[NodeConfig, ...]:
-        return tuple(
-            replace(node, region=regions[(first + index) % len(regions)])
-            for index, node in enumerate(nodes)
-        )
-
-    return replace(
-        config,
-        mms=label(config.mms, 0),
-        failure_handlers=label(config.failure_handlers, 0),
-        shards=tuple(
-            replace(shard, replicas=label(shard.replicas, index))
-            for index, shard in enumerate(config.shards)
-        ),
-    )
 
 
 def _write(directory: Path, config: ClusterConfig) -> None:

@@ -32,7 +32,7 @@ REGIONS = ("eu", "us", "ap")
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
-    with Cluster(directory, 3, mms=3, failure_handlers=3, regions=REGIONS) as running:
+    with Cluster(directory, mms=3, failure_handlers=3, regions=REGIONS) as running:
         yield running
 
 
@@ -166,9 +166,9 @@ def test_inserts_go_on_in_two_regions_while_the_third_is_stopped(cluster: Cluste
 
 
 def test_a_server_has_another_region_after_its_restart(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 1, regions=("eu", "us")) as running:
+    with Cluster(tmp_path, regions=("eu", "us")) as running:
         with running.connect() as log:
-            assert spans(log) == {0: ["eu", "us"]}
+            assert spans(log) == {0: ["eu", "us"], 1: ["eu", "us"]}
             rid = log.insert_after(b"x", min_regions=2)
         file = tmp_path / "cluster.toml"
         file.write_text(file.read_text().replace('region = "us"', 'region = "ap"'))
@@ -176,10 +176,10 @@ def test_a_server_has_another_region_after_its_restart(tmp_path: Path) -> None:
             [sys.executable, "-m", "ziplog", "config", "reload", str(file)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert "regions of shard 0 needs `ziplog restart --rolling`" in done.stderr
+        assert "regions of shard 1 needs `ziplog restart --rolling`" in done.stderr
         running.stop()
     with Cluster(tmp_path) as running, running.connect(timeout=30.0) as log:
-        wait_until(lambda: spans(log) == {0: ["ap", "eu"]}, "relabelled")
-        assert running.add_shard() == 1
-        assert spans(log)[1] == ["ap", "eu"]
+        wait_until(lambda: spans(log) == {0: ["ap", "eu"], 1: ["ap", "eu"]}, "relabelled")
+        assert running.add_shard() == 2
+        assert spans(log)[2] == ["ap", "eu"]
         assert log.read_record(rid).payload == b"x"

@@ -107,6 +107,7 @@ def connect(
         bootstrap: nodes of the membership service: "host:port", several separated by commas or in a
             list, with or without "ziplog://" before them; a string may end with "/?cluster=ID".
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
+            0 is too short to connect, so it raises DeadlineError.
         policy: selects the shards of inserts; None: `ziplog.policy.nearest()` for a client with a
             region, else `ziplog.policy.random()`.
         cluster_id: the id that the cluster must have (`cluster_id` in the status document); "": any

@@ -39,6 +39,7 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
     Args:
         bootstrap: nodes of the membership service, as for `ziplog.connect`.
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
+            0 is too short to connect, so it raises DeadlineError.
         policy: selects the shards of inserts, as for `ziplog.connect`.
         cluster_id: the id that the cluster must have, as for `ziplog.connect`.
         region: the region of this client, as for `ziplog.connect`.

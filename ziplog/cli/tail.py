@@ -97,6 +97,9 @@ def tail(
     Without --follow, all servers must report where the log ends, so it fails while one is down;
     with --shard, only those of these shards.
 
+    --timeout limits the time to connect and to open the log, and without --follow, the time
+    without a record. With --follow, the command waits for records without limit.
+
     --speculative prints records before they are final, from recent on if --from is not given. A
     line begins with: ? an early record, + a final one, = all records up to here are final, ! all
     records behind here are void.

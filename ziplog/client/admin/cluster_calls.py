@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ziplog.errors import VersionError
     from ziplog.wire import StatusReply, TrimReply, UpgradeFinished
 
+#: Within a shorter time, even a node of this machine may not reply.
+_LEAST_CONTACT_NS: Final = 10 * NS_PER_MS
 #: Interval between the reply to a trim that is not done, and the next request.
 _TRIM_RETRY_NS: Final = 100 * NS_PER_MS
 
@@ -37,6 +39,8 @@ class PendingCall(PendingRequest, kw_only=True):
 
     #: What the service is asked for; empty: to connect.
     what: str = ""
+    #: When it began to connect.
+    began: int = 0
     #: The position of a trim.
     rid: RecordId = RID_GENESIS
     #: A trim goes past what cursors hold.
@@ -65,8 +69,12 @@ class ClusterCalls(PendingRequests[PendingCall]):
 
     def connect(self, call: int, request: ConnectRequest) -> None:
         """Get the cluster's description from the membership service."""
-        pending = PendingCall(call, request.deadline)
+        pending = PendingCall(call, request.deadline, began=self._context.now)
         self._add(pending)
+        if request.deadline <= pending.began:
+            # A reply that comes before the deadline is noticed would be luck.
+            self._finish(pending, self._first_contact_error(pending))
+            return
 
         def on_refreshed() -> None:
             if call in self._pending:
@@ -78,7 +86,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
         """End the first contact at once if no node of the service can be reached."""
         if self._membership.is_unreachable:
             for pending in [each for each in self._pending.values() if not each.what]:
-                self._finish(pending, self._result_at_deadline(pending))
+                self._finish(pending, self._membership.first_contact_error)
 
     def status(self, call: int, request: StatusRequest) -> None:
         """Get the status document, or a part of the history."""
@@ -147,10 +155,20 @@ class ClusterCalls(PendingRequests[PendingCall]):
 
     def _result_at_deadline(self, pending: PendingCall) -> UnavailableError | VersionError:
         if not pending.what:
-            return self._membership.first_contact_error
+            return self._first_contact_error(pending)
         return DeadlineError(
             f"the membership service of {self._routing} did not confirm {pending.what} before the"
             f" deadline{pending.known}"
+        )
+
+    def _first_contact_error(self, pending: PendingCall) -> UnavailableError | VersionError:
+        """Return why there was no contact: the time-out, if it was too short to find out."""
+        if pending.deadline - pending.began >= _LEAST_CONTACT_NS:
+            return self._membership.first_contact_error
+        endpoints = ", ".join(self._membership.endpoints)
+        return DeadlineError(
+            f"the time-out (below {_LEAST_CONTACT_NS // NS_PER_MS} ms) is too short to connect to"
+            f" {endpoints}; allow more time"
         )
 
 

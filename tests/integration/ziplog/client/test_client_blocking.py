@@ -489,6 +489,15 @@ def test_connect_without_a_server_fails() -> None:
         ziplog.connect(endpoint, timeout=0.2)
 
 
+@pytest.mark.parametrize("timeout", [0, 0.0, 1e-9])
+def test_timeout_that_is_too_short_to_connect_is_named(
+    cluster: ServedCluster, timeout: float
+) -> None:
+    for _ in range(3):
+        with pytest.raises(ziplog.DeadlineError, match=r"time-out \(below 10 ms\) is too short to"):
+            ziplog.connect(cluster.endpoint, timeout=timeout)
+
+
 def test_bad_arguments(log: ziplog.Log) -> None:
     rid = log.insert_after(b"x")
     inserts: list[Any] = [log.insert_after, log.insert_nowait, lambda x: log.insert_many([x])]

@@ -18,6 +18,7 @@ from ziplog.types import Record
 
 #: A pure function of a record: what a target receives in its place; None or []: nothing.
 Map = Callable[[Record], Record | list[Record] | None]
+MAP_RULE: Final = "a function of a record that returns a record, a list of records or None"
 
 
 class Task(msgspec.Struct, frozen=True):

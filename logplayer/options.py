@@ -7,7 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from logplayer.contract import TargetSpec
+import msgspec
+
+from logplayer.contract import MAP_RULE, TargetSpec
 from ziplog.config_keys import Key, check_fields
 from ziplog.core.cursors import MAX_HOLD_S
 from ziplog.errors import ConfigError
@@ -90,12 +92,13 @@ class PlayerOptions:
         check_fields(self, "")
 
 
-def check_targets(targets: Sequence[Any]) -> tuple[TargetSpec, ...]:
-    """Return the targets of a player.
+def check_targets(targets: Sequence[Any], map_of_others: Any = None) -> tuple[TargetSpec, ...]:
+    """Return the targets of a player; those without a `map` get the other one.
 
     Raises:
         TypeError: one of them is no target.
-        ConfigError: there is none, two have the same name, or they have too many tasks.
+        ConfigError: there is none, two have the same name, or they have too many tasks; or the map
+            is no function.
 
     """
     if isinstance(targets, TargetSpec):
@@ -118,4 +121,11 @@ def check_targets(targets: Sequence[Any]) -> tuple[TargetSpec, ...]:
     if tasks > MAX_TASKS:
         sentence = f"the targets have {tasks} partitions; a player has at most {MAX_TASKS}"
         raise ConfigError("partitions", tasks, f"at most {MAX_TASKS}", message=sentence)
-    return tuple(targets)
+    if map_of_others is None:
+        return tuple(targets)
+    if not callable(map_of_others):
+        raise ConfigError("map", map_of_others, MAP_RULE)
+    return tuple(
+        target if target.map is not None else msgspec.structs.replace(target, map=map_of_others)
+        for target in targets
+    )

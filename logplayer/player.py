@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    from logplayer.contract import TargetSpec
+    from logplayer.contract import Map, TargetSpec
     from ziplog.client.asynchronous import AsyncLog
     from ziplog.client.common.requests import Request
 
@@ -73,6 +73,7 @@ class Player:
         idle_ms: int = 10_000,
         hold_s: int = 604_800,
         region: str | None = None,
+        map: Map | None = None,  # noqa: A002 - its name in targets and files
     ) -> None:
         """Check the arguments; nothing is connected before `start`.
 
@@ -94,6 +95,8 @@ class Player:
                 trims, in seconds; 0: they keep none.
             region: the region of this process, so that it reads near. None: the one in the
                 environment variable ZIPLOG_REGION, or none.
+            map: the `map` of the targets that have none of their own: a pure function of a record
+                that returns a record, a list of records or None.
 
         Raises:
             ConfigError: an argument is invalid.
@@ -105,7 +108,7 @@ class Player:
         self._options: Final = PlayerOptions(
             name, lease_s, memory_bytes, commit_ms, idle_ms, hold_s
         )
-        self._targets: Final = check_targets(targets)
+        self._targets: Final = check_targets(targets, map)
         if not callable(start):
             cursor_arguments.check_position("start", start)
         self._start: Final = start

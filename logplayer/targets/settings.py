@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
-from logplayer.contract import Map, OnRejected, Target, TargetSpec
+from logplayer.contract import MAP_RULE, Map, OnRejected, Target, TargetSpec
 from logplayer.member_mark import MEMBERS
 from ziplog.config_keys import Key
 from ziplog.errors import ConfigError
@@ -74,7 +74,7 @@ class Settings(TypedDict, total=False):
         Key(
             "what it receives in place of a record",
             object,
-            rule="a function of a record that returns a record, a list of records or None",
+            rule=MAP_RULE,
         ),
     ]
     batch_records: Annotated[

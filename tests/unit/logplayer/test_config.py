@@ -17,7 +17,7 @@ from logplayer.options import PlayerOptions
 from logplayer.player import Player
 from tests.unit.ziplog.cli.fakes import run
 from ziplog.errors import ClosedError, ConfigError
-from ziplog.types import RID_GENESIS, RecordId
+from ziplog.types import RID_GENESIS, Record, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,6 +220,7 @@ def test_the_command_prints_an_example() -> None:
         ({"targets": []}, "one target or more"),
         ({"log": "x"}, "log is 'x'"),
         ({"start": RecordId(5, -1)}, "start"),
+        ({"map": "nothing"}, "map is 'nothing'; it must be a function of a record"),
     ],
 )
 def test_arguments_are_checked(changes: dict[str, Any], error: str) -> None:
@@ -231,6 +232,24 @@ def test_arguments_are_checked(changes: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Player(**given | changes)
     assert error in str(caught.value)
+
+
+@pytest.mark.parametrize("player", [Player, logplayer.aio.Player])
+def test_the_map_of_a_player_is_that_of_the_targets_without_one(player: Any) -> None:
+    def own(record: Record) -> Record:
+        return record
+
+    def other(_: Record) -> None:
+        return None
+
+    plain, mapped = (
+        logplayer.targets.sqlite("a", "a.db"),
+        logplayer.targets.sqlite("b", "b.db", map=own),
+    )
+    made = player("127.0.0.1:7400", "orders", [plain, mapped], map=other)
+    found = getattr(made, "_player", made).targets
+    assert [one.map for one in found] == [other, own]
+    assert plain.map is None
 
 
 def test_a_start_that_is_no_position_is_refused() -> None:
@@ -279,6 +298,7 @@ def test_defaults_are_those_of_the_options() -> None:
     assert Player.__init__.__kwdefaults__ == {
         "start": RID_GENESIS,
         "region": None,
+        "map": None,
         **{
             name: getattr(PlayerOptions("x"), name)
             for name in ("lease_s", "memory_bytes", "commit_ms", "idle_ms", "hold_s")

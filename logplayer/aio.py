@@ -50,6 +50,11 @@ class Player:
     def __repr__(self) -> str:
         return f"<logplayer.aio.Player {self._player.name}>"
 
+    @property
+    def failed_tasks(self) -> dict[str, str]:
+        """See `logplayer.Player.failed_tasks`."""
+        return self._player.failed_tasks
+
     async def start(self, timeout: float | None = None) -> None:
         """See `logplayer.Player.start`."""
         await _in_thread(lambda: self._player.start(timeout))

@@ -20,6 +20,10 @@ class StartedCall(Request, frozen=True, gc=False):
     """Wait until the first claims of this process were answered. Result: None."""
 
 
+class FailureCall(Request, frozen=True, gc=False):
+    """Wait until a task of this process has failed. Result: why, by the names of cursors."""
+
+
 class WaitCall(Request, frozen=True, gc=False):
     """Wait until every task of the player has committed a position. Result: None.
 

@@ -15,7 +15,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, cast
 
 from logplayer.kinds import FUNCTIONS, KINDS, PATHS, REFERENCE, REFERENCE_RULE
 from logplayer.options import PlayerOptions, check_targets
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import ziplog
     from logplayer.contract import TargetSpec
+    from logplayer.options import OnFailed
     from ziplog.cli.positions import Find
 
 #: The variable and the address that all commands of `ziplog` use.
@@ -126,6 +127,7 @@ class PlayerFile(NamedTuple):
             idle_ms=options.idle_ms,
             hold_s=options.hold_s,
             region=options.region,
+            on_failed=cast("OnFailed", options.on_failed),
         )
 
 
@@ -166,6 +168,12 @@ def _parse(document: dict[str, Any], path: Path) -> PlayerFile:
     table = document.get("player")
     if not isinstance(table, dict):
         raise ConfigError("[player]", table, "a table", message="the table [player] is missing")
+    if "metrics" in table:
+        sentence = (
+            "metrics in [player] is not implemented: `ziplog monitor` serves the metrics of all"
+            " players, and Player.metrics() returns those of one process"
+        )
+        raise ConfigError("metrics", table["metrics"], "left out", message=sentence)
     options = FileOptions(**_values(table, keys_of(FileOptions), "[player]"))
     options.endpoints  # noqa: B018 - it checks them
     options.start_finder()

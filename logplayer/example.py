@@ -74,7 +74,8 @@ def _rows(keys: Mapping[str, tuple[Key, Any]], values: Mapping[str, Any]) -> Ite
             usual = "required"
         else:
             usual = f"default: {'none' if is_empty else _render(default)}"
-        yield f"#   {key.allowed}; {usual}"
+        allowed = textwrap.wrap(f"{key.allowed}; {usual}", _WIDTH)
+        yield from (f"#   {line}" for line in allowed)
         if name in values:
             yield f"{name} = {_render(values[name])}"
         else:

@@ -312,6 +312,12 @@ class Kind(NamedTuple):
     defaults: Mapping[str, Any] = MappingProxyType({})
 
 
+_FUNCTION: Final = Kind(
+    "A Python function: at least once. Its kind is `function` or `python`.",
+    FunctionKeys,
+    targets.function,
+    {"function": "builtins:print"},
+)
 KINDS: Final[Mapping[str, Kind]] = {
     "sqlite": Kind(
         "An SQLite file: exactly once.", SqliteKeys, targets.sqlite, {"path": "copy.db"}
@@ -363,12 +369,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         targets.push,
         {"address": "127.0.0.1:7600"},
     ),
-    "function": Kind(
-        "A Python function: at least once.",
-        FunctionKeys,
-        targets.function,
-        {"function": "builtins:print"},
-    ),
+    "function": _FUNCTION,
+    "python": _FUNCTION,
 }
 #: Keys with a path, which starts at the file; and those that name a function.
 PATHS: Final = frozenset({"dead_letter", "directory", "path"})

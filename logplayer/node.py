@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer import status
-from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
+from logplayer.calls import FailureCall, StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.context import PlayerContext
 from logplayer.members import Members
 from logplayer.push.sender import PushSender
@@ -303,7 +303,7 @@ class PlayerNode:
     def _on_call(self, number: int, request: Any) -> None:
         if isinstance(request, StatusCall):
             self._complete(number, self.status(request.wall_ns))
-        elif isinstance(request, StartedCall | WaitCall | StopCall):
+        elif isinstance(request, StartedCall | FailureCall | WaitCall | StopCall):
             if isinstance(request, StopCall):
                 self._stop()
             self._waiting[number] = request
@@ -344,7 +344,7 @@ class PlayerNode:
                 del self._waiting[number]
                 self._complete(number, result)
 
-    def _result_of(self, request: Request) -> tuple[bool, Exception | None]:
+    def _result_of(self, request: Request) -> tuple[bool, object]:
         """Return whether a call is done, and its result."""
         if isinstance(request, StopCall):
             return self._is_stopped, None
@@ -355,6 +355,9 @@ class PlayerNode:
         if isinstance(request, StartedCall):
             is_claiming = any(task.state == "claiming" for task in self.tasks.values())
             return self._has_shared and not is_claiming, None
+        if isinstance(request, FailureCall):
+            failed = {name: one.error for name, one in self.tasks.items() if one.state == "failed"}
+            return bool(failed), failed
         assert isinstance(request, WaitCall)
         return not self._behind(request.position), None
 
@@ -379,6 +382,8 @@ class PlayerNode:
         if isinstance(request, StartedCall):
             why = self.members.error or "the claims were not answered"
             return DeadlineError(f"the player did not start before the deadline: {why}")
+        if isinstance(request, FailureCall):
+            return DeadlineError("no task failed before the deadline")
         assert isinstance(request, WaitCall)
         behind = ", ".join(self._behind(request.position))
         return DeadlineError(f"these tasks are before gsn {request.position}: {behind}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Maximum number of tasks of a player.
 MAX_TASKS: Final = 256
+#: What a process does once one of its tasks has failed.
+OnFailed = Literal["stay", "exit"]
+ON_FAILED: Final = get_args(OnFailed)
 _MIB: Final = 1024 * 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}", re.ASCII)
 
@@ -86,6 +89,14 @@ class PlayerOptions:
             high=MAX_HOLD_S,
         ),
     ] = 604_800
+    on_failed: Annotated[
+        str,
+        Key(
+            "What a process does once a task has failed: it stays, for the other tasks, or ends.",
+            str,
+            choices=ON_FAILED,
+        ),
+    ] = "stay"
 
     def __post_init__(self) -> None:
         """Refuse values that no player can have."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ziplog
 from logplayer import exposition
-from logplayer.calls import StartedCall, StatusCall, StopCall, WaitCall
+from logplayer.calls import FailureCall, StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.contract import cursor_name
 from logplayer.new_cursors import check_start
 from logplayer.node import PlayerNode
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from logplayer.contract import Map, TargetSpec
+    from logplayer.options import OnFailed
     from ziplog.client.asynchronous import AsyncLog
     from ziplog.client.common.requests import Request
 
@@ -73,6 +74,7 @@ class Player:
         idle_ms: int = 10_000,
         hold_s: int = 604_800,
         region: str | None = None,
+        on_failed: OnFailed = "stay",
         map: Map | None = None,  # noqa: A002 - its name in targets and files
     ) -> None:
         """Check the arguments; nothing is connected before `start`.
@@ -95,6 +97,8 @@ class Player:
                 trims, in seconds; 0: they keep none.
             region: the region of this process, so that it reads near. None: the one in the
                 environment variable ZIPLOG_REGION, or none.
+            on_failed: "exit": `join` returns once a task of this process has failed, which no
+                further attempt mends. "stay": it waits; the other tasks go on in both cases.
             map: the `map` of the targets that have none of their own: a pure function of a record
                 that returns a record, a list of records or None.
 
@@ -106,7 +110,7 @@ class Player:
         self._endpoints: Final = arguments.endpoints_of(log)
         self._region: Final = placement_arguments.region(region)
         self._options: Final = PlayerOptions(
-            name, lease_s, memory_bytes, commit_ms, idle_ms, hold_s
+            name, lease_s, memory_bytes, commit_ms, idle_ms, hold_s, on_failed
         )
         self._targets: Final = check_targets(targets, map)
         if not callable(start):
@@ -126,6 +130,7 @@ class Player:
         #: It must not start any more; and its stop is over.
         self._is_stopped = self._has_ended = False
         self._failure: ZiplogError | None = None
+        self._failed_tasks: dict[str, str] = {}
         #: The thread has ended.
         self._ended: Final = Latch()
 
@@ -155,6 +160,11 @@ class Player:
     def endpoints(self) -> list[str]:
         """The membership nodes of its log, "host:port"."""
         return self._endpoints
+
+    @property
+    def failed_tasks(self) -> dict[str, str]:
+        """The failed tasks for which `join` returned, with on_failed="exit": why, by cursor."""
+        return dict(self._failed_tasks)
 
     # --- start and stop ---
 
@@ -249,17 +259,31 @@ class Player:
             raise
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the player has stopped; return whether it has.
+        """Wait until the player has stopped, or with on_failed="exit" until a task has failed.
+
+        A task that failed ends no other one: call `stop`. It is in `failed_tasks` and `status`.
 
         Args:
             timeout: in seconds; None: without limit.
 
+        Returns:
+            False at the time-out, else True.
+
         Raises:
-            ZiplogError: the player itself failed. A task that failed ends no other one; it is in
-                `status`.
+            ZiplogError: the player itself failed.
 
         """
         self._check_started()
+        if self._options.on_failed == "exit":
+            deadline_ns = NEVER if timeout is None else arguments.deadline_ns(timeout, timeout)
+            try:
+                self._failed_tasks = self._call(FailureCall(deadline_ns))
+            except DeadlineError:
+                return False
+            except ClosedError:  # It stops.
+                timeout = None if timeout is None else max(deadline_ns - now_ns(), 0) / NS_PER_S
+            else:
+                return True
         if not self._ended.wait(timeout):
             return False
         if self._failure is not None:

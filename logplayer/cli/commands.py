@@ -27,7 +27,7 @@ from ziplog.cli.options import Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import counted, shown_json
 from ziplog.config_tables import LogConfig
-from ziplog.errors import ConfigError, UnavailableError
+from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.process import spare_collector
 from ziplog.runtime.process_logging import configure
@@ -79,7 +79,8 @@ def run(
     """Run a player until SIGTERM or Ctrl-C. Processes with the same file share its tasks.
 
     At the end it finishes the steps under way and releases its tasks; a second signal ends it at
-    once. Exit code 1: it cannot start, or a target did not return in time.
+    once. Exit code 1: it cannot start, or a target did not return in time, or a task has failed and
+    the file has on_failed = "exit".
     """
     log, player = LogConfig(level=log_level, format=log_format), None
     for number in _SIGNALS:
@@ -96,6 +97,8 @@ def run(
         pass
     if player is not None:
         player.stop(drain_s)
+        if player.failed_tasks:
+            raise ZiplogError("; ".join(f"{n}: {why}" for n, why in player.failed_tasks.items()))
 
 
 def _on_signal(*_: object) -> NoReturn:

@@ -173,6 +173,33 @@ def test_a_rejected_record_stops_its_task_until_it_is_passed(
         assert [row[0] for row in filled.rows()] == expected
 
 
+def test_a_task_that_failed_ends_the_wait_of_a_player_that_ends_then(log: ziplog.Log) -> None:
+    start = tail(log)
+    seen: list[bytes] = []
+
+    def handle(record: Record) -> None:
+        if record.payload == b"bad":
+            raise TypeError("a bug")
+        seen.append(record.payload)
+
+    chosen = [targets.function("f", handle), targets.function("g", lambda _: None)]
+    name = log.endpoints
+    running = logplayer.Player(
+        name, "ends", chosen, start=start, lease_s=LEASE_S, commit_ms=50, on_failed="exit"
+    )
+    with running:
+        running.wait_until(log.insert_many([b"good"])[0], 30)
+        assert not running.join(0)
+        assert running.failed_tasks == {}
+        log.insert_many([b"bad"])
+        assert running.join(60)
+        assert running.failed_tasks == {"ends/f/0": "TypeError: a bug"}
+    with logplayer.Player(name, "ends", chosen, on_failed="exit") as running:
+        threading.Timer(0.1, running.stop).start()
+        assert running.join(60)
+    assert seen == [b"good"]
+
+
 def test_operators_pause_continue_and_seek(log: ziplog.Log, tmp_path: Path) -> None:
     start = tail(log)
     rids = insert(log, 20)
@@ -394,6 +421,30 @@ def test_a_process_ends_if_another_thread_gets_the_signal(log: ziplog.Log, tmp_p
         process.ready()
         signal_another_thread(process.pid, signal.SIGTERM)
         assert process.end()[0] == 0
+
+
+def test_a_process_ends_after_a_task_that_failed(log: ziplog.Log, tmp_path: Path) -> None:
+    (tmp_path / "buggy_of_test.py").write_text("def f(record):\n    raise TypeError('a bug')\n")
+    start = tail(log)
+    log.insert_many([b"x"])
+    file = tmp_path / "ends.toml"
+    file.write_text(f"""\
+[player]
+name = "ends-process"
+bootstrap = "{",".join(log.endpoints)}"
+start = "{start}"
+on_failed = "exit"
+[[target]]
+name = "copy"
+kind = "python"
+function = "buggy_of_test:f"
+""")
+    with Process(file) as process:
+        process.ready()
+        code, stderr = process.end()
+    assert code == 1, stderr
+    assert "error: ends-process/copy/0: TypeError: a bug" in stderr
+    assert {one.owner for one in log.cursors("ends-process/*")} == {""}, "its tasks are released"
 
 
 def test_a_process_that_gets_two_signals_at_once_ends_at_once(

@@ -71,6 +71,11 @@ def test_a_file_has_a_player_and_its_targets(
         (f"{PLAYER}bootstrap = 'x'\n{TARGET}", "bootstrap is 'x'"),
         (f"{PLAYER}start = 'yesterday'\n{TARGET}", "start in [player] is 'yesterday'"),
         (f"{PLAYER}start = '@yesterday'\n{TARGET}", "start in [player] is '@yesterday'"),
+        (f"{PLAYER}on_failed = 'go'\n{TARGET}", "on_failed is 'go'; it must be 'stay' or 'exit'"),
+        (
+            f"{PLAYER}metrics = '127.0.0.1:1'\n{TARGET}",
+            "metrics in [player] is not implemented: `z",
+        ),
         (f"{PLAYER}{HTTP}timeout_s = 0\n", "is 0; it must be a number above 0"),
         (f"{PLAYER}{HTTP}timeout_s = 3601\n", "a number above 0, up to 3600 seconds"),
         (f"[player]\nname = 'a/b'\n{TARGET}", "name is 'a/b'"),
@@ -183,7 +188,9 @@ def test_a_file_has_a_mirror(tmp_path: Path) -> None:
 # --- examples ---
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "files", "logdb", "http", "log", "push", "function"])
+@pytest.mark.parametrize(
+    "kind", ["sqlite", "files", "logdb", "http", "log", "push", "function", "python"]
+)
 def test_an_example_is_a_file_that_works(tmp_path: Path, kind: str) -> None:
     assert parse(tmp_path, example(kind)).kinds == (kind,)
 
@@ -220,6 +227,7 @@ def test_the_command_prints_an_example() -> None:
         ({"targets": []}, "one target or more"),
         ({"log": "x"}, "log is 'x'"),
         ({"start": RecordId(5, -1)}, "start"),
+        ({"on_failed": "go"}, "on_failed is 'go'; it must be 'stay' or 'exit'"),
         ({"map": "nothing"}, "map is 'nothing'; it must be a function of a record"),
     ],
 )
@@ -301,6 +309,13 @@ def test_defaults_are_those_of_the_options() -> None:
         "map": None,
         **{
             name: getattr(PlayerOptions("x"), name)
-            for name in ("lease_s", "memory_bytes", "commit_ms", "idle_ms", "hold_s")
+            for name in (
+                "lease_s",
+                "memory_bytes",
+                "commit_ms",
+                "idle_ms",
+                "hold_s",
+                "on_failed",
+            )
         },
     }

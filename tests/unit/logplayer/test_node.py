@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from logplayer.calls import StartedCall, StatusCall, WaitCall
+from logplayer.calls import FailureCall, StartedCall, StatusCall, WaitCall
 from logplayer.contract import Retry
 from logplayer.node import MAX_POLLED
 from logplayer.ring import RECORD_BYTES
@@ -346,6 +346,26 @@ def test_a_wait_names_the_tasks_that_are_behind() -> None:
     assert isinstance(error, DeadlineError)
     assert "orders/sink/0" in str(error)
     assert "orders/db/0" not in str(error)
+
+
+def test_a_call_waits_for_a_task_that_fails() -> None:
+    world, player = of_two()
+    world.run(1000)
+    late = player.call(FailureCall(player.deadline(500)))
+    call = player.call(FailureCall(NEVER))
+    world.run(1000)
+    assert isinstance(player.results[late], DeadlineError)
+    assert call not in player.results
+    player.fault = lambda kind, one: (
+        TypeError("a bug") if kind == "deliver" and one.task.target == "db" else None
+    )
+    world.fill(1)
+    world.run(100)
+    assert player.results[call] == {"orders/db/0": "TypeError: a bug"}
+    player.stop()
+    call = player.call(FailureCall(NEVER))
+    world.run(100)
+    assert isinstance(player.results[call], ClosedError)
 
 
 def test_a_wait_that_is_cancelled_is_not_answered() -> None:

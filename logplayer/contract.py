@@ -187,6 +187,8 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     check_source: Callable[[int, float], None] | None = None
     batch_records: int = 1000
     batch_bytes: int = 1024 * 1024
+    #: Age up to which a batch that is not full waits for further records, in ms.
+    linger_ms: int = 0
     #: Pauses between attempts double from the first to the last; with jitter of a fifth.
     retry_first_ms: int = 100
     retry_last_ms: int = 30_000

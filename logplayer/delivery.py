@@ -76,14 +76,19 @@ class Delivery:
 
     def look(self, ring: Ring, limit: int) -> None:
         """Look for records from `looked` on, which the ring covers; `limit`: stop there."""
-        assert self.cut is None
+        cut = self.cut
+        assert cut is None or not cut.is_full
         if not ring.has_record(self.looked):
             self.looked = max(self.looked, min(ring.stop, limit))
             return
-        cut = self._selection.cut(ring, self.position, self.looked, limit)
-        self.looked = max(self.looked, cut.stop)
-        if cut.records:
-            self.cut = cut
+        found = self._selection.cut(ring, self.position, self.looked, limit, cut)
+        self.looked = max(self.looked, found.stop)
+        if cut is None:
+            self.cut = found if found.records else None
+        elif found.records:
+            cut.extend(found)
+        else:
+            cut.is_full |= found.is_full
 
     # --- batches ---
 
@@ -91,6 +96,7 @@ class Delivery:
         """Return the next part of the cut to deliver, below a position."""
         cut = self.cut
         assert cut is not None
+        cut.is_full = True  # A step is repeated with the same records.
         if self._stop_before is not None:
             limit = min(limit, self._stop_before[0])
         if self._suspect:
@@ -173,6 +179,7 @@ class Delivery:
         old = self.cut
         assert old is not None
         new = Cut(old.start, old.stop, old.arrived)
+        new.is_full = True
         assert old.records[: len(given)] == given.records
         for index, (record, origin) in enumerate(zip(old.records, old.origins, strict=True)):
             if index not in indices:

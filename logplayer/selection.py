@@ -30,7 +30,7 @@ MAX_MAPPED: Final = 1000
 class Cut:
     """Selected records of the positions [start, stop), before they are a batch."""
 
-    __slots__ = ("arrived", "origins", "records", "size", "start", "stop")
+    __slots__ = ("arrived", "is_full", "origins", "records", "size", "start", "stop")
 
     def __init__(self, start: int, stop: int, arrived: int) -> None:
         """Make an empty cut.
@@ -47,6 +47,8 @@ class Cut:
         self.origins: list[int] = []
         #: Size of `records`, in bytes.
         self.size = 0
+        #: It gets no further records.
+        self.is_full = False
 
     def __len__(self) -> int:
         return len(self.records)
@@ -67,6 +69,7 @@ class Cut:
 
     def _part(self, start: int, stop: int) -> Cut:
         part = Cut(start, stop, self.arrived)
+        part.is_full = self.is_full
         for record, origin in zip(self.records, self.origins, strict=True):
             if start <= origin < stop:
                 part.add([record], origin)
@@ -78,6 +81,13 @@ class Cut:
             self.records.append(record)
             self.origins.append(origin)
             self.size += size_of(record)
+
+    def extend(self, more: Cut) -> None:
+        """Append the records of the positions that follow."""
+        self.records += more.records
+        self.origins += more.origins
+        self.size += more.size
+        self.stop, self.is_full = more.stop, more.is_full
 
 
 class Selection:
@@ -123,7 +133,9 @@ class Selection:
                 raise TypeError(f"{text}; it must return None, a record, or a list of records")
         return found
 
-    def cut(self, ring: Ring, start: int, reached: int, limit: int) -> Cut:
+    def cut(
+        self, ring: Ring, start: int, reached: int, limit: int, before: Cut | None = None
+    ) -> Cut:
         """Return the next records of a task; without records it covers all that was looked at.
 
         Args:
@@ -131,19 +143,25 @@ class Selection:
             start: the task's position.
             reached: [start, reached) has no record of the task.
             limit: the position to stop at.
+            before: the records of the same batch that were taken before; it is not full.
 
         """
+        before = before or Cut(start, start, 0)
         is_plain = self._keys is None and self._map is None
-        most = min(self._max_records, MAX_LOOKED) if is_plain else MAX_MAPPED
+        left = self._max_records - len(before)
+        most = min(left, MAX_LOOKED) if is_plain else MAX_MAPPED
         numbers, stop = ring.find(reached, self._partition, self._partitions, most)
         found = Cut(start, max(min(stop, limit), start), 0)
         if is_plain:
-            self._add_plain(found, ring, numbers, limit)
+            self._add_plain(found, ring, numbers, limit, before)
         else:
-            self._add_selected(found, ring, numbers, limit)
+            self._add_selected(found, ring, numbers, limit, before)
+        found.is_full |= len(found) >= left
         return found
 
-    def _add_plain(self, cut: Cut, ring: Ring, numbers: Sequence[int], limit: int) -> None:
+    def _add_plain(
+        self, cut: Cut, ring: Ring, numbers: Sequence[int], limit: int, before: Cut
+    ) -> None:
         """Add records as they are."""
         origins = [ring.gsns[number - ring.cut] for number in numbers]
         del origins[bisect_left(origins, limit) :]
@@ -151,7 +169,9 @@ class Selection:
         for number in numbers[: len(origins)]:
             index = number - ring.cut
             size = cut.size + ends[index + 1] - ends[index] - RECORD_BYTES
-            if count and size > self._max_bytes:
+            if (count or before.records) and size + before.size > self._max_bytes:
+                cut.is_full = True
+                cut.stop = min(cut.stop, origins[0])  # If none is added, it was not looked at.
                 break
             cut.size = size
             count += 1
@@ -161,7 +181,9 @@ class Selection:
             cut.stop = cut.origins[-1] + 1
             cut.arrived = ring.arrived(numbers[0] - ring.cut)
 
-    def _add_selected(self, found: Cut, ring: Ring, numbers: Sequence[int], limit: int) -> None:
+    def _add_selected(
+        self, found: Cut, ring: Ring, numbers: Sequence[int], limit: int, before: Cut
+    ) -> None:
         """Add what keys select, and what the map makes of it."""
         records, gsns, cut = ring.records, ring.gsns, ring.cut
         for number in numbers:
@@ -174,15 +196,20 @@ class Selection:
             became = self.mapped(record)
             if not became:
                 continue
-            if found.records and self._is_full(found, became):
+            if self._is_full(found, before, became):
+                found.is_full = True
+                if not found.records:
+                    found.stop = min(found.stop, gsn)
                 break
             if not found.records:
                 found.arrived = ring.arrived(index)
             found.add(became, gsn)
             found.stop = gsn + 1
 
-    def _is_full(self, cut: Cut, more: list[Record]) -> bool:
-        """Whether a batch would be too large with further records."""
-        if len(cut) + len(more) > self._max_records:
+    def _is_full(self, cut: Cut, before: Cut, more: list[Record]) -> bool:
+        """Whether a batch would be too large with further records; an empty one never is."""
+        count = len(before) + len(cut)
+        if count and count + len(more) > self._max_records:
             return True
-        return cut.size + sum(map(size_of, more)) > self._max_bytes
+        size = before.size + cut.size
+        return count > 0 and size + sum(map(size_of, more)) > self._max_bytes

@@ -342,15 +342,26 @@ class PlayerTask:
         if self._context.calls.now >= self._roll_at:
             self._roll()
             return
-        if delivery.cut is None and not self._look(limit):
+        waits = self._linger_until(limit) > self._context.calls.now
+        if (delivery.cut is None or waits) and not self._look(limit):
             return
         if delivery.stopped_by:
             self.rejected += 1
             self._fail(delivery.stopped_by)
         elif delivery.cut is not None:
-            self._deliver_cut(limit)
+            if self._linger_until(limit) <= self._context.calls.now:
+                self._deliver_cut(limit)
         else:
             self._pass_idle(limit)
+
+    def _linger_until(self, limit: int) -> int:
+        """Return until when the next batch waits for further records, in monotonic ns."""
+        delivery, cut, now = self.delivery, self.delivery.cut, self._context.calls.now
+        if cut is None or cut.is_full or not self.spec.linger_ms or delivery.looked >= limit:
+            return now
+        if self._context.is_awaited(delivery.position, delivery.looked):
+            return now
+        return cut.arrived + self.spec.linger_ms * NS_PER_MS
 
     def _look(self, limit: int) -> bool:
         """Look for records; return whether the task can go on."""
@@ -519,10 +530,11 @@ class PlayerTask:
         if self.state == "retrying":
             return min(due, self._attempts.retry_at)
         if self.state == "playing":
-            delivery = self.delivery
-            has_more = self.reader.has_more(delivery.looked, self._limit())
-            is_due = delivery.cut is not None or has_more or self.reader.is_next
-            return self._context.calls.now if is_due else min(due, self._idle_at(), self._roll_at)
+            delivery, limit = self.delivery, self._limit()
+            if self.reader.has_more(delivery.looked, limit) or self.reader.is_next:
+                return self._context.calls.now
+            step_at = self._idle_at() if delivery.cut is None else self._linger_until(limit)
+            return min(due, step_at, self._roll_at)
         return due
 
     def check(self) -> None:

@@ -83,6 +83,16 @@ class Settings(TypedDict, total=False):
     batch_bytes: Annotated[
         int, Key("maximum size of a batch with several records", int, "bytes", 1, 64 * 1024 * 1024)
     ]
+    linger_ms: Annotated[
+        int,
+        Key(
+            "age up to which a batch that is not full waits for more records",
+            int,
+            "milliseconds",
+            0,
+            60_000,
+        ),
+    ]
     retry_first_ms: Annotated[
         int, Key("pause before the second attempt", int, "milliseconds", 1, _HOUR_MS)
     ]

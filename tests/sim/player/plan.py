@@ -48,6 +48,7 @@ class TargetPlan(NamedTuple):
     is_pushed: bool = False
     #: Staged bytes that become a file: a few batches.
     roll_bytes: int = 1_000
+    linger_ms: int = 0
 
 
 class PlayerFault(NamedTuple):
@@ -102,8 +103,11 @@ class PlayerPlan(NamedTuple):
 
 def draw_player(seed: int) -> PlayerPlan:
     """Return the plan of a seed."""
-    random = Random(f"player {seed}")
-    targets = tuple(_draw_target(random) for _ in range(random.choice((1, 2, 3))))
+    random, lingers = Random(f"player {seed}"), Random(f"linger {seed}")
+    targets = tuple(
+        _draw_target(random)._replace(linger_ms=lingers.choice((0, 0, 30)))
+        for _ in range(random.choice((1, 2, 3)))
+    )
     players, span_ms = random.choice((1, 2, 3)), random.choice((1_000, 2_000, 4_000))
     kinds = random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=random.choice((0, 2, 4, 7)))
     faults = tuple(

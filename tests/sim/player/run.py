@@ -89,7 +89,8 @@ class PlayerRun(Run):
         self.outside.targets[name] = target
         spec = TargetSpec(
             name=name, connect=no_connection, stores_position=target.stores_position,
-            partitions=plan.partitions, batch_records=plan.batch_records, retry_first_ms=20,
+            partitions=plan.partitions, batch_records=plan.batch_records,
+            linger_ms=plan.linger_ms, retry_first_ms=20,
             retry_last_ms=200, rejected=plan.rejected or "stop", keeps_rejected=True,
             roll_s=ROLL_S if plan.kind == "files" else 0,
         )  # fmt: skip

@@ -44,6 +44,51 @@ def test_steps_follow_each_other_without_a_gap() -> None:
     assert spans == [(1, 5), (5, 9), (9, 11)]
 
 
+@pytest.mark.parametrize("more", [{}, {"map": lambda one: one}])
+def test_a_batch_that_is_not_full_takes_later_records(more: Any) -> None:
+    found, ring = delivery(batch_records=3, **more), ring_of([record(2)])
+    found.look(ring, FAR)
+    ring.append([record(4)], now=9)
+    ring.extend(6)
+    found.look(ring, FAR)
+    assert found.cut is not None
+    assert (found.cut.origins, found.cut.stop, found.cut.is_full) == ([2, 4], 5, False)
+    assert (found.cut.arrived, found.looked) == (7, 5)
+    ring.append([record(7), record(9)], now=10)
+    found.look(ring, FAR)
+    assert (found.cut.origins, found.cut.stop, found.cut.is_full) == ([2, 4, 7], 8, True)
+    found.take(FAR)
+    found.succeed()
+    found.check()
+    found.look(ring, FAR)
+    assert found.cut.origins == [9]
+
+
+@pytest.mark.parametrize("more", [{}, {"map": lambda one: one}])
+def test_a_batch_is_full_before_a_record_that_is_too_large_for_it(more: Any) -> None:
+    found, ring = delivery(batch_bytes=5, **more), ring_of([record(2, None, b"xxx")])
+    found.look(ring, FAR)
+    ring.extend(8)
+    ring.append([record(9, None, b"xxx")], now=9)
+    found.look(ring, FAR)
+    assert found.cut is not None
+    assert (found.cut.origins, found.cut.is_full, found.looked) == ([2], True, 9)
+    found.take(FAR)
+    found.succeed()
+    found.look(ring, FAR)
+    assert found.cut.origins == [9]
+
+
+def test_a_batch_that_was_delivered_takes_no_later_records() -> None:
+    found = looked()
+    assert found.cut is not None
+    assert not found.cut.is_full
+    found.take(6)
+    assert found.cut.is_full
+    found.succeed()
+    assert found.cut.is_full, "what is left follows at once"
+
+
 def test_a_look_without_records_stops_at_its_limit() -> None:
     found, ring = delivery(), ring_of([record(2)])
     found.look(ring, FAR)

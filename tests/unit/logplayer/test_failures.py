@@ -340,6 +340,7 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
             f"{_UNIT}/test_config": "what_cannot_work_is_refused",
             f"{_TARGETS}_settings": "unknown_setting_is_refused_with_the_closest_name",
         },
+        "`metrics` in `[player]`": {f"{_UNIT}/test_config": "what_cannot_work_is_refused"},
         "no target, two targets of one name, an invalid name, more than 256 tasks": {
             f"{_UNIT}/test_config":
                 "what_cannot_work_is_refused a_player_has_at_most_256_tasks",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from logplayer.calls import WaitCall
 from logplayer.contract import Batch, Fenced, Rejected, Retry
 from logplayer.steps import CloseTarget, Deliver, OpenTarget
 from tests.sim.player.targets import Sink, Store
@@ -77,6 +78,72 @@ def test_one_step_is_under_way_at_a_time() -> None:
     assert len(player.running) == 1
     player.go_on()
     world.run(1000)
+    assert world.payloads() == log_payloads(world)
+
+
+# --- batches that wait ---
+
+
+def test_a_batch_waits_until_it_is_full() -> None:
+    world, player = played(batch_records=8, linger_ms=2000)
+    world.run(1000)
+    assert world.payloads() == numbers((0, 16)), "two batches were full"
+    world.fill(3)
+    world.run(20)
+    assert len(world.payloads()) == 16
+    world.insert(b"last")
+    world.run(20)
+    assert len(world.payloads()) == 24
+    assert len(player.batches()) == 3
+
+
+def test_a_batch_waits_until_its_first_record_is_old_enough() -> None:
+    world, player = played(linger_ms=500)
+    world.run(1000)
+    count = len(player.batches())
+    for _ in range(5):
+        world.insert(b"more")
+        world.run(90)
+    assert len(world.payloads()) == 20
+    assert player.states() == ["playing"]
+    world.run(100)
+    assert len(world.payloads()) == 25
+    assert len(player.batches()) == count + 1
+
+
+def test_a_batch_waits_for_no_call_and_no_pause_that_wait_for_it() -> None:
+    world, player = played(linger_ms=60_000)
+    world.run(1000)
+    call = player.call(WaitCall(player.deadline(), world.log.gsns[-1] + 1))
+    world.run(2000)
+    assert (player.results[call], len(world.payloads())) == (None, 20)
+    world.fill(5)
+    world.run(1000)
+    assert len(world.payloads()) == 20
+    world.edit("pause", world.log.gsns[22])
+    world.run(2000)
+    assert (len(world.payloads()), player.states()) == (22, ["paused"])
+
+
+def test_a_batch_that_waits_is_delivered_by_the_next_owner() -> None:
+    world, player = played(linger_ms=3000)
+    world.run(1000)
+    player.stop()
+    world.run(1000)
+    assert world.payloads() == []
+    world.add_player()
+    world.run(5000)
+    assert world.payloads() == log_payloads(world)
+
+
+def test_a_repeated_batch_has_the_records_of_the_first_attempt() -> None:
+    world, player = played(Sink("db"), linger_ms=100)
+    player.fault = once("deliver", OSError("away"))
+    world.run(150)
+    world.fill(5)
+    world.run(2000)
+    spans = player.batches()
+    assert spans[0] == spans[1]
     assert world.payloads() == log_payloads(world)
 
 

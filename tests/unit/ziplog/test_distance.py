@@ -137,6 +137,7 @@ EXCEPTIONS: Final = {
     },
     "a bound of a setting": {
         "shard.recovery.failure_detector._LEAST_SUSPICION_MS",
+        "ziplog.client.admin.cluster_calls._LEAST_CONTACT_NS",
         "ziplog.core.cursors.MIN_LEASE_MS",
     },
 }

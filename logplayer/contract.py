@@ -160,6 +160,10 @@ class Fenced(Exception):  # noqa: N818
 OnRejected = Literal["stop", "skip", "dead-letter"]
 
 
+#: Where a seek of the cursors may go: anywhere, not before the position, or it fails the tasks.
+Seeks = Literal["anywhere", "forward", "nowhere"]
+
+
 class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A target of a player: its settings, and how its tasks connect."""
 
@@ -171,6 +175,7 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: It stores positions with its effects, or repetitions have none (exactly once); False: at
     #: least once.
     stores_position: bool
+    seeks: Seeks = "anywhere"
     #: It keeps rejected records itself; False: they are appended to the file `dead_letter`.
     keeps_rejected: bool = False
     #: Maximum age of the records that it collects, in seconds; 0: it collects none.

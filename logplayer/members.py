@@ -92,6 +92,8 @@ class Members:
         self._slots: dict[int, CursorInfo] = {}
         #: The numbers of the member cursors of other processes.
         self._others: list[int] = []
+        #: The number of the last list that was requested, and of the last one that was answered.
+        self.requested = self.answered = 0
         #: When the last answered list was requested, in monotonic ns.
         self.answered_at = calls.now
         #: The number of the own member cursor, and of its claim; -1 and 0: none.
@@ -140,9 +142,11 @@ class Members:
 
     # --- rounds ---
 
-    def poll(self, *, is_urgent: bool) -> None:
-        """List the cursors if that is due; `is_urgent`: soon."""
+    def poll(self, *, is_urgent: bool, is_overdue: bool = False) -> None:
+        """List the cursors if that is due; `is_urgent`: soon, `is_overdue`: now."""
         now = self._calls.now
+        if is_overdue:
+            self._list_at = now
         if is_urgent:
             self._list_at = min(self._list_at, max(now, self.answered_at + _SOON_NS))
         if now >= self._next_list():
@@ -184,11 +188,12 @@ class Members:
         deadline = asked_at + self._settings.lease_ms * NS_PER_MS
         if not self._calls.core.cluster:
             yield ConnectRequest(deadline)
+        self.requested += 1
         found: list[CursorInfo] = yield CursorsRequest(deadline)
         self.cursors = {one.name: one for one in found if one.name.startswith(self._prefix)}
         self._slots = self._find_slots()
         self._others = [slot for slot, one in self._owned_slots() if one.owner != self._owner]
-        self.answered_at = asked_at
+        self.answered, self.answered_at = self.requested, asked_at
         self._on_listed()
         self._check_partitions()
         has_changed: bool = yield from self._create_missing()

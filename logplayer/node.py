@@ -83,6 +83,8 @@ class PlayerNode:
         self.failure: ZiplogError | None = None
         #: Calls that wait, by their ids, and the numbers of the log's calls.
         self._waiting: Final[dict[int, Request]] = {}
+        #: Of the calls for positions: the last list of cursors that was requested before them.
+        self._listed_before: Final[dict[int, int]] = {}
         self._forwarded: Final[dict[int, int]] = {}
         self._has_shared = self._is_stopping = self._is_released = self._is_stopped = False
         self._has_warned = self._has_halted = False
@@ -166,7 +168,8 @@ class PlayerNode:
         self._note_awaited()
         is_urgent = context.wants_round or bool(context.awaited)
         context.wants_round = False
-        self.members.poll(is_urgent=is_urgent)
+        is_overdue = any(self.members.requested <= one for one in self._listed_before.values())
+        self.members.poll(is_urgent=is_urgent, is_overdue=is_overdue)
         was_polled = self._poll_tasks()
         self.feed.on_batch_end(now, is_urgent=bool(context.awaited))
         if was_polled or now >= self.feed.next_wakeup():
@@ -306,6 +309,8 @@ class PlayerNode:
         elif isinstance(request, StartedCall | FailureCall | WaitCall | StopCall):
             if isinstance(request, StopCall):
                 self._stop()
+            if isinstance(request, WaitCall):
+                self._listed_before[number] = self.members.requested
             self._waiting[number] = request
         else:
             self._forward(number, request)
@@ -325,10 +330,14 @@ class PlayerNode:
             self._forwarded[number] = call
 
     def _cancel(self, number: int) -> None:
-        self._waiting.pop(number, None)
+        self._drop_waiting(number)
         call = self._forwarded.pop(number, None)
         if call is not None:
             self._calls.cancel(call)
+
+    def _drop_waiting(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        self._listed_before.pop(number, None)
 
     def _complete(self, number: int, result: object) -> None:
         self._calls.effects.append(Complete(number, result))
@@ -337,14 +346,14 @@ class PlayerNode:
         """Answer the calls that are done, or whose deadline has passed."""
         now = self._calls.now
         for number, request in list(self._waiting.items()):
-            done, result = self._result_of(request)
+            done, result = self._result_of(number, request)
             if not done and now >= request.deadline:
                 done, result = True, self._deadline_error(request)
             if done:
-                del self._waiting[number]
+                self._drop_waiting(number)
                 self._complete(number, result)
 
-    def _result_of(self, request: Request) -> tuple[bool, object]:
+    def _result_of(self, number: int, request: Request) -> tuple[bool, object]:
         """Return whether a call is done, and its result."""
         if isinstance(request, StopCall):
             return self._is_stopped, None
@@ -359,7 +368,9 @@ class PlayerNode:
             failed = {name: one.error for name, one in self.tasks.items() if one.state == "failed"}
             return bool(failed), failed
         assert isinstance(request, WaitCall)
-        return not self._behind(request.position), None
+        # An operator may have sought a cursor before the call: an older list does not show it.
+        is_new = self.members.answered > self._listed_before[number]
+        return is_new and not self._behind(request.position), None
 
     def _behind(self, position: int) -> list[str]:
         """Return the tasks that have not committed a position."""
@@ -386,6 +397,11 @@ class PlayerNode:
             return DeadlineError("no task failed before the deadline")
         assert isinstance(request, WaitCall)
         behind = ", ".join(self._behind(request.position))
+        if not behind:
+            why = self.members.error or "no reply to the request for the cursors"
+            return DeadlineError(
+                f"the membership service did not answer before the deadline: {why}"
+            )
         return DeadlineError(f"these tasks are before gsn {request.position}: {behind}")
 
 

@@ -21,6 +21,7 @@ from logplayer.new_cursors import check_start
 from logplayer.node import PlayerNode
 from logplayer.options import PlayerOptions, check_targets
 from logplayer.push.messages import decode_any
+from logplayer.seeks import check_seek
 from logplayer.settings import PlayerSettings
 from logplayer.workers import Workers
 from ziplog import event_log
@@ -475,13 +476,17 @@ class Player:
                 last record.
 
         Raises:
-            ConfigError: there is no such target, or it has no cursors yet.
+            ConfigError: there is no such target, or it has no cursors yet; it is a mirror; or its
+                files may have records from the position on.
             NoSuchRecordError: no shard owns the position yet.
             UnavailableError: the log does not reply.
 
         """
         names = self._cursors(target)
         with ziplog.connect(self._endpoints) as log:
+            for spec in self._targets:
+                if spec.name == target:
+                    check_seek(log, spec, names, position)
             for name in names:
                 log.seek_cursor(name, position)
 

@@ -214,7 +214,8 @@ def log(
 ) -> TargetSpec:
     """Return a target that is another log, a mirror: readers get each record exactly once.
 
-    A seek of its cursor fails the task: delete the cursor, and create it at the position.
+    A seek is refused, and `ziplog cursor seek` fails the task: delete the cursor, and create it at
+    the position.
 
     Args:
         name: of the target, up to 48 characters.
@@ -244,7 +245,7 @@ def log(
     settings.setdefault("batch_records", log_target.BATCH_RECORDS)
     return target_spec(
         name, connect, settings, stores_position=True, skip_writers=skipped,
-        check_source=log_target.source_check(name, bootstrap),
+        check_source=log_target.source_check(name, bootstrap), seeks="nowhere",
     )  # fmt: skip
 
 
@@ -281,7 +282,9 @@ def files(
     connect = files_target.connector(f"target {name}", directory, format, roll_bytes, roll_s)
     settings.setdefault("batch_records", files_target.BATCH_RECORDS)
     settings.setdefault("batch_bytes", files_target.BATCH_BYTES)
-    return target_spec(name, connect, settings, stores_position=True, roll_s=roll_s)
+    return target_spec(
+        name, connect, settings, stores_position=True, roll_s=roll_s, seeks="forward"
+    )
 
 
 def logdb(

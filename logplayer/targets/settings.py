@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
-from logplayer.contract import MAP_RULE, Map, OnRejected, Target, TargetSpec
+from logplayer.contract import MAP_RULE, Map, OnRejected, Seeks, Target, TargetSpec
 from logplayer.member_mark import MEMBERS
 from ziplog.config_keys import Key
 from ziplog.errors import ConfigError
@@ -136,6 +136,7 @@ def target_spec(
     check_source: Callable[[int, float], None] | None = None,
     roll_s: int = 0,
     receiver: str = "",
+    seeks: Seeks = "anywhere",
 ) -> TargetSpec:
     """Return a target with these settings.
 
@@ -167,6 +168,7 @@ def target_spec(
         check_source=check_source,
         roll_s=roll_s,
         receiver=receiver,
+        seeks=seeks,
         **checked,
     )
     _check_together(spec, where)

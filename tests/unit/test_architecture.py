@@ -48,6 +48,7 @@ DOES_IO = {
     "logplayer.new_cursors",
     "logplayer.player",
     "logplayer.receiver",
+    "logplayer.seeks",
     "logplayer.targets",
     "logplayer.workers",
     "shard.archive",

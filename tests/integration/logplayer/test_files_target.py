@@ -20,7 +20,8 @@ from tests.integration.logplayer.playing import (
 )
 from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
-from ziplog.types import RecordId
+from ziplog.errors import ConfigError
+from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,7 +118,12 @@ def test_seek_back_fails_the_task_until_a_seek_after_the_files(
     files = targets.files("copy", tmp_path / "out", batch_records=10, roll_bytes=1)
     with logplayer.Player(log, "back", [files], start=start, commit_ms=50) as playing:
         playing.wait_until(rids[-1], timeout=60)
-        playing.seek("copy", rids[50])
+        with pytest.raises(ConfigError, match=r"files are not written twice; remove those"):
+            playing.seek("copy", rids[50])
+        with pytest.raises(ConfigError, match=r"`ziplog cursor seek back/copy/0"):
+            playing.seek("copy", RID_GENESIS)
+        playing.seek("copy", RID_RECENT)
+        log.seek_cursor("back/copy/0", rids[50])
         wait_until(lambda: playing.status()["tasks"][0]["state"] == "failed", "the task fails")
         assert "has records up to" in playing.status()["tasks"][0]["last_error"]
         playing.seek("copy", RecordId(rids[-1].gsn + 1, 0))

@@ -18,7 +18,7 @@ from tests.unit.ziplog.cli.fakes import run
 from tests.waiting import wait_until
 from ziplog.errors import ConfigError
 from ziplog.local import Cluster
-from ziplog.types import RID_GENESIS, RecordId
+from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -361,6 +361,10 @@ def test_seek_of_a_mirror_is_refused(log: ziplog.Log, mirror: ziplog.Log) -> Non
             return str(found["last_error"]) if found["state"] == "failed" else ""
 
         wait_until(lambda: log.cursors("refused/copy/0")[0].position > rid, "it is copied", 30)
+        for position in (RID_GENESIS, RID_RECENT, rid):
+            with pytest.raises(ConfigError, match="ziplog cursor create refused/copy/0 --start"):
+                player.seek("copy", position)
+        assert player.status()["tasks"][0]["state"] != "failed"
         log.seek_cursor("refused/copy/0", RID_GENESIS)
         wait_until(lambda: "was sought" in error(), "the seek is refused", 30)
         assert "ziplog cursor delete refused/copy/0" in error()

@@ -220,7 +220,8 @@ def test_operators_pause_continue_and_seek(log: ziplog.Log, tmp_path: Path) -> N
         playing.wait_until(later[-1], timeout=60)
         assert filled.rows() == history(log, start)
         assert run("cursor", "seek", "operated/copy/0", str(later[0]), *bootstrap).exit_code == 0
-        wait_until(lambda: filled.count() == 31, "the records after the position come again")
+        playing.wait_until(later[-1], timeout=60)
+        assert filled.count() == 31, "the records after the position come again"
         assert filled.rows()[-5:] == history(log, later[0])
 
 

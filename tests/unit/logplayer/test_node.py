@@ -334,6 +334,34 @@ def test_a_wait_ends_when_every_task_of_all_processes_has_committed() -> None:
     del second
 
 
+@pytest.mark.parametrize("waiter", [0, 1])
+def test_a_wait_after_a_seek_waits_for_what_is_delivered_again(waiter: int) -> None:
+    """The owner, or another process, has the former position until it lists the cursors."""
+    world, players = shared(partitions=1)
+    world.run(12_000)
+    last = world.log.tail.gsn
+    for player in players:
+        player.fault = lambda kind, _: Retry("down") if kind == "deliver" else None
+    world.edit("seek", world.log.gsns[3])
+    call = players[waiter].call(WaitCall(NEVER, last + 1))
+    world.run(3000)
+    assert call not in players[waiter].results
+    for player in players:
+        player.fault = lambda _kind, _: None
+    world.run(8000)
+    assert players[waiter].results[call] is None
+    assert len(world.payloads("db")) == len(world.log.gsns) - 3
+
+
+def test_a_wait_without_a_reply_of_the_service_says_so() -> None:
+    world, player = of_two()
+    world.run(1000)
+    player.core.is_isolated = True
+    call = player.call(WaitCall(player.deadline(500), 1))
+    world.run(1000)
+    assert "the membership service did not answer" in str(player.results[call])
+
+
 def test_a_wait_names_the_tasks_that_are_behind() -> None:
     world, player = of_two()
     world.run(1000)

@@ -342,8 +342,12 @@ def test_a_wait_after_a_seek_waits_for_what_is_delivered_again(waiter: int) -> N
     last = world.log.tail.gsn
     for player in players:
         player.fault = lambda kind, _: Retry("down") if kind == "deliver" else None
+    players[waiter].core.is_isolated = True
     world.edit("seek", world.log.gsns[3])
     call = players[waiter].call(WaitCall(NEVER, last + 1))
+    world.run(100)
+    assert call not in players[waiter].results
+    players[waiter].core.is_isolated = False
     world.run(3000)
     assert call not in players[waiter].results
     for player in players:

@@ -179,7 +179,8 @@ class FunctionKeys:
     function: Annotated[
         str,
         Key(
-            "A function of a record; or a class with the methods of logplayer.Target.",
+            "A function of a record, which may be a coroutine; or a class with the methods of"
+            " logplayer.Target.",
             str,
             pattern=REFERENCE,
             rule=REFERENCE_RULE,

@@ -1,18 +1,23 @@
 """A target that is a Python function: each record at least once, in order.
 
-A record whose call returned is not repeated while this claim delivers its batch again.
+A record whose call returned is not repeated while this claim delivers its batch again. A coroutine
+that the function returns is awaited, in an event loop of this target, before the next call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer.contract import Batch, Opened, Rejected, Target, Task
+from logplayer.targets.settings import is_generator
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ziplog.types import Record
 
 #: The methods of a target.
 _METHODS: Final = ("open", "deliver", "close")
@@ -27,6 +32,8 @@ class FunctionTarget:
         #: Where the batch under way starts, and how many of its records are done.
         self._start = -1
         self._done = 0
+        #: The event loop of coroutines, once there was one.
+        self._runner: asyncio.Runner | None = None
 
     def open(self, task: Task) -> Opened:  # noqa: ARG002
         """Begin; a function stores no position."""
@@ -42,19 +49,29 @@ class FunctionTarget:
         """
         if self._is_batch:
             if batch.records:
-                self._function(list(batch.records))
+                self._call(list(batch.records))
             return
         if batch.start != self._start:
             self._start, self._done = batch.start, 0
         for index in range(self._done, len(batch.records)):
             try:
-                self._function(batch.records[index])
+                self._call(batch.records[index])
             except Rejected as error:
                 raise Rejected(index, str(error)) from error
             self._done = index + 1
 
+    def _call(self, argument: Record | list[Record]) -> None:
+        result = self._function(argument)
+        if inspect.iscoroutine(result):
+            if self._runner is None:
+                self._runner = asyncio.Runner()
+            self._runner.run(result)
+
     def close(self) -> None:
-        """Do nothing."""
+        """Close the event loop, and cancel the tasks in it that the function has started."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
 
 
 def connector(
@@ -68,12 +85,11 @@ def connector(
     """
     if all(callable(getattr(function, method, None)) for method in _METHODS):
         return _target_connector(function, where, batch=batch, partitions=partitions)
-    call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
     if not callable(function) or inspect.isclass(function):
         allowed = "a function, or a target with the methods open, deliver and close"
         raise ConfigError("function", function, allowed, where)
-    if inspect.iscoroutinefunction(call):
-        allowed = "a plain function, which may call asyncio.run"
+    if is_generator(function):
+        allowed = "a function without `yield`: a call of a generator does nothing"
         raise ConfigError("function", function, allowed, where)
     return (lambda: FunctionTarget(function, batch=batch)), False
 

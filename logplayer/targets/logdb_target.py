@@ -16,7 +16,7 @@ import msgspec
 import logdb
 from logplayer.contract import Fenced, Opened, Rejected, Retry
 from logplayer.targets import stored_positions
-from logplayer.targets.settings import VALUES, Value, check_timeout
+from logplayer.targets.settings import VALUES, Value, check_apply, check_timeout
 from ziplog.client import arguments
 from ziplog.errors import (
     ConfigError,
@@ -200,12 +200,10 @@ def connector(
     chosen: Apply
     if apply is None:
         chosen = PutRecords(value, tombstones=tombstones)
-    elif not callable(apply):
-        allowed = "a function of a transaction and a list of records"
-        raise ConfigError("apply", apply, allowed, where)
     elif value != "payload" or tombstones:
         raise ConfigError("apply", apply, "left out with value or tombstones", where)
     else:
+        check_apply(apply, "a function of a transaction and a list of records", where)
         chosen = apply
 
     def connect() -> logdb.Database:

@@ -6,6 +6,7 @@ Rule: a setting that cannot work raises here, before anything is connected.
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,26 @@ def check_timeout(timeout_s: object, where: str) -> None:
     key = TimeoutKey("time limit")
     if not key.accepts(timeout_s):
         raise ConfigError("timeout_s", timeout_s, key.allowed, where)
+
+
+def is_async(function: object) -> bool:
+    """Whether a call returns a coroutine."""
+    return _is(inspect.iscoroutinefunction, function)
+
+
+def is_generator(function: object) -> bool:
+    """Whether a call returns a generator, so that it does nothing yet."""
+    return _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function)
+
+
+def _is(kind: Callable[[Any], bool], function: object) -> bool:
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
+
+
+def check_apply(function: object, allowed: str, where: str) -> None:
+    """Raise ConfigError unless `apply` is a function that does its work in the call."""
+    if not callable(function) or is_async(function) or is_generator(function):
+        raise ConfigError("apply", function, f"{allowed}, and no coroutine or generator", where)
 
 
 class Settings(TypedDict, total=False):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Protocol, TypeV
 
 from logplayer.contract import Fenced, Opened, Rejected, Retry
 from logplayer.targets import stored_positions, tables
+from logplayer.targets.settings import check_apply
 from logplayer.targets.statement import positional, positional_row, translate
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.types import Record, RecordId, cluster_id
@@ -459,8 +460,7 @@ def sql_target(
     if apply is not None:
         if statement is not None:
             raise ConfigError("apply", apply, "left out with a statement", where)
-        if not callable(apply):
-            raise ConfigError("apply", apply, "a function of a cursor and a list of records", where)
+        check_apply(apply, "a function of a cursor and a list of records", where)
         return lambda: SqlTarget(connect, dialect, None, apply, has_own_table=False)
     has_own_table = statement is None
     translated = translate(

@@ -264,7 +264,11 @@ def test_a_player_with_coroutines(log: ziplog.Log) -> None:
     seen: list[Record] = []
 
     async def play() -> None:
-        function = targets.function("f", seen.extend, batch=True)
+        async def handle(records: list[Record]) -> None:
+            await asyncio.sleep(0)
+            seen.extend(records)
+
+        function = targets.function("f", handle, batch=True)
         async with logplayer.aio.Player(log, "aio", [function], start=start) as playing:
             last = (await asyncio.to_thread(insert, log, 10))[-1]
             with pytest.raises(asyncio.TimeoutError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -89,6 +91,96 @@ def test_claim_begins_without_knowledge_of_the_former_one() -> None:
     assert seen == [1, 2, 1, 2, 3]
 
 
+async def stored(seen: list[Any], value: Any) -> None:
+    await asyncio.sleep(0)
+    seen.append((value, asyncio.get_running_loop()))
+
+
+class Storing:
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    async def __call__(self, one: Any) -> None:
+        await stored(self.seen, one)
+
+
+@pytest.mark.parametrize("kind", ["function", "partial", "object", "returns"])
+def test_coroutines_are_awaited_in_order_in_one_loop(kind: str) -> None:
+    seen: list[Any] = []
+
+    async def handle(one: Record) -> None:
+        await stored(seen, one)
+
+    function: Any = {
+        "function": handle,
+        "partial": functools.partial(stored, seen),
+        "object": Storing(seen),
+        "returns": lambda one: stored(seen, one),
+    }[kind]
+    target = targets.function("list", function).connect()
+    target.open(task())
+    target.deliver(batch(task(), 1, 4))
+    target.deliver(batch(task(), 4, 9))
+    loops = {loop for _, loop in seen}
+    assert [one.rid.gsn for one, _ in seen] == [1, 2, 3, 5, 8]
+    assert len(loops) == 1
+    target.close()
+    assert loops.pop().is_closed()
+    target.close()
+
+
+def test_a_coroutine_may_take_batches_and_fail_as_a_function() -> None:
+    seen: list[int] = []
+
+    async def handle(records: list[Record]) -> None:
+        await asyncio.sleep(0)
+        if not seen:
+            seen.append(0)
+            raise Rejected(1, "no")
+        seen.extend(gsns(records))
+
+    target = targets.function("list", handle, batch=True).connect()
+    target.open(task())
+    with pytest.raises(Rejected, match="no") as caught:
+        target.deliver(batch(task(), 1, 4))
+    assert caught.value.index == 1
+    target.deliver(batch(task(), 1, 4))
+    target.close()
+    assert seen == [0, 1, 2, 3]
+
+
+def test_a_cancelled_coroutine_is_repeated_and_its_tasks_end_with_the_target() -> None:
+    seen: list[int] = []
+    ended: list[str] = []
+
+    async def linger() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    started = []
+
+    async def handle(one: Record) -> None:
+        started.append(asyncio.create_task(linger()))
+        await asyncio.sleep(0)
+        current = asyncio.current_task()
+        if len(started) == 2 and current is not None:
+            current.cancel()
+            await asyncio.sleep(0)
+        seen.append(one.rid.gsn)
+
+    target = targets.function("list", handle).connect()
+    target.open(task())
+    with pytest.raises(asyncio.CancelledError):
+        target.deliver(batch(task(), 1, 4))
+    assert seen == [1]
+    target.deliver(batch(task(), 1, 4))
+    assert (seen, ended) == ([1, 2, 3], [])
+    target.close()
+    assert ended == ["cancelled"] * 4
+
+
 class Own:
     """A target of its own."""
 
@@ -122,6 +214,12 @@ def test_unusable_targets_are_refused() -> None:
         targets.function("own", Own(), partitions=4)
     with pytest.raises(ConfigError, match="batch is True; it must be left out"):
         targets.function("own", Own, batch=True)
+
+    async def each(record: Record) -> Any:
+        yield record
+
+    with pytest.raises(ConfigError, match="a function without `yield`"):
+        targets.function("own", each)
 
     class Silent(Own):
         stores_position = None  # type: ignore[assignment]

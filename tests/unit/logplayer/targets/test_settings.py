@@ -89,7 +89,7 @@ def test_invalid_names_are_refused(name: Any) -> None:
     "make",
     [
         lambda: targets.function("t", 5),
-        lambda: targets.function("t", wait),
+        lambda: targets.sqlite("t", "a.db", apply=wait),
         lambda: targets.function("t", dict),
         lambda: targets.sqlite("t", ""),
         lambda: targets.sqlite("t", ":memory:"),
@@ -120,6 +120,23 @@ def test_making_a_target_connects_to_nothing(tmp_path: Path) -> None:
     targets.sqlite("warehouse", path).connect().close()
     targets.dbapi("other", lambda: sqlite3.connect(path), paramstyle="qmark").connect().close()
     assert not path.exists()
+
+
+async def wait_with_cursor(cursor: object, records: object) -> None:
+    """Do nothing with records, in a loop."""
+
+
+def yield_of_cursor(cursor: object, records: object) -> Any:
+    yield cursor, records
+
+
+@pytest.mark.parametrize("apply", [wait_with_cursor, yield_of_cursor, 5])
+def test_apply_must_do_its_work_in_the_call(apply: Any) -> None:
+    allowed = r"apply is .* a list of records, and no coroutine or generator"
+    with pytest.raises(ConfigError, match=allowed):
+        targets.sqlite("copy", "copy.db", apply=apply)
+    with pytest.raises(ConfigError, match=allowed):
+        targets.logdb("copy", "127.0.0.1:7500", apply)
 
 
 def test_a_push_target_has_a_receiver_and_no_connection() -> None:

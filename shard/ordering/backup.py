@@ -192,6 +192,8 @@ class Backup:
         elif (state.is_leaving or state.clock.was_excluded) and not self._is_pending(unit):
             # The primary may have refused it permanently. If not, its decision overrides this.
             self._refuse_permanently(state.sessions.by_client[unit.client], unit)
+        elif state.primary_full:
+            self._refuse_for_lack_of_space(state.sessions.by_client[unit.client], unit)
 
     @property
     def _is_stream_complete(self) -> bool:

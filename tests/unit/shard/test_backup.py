@@ -169,6 +169,17 @@ def test_a_unit_without_slots_is_refused_once_the_primary_has_no_space() -> None
     assert promises(world) == [(1, "no-space", 2)]
 
 
+def test_another_copy_of_a_unit_without_slots_is_refused() -> None:
+    """A unit of an earlier view may be held since before the primary's heartbeat."""
+    world = lonely_backup(durability="disk")
+    send(world, insert(1, copy=1))
+    replica = world.nodes[BACKUP]
+    assert isinstance(replica, Replica)
+    replica._state.primary_full = "its disk is full"
+    send(world, insert(1, copy=2))
+    assert promises(world) == [(1, "no-space", 2)]
+
+
 def test_a_decision_that_waits_for_another_body_keeps_its_unit() -> None:
     world = lonely_backup(durability="disk")
     one, two = insert(1, copy=1), insert(2, copy=1)

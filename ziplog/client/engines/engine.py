@@ -8,6 +8,7 @@ messages without a frame, are dropped, counted and logged at a limited rate.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ziplog.client.engines.archive_requests import ArchiveRequests
@@ -110,6 +111,8 @@ class Engine:
         self._on_complete: Final = on_complete
         self._on_failure: Final = on_failure
         self._next_warning_at = 0
+        #: The error of the last message without a frame, since the last call was submitted.
+        self._bad_messages: Final = deque[LocalProtocolError](maxlen=1)
         self._is_closed = False
         self._archives: Final = ArchiveRequests(self._wake)
         self._archive_replies: Final = self._archives.replies
@@ -118,8 +121,14 @@ class Engine:
         self.transport.wake()
 
     def submit(self, call: int, request: Request) -> None:
-        """Submit a call to the node."""
+        """Submit a call to the node; it fails if one of its first messages has no frame."""
+        bad_messages = self._bad_messages
+        bad_messages.clear()
         self._execute(self.core.step_call(call, request, self._clock()))
+        if bad_messages:
+            # In this order: a stream that is cancelled while it opens completes its call.
+            self._on_complete(call, bad_messages[0])
+            self.cancel(call)
 
     def cancel(self, call: int) -> None:
         """Cancel a call at the node."""
@@ -231,10 +240,11 @@ class Engine:
                 self.transport.disconnect(effect.name)
 
     def _encode(self, message: Message) -> bytes | None:
-        """Return a message's frame; None: there is none, and only its call must fail of that."""
+        """Return a message's frame; None: there is none. That must not affect other calls."""
         try:
             return encode(message)
         except LocalProtocolError as error:
+            self._bad_messages.append(error)
             self.core.counters.protocol_errors += 1
             self._log_warning("dropped a message: %s", error)
             return None

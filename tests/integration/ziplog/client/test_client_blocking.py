@@ -599,12 +599,17 @@ def test_a_message_that_cannot_be_encoded_fails_its_call_only(
 ) -> None:
     first = log.insert_after(b"x")
     unencodable = RecordId(2**64, 0)
-    request = InsertRequest(now_ns() + NS_PER_S // 5, [b"y"], unencodable, None, 0)
-    with pytest.raises(TimeoutError):
+    request = InsertRequest(NEVER, [b"y"], unencodable, None, 0)
+    with pytest.raises(ziplog.LocalProtocolError):
         log._engine.call(request)
     assert "dropped a message: Insert cannot be encoded: " in caplog.text
     assert log.read_record(first).payload == b"x"
+    retries = caplog.text.count("dropped a message")
+    engine = log._engine.engine
+    engine._clock = lambda: now_ns() + 5 * NS_PER_S  # type: ignore[misc]
     assert log._engine.step_between_calls() is False
+    assert caplog.text.count("dropped a message") > retries, "it is sent again"
+    assert log.read_record(first).payload == b"x"
 
 
 def test_shards_are_added_and_removed(cluster: ServedCluster, log: ziplog.Log) -> None:

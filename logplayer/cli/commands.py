@@ -17,13 +17,14 @@ import msgspec
 import typer
 from rich.live import Live
 
-from logplayer.cli.positions import document
+from logplayer.cli.positions import document, tasks_of
 from logplayer.config import read
 from logplayer.example import example
 from logplayer.kinds import KINDS
 from logplayer.new_cursors import check_start
+from logplayer.options import PlayerOptions
 from logplayer.targets.push_target import check as check_receiver
-from ziplog.cli.options import Json, Timeout, connect, say
+from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import counted, shown_json
 from ziplog.config_tables import LogConfig
@@ -129,7 +130,7 @@ def check(file: File, *, timeout: Timeout = 10.0) -> None:
     found = read(file)
     options = found.options
     with connect(",".join(options.endpoints), timeout) as log:
-        tasks = document(log, found)["tasks"]
+        tasks = document(log, options.name, tasks_of(found))["tasks"]
         start, cluster = options.find_start(log), log.cluster_number
         check_start(log, options.name, found.targets, start)
     for spec, kind in zip(found.targets, found.kinds, strict=True):
@@ -171,8 +172,12 @@ def _check_directory(file: Path) -> None:
 
 @app.command()
 def status(
-    file: File,
+    player: Annotated[
+        str,
+        typer.Argument(metavar="FILE|NAME", help="The player's file, or its name in the log."),
+    ],
     *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     watch: Annotated[
         bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")
     ] = False,
@@ -181,21 +186,30 @@ def status(
 ) -> None:
     """Show the tasks of a player and how far they are; no process of it need run.
 
+    A FILE says where its log is; its tasks are shown also before they have cursors. A NAME is that
+    of a player of the log at --bootstrap. What exists as a file, ends with .toml or has a '/' is a
+    FILE.
+
     lag: age of the first record of the log after the cursor, also of another task's; 0 if there is
     none.
     """
-    found = read(file)
-    with connect(",".join(found.options.endpoints), timeout) as log:
-        shown = document(log, found)
+    name, tasks = player, None
+    if Path(player).is_file() or player.endswith(".toml") or "/" in player:
+        found = read(Path(player))
+        bootstrap = ",".join(found.options.endpoints)
+        name, tasks = found.options.name, tasks_of(found)
+    PlayerOptions(name)  # It checks the name.
+    with connect(bootstrap, timeout) as log:
+        shown = document(log, name, tasks)
         if not watch or json or not sys.stdout.isatty():
             _print(shown, json=json)
             while watch:
                 time.sleep(_REFRESH_S)
-                _print(document(log, found), json=json)
+                _print(document(log, name, tasks), json=json)
             return
         with Live(_table(shown), auto_refresh=False, screen=True) as live:
             while True:
-                live.update(_table(document(log, found)), refresh=True)
+                live.update(_table(document(log, name, tasks)), refresh=True)
                 time.sleep(_REFRESH_S)
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from logplayer.contract import cursor_name
 from logplayer.member_mark import MEMBERS, decode_mark
 from logplayer.status import state_of
-from ziplog.errors import TrimmedError
+from ziplog.errors import ConfigError, TrimmedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Sequence
 
     import ziplog
     from logplayer.config import PlayerFile
@@ -25,25 +25,53 @@ _US_PER_S: Final = 1_000_000
 _READERS: Final = 8
 
 
-def document(log: ziplog.Log, file: PlayerFile) -> dict[str, Any]:
-    """Return the processes and tasks of a player, as `ziplog player status --json` prints them."""
-    name = file.options.name
+def tasks_of(file: PlayerFile) -> list[tuple[str, int]]:
+    """Return the target and partition of each task of a player."""
+    return [(spec.name, number) for spec in file.targets for number in range(spec.partitions)]
+
+
+def document(log: ziplog.Log, name: str, tasks: Sequence[tuple[str, int]] | None) -> dict[str, Any]:
+    """Return the processes and tasks of a player, as `ziplog player status --json` prints them.
+
+    Args:
+        log: the player's.
+        name: the player's name.
+        tasks: the target and partition of each; None: those that have cursors.
+
+    Raises:
+        ConfigError: the tasks are not given, and there is no cursor.
+
+    """
     cursors = {cursor.name: cursor for cursor in log.cursors(f"{name}/*")}
     prefix = f"{name}/{MEMBERS}/"
     slots = [cursor for cursor in cursors.values() if cursor.name.startswith(prefix)]
     members = [cursor.owner for cursor in slots if cursor.owner]
     failed = frozenset().union(*(decode_mark(cursor.mark).failed for cursor in slots))
+    if tasks is None:
+        tasks = _tasks_with_cursors(name, cursors)
     found = {
-        (spec.name, partition): cursors.get(cursor_name(name, spec.name, partition))
-        for spec in file.targets
-        for partition in range(spec.partitions)
+        (target, partition): cursors.get(cursor_name(name, target, partition))
+        for target, partition in tasks
     }
     lags = _lags_s(log, {cursor.position for cursor in found.values() if cursor is not None})
-    tasks = [
+    shown = [
         _task(target, partition, cursor, failed, lags)
         for (target, partition), cursor in found.items()
     ]
-    return {"player": name, "members": sorted(members), "tasks": tasks}
+    return {"player": name, "members": sorted(members), "tasks": shown}
+
+
+def _tasks_with_cursors(name: str, cursors: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the tasks of a player, by target and partition."""
+    found = []
+    for cursor in cursors:
+        target, _, partition = cursor.removeprefix(f"{name}/").rpartition("/")
+        if target not in {"", MEMBERS} and partition.isdecimal():
+            found.append((target, int(partition)))
+    if not found:
+        sentence = f"there is no player {name!r}: the log has no cursors {name}/TARGET/PARTITION"
+        raise ConfigError("NAME", name, "the name of a player or its file", message=sentence)
+    return sorted(found)
 
 
 def _task(

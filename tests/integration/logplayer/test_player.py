@@ -496,6 +496,14 @@ def test_the_example_runs_as_it_is(
     wait_until(lambda: status()["tasks"][0]["lag_s"] >= 0.1, "the lag grows")
     after = status()
     assert after["members"] == []
+    by_name = json.loads(run("player", "status", "sqlite", "--json").stdout)
+    assert {**by_name, "tasks": [by_name["tasks"][0] | {"lag_s": 0}]} == {
+        **after, "tasks": [after["tasks"][0] | {"lag_s": 0}],
+    }  # fmt: skip
+    absent = run("player", "status", "absent")
+    assert (absent.exit_code, "no player 'absent'" in absent.stderr) == (2, True)
+    assert "name is 'a b'" in run("player", "status", "a b").stderr
+    assert "No such file" in run("player", "status", "absent.toml").stderr
     assert after["tasks"][0]["state"] == "free"
     assert "free" in run("player", "status", str(file)).stdout
     with closing(sqlite3.connect(tmp_path / "copy.db")) as database:

@@ -46,12 +46,9 @@ def listed(world: World) -> dict[int, str]:
     log: Any = SimpleNamespace(
         cursors=lambda _pattern: cursors,
     )
-    file: Any = SimpleNamespace(
-        options=SimpleNamespace(name="orders"), targets=world.settings.targets
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logplayer.cli.positions._lag_s", lambda *_: 0.0)
-        return {one["partition"]: one["state"] for one in document(log, file)["tasks"]}
+        return {one["partition"]: one["state"] for one in document(log, "orders", None)["tasks"]}
 
 
 def seen_by(player: Player) -> dict[int, str]:

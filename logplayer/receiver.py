@@ -54,6 +54,8 @@ class Receiver:
             TypeError: `target` is not a target.
 
         """
+        if not isinstance(address, str):
+            raise ConfigError("address", address, "'host:port'")
         host, _ = parse_endpoint("address", address)
         require_loopback(host, insecure=insecure, name="address", unless=_INSECURE)
         if not isinstance(target, TargetSpec):

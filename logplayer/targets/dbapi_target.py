@@ -39,7 +39,7 @@ def connector(
     statement: str | None,
     apply: Apply | None,
     *,
-    paramstyle: Paramstyle,
+    paramstyle: Paramstyle | None,
     blob: str,
 ) -> Callable[[], SqlTarget]:
     """Return how tasks connect to a database.
@@ -50,7 +50,7 @@ def connector(
     """
     if not callable(connect):
         raise ConfigError("connect", connect, "a function that returns a connection", where)
-    if paramstyle not in PARAMSTYLES:
+    if paramstyle is None or paramstyle not in PARAMSTYLES:
         raise ConfigError("paramstyle", paramstyle, f"one of {' '.join(PARAMSTYLES)}", where)
     if not isinstance(blob, str) or not blob.strip():
         raise ConfigError("blob", blob, "the database's type of a column of bytes", where)

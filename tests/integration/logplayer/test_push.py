@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -194,13 +194,17 @@ def test_a_receiver_with_coroutines() -> None:
     [
         ("0.0.0.0:7600", targets.function("f", print), "unless insecure=True"),
         ("127.0.0.1", targets.function("f", print), "'host:port'"),
+        (None, None, "address is None; it must be 'host:port'"),
         ("127.0.0.1:0", targets.function("f", print, keys="a*"), "give it to targets.push"),
         ("127.0.0.1:0", targets.function("f", print, map=print), "give it to targets.push"),
         ("127.0.0.1:0", targets.push("f", "127.0.0.1:1"), "a target that the receiver reaches"),
     ],
 )
-def test_a_receiver_that_cannot_work_is_refused(
-    address: str, target: logplayer.contract.TargetSpec, error: str
-) -> None:
+def test_a_receiver_that_cannot_work_is_refused(address: Any, target: Any, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         logplayer.Receiver(address, target)
+
+
+def test_a_receiver_without_a_target_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"target is None, not what logplayer\.targets returns"):
+        logplayer.Receiver("127.0.0.1:0", None)  # type: ignore[arg-type]

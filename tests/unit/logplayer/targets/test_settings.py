@@ -102,6 +102,7 @@ def test_invalid_names_are_refused(name: Any) -> None:
         lambda: targets.dbapi("t", 5, paramstyle="qmark"),  # type: ignore[arg-type]
         lambda: targets.dbapi("t", dict, paramstyle="other"),  # type: ignore[arg-type]
         lambda: targets.dbapi("t", dict, paramstyle="qmark", blob=""),  # type: ignore[arg-type]
+        lambda: targets.dbapi("t", dict),  # type: ignore[arg-type]
         lambda: targets.custom("t", 5, stores_position=True),  # type: ignore[arg-type]
     ],
 )
@@ -119,6 +120,9 @@ def test_making_a_target_connects_to_nothing(tmp_path: Path) -> None:
     path = tmp_path / "warehouse.db"
     targets.sqlite("warehouse", path).connect().close()
     targets.dbapi("other", lambda: sqlite3.connect(path), paramstyle="qmark").connect().close()
+    targets.dbapi(
+        "other", lambda: sqlite3.connect(path), "DELETE FROM t", "qmark"
+    ).connect().close()
     assert not path.exists()
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from logplayer import targets
 from logplayer.targets.file_formats import FORMATS
 from logplayer.targets.files_target import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
     MAX_ROLL_BYTES,
     MAX_ROLL_S,
     ROLL_BYTES,
@@ -339,6 +341,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         FilesKeys,
         targets.files,
         {"directory": "copy"},
+        {"batch_records": BATCH_RECORDS, "batch_bytes": BATCH_BYTES},
     ),
     "logdb": Kind(
         "A LogDB database: exactly once.",

@@ -272,8 +272,9 @@ def files(
             `ziplog export`; both need pyarrow.
         roll_bytes: the size of staged records that become a file, up to 16 GiB.
         roll_s: the age of staged records that become a file, in seconds, up to 86,400.
-        settings: as for all kinds. A batch costs a sync, so larger ones are quicker behind a
-            full log. A `map` must keep the rids of records.
+        settings: as for all kinds; but a batch has up to 10,000 records and 8 MiB, unless
+            `batch_records` and `batch_bytes` are given, because each costs a sync. A `map` must
+            keep the rids of records.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -281,6 +282,8 @@ def files(
 
     """
     connect = files_target.connector(f"target {name}", directory, format, roll_bytes, roll_s)
+    settings.setdefault("batch_records", files_target.BATCH_RECORDS)
+    settings.setdefault("batch_bytes", files_target.BATCH_BYTES)
     return target_spec(
         name, connect, settings, stores_position=True, roll_s=roll_s, seeks="forward"
     )

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     from logplayer.contract import Batch, Task
 
+#: A batch is synced, so batches are large.
+BATCH_RECORDS: Final = 10_000
+BATCH_BYTES: Final = 8 * 1024 * 1024
 #: Staged bytes and seconds after which they become a file.
 ROLL_BYTES: Final = 64 * 1024 * 1024
 ROLL_S: Final = 60

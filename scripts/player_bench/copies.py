@@ -194,10 +194,9 @@ def _files(cluster: Cluster, folder: Path, last: RecordId) -> Figures:
 
     def ours() -> float:
         number = next(numbers)
-        target = targets.files(
-            "copy", folder / str(number), batch_records=10_000, batch_bytes=8 * 1024 * 1024
-        )
-        return play(cluster, f"files-{number}", target, last).per_s()
+        return play(
+            cluster, f"files-{number}", targets.files("copy", folder / str(number)), last
+        ).per_s()
 
     rates = alternate({"player": ours, "export": partial(_export, cluster, folder)}, _ROUNDS)
     return {

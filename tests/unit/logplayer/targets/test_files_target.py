@@ -394,9 +394,9 @@ def test_directory_must_be_a_path(directory: Any) -> None:
         targets.files("t", directory)
 
 
-def test_settings_of_files_have_the_common_defaults() -> None:
+def test_batches_are_large_by_default() -> None:
     spec = targets.files("t", "out")
-    assert (spec.batch_records, spec.batch_bytes) == (1000, 1024 * 1024)
+    assert (spec.batch_records, spec.batch_bytes) == (10_000, 8 * 1024 * 1024)
     assert spec.roll_s == 60
     assert spec.stores_position
     assert targets.files("t", Path("out"), batch_records=5).batch_records == 5

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 IDLE = """
 import signal, sys
-print("ready", *sys.argv[1:], file=sys.stderr, flush=True)
+print(" ".join(("ready", *sys.argv[1:])), file=sys.stderr, flush=True)  # in one write
 while True:
     signal.pause()
 """

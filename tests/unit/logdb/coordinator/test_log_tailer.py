@@ -230,8 +230,9 @@ def test_a_resumed_waiter_sees_every_earlier_record(data: st.DataObject) -> None
                 bench.tailer.wait_for_tail(waiter)
             else:
                 bench.tailer.wait_for_position(max(must, default=0), waiter)
-    bench.calls.now += 2 * S
-    bench.settle()
+    for _ in range(2):  # A start that failed before may end its subscription first.
+        bench.calls.now += 2 * S
+        bench.settle()
     assert [waiter.resumed for waiter in waiters] == [1] * len(waiters)
     assert not waiter_count(bench.tailer)
     assert bench.tailer.is_ready

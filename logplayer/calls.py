@@ -16,6 +16,13 @@ class StatusCall(Request, frozen=True, gc=False):
     wall_ns: int
 
 
+class PositionsCall(Request, frozen=True, gc=False):
+    """Get how far the tasks of this process are, or are after the steps under way.
+
+    Result, at once: gsns by the names of cursors; these may be behind.
+    """
+
+
 class StartedCall(Request, frozen=True, gc=False):
     """Wait until the first claims of this process were answered. Result: None."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from logplayer import status
-from logplayer.calls import FailureCall, StartedCall, StatusCall, StopCall, WaitCall
+from logplayer.calls import FailureCall, PositionsCall, StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.context import PlayerContext
 from logplayer.members import Members
 from logplayer.push.sender import PushSender
@@ -306,6 +306,8 @@ class PlayerNode:
     def _on_call(self, number: int, request: Any) -> None:
         if isinstance(request, StatusCall):
             self._complete(number, self.status(request.wall_ns))
+        elif isinstance(request, PositionsCall):
+            self._complete(number, self._positions_of_targets())
         elif isinstance(request, StartedCall | FailureCall | WaitCall | StopCall):
             if isinstance(request, StopCall):
                 self._stop()
@@ -314,6 +316,13 @@ class PlayerNode:
             self._waiting[number] = request
         else:
             self._forward(number, request)
+
+    def _positions_of_targets(self) -> dict[str, int]:
+        held = {name: one.delivery for name, one in self.tasks.items() if one.claim.is_held}
+        return {
+            name: one.position if one.given is None else one.given.stop
+            for name, one in held.items()
+        }
 
     def _forward(self, number: int, request: Request) -> None:
         """Pass a call to the log."""

@@ -6,6 +6,7 @@ It runs the player's node on the driver of the log's servers, and each target in
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ziplog
 from logplayer import exposition
-from logplayer.calls import FailureCall, StartedCall, StatusCall, StopCall, WaitCall
+from logplayer.calls import FailureCall, PositionsCall, StartedCall, StatusCall, StopCall, WaitCall
 from logplayer.contract import cursor_name
 from logplayer.new_cursors import check_start
 from logplayer.node import PlayerNode
@@ -485,10 +486,17 @@ class Player:
         names = self._cursors(target)
         with ziplog.connect(self._endpoints) as log:
             for spec in self._targets:
-                if spec.name == target:
-                    check_seek(log, spec, names, position)
+                if spec.name == target and spec.seeks != "anywhere":
+                    check_seek(self.name, log, spec, self._reached(), position)
             for name in names:
                 log.seek_cursor(name, position)
+
+    def _reached(self) -> dict[str, int]:
+        """Return how far the tasks of this process are, by their cursors."""
+        found: dict[str, int] = {}
+        with contextlib.suppress(ZiplogError):  # The player does not run, and has no tasks.
+            found = self._call(PositionsCall(NEVER))
+        return found
 
     def _cursors(self, target: str | None) -> list[str]:
         """Return the names of a target's cursors; None: of all targets."""

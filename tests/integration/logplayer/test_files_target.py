@@ -116,8 +116,8 @@ def test_seek_back_fails_the_task_until_a_seek_after_the_files(
     start = tail(log)
     rids = insert(log, 100)
     files = targets.files("copy", tmp_path / "out", batch_records=10, roll_bytes=1)
-    with logplayer.Player(log, "back", [files], start=start, commit_ms=50) as playing:
-        playing.wait_until(rids[-1], timeout=60)
+    with logplayer.Player(log, "back", [files], start=start, commit_ms=60_000) as playing:
+        wait_until(lambda: len(rows(tmp_path / "out")) == 100, "the cursor is behind the files")
         with pytest.raises(ConfigError, match=r"files are not written twice; remove those"):
             playing.seek("copy", rids[50])
         with pytest.raises(ConfigError, match=r"`ziplog cursor seek back/copy/0"):

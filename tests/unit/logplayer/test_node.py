@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from logplayer.calls import FailureCall, StartedCall, StatusCall, WaitCall
+from logplayer.calls import FailureCall, PositionsCall, StartedCall, StatusCall, WaitCall
 from logplayer.contract import Retry
 from logplayer.node import MAX_POLLED
 from logplayer.ring import RECORD_BYTES
@@ -378,6 +378,23 @@ def test_a_wait_names_the_tasks_that_are_behind() -> None:
     assert isinstance(error, DeadlineError)
     assert "orders/sink/0" in str(error)
     assert "orders/db/0" not in str(error)
+
+
+def test_a_call_gets_the_positions_after_the_steps_under_way() -> None:
+    world, player = of_two(commit_ms=60_000)
+    world.run(1000)
+    player.hangs = True
+    last = world.fill(5)[-1]
+    world.run(100)
+    call = player.call(PositionsCall(NEVER))
+    world.run(10)
+    assert world.cursor().position <= last
+    assert player.results[call] == {"orders/db/0": last + 1, "orders/sink/0": last + 1}
+    idle = world.add_player()
+    world.run(1000)
+    call = idle.call(PositionsCall(NEVER))
+    world.run(10)
+    assert "orders/db/0" not in idle.results[call]
 
 
 def test_a_call_waits_for_a_task_that_fails() -> None:

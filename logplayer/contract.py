@@ -10,10 +10,11 @@ as its own. See docs/player.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple, Protocol, cast, overload
+from typing import Final, Literal, NamedTuple, Protocol, overload
 
 import msgspec
 
+from ziplog.core.numbers import whole
 from ziplog.types import Record
 
 #: A pure function of a record: what a target receives in its place; None or []: nothing.
@@ -144,12 +145,13 @@ class Rejected(Exception):  # noqa: N818
         """
         if why is None:
             index, why = None, index
-        is_number = isinstance(index, int) and not isinstance(index, bool) and index >= 0
-        if not isinstance(why, str) or not (index is None or is_number):
+        number = whole(index)
+        is_valid = index is None or (number is not None and number >= 0)
+        if not isinstance(why, str) or not is_valid:
             allowed = "(why) or (index, why), with a str and a number from 0 on"
             raise TypeError(f"Rejected takes {allowed}; it got index {index!r} and why {why!r}")
         super().__init__(why)
-        self.index: Final = cast("int | None", index)
+        self.index: Final = number
 
 
 class Fenced(Exception):  # noqa: N818

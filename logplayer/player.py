@@ -484,6 +484,7 @@ class Player:
 
         """
         names = self._cursors(target)
+        position = cursor_arguments.check_position("position", position)
         with ziplog.connect(self._endpoints) as log:
             for spec in self._targets:
                 if spec.name == target and spec.seeks != "anywhere":

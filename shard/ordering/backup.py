@@ -140,6 +140,11 @@ class Backup:
             for d in self._pending
         )
 
+    @property
+    def _pending_units(self) -> set[tuple[bytes, int]]:
+        """The units for which that holds: (client, seq)."""
+        return {(d.client, d.seq) for d in self._pending if type(d) is Place}
+
     def _can_promise(self) -> bool:
         """Whether a unit may get a guess; at level `disk`, only decided units are acked."""
         return self._level.is_memory and len(self.guesses.promised) < MAX_PROMISED_UNITS
@@ -192,7 +197,7 @@ class Backup:
         elif (state.is_leaving or state.clock.was_excluded) and not self._is_pending(unit):
             # The primary may have refused it permanently. If not, its decision overrides this.
             self._refuse_permanently(state.sessions.by_client[unit.client], unit)
-        elif state.primary_full:
+        elif state.primary_full and not self._is_pending(unit):
             self._refuse_for_lack_of_space(state.sessions.by_client[unit.client], unit)
 
     @property
@@ -212,21 +217,24 @@ class Backup:
     def _drop(self, session: Session, unit: HeldUnit) -> None:
         """Forget a unit without slots."""
         del session.units[unit.seq]
+        self.guesses.forget(unit)
         self._undecided_bytes -= len(unit.body)
 
     def on_primary_full(self) -> None:
         """Refuse the units without slots: the primary has no space for them.
 
-        If the primary accepted one before, its decision overrides the refusal.
+        Later ones are refused when they arrive, or lose their slots. If the primary accepted one
+        before, its decision overrides the refusal.
         """
+        pending = self._pending_units
         for session in self._state.sessions.by_client.values():
             for unit in [unit for unit in session.units.values() if not unit.is_placed]:
-                self._refuse_for_lack_of_space(session, unit)
+                if (unit.client, unit.seq) not in pending:
+                    self._refuse_for_lack_of_space(session, unit)
 
     def _refuse_for_lack_of_space(self, session: Session, unit: HeldUnit) -> None:
-        if not self._is_pending(unit):
-            self._drop(session, unit)
-            refuse_for_lack_of_space(self._state, unit.route, session, unit.seq, unit.copy)
+        self._drop(session, unit)
+        refuse_for_lack_of_space(self._state, unit.route, session, unit.seq, unit.copy)
 
     def _refuse_permanently(self, session: Session, unit: HeldUnit) -> None:
         self._drop(session, unit)
@@ -366,11 +374,12 @@ class Backup:
         If the primary has no space, also refuse the others.
         """
         state = self._state
+        pending = self._pending_units if units and state.primary_full else set()
         for unit in units:
             session = state.sessions.by_client[unit.client]
             if unit.seq < session.first_incomplete:
                 self._drop(session, unit)
-            elif state.primary_full:
+            elif state.primary_full and (unit.client, unit.seq) not in pending:
                 self._refuse_for_lack_of_space(session, unit)
 
     def on_persisted(self, fseq: int) -> None:

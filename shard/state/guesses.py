@@ -116,6 +116,10 @@ class Guesses:
         self._update_promised_end()
         return displaced
 
+    def forget(self, unit: HeldUnit) -> None:
+        """Leave no slots free for a unit that lost its slots: the primary will not place it."""
+        self._skip_slots -= self._displaced_by_skips.pop((unit.client, unit.seq), 0)
+
     def _update_promised_end(self) -> None:
         """Continue guessing after the highest promise that is left."""
         if not self.promised:

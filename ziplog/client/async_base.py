@@ -58,6 +58,12 @@ class AsyncConnection:
                 await engine.call(EndClaimsRequest(deadline_ns))
 
 
+def _retrieve(opened: asyncio.Future[Any]) -> None:
+    """Mark the error as retrieved: a stream that is closed before it is awaited needs no log."""
+    if not opened.cancelled():
+        opened.exception()
+
+
 class AsyncStream:
     """A subscription or scan; it opens in the background, and can be awaited."""
 
@@ -71,6 +77,7 @@ class AsyncStream:
         """Start to open it; `closing` makes the request that closes it; `on_fork`: see `Owners`."""
         self._engine: Final = engine
         self._number, self._opened = engine.submit(request)
+        self._opened.add_done_callback(_retrieve)
         requests = (closing(NEVER, self._number),)
         self._owned: Final = engine.owners.add(self, lambda: requests, on_fork)
 

@@ -73,7 +73,14 @@ def shape(
         raise ConfigError("f", f, f"a whole number from 0 to {_MAX_F}")
     members = _one_of("mms", mms, (1, 3, 5))
     handlers = _one_of("failure_handlers", failure_handlers, (0, 1, 3, 5))
-    return Shape(count, failing, members, handlers, names)
+    found = Shape(count, failing, members, handlers, names)
+    if found.ports > new_shard.FREE_PORTS:
+        text = (
+            f"{count} shards of {failing + 1} servers need {found.ports} ports with the services;"
+            f" one machine has {new_shard.FREE_PORTS}"
+        )
+        raise ConfigError("shards", shards, "fewer", message=text)
+    return found
 
 
 def _one_of(name: str, given: object, allowed: tuple[int, ...]) -> int:
@@ -86,7 +93,7 @@ def _one_of(name: str, given: object, allowed: tuple[int, ...]) -> int:
 
 def _regions(given: object) -> list[Any]:
     names = list(given) if isinstance(given, (list, tuple)) else [None]
-    if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ConfigError("regions", given, "a list of different names, such as ('eu', 'us', 'ap')")
     return names
 
@@ -117,7 +124,7 @@ def settings(given: object) -> Mapping[str, Any]:
         allowed = "a dict of keys of [cluster], such as {'segment_bytes': 2**20}"
         raise ConfigError("settings", given, allowed) from None
     names = [name for name in keys_of(ClusterConfig) if name not in _ARGUMENTS]
-    refuse_unknown(found, names, "settings")
+    refuse_unknown({str(name): value for name, value in found.items()}, names, "settings")
     return found
 
 

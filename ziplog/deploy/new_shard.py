@@ -21,6 +21,7 @@ from ziplog.config import NodeConfig, ShardConfig, load, parse
 from ziplog.config_text import dump_shard
 from ziplog.deploy import cluster_file
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
+from ziplog.runtime.descriptors import shortage_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
     from ziplog.config import ClusterConfig
 
-#: Range searched for free ports: below the ephemeral ports of Linux.
+#: Range searched for free ports, below the ephemeral ports of Linux, and their number.
 _FREE_PORTS: Final = range(10_000, 32_000)
+FREE_PORTS: Final = len(_FREE_PORTS)
 _LAST_PORT: Final = 65_535
 _POLL_S: Final = 0.02
 _CONNECT_S: Final = 1.0
@@ -167,7 +169,10 @@ def _first_free(candidates: Iterable[int], count: int, host: str, taken: set[int
 
 def _bind(probes: contextlib.ExitStack, host: str, port: int) -> bool:
     """Whether a port is free; keeps it bound until the others are found."""
-    probe = socket.socket()
+    try:
+        probe = socket.socket()
+    except OSError as error:
+        raise shortage_error(f"cannot look for free ports on {host}", error) from error
     try:
         probe.bind((host, port))
     except OSError as error:

@@ -122,6 +122,8 @@ def test_seek_back_fails_the_task_until_a_seek_after_the_files(
             playing.seek("copy", rids[50])
         with pytest.raises(ConfigError, match=r"`ziplog cursor seek back/copy/0"):
             playing.seek("copy", RID_GENESIS)
+        with pytest.raises(TypeError, match="position must be a RecordId"):
+            playing.seek("copy", "5@0")  # type: ignore[arg-type]
         playing.seek("copy", RID_RECENT)
         log.seek_cursor("back/copy/0", rids[50])
         wait_until(lambda: playing.status()["tasks"][0]["state"] == "failed", "the task fails")

@@ -89,6 +89,14 @@ def test_a_batch_that_was_delivered_takes_no_later_records() -> None:
     assert found.cut.is_full, "what is left follows at once"
 
 
+def test_what_a_rejection_leaves_of_a_batch_takes_no_later_records() -> None:
+    found = looked(3, "skip")
+    found.take(FAR)
+    found.reject(Rejected(1, "no"))
+    assert found.cut is not None
+    assert (found.cut.origins, found.cut.is_full) == ([2, 6], True)
+
+
 def test_a_look_without_records_stops_at_its_limit() -> None:
     found, ring = delivery(), ring_of([record(2)])
     found.look(ring, FAR)

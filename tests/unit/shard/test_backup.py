@@ -141,6 +141,30 @@ def test_a_backup_refuses_what_its_primary_has_no_space_for() -> None:
     assert acks(world) == [(1, False, [1])]
 
 
+def test_refused_units_leave_no_gap_in_the_guesses() -> None:
+    world = lonely_backup()
+    for seq in range(1, 6):
+        send(world, insert(seq, copy=1))
+    send(world, beat("its disk is full"))
+    send(world, forward(1, Skip(1, 10)))
+    assert len(promises(world)) == 5
+    send(world, beat())
+    send(world, insert(6))
+    assert acks(world)[5:] == [(6, False, [10])]
+
+
+def test_the_short_path_is_closed_while_the_primary_has_no_space() -> None:
+    world = lonely_backup()
+    replica = world.nodes[BACKUP]
+    assert isinstance(replica, Replica)
+    unit = insert(1, copy=1)
+    send(world, unit)
+    send(world, forward(1, place(unit, 1)))
+    assert replica.plain_inserts.insert(b"c", insert(2, copy=1), world.now + 1) is not None
+    send(world, beat("its disk is full"))
+    assert replica.plain_inserts.insert(b"c", insert(3, copy=1), world.now + 1) is None
+
+
 def test_other_backups_without_space_change_nothing() -> None:
     world = lonely_backup(f=2)
     send(world, beat("its disk is full", server=2))

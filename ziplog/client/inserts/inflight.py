@@ -161,7 +161,7 @@ class InflightUnit:
         if refused.copies > self.refusals.get(server, 0):
             self.refusals = {**self.refusals, server: refused.copies}
         ack = self.acks.get(server)
-        if ack is not None and refused.view == ack.view and not self.counts_ack(ack):
+        if ack is not None and not self.counts_ack(ack):
             del self.acks[server]
 
     def add_permanent_refusal(self, refused: Refused) -> None:

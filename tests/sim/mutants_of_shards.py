@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mms.commands import GrantLease
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import HeldUnit, Session
-    from ziplog.wire import Insert, RefusalCode, Refused
+    from ziplog.wire import RefusalCode, Refused
 
 _WRITERS: Final = range(4)
 
@@ -169,13 +169,14 @@ def lack_of_room_without_a_tombstone() -> Iterator[None]:
         state: ReplicaState,
         route: bytes,
         session: Session,
-        message: Insert,
+        seq: int,
+        copy: int,
         why: str,
         *,
         code: RefusalCode = "full",
     ) -> None:
-        put_off(state, route, session, message, why, code=code)
-        session.refused.pop(message.seq, None)
+        put_off(state, route, session, seq, copy, why, code=code)
+        session.refused.pop(seq, None)
 
     with replaced(shard.ordering.admission, "refuse_for_now", forgotten):
         yield

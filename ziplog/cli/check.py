@@ -52,6 +52,9 @@ class Format(enum.StrEnum):
 _WELL: Final = frozenset({"live", "finalized"})
 #: Free space below this multiple of the reserve is a warning.
 _LOW_DISK: Final = 2
+#: Free space below which the disk of a node of the services is a warning.
+_LOW_SERVICE_BYTES: Final = 256 << 20
+_MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 #: How long to wait for the metrics of all nodes, in seconds.
 _REPLIES_S: Final = 1.0
@@ -98,7 +101,7 @@ def findings(document: dict[str, Any]) -> Iterator[Finding]:
     for shard in document["shards"]:
         yield _shard(shard)
     replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
-    yield from _disks(replicas)
+    yield from _disks(replicas, [*document["mms"], *document["failure_handlers"]])
     yield _readers(document)
     yield _losses(document)
     yield _versions(document, [*document["mms"], *document["failure_handlers"], *replicas])
@@ -163,23 +166,30 @@ def _shard(shard: dict[str, Any]) -> Finding:
     return Finding(Level.OK if is_well else Level.WARNING, name, text)
 
 
-def _disks(replicas: list[dict[str, Any]]) -> Iterator[Finding]:
-    known = [replica for replica in replicas if replica.get("disk")]
+def _disks(replicas: list[dict[str, Any]], services: list[dict[str, Any]]) -> Iterator[Finding]:
+    known = [node for node in (*services, *replicas) if node.get("disk")]
     low = 0
-    for replica in known:
-        disk = replica["disk"]
-        free = f"{disk['free_bytes'] / _GIB:.1f} GiB free"
-        reserve = f"{disk['reserve_bytes'] / _GIB:.1f} GiB (disk_reserve_bytes)"
-        if disk["full"]:
+    for node in known:
+        level, text = _disk(node["disk"], node.get("full"))
+        if level:
             low += 1
-            yield Finding(Level.CRITICAL, f"disk of {replica['name']}", str(replica["full"]))
-        elif disk["free_bytes"] < _LOW_DISK * disk["reserve_bytes"]:
-            low += 1
-            text = f"{free}; below {reserve} it refuses records"
-            yield Finding(Level.WARNING, f"disk of {replica['name']}", text)
+            yield Finding(level, f"disk of {node['name']}", text)
     if known and not low:
-        least = min(replica["disk"]["free_bytes"] for replica in known) / _GIB
+        least = min(node["disk"]["free_bytes"] for node in known) / _GIB
         yield Finding(Level.OK, "disks", f"at least {least:.1f} GiB free")
+
+
+def _disk(disk: dict[str, Any], reason: str | None) -> tuple[Level, str]:
+    """Return how well the disk of a node is, and why; a node of the services reserves nothing."""
+    free, reserve = disk["free_bytes"], disk["reserve_bytes"]
+    if disk["full"]:
+        return Level.CRITICAL, reason or "full; the node halts at the next write"
+    if reserve and free < _LOW_DISK * reserve:
+        limit = f"{reserve / _GIB:.1f} GiB (disk_reserve_bytes)"
+        return Level.WARNING, f"{free / _GIB:.1f} GiB free; below {limit} it refuses records"
+    if not reserve and free < _LOW_SERVICE_BYTES:
+        return Level.WARNING, f"{free / _MIB:.0f} MiB free; once it is full, the node halts"
+    return Level.OK, ""
 
 
 def _readers(document: dict[str, Any]) -> Finding:

@@ -30,6 +30,7 @@ def healthy() -> dict[str, Any]:
     }  # fmt: skip
     for node in (*document["mms"], *document["failure_handlers"]):
         node["version"] = "0.1.0"
+        node["disk"] = {"free_bytes": 1 << 30, "reserve_bytes": 0, "full": False}
     return document
 
 
@@ -78,6 +79,14 @@ def test_nothing_is_found_in_a_healthy_cluster() -> None:
         (
             lambda d: (replica(d)["disk"].update(full=True), replica(d).update(full="no space")),
             (Level.CRITICAL, "disk of shard-0-0"),
+        ),
+        (
+            lambda d: d["mms"][0]["disk"].update(free_bytes=200 << 20),
+            (Level.WARNING, "disk of mms-0"),
+        ),
+        (
+            lambda d: d["failure_handlers"][0]["disk"].update(free_bytes=0, full=True),
+            (Level.CRITICAL, "disk of fh-0"),
         ),
         (lambda d: d.update(blocked_by=0), (Level.WARNING, "readers")),
         (lambda d: d.update(losses=[{"shard": 0}]), (Level.WARNING, "losses")),

@@ -31,6 +31,13 @@ async def until(condition: Callable[[], object], what: str, deadline_s: float = 
         await asyncio.sleep(0)
 
 
+async def next_turn() -> None:
+    """Suspend until the event loop's next turn."""
+    turned = asyncio.Event()
+    asyncio.get_running_loop().call_soon(turned.set)
+    await turned.wait()
+
+
 @contextmanager
 def explicit_collections() -> Iterator[None]:
     """Let garbage be collected by `gc.collect` only.

@@ -28,7 +28,7 @@ from tests.integration.logplayer.playing import (
 )
 from tests.processes import signal_another_thread
 from tests.unit.ziplog.cli.fakes import run
-from tests.waiting import wait_until
+from tests.waiting import next_turn, wait_until
 from ziplog.client.reads.known_rows import TableSearch, TableSearches
 from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
@@ -265,7 +265,7 @@ def test_a_player_with_coroutines(log: ziplog.Log) -> None:
 
     async def play() -> None:
         async def handle(records: list[Record]) -> None:
-            await asyncio.sleep(0)
+            await next_turn()
             seen.extend(records)
 
         function = targets.function("f", handle, batch=True)

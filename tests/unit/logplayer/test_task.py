@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,44 +11,13 @@ from logplayer.calls import WaitCall
 from logplayer.contract import Batch, Fenced, Rejected, Retry
 from logplayer.steps import CloseTarget, Deliver, OpenTarget
 from tests.sim.player.targets import Sink, Store
-from tests.unit.logplayer.world import World, spec
+from tests.unit.logplayer.world import World, log_payloads, once, played
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.logplayer.world import Player
-
-
-def played(target: Store | Sink | None = None, **more: Any) -> tuple[World, Player]:
-    """Return a world with one player that has opened its target, and 20 records."""
-    target = target or Store("db")
-    settings = {name: more.pop(name) for name in ("commit_ms", "idle_ms") if name in more}
-    world = World([target], [spec(target, **more)], **settings)
-    player = world.add_player()
-    world.fill(20)
-    return world, player
 
 
 def numbers(*ranges: tuple[int, int]) -> list[bytes]:
     return [b"%d" % n for start, stop in ranges for n in range(start, stop)]
-
-
-def once(kind: str, fault: Any, nth: int = 1) -> Callable[[str, Any], Any]:
-    """Return a fault of the nth step of a kind."""
-    seen = 0
-
-    def chooses(step: str, _argument: Any) -> Any:
-        nonlocal seen
-        seen += step == kind
-        return fault if step == kind and seen == nth else None
-
-    return chooses
-
-
-def log_payloads(world: World) -> list[bytes]:
-    return [world.log.records[gsn].payload for gsn in world.log.gsns]
 
 
 def test_a_task_delivers_the_whole_log_once_and_in_order() -> None:
@@ -562,52 +531,3 @@ def test_a_rejection_of_nothing_is_tried_again() -> None:
     world.run(3000)
     assert player.states() == ["playing"]
     assert player.task().retries == 1
-
-
-# --- targets that collect records ---
-
-
-def deliveries(player: Player) -> list[Batch]:
-    return [step.batch for step in player.steps if isinstance(step, Deliver)]
-
-
-def test_a_target_that_collects_finishes_in_time() -> None:
-    world, player = played(roll_s=5)
-    world.run(4900)
-    assert all(batch.records for batch in deliveries(player))
-    world.run(300)
-    (finish,) = (batch for batch in deliveries(player) if not batch.records)
-    assert finish.start == finish.stop == world.cursor().position
-    world.run(20_000)
-    assert finish is deliveries(player)[-1]
-    world.fill(1)
-    world.run(5200)
-    assert [len(batch.records) for batch in deliveries(player)[-3:]] == [0, 1, 0]
-
-
-def test_a_busy_target_that_collects_finishes_in_time() -> None:
-    world, player = played(roll_s=2)
-    for ms in range(0, 4900, 100):
-        world.after(ms, lambda: world.fill(1))
-    world.run(4800)
-    assert sum(batch.start == batch.stop for batch in deliveries(player)) == 2
-    assert world.payloads() == log_payloads(world)[: len(world.payloads())]
-
-
-def test_a_pause_finishes_what_a_target_collected() -> None:
-    world, player = played(roll_s=60)
-    world.run(1000)
-    world.edit("pause")
-    world.run(100)
-    assert player.states() == ["paused"]
-    assert deliveries(player)[-1].start == deliveries(player)[-1].stop
-    assert not deliveries(player)[-1].records
-
-
-def test_a_target_that_fails_to_finish_is_opened_again() -> None:
-    world, player = played(roll_s=5)
-    world.run(1000)
-    player.fault = once("deliver", Retry("full"))
-    world.run(10_000)
-    assert player.states() == ["playing"]
-    assert isinstance(player.steps[-1], OpenTarget)

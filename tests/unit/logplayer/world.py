@@ -255,3 +255,29 @@ class World:
         rows = self.targets[target].rows[partition]
         records = rows.records if not isinstance(rows, list) else [one[2] for one in rows]
         return [record.payload for record in records]
+
+
+def played(target: Store | Sink | None = None, **more: Any) -> tuple[World, Player]:
+    """Return a world with one player that has opened its target, and 20 records."""
+    target = target or Store("db")
+    settings = {name: more.pop(name) for name in ("commit_ms", "idle_ms") if name in more}
+    world = World([target], [spec(target, **more)], **settings)
+    player = world.add_player()
+    world.fill(20)
+    return world, player
+
+
+def once(kind: str, fault: Any, nth: int = 1) -> Callable[[str, Any], Any]:
+    """Return a fault of the nth step of a kind."""
+    seen = 0
+
+    def chooses(step: str, _argument: Any) -> Any:
+        nonlocal seen
+        seen += step == kind
+        return fault if step == kind and seen == nth else None
+
+    return chooses
+
+
+def log_payloads(world: World) -> list[bytes]:
+    return [world.log.records[gsn].payload for gsn in world.log.gsns]

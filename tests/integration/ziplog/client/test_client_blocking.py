@@ -8,7 +8,6 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -456,46 +455,6 @@ def test_call_resumes_after_a_ctrl_c_handler_returns(
 
 
 # --- arguments ---
-
-
-@pytest.mark.parametrize(
-    "bootstrap",
-    [
-        "", "nowhere", "host:", ":7400", "h:0", "h:70000", "a:1,,b:2", [], ["x"], "http://h:1", [5],
-        None, 7400, Path("127.0.0.1:7400"), b"127.0.0.1:7400",
-    ],
-)  # fmt: skip
-def test_a_bad_bootstrap_is_refused_with_an_example(bootstrap: Any) -> None:
-    with pytest.raises(ziplog.ConfigError, match=r"127\.0\.0\.1:7400"):
-        ziplog.connect(bootstrap)
-
-
-@pytest.mark.parametrize("form", ["{0}", "ziplog://{0}", "{0},{0}", "127.0.0.1:1, {0}", ["{0}"]])
-def test_forms_of_a_bootstrap(cluster: ServedCluster, form: Any) -> None:
-    if isinstance(form, str):
-        bootstrap: Any = form.format(cluster.endpoint)
-    else:
-        bootstrap = [text.format(cluster.endpoint) for text in form]
-    with ziplog.connect(bootstrap) as log:
-        assert cluster.endpoint in repr(log)
-
-
-def test_connect_without_a_server_fails() -> None:
-    transport = Transport("127.0.0.1:0")
-    endpoint = transport.endpoint
-    assert endpoint is not None
-    transport.close()
-    with pytest.raises(ziplog.UnavailableError, match=endpoint):
-        ziplog.connect(endpoint, timeout=0.2)
-
-
-@pytest.mark.parametrize("timeout", [0, 0.0, 1e-9])
-def test_timeout_that_is_too_short_to_connect_is_named(
-    cluster: ServedCluster, timeout: float
-) -> None:
-    for _ in range(3):
-        with pytest.raises(ziplog.DeadlineError, match=r"time-out \(below 10 ms\) is too short to"):
-            ziplog.connect(cluster.endpoint, timeout=timeout)
 
 
 def test_bad_arguments(log: ziplog.Log) -> None:

@@ -11,6 +11,7 @@ import pytest
 from logplayer import targets
 from logplayer.contract import Batch, Opened, Rejected, Retry, Task
 from tests.unit.logplayer.targets.databases import batch, record, task
+from tests.waiting import next_turn
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def test_claim_begins_without_knowledge_of_the_former_one() -> None:
 
 
 async def stored(seen: list[Any], value: Any) -> None:
-    await asyncio.sleep(0)
+    await next_turn()
     seen.append((value, asyncio.get_running_loop()))
 
 
@@ -133,7 +134,7 @@ def test_a_coroutine_may_take_batches_and_fail_as_a_function() -> None:
     seen: list[int] = []
 
     async def handle(records: list[Record]) -> None:
-        await asyncio.sleep(0)
+        await next_turn()
         if not seen:
             seen.append(0)
             raise Rejected(1, "no")
@@ -163,11 +164,11 @@ def test_a_cancelled_coroutine_is_repeated_and_its_tasks_end_with_the_target() -
 
     async def handle(one: Record) -> None:
         started.append(asyncio.create_task(linger()))
-        await asyncio.sleep(0)
+        await next_turn()
         current = asyncio.current_task()
         if len(started) == 2 and current is not None:
             current.cancel()
-            await asyncio.sleep(0)
+            await next_turn()
         seen.append(one.rid.gsn)
 
     target = targets.function("list", handle).connect()

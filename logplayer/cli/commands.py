@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import msgspec
 import typer
+from rich import filesize
 from rich.live import Live
 
 from logplayer.cli.positions import document, tasks_of
@@ -190,8 +191,8 @@ def status(
     of a player of the log at --bootstrap. What exists as a file, ends with .toml or has a '/' is a
     FILE.
 
-    lag: age of the first record of the log after the cursor, also of another task's; 0 if there is
-    none.
+    lag: age of the first record of the log after the cursor, also of another task's, and about how
+    many bytes one replica of each shard stores from there on; 0 if there is no such record.
     """
     name, tasks = player, None
     if Path(player).is_file() or player.endswith(".toml") or "/" in player:
@@ -224,7 +225,9 @@ def _print(shown: dict[str, Any], *, json: bool) -> None:
 def _table(shown: dict[str, Any]) -> Table:
     made = table(*_COLUMNS, right=_RIGHT)
     for task in shown["tasks"]:
-        lag = None if task["lag_s"] is None else f"{task['lag_s']:,.1f} s"
+        lag = None
+        if task["lag_s"] is not None:
+            lag = f"{task['lag_s']:,.1f} s, {filesize.decimal(task['lag_bytes'])}"
         row = (task["target"], task["partition"], task["state"], task["position"], lag)
         made.add_row(*map(cell, (*row, task["owner"])))
     return made

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logplayer.contract import cursor_name
 from logplayer.member_mark import MEMBERS, decode_mark
@@ -18,11 +17,20 @@ if TYPE_CHECKING:
 
     import ziplog
     from logplayer.config import PlayerFile
-    from ziplog.types import CursorInfo, RecordId
+    from ziplog.types import CursorInfo, Record, RecordId
 
 _US_PER_S: Final = 1_000_000
 #: Positions that are read at once: each takes some round trips.
 _READERS: Final = 8
+
+
+class _Lag(NamedTuple):
+    """How far a position is behind the end of the log."""
+
+    #: Age of the first record from the position on, in seconds.
+    seconds: float
+    #: What one replica of each shard stores from there on, in bytes: whole blocks of its files.
+    size: int
 
 
 def tasks_of(file: PlayerFile) -> list[tuple[str, int]]:
@@ -53,7 +61,7 @@ def document(log: ziplog.Log, name: str, tasks: Sequence[tuple[str, int]] | None
         (target, partition): cursors.get(cursor_name(name, target, partition))
         for target, partition in tasks
     }
-    lags = _lags_s(log, {cursor.position for cursor in found.values() if cursor is not None})
+    lags = _lags(log, {cursor.position for cursor in found.values() if cursor is not None})
     shown = [
         _task(target, partition, cursor, failed, lags)
         for (target, partition), cursor in found.items()
@@ -79,34 +87,51 @@ def _task(
     partition: int,
     cursor: CursorInfo | None,
     failed: frozenset[int],
-    lags: dict[RecordId, float],
+    lags: dict[RecordId, _Lag],
 ) -> dict[str, Any]:
     head: dict[str, Any] = {"target": target, "partition": partition}
     if cursor is None:
-        return head | {"state": "new", "owner": None, "term": 0, "position": None, "lag_s": None}
+        return head | {
+            "state": "new",
+            "owner": None,
+            "term": 0,
+            "position": None,
+            "lag_s": None,
+            "lag_bytes": None,
+        }
+    lag = lags[cursor.position]
     return head | {
         "state": state_of(cursor, failed),
         "owner": cursor.owner or None,
         "term": cursor.term,
         "position": str(cursor.position),
-        "lag_s": round(lags[cursor.position], 3),
+        "lag_s": lag.seconds,
+        "lag_bytes": lag.size,
     }
 
 
-def _lags_s(log: ziplog.Log, positions: Collection[RecordId]) -> dict[RecordId, float]:
+def _lags(log: ziplog.Log, positions: Collection[RecordId]) -> dict[RecordId, _Lag]:
     """Return the lags of positions."""
     with ThreadPoolExecutor(_READERS) as readers:
-        return dict(zip(positions, readers.map(partial(_lag_s, log), positions), strict=True))
+        return dict(zip(positions, readers.map(partial(_lag, log), positions), strict=True))
 
 
-def _lag_s(log: ziplog.Log, position: RecordId) -> float:
-    """Return the age of the first record from a position on; 0: there is none."""
+def _lag(log: ziplog.Log, position: RecordId) -> _Lag:
+    """Return how far a position is behind the end of the log."""
+    first = _first_record(log, position)
+    if first is None:
+        return _Lag(0.0, 0)
+    age_s = max(time.time() - first.timestamp_us / _US_PER_S, 0.0)
+    known = log.extents(first.rid.gsn, log.check_tail().gsn + 1)
+    outlines = (log.outline(one.shard, one.start, one.stop) for one in known.shards)
+    return _Lag(round(age_s, 3), sum(size for one in outlines for _, size in one.steps))
+
+
+def _first_record(log: ziplog.Log, position: RecordId) -> Record | None:
+    """Return the first record from a position on that was not trimmed; None: there is none."""
     try:
         with log.subscribe(position, follow=False) as subscription:
-            found = list(itertools.islice(subscription, 1))
+            return next(iter(subscription), None)
     except TrimmedError as error:
         with log.subscribe(error.first, follow=False) as subscription:
-            found = list(itertools.islice(subscription, 1))
-    if not found:
-        return 0.0
-    return max(time.time() - found[0].timestamp_us / _US_PER_S, 0.0)
+            return next(iter(subscription), None)

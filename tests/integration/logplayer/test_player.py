@@ -485,7 +485,8 @@ def test_the_example_runs_as_it_is(
         wait_until(lambda: log.cursors("sqlite/copy/0")[0].position > last, "it has all")
         playing = json.loads(run("player", "status", str(file), "--json").stdout)
         assert playing["members"] == [log.cursors("sqlite/copy/0")[0].owner]
-        assert (playing["tasks"][0]["state"], playing["tasks"][0]["lag_s"]) == ("owned", 0.0)
+        shown = {key: playing["tasks"][0][key] for key in ("state", "lag_s", "lag_bytes")}
+        assert shown == {"state": "owned", "lag_s": 0.0, "lag_bytes": 0}
         process.send(signal.SIGINT)
         assert process.end()[0] == 0
     insert(log, 1)
@@ -495,10 +496,12 @@ def test_the_example_runs_as_it_is(
 
     wait_until(lambda: status()["tasks"][0]["lag_s"] >= 0.1, "the lag grows")
     after = status()
+    assert 0 < after["tasks"][0]["lag_bytes"] < 2**20
     assert after["members"] == []
     by_name = json.loads(run("player", "status", "sqlite", "--json").stdout)
-    assert {**by_name, "tasks": [by_name["tasks"][0] | {"lag_s": 0}]} == {
-        **after, "tasks": [after["tasks"][0] | {"lag_s": 0}],
+    lag = {"lag_s": 0, "lag_bytes": 0}
+    assert {**by_name, "tasks": [by_name["tasks"][0] | lag]} == {
+        **after, "tasks": [after["tasks"][0] | lag],
     }  # fmt: skip
     absent = run("player", "status", "absent")
     assert (absent.exit_code, "no player 'absent'" in absent.stderr) == (2, True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logplayer.cli.positions import document
+from logplayer.cli.positions import _Lag, document
 from logplayer.contract import Rejected
 from logplayer.member_mark import decode_mark, encode_mark, hash_of_tasks
 from tests.properties import examples
@@ -47,7 +47,7 @@ def listed(world: World) -> dict[int, str]:
         cursors=lambda _pattern: cursors,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("logplayer.cli.positions._lag_s", lambda *_: 0.0)
+        patch.setattr("logplayer.cli.positions._lag", lambda *_: _Lag(0.0, 0))
         return {one["partition"]: one["state"] for one in document(log, "orders", None)["tasks"]}
 
 

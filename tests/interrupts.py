@@ -3,7 +3,8 @@
 CPython runs signal handlers in the main thread at the start of a function, at the backward jump of
 a loop, and after a call of a C function. `interrupted` traces a run opcode by opcode and raises a
 signal at the n-th such place, for n = 1, 2, ... until a run has fewer places. The tested code
-decides whether the handler runs there or is delayed.
+decides whether the handler runs there or is delayed. From Python 3.12 on, `sys.settrace` reports no
+opcodes of a function that ran without it before; `sys.monitoring` does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dis
 import gc
 import signal
 import sys
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +36,9 @@ _TRACED: Final = (
 )
 #: Steps in it count, too, if one of these modules calls it.
 _CALLED: Final = "/contextlib.py"
-_AFTER: Final = {"RESUME", "CALL", "CALL_FUNCTION_EX"}
+_AFTER: Final = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX"}
+#: The number of this module among the tools of `sys.monitoring`.
+_TOOL: Final = 4
 
 
 class Struck(Exception):  # noqa: N818 - it is no error
@@ -54,6 +58,8 @@ class Interrupter:
         self.steps = 0
         #: The place where it was raised.
         self.where = "nowhere"
+        #: The signal was raised: the rest of the run has no further step of interest.
+        self.is_done = False
         #: The opcodes of each frame by their offset.
         self._opcodes: dict[FrameType, dict[int, str]] = {}
         #: The last opcode of each frame; "" after it entered a Python function.
@@ -62,24 +68,42 @@ class Interrupter:
     def trace(self, frame: FrameType, event: str, _arg: object) -> Any:
         """Process an event of `sys.settrace`."""
         if event == "call":
-            path, is_of_traced = frame.f_code.co_filename, frame.f_back in self._last
-            if is_of_traced:
-                self._last[frame.f_back] = ""
-            if not _is_traced(path) and not (is_of_traced and path.endswith(_CALLED)):
+            if not self.enter(frame):
                 return None
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
-            self._opcodes[frame] = _opcodes(frame.f_code)
-            self._last[frame] = "RESUME"
         elif event == "opcode":
-            name = self._opcodes[frame][frame.f_lasti]
-            last, self._last[frame] = self._last[frame], name
-            if "JUMP_BACKWARD" in name or last in _AFTER:
-                self._step(frame)
+            self.pass_opcode(frame)
+            if self.is_done:
+                sys.settrace(None)
         elif event == "return":
-            self._last.pop(frame, None)
-            self._opcodes.pop(frame, None)
+            self.leave(frame)
         return self.trace
+
+    def enter(self, frame: FrameType) -> bool:
+        """Process the start of a function; return whether its opcodes count."""
+        path, is_of_traced = frame.f_code.co_filename, frame.f_back in self._last
+        if is_of_traced:
+            self._last[frame.f_back] = ""
+        if not _is_traced(path) and not (is_of_traced and path.endswith(_CALLED)):
+            return False
+        self._opcodes[frame] = _opcodes(frame.f_code)
+        self._last[frame] = "RESUME"
+        return True
+
+    def pass_opcode(self, frame: FrameType) -> None:
+        """Process an opcode that comes next in a frame."""
+        if self.is_done or frame not in self._last:
+            return
+        name = self._opcodes[frame][frame.f_lasti]
+        last, self._last[frame] = self._last[frame], name
+        if "JUMP_BACKWARD" in name or last in _AFTER:
+            self._step(frame)
+
+    def leave(self, frame: FrameType) -> None:
+        """Process the end of a function."""
+        self._last.pop(frame, None)
+        self._opcodes.pop(frame, None)
 
     def forget(self) -> None:
         """Drop all frames, so that their objects can be collected."""
@@ -90,9 +114,8 @@ class Interrupter:
         self.steps += 1
         if self.steps == self._at:
             self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+            self.is_done = True
             signal.raise_signal(SIGNAL)
-            # The handler was delayed. The rest of the run has no further step of interest.
-            sys.settrace(None)
 
 
 @cache
@@ -107,13 +130,54 @@ def _opcodes(code: CodeType) -> dict[int, str]:
 
 @contextlib.contextmanager
 def _traced(interrupter: Interrupter) -> Iterator[None]:
+    with _monitored(interrupter) if sys.version_info >= (3, 12) else _set_trace(interrupter):
+        yield
+    interrupter.forget()
+
+
+@contextlib.contextmanager
+def _set_trace(interrupter: Interrupter) -> Iterator[None]:
     former = sys.gettrace()
     sys.settrace(interrupter.trace)
     try:
         yield
     finally:
         sys.settrace(former)
-        interrupter.forget()
+
+
+@contextlib.contextmanager
+def _monitored(interrupter: Interrupter) -> Iterator[None]:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+    thread = threading.get_ident()
+
+    def calling(process: Callable[[FrameType], object]) -> Callable[..., None]:
+        def callback(*_: object) -> None:
+            if threading.get_ident() == thread:
+                process(sys._getframe(1))
+
+        return callback
+
+    events = monitoring.events
+    process = {
+        events.PY_START: interrupter.enter,
+        events.PY_RESUME: interrupter.enter,
+        events.PY_THROW: interrupter.enter,
+        events.INSTRUCTION: interrupter.pass_opcode,
+        events.PY_RETURN: interrupter.leave,
+        events.PY_YIELD: interrupter.leave,
+        events.PY_UNWIND: interrupter.leave,
+    }
+    monitoring.use_tool_id(_TOOL, __name__)
+    try:
+        for event, function in process.items():
+            monitoring.register_callback(_TOOL, event, calling(function))
+        monitoring.set_events(_TOOL, sum(process))
+        yield
+    finally:
+        monitoring.set_events(_TOOL, 0)
+        for event in process:
+            monitoring.register_callback(_TOOL, event, None)
+        monitoring.free_tool_id(_TOOL)
 
 
 def interrupted(run: Callable[[], None], check: Callable[[], None], stride: int = 1) -> int:

@@ -323,7 +323,7 @@ class Backup:
         assert not unit.confirmed, "the primary placed a unit twice"
         self._undecided_bytes -= len(unit.body)
         is_kept = unit.gsns == gsns and unit.checksum == place.checksum
-        self._displace(self.guesses.decide(gsns[-1] + 1, unit, gsns))
+        self._displace(self.guesses.place(unit, gsns))
         state.record(
             Place(
                 place.client,
@@ -366,7 +366,7 @@ class Backup:
                 if not session.units:
                     sessions.expire(decision.client)
         else:
-            self._displace(self.guesses.decide(state.stream.end, None, None))
+            self._displace(self.guesses.skip(state.stream.end))
 
     def _displace(self, units: list[HeldUnit]) -> None:
         """Forget the units that lost their slots and that their clients abandoned.

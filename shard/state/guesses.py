@@ -91,29 +91,40 @@ class Guesses:
             if unit.epoch < 0:
                 unit.epoch = self._clock.epoch_at(gsn)
 
-    def decide(self, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> list[HeldUnit]:
-        """Apply a decision: all slots below `end` are decided, and `unit` (if any) is at `gsns`.
+    def place(self, unit: HeldUnit, gsns: list[int]) -> list[HeldUnit]:
+        """Apply the placement of a unit: all slots up to its last one are decided.
 
         Breaks each promise that contradicts it. Returns the other units that lost their slots.
         """
-        promised = self.promised
-        if unit is not None and unit.guess and gsns is not None:
+        if unit.guess:
             if unit.gsns is not None:
-                del promised[unit.gsns[0]]
+                del self.promised[unit.gsns[0]]
             if self._displaced_by_skips:
-                self._skip_slots -= self._displaced_by_skips.pop((unit.client, unit.seq), 0)
+                self.forget(unit)
             self._compare(unit.guess, gsns[0])
-        displaced: list[HeldUnit] = []
-        while promised and (first := next(iter(promised))) < end:
-            loser = promised.pop(first)
-            loser.gsns = None
-            displaced.append(loser)
-        if displaced and unit is None:
+        displaced = self._break_below(gsns[-1] + 1)
+        self._update_promised_end()
+        return displaced
+
+    def skip(self, end: int) -> list[HeldUnit]:
+        """Apply no-ops up to `end`; break their promises, and return the units that lost them."""
+        displaced = self._break_below(end)
+        if displaced:
             self._displaced_by_skips = {
                 (loser.client, loser.seq): loser.count for loser in displaced
             }
             self._skip_slots = sum(self._displaced_by_skips.values())
         self._update_promised_end()
+        return displaced
+
+    def _break_below(self, end: int) -> list[HeldUnit]:
+        """Break the promises below `end`; return their units."""
+        promised = self.promised
+        displaced: list[HeldUnit] = []
+        while promised and (first := next(iter(promised))) < end:
+            loser = promised.pop(first)
+            loser.gsns = None
+            displaced.append(loser)
         return displaced
 
     def forget(self, unit: HeldUnit) -> None:

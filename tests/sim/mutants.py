@@ -168,20 +168,19 @@ def stable_counts_promises() -> Iterator[None]:
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def other_copies_stay() -> Iterator[None]:
     """A unit that the primary placed elsewhere also stays at its promised slot (D9, D22)."""
-    decide = Guesses.decide
+    place = Guesses.place
 
-    def kept(self: Guesses, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
-        former = unit.gsns if unit is not None else None
-        copy = None
-        if unit is not None and former and gsns and former[0] > gsns[-1]:
+    def kept(self: Guesses, unit: HeldUnit, gsns: list[int]) -> Any:
+        former, copy = unit.gsns, None
+        if former and former[0] > gsns[-1]:
             copy = _replace(unit)
-        displaced = decide(self, end, unit, gsns)
+        displaced = place(self, unit, gsns)
         if copy is not None and former:
             self.promised = OrderedDict(sorted([*self.promised.items(), (former[0], copy)]))
             self._update_promised_end()
         return displaced
 
-    with replaced(Guesses, "decide", kept):
+    with replaced(Guesses, "place", kept):
         yield
 
 

@@ -132,24 +132,20 @@ def test_missing_entries_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_promise_survives_a_no_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary's no-op covers the slot."""
-    decide = Guesses.decide
-
-    def mutant(self: Guesses, end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
-        return [] if unit is None else decide(self, end, unit, gsns)
-
-    monkeypatch.setattr(Guesses, "decide", mutant)
+    monkeypatch.setattr(Guesses, "skip", lambda *_: [])
     assert_noticed()
 
 
 def test_every_older_promise_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary places another unit at a slot, and the backup keeps its own."""
 
-    def mutant(self: Guesses, _end: int, unit: HeldUnit | None, gsns: list[int] | None) -> Any:
-        if unit is not None and unit.gsns is not None and gsns is not None:
+    def place(self: Guesses, unit: HeldUnit, _gsns: list[int]) -> list[HeldUnit]:
+        if unit.gsns is not None:
             del self.promised[unit.gsns[0]]
         return []
 
-    monkeypatch.setattr(Guesses, "decide", mutant)
+    monkeypatch.setattr(Guesses, "place", place)
+    monkeypatch.setattr(Guesses, "skip", lambda *_: [])
     assert_noticed()
 
 

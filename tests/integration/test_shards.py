@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -72,6 +73,27 @@ def test_a_reader_of_one_shard_does_not_wait_for_another(tmp_path: Path) -> None
             assert subscription.fetch(timeout=1.0) == []
             blocked = subscription.blocked_on
             assert blocked is None or blocked.shard == 0
+
+
+@pytest.mark.parametrize(("f", "name"), [(1, "shard-0-0"), (1, "shard-0-1"), (2, "shard-0-0")])
+def test_readers_and_writers_continue_while_a_server_stays_down(
+    tmp_path: Path, f: int, name: str
+) -> None:
+    with (
+        Cluster(tmp_path, shards=2, f=f, supervise=False) as cluster,
+        cluster.connect(timeout=60.0) as log,
+        log.subscribe() as subscription,
+    ):
+        before = [log.insert_after(b"before", shard=shard) for shard in (0, 1)]
+        cluster.kill(name)
+        after = [log.insert_after(b"after") for _ in range(20)]
+        expected = sorted(before + after)
+        found = [record.rid for record in itertools.islice(subscription, len(expected))]
+        assert found == expected
+        assert log.check_tail() >= expected[-1]
+        assert [record.rid for record in log.subscribe(follow=False)] == expected
+        (state,) = [one["state"] for one in log.cluster()["shards"] if one["id"] == 0]
+        assert state == "recovering", "it has no leases until the server is back"
 
 
 def test_a_removed_shard_is_read_and_takes_no_records(tmp_path: Path) -> None:

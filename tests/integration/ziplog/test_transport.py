@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 from ziplog.core.fields import MAX_FRAME
 from ziplog.deploy.new_shard import free_ports
 from ziplog.errors import ClosedError, ConfigError, UnavailableError
+from ziplog.runtime import resolver
 from ziplog.runtime import transport as transports
 from ziplog.runtime.connection import GREETING, Connection
 from ziplog.runtime.transport import Transport
@@ -159,6 +160,32 @@ def test_frames_wait_for_a_peer_that_starts_later(opened: Callable[..., Transpor
     assert client.send(b"server", b"early")
     client.wait(SECOND // 10)  # The attempt fails.
     assert take(opened(endpoint), client)[1] == b"early"
+
+
+def test_a_peer_is_found_again_once_its_host_has_another_address(
+    opened: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses, look_up = {"replica": "127.0.0.1"}, socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest: look_up(addresses.get(host, host), *rest)
+    )
+    monkeypatch.setattr(resolver, "_VALID_NS", SECOND)
+    first, client = opened("127.0.0.1:0"), opened()
+    client.connect(b"server", f"replica:{port_of(first)}")
+    client.send(b"server", b"one")
+    assert take(first, client)[1] == b"one"
+    moved = opened(f"127.0.0.2:{port_of(first)}")
+    addresses["replica"] = "127.0.0.2"
+    first.close()
+
+    def is_received() -> bool:  # What was sent into the dying connection may be lost.
+        client.send(b"server", b"two")
+        client.wait(SECOND // 100)
+        assert client.receive() is None
+        moved.wait(0)
+        return moved.receive() is not None
+
+    wait_until(is_received, "a frame")
 
 
 def test_name_survives_a_restart_of_its_peer(opened: Callable[..., Transport]) -> None:

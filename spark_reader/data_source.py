@@ -98,10 +98,16 @@ class ZiplogDataSource(DataSource):
 
     @without_traceback
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        """Return the stream reader for these columns."""
-        from spark_reader.stream import ZiplogStreamReader  # noqa: PLC0415 - few programs need it
+        """Return the stream reader for these columns, or one that refuses them."""
+        from spark_reader.stream import (  # noqa: PLC0415 - few programs need it
+            RefusedStreamReader,
+            ZiplogStreamReader,
+        )
 
-        return ZiplogStreamReader(parse(self.options, "stream"), _fields(schema))
+        try:
+            return ZiplogStreamReader(parse(self.options, "stream"), _fields(schema))
+        except ZiplogError as error:
+            return RefusedStreamReader(error)
 
     @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -8,7 +8,7 @@ Invariant: offsets never decrease, and never exceed the end of the log at the ti
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from spark_reader.planning import Piece
     from spark_reader.schema import Field
     from spark_reader.sources import Session
+    from ziplog.errors import ZiplogError
 
 #: Minimum interval between requests for the tail, in seconds; Spark polls about 80 times a second.
 _LATEST_INTERVAL_S: Final = 0.05
@@ -143,3 +144,44 @@ class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._session is None:
             self._session = source_of(self._options).open()
         return self._session
+
+
+class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reader of a stream with invalid options or columns; each request of Spark raises the error.
+
+    Spark 4.3 hides an error of `streamReader` behind an UnboundLocalError: it then stops a reader
+    that it does not have.
+    """
+
+    def __init__(self, error: ZiplogError) -> None:
+        self._error: Final = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Refuse."""
+        self._refuse()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Refuse."""
+        self._refuse()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Refuse."""
+        self._refuse()
+
+    def latestOffset(  # noqa: N802
+        self, _start: dict[str, Any], _limit: ReadLimit
+    ) -> dict[str, Any]:
+        """Refuse."""
+        self._refuse()
+
+    def partitions(self, _start: dict[str, Any], _end: dict[str, Any]) -> list[InputPartition]:
+        """Refuse."""
+        self._refuse()
+
+    def read(self, _partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Refuse."""
+        self._refuse()
+
+    @without_traceback
+    def _refuse(self) -> NoReturn:
+        raise self._error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from spark_reader.options import SERVERS, TIMEOUT, boolean, refuse_unknown, seconds
+from spark_reader.options import NAMES, SERVERS, TIMEOUT, boolean, refuse_unknown, seconds
 from ziplog.client import arguments
 from ziplog.errors import ConfigError
 
@@ -22,6 +22,7 @@ _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname", "outputmod
 _NAMES: Final = (
     SERVERS, "keyColumn", "valueColumn", "policy", TIMEOUT, "exactlyOnce", "queryId", "batchId",
 )  # fmt: skip
+_READ_NAMES: Final = frozenset(name.lower() for name in NAMES)
 _POLICY_RULE: Final = "'partition', 'key' or the number of a shard"
 _TOGETHER: Final = (
     "given together with {other}: the pair identifies a write, so that a repeated one is recognized"
@@ -66,8 +67,11 @@ def parse(options: Mapping[str, str], *, stream: bool) -> WriteOptions:
     given = {name.lower(): text for name, text in options.items()}
     known = {name.lower() for name in _NAMES} | _SPARK_OPTIONS
     for name, text in options.items():
-        if name.lower() not in known:
-            refuse_unknown(name, text, _NAMES)
+        if name.lower() in known:
+            continue
+        if name.lower() in _READ_NAMES:
+            raise ConfigError(f"option {name!r}", text, "left out, because only reads have it")
+        refuse_unknown(name, text, _NAMES)
     if SERVERS not in given:
         raise ConfigError(SERVERS, None, "'host:port,...' of the cluster's membership service")
     arguments.endpoints(given[SERVERS], SERVERS)

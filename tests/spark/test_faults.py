@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -56,6 +56,23 @@ def test_an_invalid_value_and_a_contradiction(spark: SparkSession) -> None:
     assert "startingOffsets is 'soon'; it must be 'earliest', a gsn, or '<gsn>@<shard>'" in line
     _, line = fault(spark, **{SERVERS: NOBODY, "path": "/x"})
     assert "path is '/x'; it must be left out" in line
+
+
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "1 second"}])
+def test_a_stream_with_an_end_is_refused(
+    spark: SparkSession, tmp_path: Path, trigger: dict[str, Any]
+) -> None:
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - may be missing
+
+    with small_cluster(tmp_path / "log", f=0) as cluster:
+        options = {SERVERS: cluster.endpoint, "endingEpoch": "3"}
+        frame = spark.readStream.format("ziplog").options(**options).load()
+        query = frame.writeStream.format("noop").trigger(**trigger).start()
+        with pytest.raises(StreamingQueryException) as caught:
+            query.awaitTermination(240)
+    text = str(caught.value)
+    assert "ConfigError: endingEpoch is 3; it must be left out, because a stream has no end" in text
+    assert "another exception" not in text
 
 
 def test_an_absent_server_is_named(spark: SparkSession) -> None:

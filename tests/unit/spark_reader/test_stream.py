@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+from pyspark.sql.types import StructType
 
-from spark_reader import stream
+from spark_reader import data_source, stream
 from spark_reader.options import parse
 from spark_reader.planning import Piece
 from spark_reader.reading import Pinned
 from spark_reader.schema import DEFAULT
 from spark_reader.stream import ZiplogStreamReader
+from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,6 +235,35 @@ def test_a_pickled_reader_has_no_open_session(log: FakeLog) -> None:
     assert log.is_open
     source.stop()
     assert not log.is_open
+    source.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "reason"),
+    [
+        ({"endingEpoch": "3"}, StructType(), "a stream has no end"),
+        ({}, StructType().add("foo", "string"), "column 'foo'"),
+    ],
+)
+def test_a_refused_stream_has_a_reader_whose_every_request_fails(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], schema: StructType, reason: str
+) -> None:
+    """Spark stops the reader whatever happens, and fails if there is none."""
+    monkeypatch.setattr(data_source, "_pin", lambda _options: None)
+    spark = CloudPickleSerializer()
+    made = data_source.ZiplogDataSource(SERVERS | options).streamReader(schema)
+    source = spark.loads(spark.dumps(made))
+    requests: list[Callable[[], object]] = [
+        source.initialOffset,
+        source.getDefaultReadLimit,
+        source.prepareForTriggerAvailableNow,
+        lambda: source.latestOffset({"gsn": 1}, ALL),
+        lambda: source.partitions({"gsn": 1}, {"gsn": 2}),
+        lambda: source.read(None),
+    ]
+    for request in requests:
+        with pytest.raises(ConfigError, match=reason):
+            request()
     source.stop()
 
 

@@ -45,7 +45,11 @@ def test_options_that_spark_adds_are_ignored() -> None:
         ({}, "ziplog.bootstrap.servers is None"),
         ({"ziplog.bootstrap.servers": "nowhere"}, "ziplog.bootstrap.servers is 'nowhere'"),
         ({**SERVERS, "keycolum": "k"}, "unknown option 'keycolum'.*'keyColumn' is meant"),
-        ({**SERVERS, "startingOffsets": "1"}, "unknown option 'startingOffsets'"),
+        (
+            {**SERVERS, "startingOffsets": "1"},
+            "option 'startingOffsets' is '1'.*only reads have it",
+        ),
+        ({**SERVERS, "path": "/d"}, "option 'path' is '/d'.*left out, because only reads have it"),
         ({**SERVERS, "policy": "round"}, "policy is 'round'.*'partition', 'key' or the number"),
         ({**SERVERS, "policy": "-1"}, "policy is '-1'"),
         ({**SERVERS, "policy": str(2**31)}, "policy is '2147483648'"),

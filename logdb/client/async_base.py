@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from logdb.client.async_transaction import Transaction
 from logdb.errors import TransactionAborted
-from ziplog.errors import UnavailableError, ZiplogError
+from ziplog.errors import ClosedError, UnavailableError, ZiplogError
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class AsyncTransactions:
 
         See `logdb.Database.run`. A plain function can only write.
         """
+        self._engine.check_open()
         attempts = self._engine.backoff(retries, timeout)
         while True:
             try:
@@ -72,7 +73,7 @@ class AsyncTransactions:
                     except Exception:
                         # The error may be due to an out-of-date read.
                         if transaction.status == "open":
-                            with suppress(UnavailableError):
+                            with suppress(ClosedError, UnavailableError):
                                 await transaction.validate()
                         raise
             except TransactionAborted as error:

@@ -51,6 +51,7 @@ class Database(AsyncTransactions):
 
     async def __aenter__(self) -> Self:
         """Return the database."""
+        self._engine.check_open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -68,6 +69,7 @@ class Database(AsyncTransactions):
         The end of the block commits it; an exception rolls it back. `timeout`: of each call of the
         transaction, in seconds.
         """
+        self._engine.check_open()
         if timeout is not None:
             timeout_s(timeout, 0)
         return Transaction(self._engine, self._largest, timeout)
@@ -122,6 +124,7 @@ class Database(AsyncTransactions):
                 during the iteration.
 
         """
+        self._engine.check_open()
         bounds = arguments.bounds(start, stop, prefix, limit)
         pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
         return AsyncRows(self._engine, bounds, pages)
@@ -152,6 +155,7 @@ class Database(AsyncTransactions):
                 it may be continued. None: it waits without limit.
 
         """
+        self._engine.check_open()
         if timeout is not None:
             timeout_s(timeout, 0)
         return Watch(self._engine, encode_key(key), default, timeout)

@@ -52,6 +52,7 @@ class Database(Transactions):
 
     def __enter__(self) -> Self:
         """Return the database."""
+        self._engine.check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,6 +70,7 @@ class Database(Transactions):
         The end of the block commits it; an exception rolls it back. `timeout`: of each call of the
         transaction, in seconds.
         """
+        self._engine.check_open()
         if timeout is not None:
             timeout_s(timeout, 0)
         return Transaction(self._engine, self._largest, timeout)
@@ -121,6 +123,7 @@ class Database(Transactions):
                 during the iteration.
 
         """
+        self._engine.check_open()
         bounds = arguments.bounds(start, stop, prefix, limit)
         pages = OpenScan(bounds, lambda: self._engine.deadline_ns(timeout))
         return Rows(self._engine, bounds, pages)
@@ -149,6 +152,7 @@ class Database(Transactions):
                 it may be continued. None: it waits without limit.
 
         """
+        self._engine.check_open()
         if timeout is not None:
             timeout_s(timeout, 0)
         return Watch(self._engine, encode_key(key), default, timeout)

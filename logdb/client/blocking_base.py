@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from logdb.client.blocking_transaction import Transaction
 from logdb.errors import TransactionAborted
-from ziplog.errors import UnavailableError, ZiplogError
+from ziplog.errors import ClosedError, UnavailableError, ZiplogError
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Transactions:
             TransactionAborted: every attempt was aborted; the error is the last one's.
 
         """
+        self._engine.check_open()
         attempts = self._engine.backoff(retries, timeout)
         while True:
             try:
@@ -66,7 +67,7 @@ class Transactions:
                     except Exception:
                         # The error may be due to an out-of-date read.
                         if transaction.status == "open":
-                            with suppress(UnavailableError):
+                            with suppress(ClosedError, UnavailableError):
                                 transaction.validate()
                         raise
             except TransactionAborted as error:

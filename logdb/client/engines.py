@@ -107,6 +107,7 @@ class DatabaseEngine(_Timeouts):
         self._shared: Final = BlockingEngine(self.core, wire.decode)
         self._shared.resolve = self._resolve
         self.owners: Final = self._shared.owners
+        self.check_open: Final = self._shared.check_open
 
     def call(self, request: Request) -> Any:
         """Return the result of a request; raise it if it is an exception."""
@@ -122,8 +123,10 @@ class DatabaseEngine(_Timeouts):
     def run(self, steps: Generator[Request, Any, T]) -> T:
         """Run steps and return their result.
 
-        An exception of a signal handler appears at a `yield`, so it cannot interrupt a step.
+        An exception of a signal handler appears at a `yield`, so it cannot interrupt a step. If the
+        database is closed, no step runs.
         """
+        self.check_open()
         found: T = self._shared.shielded(self._drive, steps)
         return found
 
@@ -166,12 +169,14 @@ class AsyncDatabaseEngine(_Timeouts):
         self._engine: Final = AsyncioEngine(self.core, wire.decode)
         self._engine.resolve = self._resolve
         self.owners: Final = self._engine.owners
+        self.check_open: Final = self._engine.check_open
         self.call: Final = self._engine.call
         self.post: Final = self._engine.post
         self.shielded: Final = self._engine.shielded
 
     async def run(self, steps: Generator[Request, Any, T]) -> T:
-        """Run steps and return their result."""
+        """Run steps and return their result; none if the database is closed."""
+        self.check_open()
         try:
             request = next(steps)
             while True:

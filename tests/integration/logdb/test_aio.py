@@ -265,6 +265,12 @@ def test_connect_and_close(coordinator: logdb.Coordinator) -> None:
             await waiting
         with pytest.raises(ziplog.ClosedError):
             await db.get("k")
+        for refused in (db.multi_put({}), db.run(lambda _: None), db.__aenter__(), db.snapshot()):
+            with pytest.raises(ziplog.ClosedError):
+                await refused
+        for call in (db.transaction, db.scan, lambda: db.watch("k")):
+            with pytest.raises(ziplog.ClosedError):
+                call()
         with pytest.raises(ziplog.UnavailableError):
             await logdb.aio.connect("127.0.0.1:1", timeout=0.1)
         with pytest.raises(ziplog.ConfigError):

@@ -362,8 +362,9 @@ def test_a_watch_is_closed_by_another_thread(db: logdb.Database) -> None:
     assert not thread.is_alive()
     assert seen == [None]
     values.close()
+    other = db.watch("other")
     db.close()
-    db.watch("other").close()
+    other.close()
 
 
 # --- coordinators come and go ---

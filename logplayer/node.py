@@ -405,13 +405,23 @@ class PlayerNode:
         if isinstance(request, FailureCall):
             return DeadlineError("no task failed before the deadline")
         assert isinstance(request, WaitCall)
-        behind = ", ".join(self._behind(request.position))
+        behind = ", ".join(
+            _with_obstacle(self.tasks[name]) for name in self._behind(request.position)
+        )
         if not behind:
             why = self.members.error or "no reply to the request for the cursors"
             return DeadlineError(
                 f"the membership service did not answer before the deadline: {why}"
             )
         return DeadlineError(f"these tasks are before gsn {request.position}: {behind}")
+
+
+def _with_obstacle(task: PlayerTask) -> str:
+    """Return the name of a task, and why this process does not deliver its records now."""
+    if task.state not in {"failed", "paused", "retrying"}:
+        return task.name
+    why = f"{task.state}: {task.error}" if task.error else task.state
+    return f"{task.name} ({why})"
 
 
 def _no_shard(_payload: bytes, _key: bytes | None, _shards: Sequence[int]) -> int:

@@ -376,7 +376,7 @@ def test_a_wait_names_the_tasks_that_are_behind() -> None:
     world.run(3000)
     error = player.results[call]
     assert isinstance(error, DeadlineError)
-    assert "orders/sink/0" in str(error)
+    assert "orders/sink/0 (paused)" in str(error)
     assert "orders/db/0" not in str(error)
 
 

@@ -236,6 +236,10 @@ def test_a_task_that_fails_too_long_has_failed() -> None:
     world.run(4000)
     assert player.states() == ["failed"]
     assert "it failed for 3 s" in player.task().error
+    wait = player.call(WaitCall(player.deadline(500), world.log.gsns[-1] + 1))
+    world.run(1000)
+    error = str(player.results[wait])
+    assert f"{player.task().name} (failed: {player.task().error})" in error
 
 
 @pytest.mark.parametrize("kind", ["open", "deliver"])

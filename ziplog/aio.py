@@ -29,8 +29,20 @@ __all__ = [
     "AsyncScan",
     "AsyncSpeculation",
     "AsyncSubscription",
+    "Cursor",
+    "Log",
+    "Scan",
+    "Speculation",
+    "Subscription",
     "connect",
 ]
+
+# The names that these classes have in `ziplog`.
+Cursor = AsyncCursor
+Log = AsyncLog
+Scan = AsyncScan
+Speculation = AsyncSpeculation
+Subscription = AsyncSubscription
 
 
 class connect:  # noqa: N801 - it is used as a function, and as a context manager

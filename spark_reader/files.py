@@ -46,7 +46,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when it is complete and on stable storage.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; names `path`.
 
     """
     target = path.resolve()
@@ -57,6 +57,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)
+    except OSError as error:
+        # The caller did not name the temporary file.
+        if error.filename == str(part):
+            error.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 

@@ -59,14 +59,14 @@ def process(
         emitted is undone.
 
     Raises:
-        TypeError: `events` is not a speculation, or a function is not callable.
+        TypeError: `events` is not a speculation, or a function is not a plain function.
         ValueError: `apply` returned another number of effects.
         RuntimeError: `undo` or `emit` raised an exception, so local state is unknown.
         ZiplogError: of the events. What was not emitted is undone, as it is if `apply` raises.
 
     """
     _check_events(events, is_async=False)
-    _check(until, apply=apply, undo=undo, emit=emit)
+    _check(until, is_async=False, apply=apply, undo=undo, emit=emit)
     run = _Run(events.position, events.max_pending)
     with ThreadPoolExecutor(1, "ziplog-apply") as worker, ThreadPoolExecutor(1) as reader:
         applying: Future[Sequence[Any]] | None = None
@@ -141,7 +141,7 @@ async def aprocess(
     thread (`asyncio.to_thread`), a plain `emit` in the event loop.
     """
     _check_events(events, is_async=True)
-    _check(until, apply=apply, undo=undo, emit=emit)
+    _check(until, is_async=True, apply=apply, undo=undo, emit=emit)
     await events
     run = _Run(events.position, events.max_pending)
     applying: asyncio.Task[Sequence[Any]] | None = None
@@ -224,12 +224,17 @@ def _check_events(events: object, *, is_async: bool) -> None:
         raise TypeError(f"events must be what `speculate` of a {client} returns, not {kind}")
 
 
-def _check(until: object, **functions: object) -> None:
+def _check(until: object, *, is_async: bool, **functions: object) -> None:
     if until is not None:
         functions["until"] = until
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
+        if inspect.iscoroutinefunction(function) and not (is_async and name != "until"):
+            raise TypeError(
+                f"{name} must be a plain function: only `apply`, `undo` and `emit` of `aprocess`"
+                " may be coroutine functions"
+            )
 
 
 class _Run:

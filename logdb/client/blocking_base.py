@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 import time
 from contextlib import suppress
@@ -53,6 +54,7 @@ class Transactions:
 
         Raises:
             TransactionAborted: every attempt was aborted; the error is the last one's.
+            TypeError: `function` is a coroutine function, which only `logdb.aio` awaits.
 
         """
         self._engine.check_open()
@@ -61,7 +63,7 @@ class Transactions:
             try:
                 with Transaction(self._engine, self._largest, timeout) as transaction:
                     try:
-                        return function(transaction)
+                        return _plain(function(transaction))
                     except ZiplogError:
                         raise
                     except Exception:
@@ -101,3 +103,11 @@ class Transactions:
             return wrapper
 
         return decorate if function is None else decorate(function)
+
+
+def _plain(result: T) -> T:
+    """Return the result of a function of `run`; refuse a coroutine, which would never run."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("the function is a coroutine function; use logdb.aio, or a plain function")
+    return result

@@ -299,6 +299,18 @@ def test_threads_share_a_database(db: logdb.Database) -> None:
     assert db.get("n") == 80
 
 
+def test_a_coroutine_function_is_refused_and_writes_nothing(db: logdb.Database) -> None:
+    """It would return at once, and nothing would await it."""
+
+    @db.transactional
+    async def put(t: logdb.Transaction) -> None:
+        t.put("k", 1)
+
+    with pytest.raises(TypeError, match=r"coroutine function; use logdb\.aio"):
+        put()
+    assert db.get("k") is None
+
+
 # --- snapshots and watches ---
 
 

@@ -206,6 +206,19 @@ def test_functions_are_checked(name: str) -> None:
         asyncio.run(aprocess(async_script, **functions))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["apply", "undo", "emit", "until"])
+def test_a_coroutine_function_that_nothing_awaits_is_refused(name: str) -> None:
+    async def coroutine(*_: object) -> None:
+        pytest.fail("it ran")
+
+    functions: dict[str, Any] = dict.fromkeys(["apply", "undo", "emit"], print) | {name: coroutine}
+    with pytest.raises(TypeError, match=f"{name} must be a plain function"):
+        process(Script(), **functions)  # type: ignore[arg-type]
+    if name == "until":
+        with pytest.raises(TypeError, match="until must be a plain function"):
+            asyncio.run(aprocess(AsyncScript(), **functions))  # type: ignore[arg-type]
+
+
 def test_events_are_checked() -> None:
     functions: dict[str, Any] = dict.fromkeys(["apply", "undo", "emit"], print)
     wrong: Any

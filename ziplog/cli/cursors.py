@@ -125,7 +125,7 @@ def pause(
     timeout: Timeout = 10.0,
 ) -> None:
     """Have the owners of cursors read no further, within a third of their leases."""
-    find = None if at is None else parse(at, "--at")
+    find = None if at is None else parse(at, "--at", excluded=("recent",))
     with connect(bootstrap, timeout) as log:
         position = None if find is None else find(log)
         for name in _matching(log, pattern):

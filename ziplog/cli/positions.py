@@ -12,7 +12,7 @@ from ziplog.cli.search import first_of_last, first_since
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ziplog.client.blocking import Log
 
@@ -29,7 +29,7 @@ _LAST: Final = re.compile(r"-(\d{1,9})", re.ASCII)
 _EPOCH: Final = re.compile(r"epoch:(\d{1,18})", re.ASCII)
 
 
-def parse(text: str, name: str = "position") -> Find:
+def parse(text: str, name: str = "position", *, excluded: Sequence[str] = ()) -> Find:
     """Return a function that finds the position of an argument with a client of the log.
 
     Args:
@@ -37,12 +37,15 @@ def parse(text: str, name: str = "position") -> Find:
             "<gsn>@<shard>"; "-N", the first of the last N records; "@TIME", the first record since
             a time (`moment_us`); "epoch:N", the start of an epoch.
         name: the argument, for error messages.
+        excluded: words that this argument does not take.
 
     Raises:
         ConfigError: it is none of these. The function raises it if there is no such epoch, and
             TrimmedError if the epoch was trimmed.
 
     """
+    if text in excluded:
+        raise ConfigError(name, text, allowed(*excluded))
     if text == "end":
         return lambda log: log.check_tail()
     if text.startswith("@"):
@@ -53,7 +56,7 @@ def parse(text: str, name: str = "position") -> Find:
     if found := _EPOCH.fullmatch(text):
         epoch = int(found[1])
         return lambda log: ziplog.RecordId(log.extents(1).epoch_start(epoch), 0)
-    rid = _fixed(text, name)
+    rid = _fixed(text, name, excluded)
     return lambda _: rid
 
 
@@ -62,9 +65,7 @@ def parse_stop(text: str, name: str = "--to") -> Find:
 
     "end" is the position after the last stable one, and "recent" is not allowed.
     """
-    if text == "recent":
-        raise ConfigError(name, text, allowed("recent"))
-    find = parse(text, name)
+    find = parse(text, name, excluded=("recent",))
     if text != "end":
         return find
     return lambda log: ziplog.RecordId(find(log).gsn + 1, 0)
@@ -86,10 +87,10 @@ def is_fixed(text: str) -> bool:
         return False
 
 
-def _fixed(text: str, name: str) -> ziplog.RecordId:
+def _fixed(text: str, name: str, excluded: Sequence[str] = ()) -> ziplog.RecordId:
     if _GSN.fullmatch(text):
         return ziplog.RecordId(int(text), 0)
     try:
         return ziplog.RecordId.parse(text)
     except ConfigError:
-        raise ConfigError(name, text, _ALLOWED) from None
+        raise ConfigError(name, text, allowed(*excluded)) from None

@@ -171,7 +171,7 @@ def _connected(
             "left out with --file or --lines",
             message="give either TEXT, or --file or --lines",
         )
-    find = parse(after, "--after")
+    find = parse(after, "--after", excluded=("recent",))
     with contextlib.ExitStack() as opened:
         given = _open(file) if text is None else io.BytesIO(typed_bytes(text))
         source = opened.enter_context(given)

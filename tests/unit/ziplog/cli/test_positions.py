@@ -105,6 +105,17 @@ def test_recent_is_no_end() -> None:
         parse_stop("recent")
 
 
+@pytest.mark.parametrize("text", ["recent", "soon"])
+@pytest.mark.parametrize("command", [("insert", "x", "--after"), ("append", "x", "--after")])
+def test_a_record_goes_after_no_position_of_readers(
+    log: FakeLog, command: tuple[str, ...], text: str
+) -> None:
+    result = run(*command, text)
+    assert result.exit_code == 2
+    assert f"--after is {text!r}; it must be 'genesis', 'end', a gsn" in result.stderr
+    assert not log.records
+
+
 def printed(log: FakeLog, *arguments: str) -> list[str]:
     result = run("tail", *arguments, "--format", "%g")
     assert result.exit_code == 0, result.stderr

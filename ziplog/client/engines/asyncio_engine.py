@@ -87,11 +87,26 @@ class AsyncioEngine:
         return self._loop.is_closed()
 
     def check_open(self) -> None:
-        """Raise ClosedError if the client is closed, or this is a forked child of its process."""
+        """Check that a call may begin here.
+
+        Raises:
+            ClosedError: the client is closed, or this is a forked child of its process.
+            RuntimeError: another event loop than the client's runs in this thread.
+
+        """
         if self._is_closed:
             raise ClosedError
         if os.getpid() != self._process:
             raise ClosedError(f"the client of process {self._process}, in its child,")
+        try:
+            is_other = asyncio.get_running_loop() is not self._loop
+        except RuntimeError:
+            return  # No loop runs: the result is awaited later.
+        if is_other:
+            raise RuntimeError(
+                "an asyncio client belongs to the event loop in which it was connected, and another"
+                " one runs here: connect in this one"
+            )
 
     def submit(self, request: Request) -> tuple[int, asyncio.Future[Any]]:
         """Submit a request; return its number and a future of the result."""

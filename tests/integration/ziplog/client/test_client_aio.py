@@ -57,6 +57,24 @@ def test_all_operations(cluster: ServedCluster) -> None:
     run(cluster, body)
 
 
+def test_a_call_in_another_event_loop_is_refused_and_inserts_nothing(
+    cluster: ServedCluster,
+) -> None:
+    async def elsewhere(log: ziplog.aio.AsyncLog) -> None:
+        for call in (log.insert_after, log.insert_nowait):
+            with pytest.raises(RuntimeError, match="the event loop in which it was connected"):
+                await call(b"lost")
+        with pytest.raises(RuntimeError, match="another one runs here"):
+            await log.flush()
+
+    async def body(log: ziplog.aio.AsyncLog) -> None:
+        await asyncio.to_thread(lambda: asyncio.run(elsewhere(log)))
+        await log.insert_after(b"kept")
+        assert [record.payload async for record in log.subscribe(follow=False)] == [b"kept"]
+
+    run(cluster, body)
+
+
 def test_connecting_by_await(cluster: ServedCluster) -> None:
     async def main() -> None:
         log = await ziplog.aio.connect(cluster.endpoint)

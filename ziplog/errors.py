@@ -42,6 +42,9 @@ class RecordId(NamedTuple):
     def __str__(self) -> str:
         return "recent" if self.gsn < 0 else f"{self.gsn}@{self.shard}"
 
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
     @classmethod
     def parse(cls, text: str) -> RecordId:
         """Read the text form; `genesis` and `recent` name the two constants.

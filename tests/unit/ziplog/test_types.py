@@ -23,6 +23,7 @@ def test_the_text_form_names_the_rid(rid: RecordId) -> None:
     assert str(rid) == f"{rid.gsn}@{rid.shard}"
     assert RecordId.parse(str(rid)) == rid
     assert f"{rid}" == str(rid)
+    assert f"{rid:>40}" == str(rid).rjust(40)
 
 
 @given(RIDS, RIDS)

@@ -9,7 +9,6 @@ import argparse
 import os
 import secrets
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,7 @@ from ziplog.config import load
 from ziplog.core.holdings import Holdings
 from ziplog.errors import ZiplogError
 from ziplog.runtime import replicated_service
-from ziplog.runtime.clock import now_ns
+from ziplog.runtime.clock import now_ns, wall_offset_ns
 from ziplog.segments.durable_files import free_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def _build(
         now=now_ns(),
         publisher=publisher,
         wire_use=wire_use,
-        wall_ns=time.time_ns() - now_ns(),
+        wall_offset_ns=wall_offset_ns,
         free_bytes=partial(free_bytes, config.data_dir / name),
     )
 

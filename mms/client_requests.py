@@ -62,7 +62,7 @@ class ClientRequests:
         pid: int,
         release: Release,
         incarnation: int,
-        wall_ns: int,
+        wall_offset_ns: Callable[[], int],
         free_bytes: Callable[[], int | None],
     ) -> None:
         """Keep these parts; see `MembershipService` for the other arguments."""
@@ -79,7 +79,7 @@ class ClientRequests:
         self._leadership: Final = leadership
         self._read_barriers: Final = ReadBarriers(incarnation)
         self._trims: Final = Trims(state, servers)
-        self.cursors: Final = Cursors(state, wall_ns)
+        self.cursors: Final = Cursors(state, wall_offset_ns)
 
     # --- immediate replies ---
 

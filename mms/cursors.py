@@ -32,6 +32,8 @@ from ziplog.wire import CursorList, CursorReply, CursorsRenewed, Refused
 from ziplog.wire.cursors import MAX_LISTED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mms.commands import AnyCursorCommand, Refusal
     from mms.state import ClusterState
     from ziplog.core.cursors import Cursor, CursorError
@@ -66,10 +68,10 @@ class _Pending:
 class Cursors:
     """The requests about cursors at one node of the service."""
 
-    def __init__(self, state: ClusterState, wall_ns: int) -> None:
-        """`wall_ns`: Unix time minus the time of `now`, in ns."""
+    def __init__(self, state: ClusterState, wall_offset_ns: Callable[[], int]) -> None:
+        """`wall_offset_ns` returns Unix time minus the time of `now`."""
         self._state: Final = state
-        self._wall_ns: Final = wall_ns
+        self._wall_offset_ns: Final = wall_offset_ns
         #: By cursor: when its owner was heard of it, and when it was claimed or moved.
         self._heard_at: dict[str, int] = {}
         self._used_at: dict[str, int] = {}
@@ -169,7 +171,7 @@ class Cursors:
     # --- proposals and replies ---
 
     def _at_us(self, now: int) -> int:
-        return max(now + self._wall_ns, 0) // 1000
+        return max(now + self._wall_offset_ns(), 0) // 1000
 
     def _propose(
         self, waiting: _Waiting, command: ClaimCursor | ReleaseCursor | EditCursor, now: int

@@ -31,7 +31,7 @@ from ziplog.core.node import Propose
 from ziplog.core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from mms.commands import AnyCommand
     from mms.servers import FailureHandlers, Server, Servers
@@ -63,16 +63,16 @@ _REASONS: Final = {
 class EventRecorder:
     """The events that are not in the record yet."""
 
-    def __init__(self, state: ClusterState, wall_ns: int) -> None:
+    def __init__(self, state: ClusterState, wall_offset_ns: Callable[[], int]) -> None:
         """Start without events.
 
         Args:
             state: the replicated state.
-            wall_ns: Unix time minus the time of `now`, in ns.
+            wall_offset_ns: returns Unix time minus the time of `now`.
 
         """
         self._state: Final = state
-        self._wall_ns: Final = wall_ns
+        self._wall_offset_ns: Final = wall_offset_ns
         self._pending: list[ClusterEvent] = []
         self._proposed_at: int | None = None
         self._check_at = 0
@@ -96,7 +96,7 @@ class EventRecorder:
         is_new: bool = False,
     ) -> None:
         """Note an event, unless it waits or was recorded just now; `is_new`: it was not."""
-        at_us = max((now + self._wall_ns) // _NS_PER_US, 0)
+        at_us = max((now + self._wall_offset_ns()) // _NS_PER_US, 0)
         event = ClusterEvent(at_us, kind, text[:_MAX_TEXT], shard, node)
         known = (*self._pending, *self._state.history.events[-_COMPARED:])
         if is_new or kind in _REPEATABLE or all(_content(event) != _content(one) for one in known):

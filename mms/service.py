@@ -112,7 +112,7 @@ class MembershipService(ServiceNode):
         now: int,
         publisher: str = "",
         wire_use: WireUse | None = None,
-        wall_ns: int = 0,
+        wall_offset_ns: Callable[[], int] = lambda: 0,
         free_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Start as a follower; see `ServiceNode`.
@@ -126,7 +126,7 @@ class MembershipService(ServiceNode):
             now: monotonic nanoseconds.
             publisher: the endpoint at which the process publishes; "": nowhere.
             wire_use: the release, and the wire version in use; None: the first of both.
-            wall_ns: Unix time minus the time of `now`, in ns: dates events.
+            wall_offset_ns: returns Unix time minus the time of `now`: dates events.
             free_bytes: returns the free space of its disk; None: unknown.
 
         """
@@ -150,11 +150,11 @@ class MembershipService(ServiceNode):
         )
         self._forwarding: Final = Forwarding(state, self._failure_handlers, self._upgrades.peers)
         self._durability: Final = DurabilityLevel(state, servers)
-        self._events: Final = EventRecorder(state, wall_ns)
+        self._events: Final = EventRecorder(state, wall_offset_ns)
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
             self._upgrades.peers, pid=pid, incarnation=incarnation, release=self.wire_use.release,
-            wall_ns=wall_ns, free_bytes=free_bytes,
+            wall_offset_ns=wall_offset_ns, free_bytes=free_bytes,
         )  # fmt: skip
         self._cursors: Final = self._requests.cursors
         # Heartbeats may come before consensus has delivered the cluster's state.

@@ -113,12 +113,16 @@ class Commits:
     """All commits of a client."""
 
     def __init__(
-        self, context: StepContext, coordinators: Coordinators, session: bytes, wall_offset_us: int
+        self,
+        context: StepContext,
+        coordinators: Coordinators,
+        session: bytes,
+        wall_offset_ns: Callable[[], int],
     ) -> None:
         self._context: Final = context
         self._coordinators: Final = coordinators
         self._session: Final = session
-        self._wall_offset_us: Final = wall_offset_us
+        self._wall_offset_ns: Final = wall_offset_ns
         self._open: Final[dict[int, PendingCommit]] = {}
         self._last = 0
         #: The log; set before the first commit.
@@ -183,7 +187,7 @@ class Commits:
         commit.tries += 1
         attempt = Attempt()
         commit.attempts.append(attempt)
-        stamp = now // 1000 + self._wall_offset_us
+        stamp = (now + self._wall_offset_ns()) // 1000
         request = InsertRequest(deadline, [commit.payload], commit.after, None, stamp)
         commit.log_calls.call(self.calls, request, partial(self._on_inserted, commit, attempt))
 

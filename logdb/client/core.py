@@ -30,7 +30,7 @@ from ziplog.core.node import Call, Cancelled, ConnectionChanged, Received, Wakeu
 from ziplog.wire import NodeInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from logdb.client.requests import SnapshotId, WatchHandle
     from ziplog.client.common.requests import Policy
@@ -60,7 +60,7 @@ class DatabaseCore:
         endpoints: Sequence[str],
         policy: Policy,
         *,
-        wall_offset_us: int = 0,
+        wall_offset_ns: Callable[[], int] = lambda: 0,
         region: str = "",
     ) -> None:
         """Make a client.
@@ -70,7 +70,7 @@ class DatabaseCore:
                 session.
             endpoints: "host:port" of coordinators, one or more.
             policy: selects the shard of each insert.
-            wall_offset_us: microseconds since 1970, minus those of the monotonic clock.
+            wall_offset_ns: returns Unix time minus the monotonic time.
             region: where it runs, so that it reads near; "": none.
 
         """
@@ -81,7 +81,7 @@ class DatabaseCore:
         self._coordinators: Final = Coordinators(context, endpoints, self.session)
         self._coordinators.on_opened = self._on_opened
         self.known_states: Final = KnownStates()
-        self._commits: Final = Commits(context, self._coordinators, self.session, wall_offset_us)
+        self._commits: Final = Commits(context, self._coordinators, self.session, wall_offset_ns)
         self._step_runner: Final = StepRunner(context, self._coordinators, self._commits)
         self._calls: LogTasks | None = None
         self._tasks: Final[dict[int, Task]] = {}

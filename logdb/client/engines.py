@@ -6,7 +6,6 @@ While the garbage collector runs, nothing is requested, because it may interrupt
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from logdb import defaults, wire
@@ -18,7 +17,7 @@ from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline_ns, endpoints, t
 from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.asyncio_engine import AsyncioEngine
 from ziplog.client.engines.blocking_engine import BlockingEngine
-from ziplog.runtime.clock import now_ns
+from ziplog.runtime.clock import wall_offset_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -36,7 +35,7 @@ def _core(coordinators: str | Sequence[str]) -> DatabaseCore:
         os.urandom(24),
         endpoints(coordinators, "coordinators", "a coordinator", defaults.PORT),
         here.policy,
-        wall_offset_us=(time.time_ns() - now_ns()) // 1000,
+        wall_offset_ns=wall_offset_ns,
         region=here.region,
     )
 

@@ -125,14 +125,12 @@ DOES_IO = {
 #: back.
 CLOCKS = {
     "logdb/cli/measuring.py": {"monotonic_ns"},
-    "logdb/client/engines.py": {"time_ns"},
     "logdb/coordinator/progress.py": {"monotonic"},
     "logdb/embedded.py": {"monotonic", "time_ns"},
     "logplayer/cli/positions.py": {"time"},
     "logplayer/player.py": {"time_ns"},
     "logplayer/targets/http_target.py": {"time"},
     "logplayer/workers.py": {"monotonic"},
-    "mms/__main__.py": {"time_ns"},
     "shard/archive/supervisor.py": {"monotonic"},
     "shard/archive/throttle.py": {"monotonic", "thread_time", "time"},
     "shard/storage/flusher.py": {"monotonic", "monotonic_ns"},
@@ -160,7 +158,7 @@ CLOCKS = {
     "ziplog/monitor/cursor_polls.py": {"monotonic", "time", "time_ns"},
     "ziplog/monitor/server.py": {"monotonic"},
     "ziplog/local.py": {"monotonic"},
-    "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns"},
+    "ziplog/runtime/clock.py": {"clock_gettime_ns", "monotonic_ns", "time_ns"},
     "ziplog/runtime/metrics.py": {"thread_time", "time"},
     "ziplog/runtime/resolver.py": {"monotonic_ns"},
     "ziplog/runtime/waiting.py": {"monotonic"},

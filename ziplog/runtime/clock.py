@@ -28,3 +28,8 @@ def _choose() -> Callable[[], int]:
 
 #: Nanoseconds since a fixed time before this process started: never goes back, never stops.
 now_ns: Final = _choose()
+
+
+def wall_offset_ns() -> int:
+    """Return Unix time minus `now_ns`; it changes with each jump of the wall clock."""
+    return time.time_ns() - now_ns()

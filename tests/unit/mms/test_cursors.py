@@ -88,6 +88,16 @@ def test_reply_to_a_claim_waits_for_consensus() -> None:
     assert (reply.error, reply.cursor and reply.cursor.owner) == ("", ALICE)
 
 
+def test_moves_have_the_times_of_a_wall_clock_that_was_corrected() -> None:
+    world = Cursors()
+    world.granted()
+    world.wall_offset_ns, started = 10**9 * S, world.now
+    request = world.move(CursorMove("x", 1, 1, 10, b""))
+    assert world.moved() == {request: []}
+    (cursor,) = world.service.state.cursors.in_order()
+    assert 10**9 * S + started <= 1000 * cursor.moved_us <= 10**9 * S + world.now
+
+
 def test_owned_cursor_is_refused_until_its_owner_was_silent_for_its_lease() -> None:
     world = Cursors()
     world.granted()

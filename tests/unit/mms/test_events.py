@@ -63,6 +63,16 @@ def test_states_and_restarts_of_servers() -> None:
     ]
 
 
+def test_events_have_the_times_of_a_wall_clock_that_was_corrected() -> None:
+    world = working()
+    before = len(world.service.state.history.events)
+    world.wall_offset_ns, started = 10**9 * S, world.now
+    world.servers[1].incarnation = 2
+    world.run(2 * S)
+    (restart,) = world.service.state.history.events[before:]
+    assert 10**9 * S + started <= 1000 * restart.at_us <= 10**9 * S + world.now
+
+
 def test_every_restart_is_recorded_though_the_process_has_the_same_number() -> None:
     world = working()
     before = len(world.events())
@@ -129,7 +139,7 @@ def test_the_record_survives_a_restart_and_nothing_is_recorded_twice() -> None:
 
 def test_a_new_leader_records_what_the_former_one_did_not() -> None:
     state = ClusterState()
-    recorder = EventRecorder(state, 0)
+    recorder = EventRecorder(state, lambda: 0)
     recorder.on_applied(CreateCluster(CLUSTER, "c", [placement()]), 1)
     assert [one.kind for one in recorder._pending] == ["cluster"]  # As a follower.
     recorder.start_leading("mms-1", 2)
@@ -174,7 +184,7 @@ def test_the_number_of_events_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [one["number"] for one in document["events"]] == list(range(21, 31))
     assert document["last"] == 30
     assert [one["number"] for one in json.loads(state.history.document(28))["events"]] == [29, 30]
-    recorder = EventRecorder(state, 0)
+    recorder = EventRecorder(state, lambda: 0)
     for number in range(1000):
         recorder.note("trim", f"trimmed before {number}", 0)
     assert len(recorder._pending) == MAX_PENDING

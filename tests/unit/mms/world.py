@@ -140,6 +140,8 @@ class World(ServiceWorld):
         self.is_cut_off = False
         self.is_checked = True
         self.may_warn = False
+        #: The wall clock of the service's process, minus `now`.
+        self.wall_offset_ns = 0
         #: Leases, with their past or planned starts.
         self.begun: list[tuple[int, Lease]] = []
         self.servers = [
@@ -166,7 +168,7 @@ class World(ServiceWorld):
         self.service = MembershipService(
             self.config, "mms-0", pid=1, cluster=CLUSTER, incarnation=len(self.log), now=self.now,
             publisher=self.publisher, wire_use=WireUse(self.release, self.wire),
-            free_bytes=lambda: 5_000,
+            wall_offset_ns=lambda: self.wall_offset_ns, free_bytes=lambda: 5_000,
         )  # fmt: skip
         self.proposed.clear()
         replay = ClusterState()

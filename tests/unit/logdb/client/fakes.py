@@ -55,7 +55,14 @@ class DatabaseGlass(Glass):
     def __init__(self, coordinators: int = 1) -> None:
         super().__init__()
         names = [f"c{number}:1" for number in range(coordinators)]
-        self.core: Any = DatabaseCore(CLIENT + SESSION, names, lambda _p, _k, live: live[0])
+        #: The wall clock minus the clock of the core.
+        self.wall_offset_ns = 0
+        self.core: Any = DatabaseCore(
+            CLIENT + SESSION,
+            names,
+            lambda _p, _k, live: live[0],
+            wall_offset_ns=lambda: self.wall_offset_ns,
+        )
 
     def hear(self, coordinator: int, *replies: Any) -> None:
         """Let a coordinator's messages arrive; each passes through the codec."""

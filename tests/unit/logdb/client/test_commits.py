@@ -84,6 +84,17 @@ def test_the_coordinator_dies(moment: str, others: int) -> None:
     assert value_of(db) == 1
 
 
+def test_commits_have_the_times_of_a_wall_clock_that_was_corrected() -> None:
+    db = FakeDatabase().open()
+    db.put(b"k", 1)
+    before = len(db.inserts)
+    db.glass.wall_offset_ns, started = 10**9 * S, db.glass.now
+    assert isinstance(db.end(db.increment(b"k")), RecordId)
+    times = {decode_body(one.body, 1).timestamp_us for one in db.inserts[before:]}
+    assert times
+    assert all(10**9 * S + started <= 1000 * at <= 10**9 * S + db.glass.now for at in times)
+
+
 def test_the_coordinator_never_returns() -> None:
     db = FakeDatabase().open()
     call = db.increment(b"k")

@@ -18,6 +18,7 @@ from shard.ordering.admission import (
     refuse_forgotten,
     refuse_permanently,
 )
+from shard.ordering.old_copies import lacks_forwarded
 from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
 from shard.state.guesses import Guesses
 from shard.state.replica_state import MAX_BACKLOG_BYTES
@@ -254,6 +255,9 @@ class Backup:
     def on_forward(self, forward: Forward, now: int) -> list[Entry]:
         """Handle a part of the primary's stream; return what became stable."""
         stream, pending = self._state.stream, self._pending
+        is_contradiction_possible = forward.first <= stream.last or forward.stable > stream.last
+        if is_contradiction_possible and lacks_forwarded(self._state, forward):
+            return []
         self._state.clock.advance(now)  # Lookups in the current lease are the fastest.
         self._last_forward_at = now
         self._last_known = max(self._last_known, forward.first + len(forward.decisions) - 1)

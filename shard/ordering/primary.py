@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from shard.ordering.admission import refuse_permanently
 from shard.ordering.awaiting_lease import UnitsAwaitingLease
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
+from shard.ordering.old_copies import lacks_reported
 from shard.ordering.waiters import Waiters
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from shard.state.replica_state import MAX_BACKLOG_BYTES
@@ -450,7 +451,7 @@ class Primary:
     def on_report(self, report: Report, now: int) -> None:
         """Handle a backup's report of the entries that it holds."""
         server = report.server
-        if server not in self._replicated:
+        if server not in self._replicated or lacks_reported(self._state, report):
             return
         if report.forward_immediately:
             self._batching_backups.discard(server)

@@ -271,6 +271,7 @@ class ClientCore:
                 self._tick()
         elif type(event) is ConnectionChanged:
             self._membership.on_connection_changed(event.name, event.problem)
+            self._routing.on_connection_changed(event.name, event.problem)
             self._cluster_calls.end_if_unreachable()
         elif type(event) is Cancelled:
             for machine in self._machines:

@@ -10,7 +10,7 @@ node sends what it gathered for the batch; then sleep until there is input or th
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -128,6 +128,10 @@ class Call(Event, frozen=True, gc=False):
 
     id: int
     request: Any
+
+
+#: How a `ConnectionChanged.problem` starts if this process lacks descriptors or memory.
+SHORTAGE: Final = "this process cannot open a connection: "
 
 
 class ConnectionChanged(Event, frozen=True, gc=False):

@@ -23,6 +23,7 @@ from collections import deque
 from operator import attrgetter
 from typing import Final
 
+from ziplog.core.node import SHORTAGE
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import ClosedError, ConfigError, ProtocolError
 from ziplog.runtime import local_socket
@@ -205,8 +206,9 @@ class Transport:
             return
         try:
             opened = open_socket()
-        except OSError:  # No descriptor is left.
+        except OSError as refusal:  # No descriptor is left.
             self._attempts[connection] = now + self._next_retry(connection)
+            self.changes[connection.name] = f"{SHORTAGE}{os.strerror(refusal.errno or 0).lower()}"
             return
         if self._listener is not None:
             opened.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, NODE_TOS)

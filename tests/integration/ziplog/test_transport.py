@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -546,6 +547,30 @@ def test_unclosed_transport_in_a_reference_cycle_is_collected_without_blocking(
     collecting.join(20)
     assert not collecting.is_alive(), "the garbage collector waits for a socket"
     assert opened(endpoint).endpoint == endpoint
+
+
+def test_attempt_without_a_descriptor_names_the_shortage(
+    opened: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = opened("127.0.0.1:0"), opened()
+
+    def refuse() -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transports.local_socket, "connect", lambda *_: None)
+        patched.setattr(transports, "open_socket", refuse)
+        client.connect(b"server", endpoint_of(server))
+        client.wait(10_000_000)
+        cause = "this process cannot open a connection: too many open files"
+        assert client.changes == {b"server": cause}
+
+    def is_connected() -> bool:
+        client.wait(10_000_000)
+        client.receive()
+        return client.changes[b"server"] == ""
+
+    wait_until(is_connected, "it tries again")
 
 
 def test_closed_transport_raises_closed_error(opened: Callable[..., Transport]) -> None:

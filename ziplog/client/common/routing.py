@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from ziplog.core.node import FailCalls
+from ziplog.core.node import SHORTAGE, FailCalls
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.core.view import ShardState
 from ziplog.errors import VersionError
@@ -86,6 +86,8 @@ class Routing:
         self._removed: set[int] = set()
         #: The routes with connected replicas.
         self._open: dict[int, Route] = {}
+        #: By connection: why this process cannot open it, if it lacks descriptors or memory.
+        self._shortages: Final[dict[bytes, str]] = {}
         self._is_refreshing = False
         #: The number of the last request for placements, and when it was sent.
         self._refresh_request = 0
@@ -107,11 +109,22 @@ class Routing:
         return self.membership.cluster
 
     def describe(self, shard: int) -> str:
-        """Return a shard's name for errors: its number, its state unless live, and the cluster."""
-        state = self.state(shard)
-        return (
-            f"shard {shard} of {self}" if state == "live" else f"shard {shard} ({state}) of {self}"
-        )
+        """Return a shard's name for errors: its number, its state unless live, and the cluster.
+
+        If this process lacks descriptors for connections to it, the text says so.
+        """
+        state, route = self.state(shard), self._open.get(shard)
+        name = f"shard {shard}" if state == "live" else f"shard {shard} ({state})"
+        causes = (self._shortages.get(one) for one in (route.names if route is not None else ()))
+        cause = next(filter(None, causes), None)
+        return f"{name} of {self}" if cause is None else f"{name} of {self} ({cause})"
+
+    def on_connection_changed(self, name: bytes, problem: str) -> None:
+        """Record whether this process lacks what a connection needs."""
+        if problem.startswith(SHORTAGE):
+            self._shortages[name] = problem
+        else:
+            self._shortages.pop(name, None)
 
     def state(self, shard: int) -> ShardState | Literal["unknown"]:
         """Return the last known state of a shard."""

@@ -12,13 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tests.unit.ziplog.client.fakes import MS, FakeCluster, Glass, S, ack, placement, refused
+from tests.unit.ziplog.client.fakes import (
+    MS,
+    FakeCluster,
+    Glass,
+    S,
+    ack,
+    endpoint,
+    placement,
+    refused,
+)
 from ziplog import wire
 from ziplog.client.inserts.inflight import MAX_INFLIGHT_BYTES
 from ziplog.client.inserts.insert_calls import UNIT_BYTES, UNIT_RECORDS, split_into_units
 from ziplog.client.inserts.retransmission import MAX_DOUBLED_NS
 from ziplog.core.distance import initial_retransmit_ns
 from ziplog.core.entries import decode_body
+from ziplog.core.node import SHORTAGE, ConnectionChanged
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
@@ -226,6 +236,19 @@ def test_a_refused_insert_goes_to_another_shard_under_a_new_identity(
     glass.insert(b"y")
     assert sent_insert(glass).first_incomplete == 2, "servers may forget the rerouted unit"
     assert glass.core.counters.redirects == (2 if code == "redirect" else 0)
+
+
+def test_error_names_the_lack_of_descriptors_for_connections_to_the_shard() -> None:
+    glass = connected()
+    first, second = glass.insert(b"x", timeout=1 * S), glass.insert(b"y", timeout=3 * S)
+    server = endpoint(0, 1).encode()
+    glass.step(ConnectionChanged(server, f"{SHORTAGE}too many open files"))
+    glass.pass_time(2 * S)
+    cause = "(this process cannot open a connection: too many open files)"
+    assert cause in str(glass.answers[first])
+    glass.step(ConnectionChanged(server, ""))
+    glass.pass_time(2 * S)
+    assert "this process" not in str(glass.answers[second])
 
 
 @pytest.mark.parametrize(

@@ -398,6 +398,7 @@ def _detach(
     _say_bootstrap(config)
     _say_monitor(config)
     for warning in node_logs.warnings(data_dir, node_logs.SUPERVISOR, start):
-        say(f"warning: {warning}")
+        if not warning.startswith(_NOT_STARTED):  # of another `ziplog up`, in the same log
+            say(f"warning: {warning}")
     _warn_of_full_disks(endpoint.strip())
     _print_endpoint(config, endpoint.strip(), process.pid, json=json)

@@ -1,13 +1,15 @@
-"""`ziplog up`: what it reports about the regions of its cluster file."""
+"""`ziplog up`: the warnings that it prints."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.unit.ziplog.test_regions import TRIANGLE, config
 from ziplog.cli import servers
+from ziplog.config_text import dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,3 +66,22 @@ def test_epochs_of_a_millisecond_over_a_wan_are_a_warning(
     file = config(TRIANGLE, rtt_ms=40, epoch_ms=1)
     [warning] = reported(file, tmp_path, monkeypatch, capsys)
     assert warning.startswith("epoch_ms is 1 and rtt_ms is 40: ")
+
+
+def test_a_start_in_the_background_does_not_repeat_that_another_one_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cluster.toml").write_text(dump(config({0: ("a", "b")})))
+
+    def spawn(*_: Any, stderr: io.BufferedWriter, **_options: Any) -> Any:
+        stderr.write(b'level=critical event="not started" reason="in use by process 7"\n')
+        stderr.write(b'level=warning event="settings wait for a restart"\n')
+        stderr.flush()
+        return type("Process", (), {"pid": 7, "stdout": io.BytesIO(b"127.0.0.1:1\n")})
+
+    monkeypatch.setattr(servers.subprocess, "Popen", spawn)
+    monkeypatch.setattr(servers, "_warn_of_full_disks", lambda _: None)
+    servers._detach(tmp_path, {}, 1.0, [], json=False)
+    lines = capsys.readouterr().err.splitlines()
+    found = [line for line in lines if line.startswith("ziplog: warning: ")]
+    assert found == ["ziplog: warning: settings wait for a restart"]

@@ -330,8 +330,9 @@ class Cluster:
         if config.id is not None and 2 * len(lost) > len(config.mms):
             raise UnavailableError(
                 f"cluster {config.id} had data, and its files are not here: there is no directory"
-                f" with files for {', '.join(lost)} in {config.data_dir}. Restore it; or make it"
-                " again with `ziplog membership rebuild`; or, to start without the old records,"
+                f" with files for {', '.join(lost)} in {config.data_dir}. Put it back, if it"
+                " is no old copy; or make it again with `ziplog membership rebuild`; or, to start"
+                " without the old records,"
                 " remove the directories of all nodes and run `ziplog up --found-again`"
             )
 

@@ -32,6 +32,14 @@ _SHIFT_DIVISOR: Final = 128
 class LeaseConflictError(Exception):
     """The membership service announced two descriptors for one lease: the server must halt."""
 
+    def __init__(self, what: str) -> None:
+        """Create the error; `what`: the contradiction."""
+        super().__init__(
+            f"{what}. The membership service has forgotten leases, as it does if an old copy of its"
+            " directories is in their place: stop the cluster, move these directories away, and run"
+            " `ziplog membership rebuild`"
+        )
+
 
 class EpochClock:
     """The leases held by one server of `shard`."""

@@ -422,6 +422,7 @@ def test_second_descriptor_of_a_lease_halts() -> None:
     world.run(1 * MS)
     assert sorted(name for name, _ in world.halts) == [PRIMARY, BACKUP]
     assert "announced twice" in world.halts[0][1]
+    assert "run `ziplog membership rebuild`" in world.halts[0][1], "the error names the remedy"
 
 
 def test_announcement_from_another_process_is_ignored() -> None:

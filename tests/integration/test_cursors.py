@@ -330,6 +330,19 @@ def test_command_line_reads_and_commits(cluster: Cluster, log: ziplog.Log, name:
     assert got == [str(rid) for rid in rids]
 
 
+def test_command_line_says_that_a_read_creates_a_cursor(
+    cluster: Cluster, log: ziplog.Log, name: str
+) -> None:
+    insert(log, 1)
+    first, second = (
+        run("cursor", "read", name, "--limit", "1", "--bootstrap", cluster.endpoint).stderr
+        for _ in range(2)
+    )
+    assert f"created cursor {name} at " in first
+    assert f"`ziplog cursor delete {name}` removes it" in first
+    assert second == ""
+
+
 def test_command_line_changes_cursors(cluster: Cluster, log: ziplog.Log, name: str) -> None:
     (rid,) = insert(log, 1)
 

@@ -216,12 +216,21 @@ def read(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Claim a cursor, and print the records from its position on, as `ziplog tail` does."""
+    """Claim a cursor, and print the records from its position on, as `ziplog tail` does.
+
+    A cursor that does not exist is created at the first record; a message names it.
+    """
     render = rendering.as_json if json else rendering.as_text
     out = sys.stdout.buffer
     with connect(bootstrap, timeout) as log:
         last = None if follow else log.check_tail().gsn
+        is_new = not log.cursors(name)
         with log.cursor(name) as cursor:
+            if is_new:
+                say(
+                    f"created cursor {name} at {cursor.position}, which holds trims;"
+                    f" `ziplog cursor delete {name}` removes it"
+                )
             for records in _batches(cursor, last, limit):
                 out.writelines(map(render, records))
                 out.flush()

@@ -139,7 +139,7 @@ class FileSession(Session):
             shard: [Path(server) / _SEGMENTS for server in servers]
             for shard, servers in sorted(directories.servers.items())
         }
-        self._archives: Final = {
+        self._readers: Final = {
             shard: [BlockReader(path, memory) for path in each]
             for shard, each in self._segment_directories.items()
         }
@@ -154,12 +154,12 @@ class FileSession(Session):
     # --- planning ---
 
     def _ends(self) -> dict[int, int]:
-        return {shard: max(map(_end, each)) for shard, each in self._archives.items()}
+        return {shard: max(map(_end, each)) for shard, each in self._readers.items()}
 
     @property
     def trim(self) -> int:
         """The trim point in the files now; 1: nothing was trimmed."""
-        return max(_trim(archive) for each in self._archives.values() for archive in each)
+        return max(_trim(reader) for each in self._readers.values() for reader in each)
 
     def topic(self) -> str:
         """Return the cluster's name."""
@@ -171,11 +171,11 @@ class FileSession(Session):
         Without a clean stop of one of its servers, a shard may hold more than its files show.
         """
         # Before the ends are read: the files of a server that stops meanwhile are complete.
-        is_running = any(archive.is_locked for each in self._archives.values() for archive in each)
+        is_running = any(reader.is_locked for each in self._readers.values() for reader in each)
         unsure = [
             shard
-            for shard, each in self._archives.items()
-            if is_running or not any(archive.was_stopped for archive in each)
+            for shard, each in self._readers.items()
+            if is_running or not any(reader.was_stopped for reader in each)
         ]
         ends = self._ends()
         return min((ends[shard] for shard in unsure), default=max(ends.values()))
@@ -211,15 +211,15 @@ class FileSession(Session):
         start = self.after_trim(start, self.trim)
         pieces: list[Piece] = []
         for shard, end in self._ends().items():
-            each = zip(self._archives[shard], self._segment_directories[shard], strict=True)
-            steps = max((_steps(archive, path) for archive, path in each), key=len)
+            each = zip(self._readers[shard], self._segment_directories[shard], strict=True)
+            steps = max((_steps(reader, path) for reader, path in each), key=len)
             pieces += cut(shard, start, min(stop, end), steps)
         return pieces
 
     def replicas(self, shard: int, start: int, stop: int, task_index: int) -> Replicas:
         """Return the shard's directories; see `Session.replicas`."""
         del start, stop
-        each = self._archives[shard]
+        each = self._readers[shard]
         first = task_index % len(each)
         return _Directories(self, each[first:] + each[:first])
 
@@ -227,20 +227,20 @@ class FileSession(Session):
 class _Directories(Replicas):
     """The segment directories of a shard's servers."""
 
-    def __init__(self, session: FileSession, archives: list[BlockReader]) -> None:
-        self._session, self._archives = session, archives
+    def __init__(self, session: FileSession, readers: list[BlockReader]) -> None:
+        self._session, self._readers = session, readers
 
     def close(self) -> None:
         """Do nothing: no file is open between two calls."""
 
     def block(self, gsn: int) -> Block | int:
         """Search one directory after the other; see `Replicas.block`."""
-        return first_block(archive.block(gsn) for archive in self._archives)
+        return first_block(reader.block(gsn) for reader in self._readers)
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return what the tables of all directories know; see `Replicas.table`."""
         return reduce(
-            merged_tables, (archive.writers(gsn) for archive in self._archives), (1, WriterTable())
+            merged_tables, (reader.writers(gsn) for reader in self._readers), (1, WriterTable())
         )
 
     def scanned(self, start: int, stop: int) -> Iterator[Block]:
@@ -248,9 +248,9 @@ class _Directories(Replicas):
         at = start
         while at < stop:
             faults: list[str] = []
-            for archive in self._archives:
+            for reader in self._readers:
                 try:
-                    for block in blocks_from_units(archive.units(at, stop), at):
+                    for block in blocks_from_units(reader.units(at, stop), at):
                         yield block
                         at = block.stop
                 except UnreadableError as error:
@@ -265,24 +265,24 @@ class _Directories(Replicas):
             at = kept
 
 
-def _end(archive: BlockReader) -> int:
+def _end(reader: BlockReader) -> int:
     try:
-        return archive.stable_end
+        return reader.stable_end
     except UnreadableError:
         return 1
 
 
-def _trim(archive: BlockReader) -> int:
+def _trim(reader: BlockReader) -> int:
     try:
-        return archive.trim
+        return reader.trim
     except UnreadableError:
-        return archive.start
+        return reader.start
 
 
-def _steps(archive: BlockReader, directory: Path) -> list[tuple[int, int]]:
+def _steps(reader: BlockReader, directory: Path) -> list[tuple[int, int]]:
     """Return the ends of blocks, and of segments without blocks, each with its size in bytes."""
-    rows = {segment.name: index.blocks for segment, index in archive.indexed()}
-    listed = [entry.segment for entry in archive.listed()]
+    rows = {segment.name: index.blocks for segment, index in reader.indexed()}
+    listed = [entry.segment for entry in reader.listed()]
     ends = [segment.base for segment in listed[1:]] + [_MAX_END] * bool(listed)
     steps: list[tuple[int, int]] = []
     for segment, end in zip(listed, ends, strict=True):

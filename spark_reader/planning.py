@@ -76,8 +76,8 @@ def pack(pieces: Sequence[Piece], at_least: int | None, cores: int) -> list[list
     if at_least is not None and 0 < len(pieces) < at_least:
         pieces = _split(pieces, at_least)
     total = sum(piece.size for piece in pieces)
-    projection_of = at_least or max(min(_waves(total, cores) * cores, total // MIN_TASK_BYTES), 1)
-    count = min(max(projection_of, -(-total // MAX_TASK_BYTES)), len(pieces))
+    wanted = at_least or max(min(_waves(total, cores) * cores, total // MIN_TASK_BYTES), 1)
+    count = min(max(wanted, -(-total // MAX_TASK_BYTES)), len(pieces))
     tasks: list[list[Piece]] = []
     at = 0
     for left in range(count, 0, -1):

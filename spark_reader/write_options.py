@@ -151,19 +151,17 @@ def columns(options: WriteOptions, schema: Sequence[tuple[str, str]]) -> Columns
 
 
 def _place(option: str, name: str | None, schema: Sequence[tuple[str, str]]) -> int | None:
-    projection_of = name if name is not None else "key"
-    found = [at for at, (column, _) in enumerate(schema) if column.lower() == projection_of.lower()]
+    wanted = name if name is not None else "key"
+    found = [at for at, (column, _) in enumerate(schema) if column.lower() == wanted.lower()]
     if len(found) > 1:
-        raise ConfigError(option, projection_of, "the name of exactly one column")
+        raise ConfigError(option, wanted, "the name of exactly one column")
     if not found:
         if name is None:
             return None
-        raise ConfigError(
-            option, projection_of, f"the name of a column; {_existing_columns(schema)}"
-        )
+        raise ConfigError(option, wanted, f"the name of a column; {_existing_columns(schema)}")
     kind = schema[found[0]][1]
     if kind != "binary" and not kind.startswith("string"):
-        raise ConfigError(f"the type of column {projection_of}", kind, "binary or string: cast it")
+        raise ConfigError(f"the type of column {wanted}", kind, "binary or string: cast it")
     return found[0]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from spark_reader import options
+from spark_reader.export import STDOUT
 from spark_reader.export import export as write
 from spark_reader.files import COMPRESSIONS, Compression, Format
 from spark_reader.optional_dependencies import require
@@ -41,7 +42,6 @@ _NAMES: Final = {
     options.SERVERS: "--bootstrap",
     options.TIMEOUT: "--timeout",
 }
-_PIPE: Final = Path("-")
 #: The format of a file, by the end of its name.
 _KINDS: Final[dict[str, Format]] = {".arrow": "arrow", ".jsonl": "jsonl", ".parquet": "parquet"}
 #: The command line's word for `earliest` of `startingOffsets`.
@@ -111,13 +111,13 @@ def export(
     (UTC by default), milliseconds since 1970, or ago (10m, 2h, 1d); it filters records, and does
     not make the command read less. --json prints what was written.
     """
-    if json and output == _PIPE:
+    if json and output == STDOUT:
         raise ConfigError("--json", None, "left out, because stdout gets the records")
     kind = given_kind or _KINDS.get(output.suffix, "parquet")
     if kind != "jsonl":
         require(f"ziplog export --format {kind}", "arrow", "pyarrow")
     packed = _compression(kind, compression)
-    if output == _PIPE and kind != "jsonl" and sys.stdout.isatty():
+    if output == STDOUT and kind != "jsonl" and sys.stdout.isatty():
         raise ConfigError("--output", "-", f"a file or a pipe, because {kind} is binary")
     first, last = _bounds(start, stop, path, bootstrap, timeout)
     asked: dict[str, Any] = {

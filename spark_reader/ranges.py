@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from spark_reader.options import parse
 from spark_reader.planning import joined
+from spark_reader.projection import projection_of
 from spark_reader.schema import DEFAULT
-from spark_reader.sources import projection_of, source_of
+from spark_reader.sources import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

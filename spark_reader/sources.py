@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING
 
 from spark_reader.file_source import FileSource
 from spark_reader.log_source import LogSource
-from spark_reader.projection import Projection, projection_of
-from spark_reader.reading import Pinned, Session, Source
 
 if TYPE_CHECKING:
     from spark_reader.options import Options
-
-__all__ = ["Pinned", "Projection", "Session", "Source", "projection_of", "source_of"]
+    from spark_reader.reading import Source
 
 
 def source_of(options: Options) -> Source:

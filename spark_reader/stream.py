@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from spark_reader.options import Options
     from spark_reader.planning import Piece
+    from spark_reader.reading import Session
     from spark_reader.schema import Field
-    from spark_reader.sources import Session
     from ziplog.errors import ZiplogError
 
 #: Minimum interval between requests for the tail, in seconds; Spark polls about 80 times a second.

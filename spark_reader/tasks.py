@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_reader.planning import pack
 from spark_reader.prefetch import prefetch
-from spark_reader.sources import projection_of
+from spark_reader.projection import projection_of
 from spark_reader.worker_state import freeze_gc, read_memory
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from spark_reader.options import Options
     from spark_reader.planning import Piece
+    from spark_reader.reading import Source
     from spark_reader.schema import Field
-    from spark_reader.sources import Source
 
 
 class Share(InputPartition):

@@ -11,9 +11,10 @@ import pytest
 
 from spark_reader import file_source
 from spark_reader.options import parse
+from spark_reader.projection import projection_of
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
-from spark_reader.sources import projection_of, source_of
+from spark_reader.sources import source_of
 from tests.unit.spark_reader.logs import Key, as_key, as_sent, fill, small_cluster, subscribed
 from tests.waiting import wait_until
 from ziplog import RecordId, policy

@@ -19,7 +19,7 @@ from ziplog.segments.blocks import Block
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spark_reader.sources import Source
+    from spark_reader.reading import Source
     from ziplog import Log, Record
 
 #: Generous: a shard may be unavailable for some seconds.

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_reader.options import NAMES, SERVERS, Options, parse
+from spark_reader.options import SERVERS, Options, parse
 from ziplog.errors import ConfigError
 
 HERE = {SERVERS: "127.0.0.1:7400"}
+#: All options, in the order in which errors list them.
+NAMES = (
+    SERVERS, "path", "startingOffsets", "endingOffsets", "startingEpoch", "endingEpoch",
+    "startingTimestamp", "endingTimestamp", "failOnDataLoss", "minPartitions", "maxBytesPerBatch",
+    "timeout",
+)  # fmt: skip
 
 
 def asked(mode: Any = "batch", **options: str) -> Options:

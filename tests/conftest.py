@@ -21,7 +21,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.fork_server import ForkServer
 from tests.properties import examples
-from ziplog.deploy import new_shard, supervisor
+from ziplog.deploy import new_shard
+from ziplog.runtime import child_processes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -176,5 +177,5 @@ def _forked_nodes(request: pytest.FixtureRequest, fork_server: ForkServer) -> It
     """Fork the nodes of clusters, but for tests of their starts."""
     with pytest.MonkeyPatch.context() as patch:
         if request.path.name not in _REAL_STARTS:
-            patch.setattr(supervisor, "_spawn", fork_server.spawn)
+            patch.setattr(child_processes, "_spawn", fork_server.spawn)
         yield

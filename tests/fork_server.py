@@ -23,7 +23,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog.deploy import supervisor
+from ziplog.runtime import child_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class ForkServer:
         self._lock: Final = threading.Lock()
 
     def spawn(self, command: list[str], log: int, stdout: int) -> subprocess.Popen[bytes]:
-        """Start a process as `ziplog.deploy.supervisor` does, and fork it if it is a node."""
+        """Start a process as `ziplog.runtime.child_processes` does, and fork it if it is a node."""
         if command[1:3] != _START_OF_PYTHON or command[3] not in MODULES:
             return _spawn(command, log, stdout)
         return _Forked(self._fork, command, log, stdout)
@@ -61,7 +61,7 @@ class ForkServer:
             program,
             stdin=subprocess.DEVNULL,
             pass_fds=[remote.fileno()],
-            env=supervisor.environment(),
+            env=child_processes.environment(),
         )
         remote.close()
 
@@ -96,7 +96,7 @@ class _Forked(subprocess.Popen[bytes]):
         command, pipes = values[0], values[10:16]
         request = {
             "command": command,
-            "environment": supervisor.environment(),
+            "environment": child_processes.environment(),
             "directory": str(Path.cwd()),
             "files": resource.getrlimit(resource.RLIMIT_NOFILE),
             "parent": os.getpid(),
@@ -106,7 +106,7 @@ class _Forked(subprocess.Popen[bytes]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-_spawn: Final = supervisor._spawn
+_spawn: Final = child_processes._spawn
 
 
 def _serve(requests: socket.socket) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Nodes:
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
             if "-c" in words[:4]:
-                continue  # it becomes one in a moment (ziplog/deploy/supervisor.py)
+                continue  # it becomes one in a moment (ziplog/runtime/child_processes.py)
             pairs = set(pairwise(words))
             if ("--config", config) in pairs and ("--node", name) in pairs:
                 yield process.pid, words

@@ -20,7 +20,7 @@ from metrics.setup import cluster as new_cluster
 from metrics.workers import Workers
 
 import ziplog
-from ziplog.deploy.supervisor import environment, python
+from ziplog.runtime.child_processes import environment, python
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tests import postgres
-from ziplog.deploy.supervisor import environment
+from ziplog.runtime.child_processes import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,9 +27,9 @@ from tests.history.events import now
 from tests.history.observed import gather
 from tests.history.processes import ClientProcesses
 from ziplog.deploy.new_shard import free_ports
-from ziplog.deploy.supervisor import environment
 from ziplog.errors import OutcomeUnknownError, TrimHeldError, ZiplogError
 from ziplog.local import Cluster
+from ziplog.runtime.child_processes import environment
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:

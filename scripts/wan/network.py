@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from wan import namespaces
 from wan.delay_queue import Path
-from ziplog.deploy.supervisor import environment
+from ziplog.runtime.child_processes import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

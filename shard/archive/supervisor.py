@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ziplog import event_log
-from ziplog.deploy.supervisor import environment, python
+from ziplog.runtime.child_processes import environment, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ import pytest
 
 from tests import fork_server as forking
 from tests.waiting import wait_until
-from ziplog.deploy import supervisor
 from ziplog.local import Cluster
+from ziplog.runtime import child_processes
 
 if TYPE_CHECKING:
     from tests.fork_server import ForkServer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ORPHAN = """
 import os, signal, sys
 from tests.fork_server import ForkServer
-from ziplog.deploy.supervisor import python
+from ziplog.runtime.child_processes import python
 command = python("mms", "--config", sys.argv[1], "--node", "mms-0")
 print(ForkServer().spawn(command, 2, 2).pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -82,7 +82,7 @@ def test_both_have_the_same_traits(node: str, tmp_path: Path) -> None:
     for name in ("forked", "started"):
         with pytest.MonkeyPatch.context() as patch:
             if name == "started":
-                patch.setattr(supervisor, "_spawn", forking._spawn)
+                patch.setattr(child_processes, "_spawn", forking._spawn)
             with Cluster(tmp_path, shards=1, f=0, failure_handlers=0) as cluster:
                 found.append(traits(cluster.pid(node), tmp_path))
     forked, started = found
@@ -92,7 +92,7 @@ def test_both_have_the_same_traits(node: str, tmp_path: Path) -> None:
 def test_the_exit_code_and_the_log_are_those_of_main(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    command = supervisor.python("shard", "--config", str(tmp_path / "absent"), "--node", "x")
+    command = child_processes.python("shard", "--config", str(tmp_path / "absent"), "--node", "x")
     with (tmp_path / "log").open("wb") as log:
         assert fork_server.spawn(command, log.fileno(), subprocess.DEVNULL).wait(60) == 2
     assert (tmp_path / "log").read_text().startswith("shard: ")
@@ -101,7 +101,7 @@ def test_the_exit_code_and_the_log_are_those_of_main(
 def test_a_signal_ends_a_node(fork_server: ForkServer, tmp_path: Path) -> None:
     with Cluster(tmp_path, shards=1, f=0, failure_handlers=0):
         pass
-    command = supervisor.python(
+    command = child_processes.python(
         "mms", "--config", str(tmp_path / "cluster.toml"), "--node", "mms-0"
     )
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
@@ -119,7 +119,7 @@ def test_a_node_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         pass
     program = [sys.executable, "-c", ORPHAN, str(tmp_path / "cluster.toml")]
     done = subprocess.run(
-        program, check=False, capture_output=True, text=True, env=supervisor.environment()
+        program, check=False, capture_output=True, text=True, env=child_processes.environment()
     )
     assert done.returncode == -signal.SIGKILL
     stat = Path(f"/proc/{int(done.stdout)}/stat")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ziplog.bench.measured import Measured, total
-from ziplog.deploy.supervisor import environment, python
 from ziplog.errors import UnavailableError
+from ziplog.runtime.child_processes import environment, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -27,8 +27,9 @@ from ziplog.cli.status import nodes_table, with_roles
 from ziplog.cli.tables import stdout
 from ziplog.config import load
 from ziplog.deploy import config_reload
-from ziplog.deploy.supervisor import environment, module_of, python
+from ziplog.deploy.supervisor import module_of
 from ziplog.errors import ConfigError
+from ziplog.runtime.child_processes import environment, python
 
 app: Final = typer.Typer(
     help="List the nodes of a cluster, run or restart one, or change its log level.",

@@ -32,17 +32,12 @@ from ziplog.cli.terminal import counted
 from ziplog.config import ClusterConfig, load
 from ziplog.config_tables import LogConfig
 from ziplog.deploy import companion, node_logs
-from ziplog.deploy.supervisor import (
-    CLUSTER_FILE,
-    LOCK_FILE,
-    environment,
-    python,
-    running_pid,
-)
+from ziplog.deploy.supervisor import CLUSTER_FILE, LOCK_FILE, running_pid
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.regions import config_warnings
 from ziplog.runtime import process_logging
+from ziplog.runtime.child_processes import environment, python
 from ziplog.runtime.waiting import Latch
 from ziplog.types import Durability
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ziplog.demo.parts import checksum
-from ziplog.deploy.supervisor import environment, python
 from ziplog.errors import UnavailableError
+from ziplog.runtime.child_processes import environment, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,9 +24,9 @@ import ziplog
 from ziplog.demo import flights
 from ziplog.demo.parts import Delivered, Inserted, Progress, Report
 from ziplog.demo.playing import Played, play
-from ziplog.deploy.supervisor import environment, python
 from ziplog.errors import UnavailableError
 from ziplog.local import Cluster
+from ziplog.runtime.child_processes import environment, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from ziplog.deploy import node_logs
-from ziplog.deploy.supervisor import python, spawn
 from ziplog.errors import UnavailableError
+from ziplog.runtime.child_processes import python, spawn
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ziplog.core.holdings import HandlerHoldings, Holdings, RebuildPlan, ServerHoldings
-from ziplog.deploy.supervisor import Supervisor, environment, has_files, python
+from ziplog.deploy.supervisor import Supervisor, has_files
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.raft.offline import found_group
+from ziplog.runtime.child_processes import environment, python
 from ziplog.segments.durable_files import sync_directory
 from ziplog.segments.identity import IDENTITY_FILE
 

@@ -16,9 +16,10 @@ from tests.unit.ziplog.nodes import IDLE, exists, make, ready, rewrite
 from tests.waiting import wait_until
 from ziplog.config import load
 from ziplog.config_text import dump
-from ziplog.deploy import new_shard, supervisor
+from ziplog.deploy import new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor, running_pid
 from ziplog.errors import ConfigError, UnavailableError
+from ziplog.runtime import child_processes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make(tmp_path)
-    monkeypatch.setattr(supervisor, "_PACKAGE_ROOT", tmp_path)
+    monkeypatch.setattr(child_processes, "_PACKAGE_ROOT", tmp_path)
     return tmp_path
 
 
@@ -141,7 +142,7 @@ def test_the_kernel_ends_the_servers_of_a_dead_supervisor(directory: Path) -> No
     if child == 0:
         # The actions of a real supervisor until it is killed.
         try:
-            supervisor._starter = supervisor._Starter()
+            child_processes._starter = child_processes._Starter()
             running = Supervisor(directory)
             pid = ready(running, "mms-0")
             (directory / "pid").write_text(str(pid))
@@ -266,7 +267,7 @@ def test_a_thread_that_is_refused_is_an_error_of_the_machine_and_tried_again(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(supervisor, "_starter", supervisor._Starter())
+    monkeypatch.setattr(child_processes, "_starter", child_processes._Starter())
     with Supervisor(directory) as running:
         with monkeypatch.context() as full:
             full.setattr(threading.Thread, "start", refuse)

@@ -18,6 +18,7 @@ from ziplog.deploy import new_shard, restart_policy, supervisor
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, UnavailableError
+from ziplog.runtime import child_processes
 from ziplog.runtime.transport import Transport
 from ziplog.wire import Order, Orders, OrdersQuery, decode, encode
 
@@ -80,7 +81,7 @@ def handler() -> Iterator[FakeHandler]:
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handler: FakeHandler) -> Path:
     make(tmp_path, handler_port=handler.port)
-    monkeypatch.setattr(supervisor, "_PACKAGE_ROOT", tmp_path)
+    monkeypatch.setattr(child_processes, "_PACKAGE_ROOT", tmp_path)
     return tmp_path
 
 
@@ -202,7 +203,7 @@ def test_a_machine_that_can_start_no_process_is_tried_again(
 
     pid = running.pid("mms-0")
     with monkeypatch.context() as full:
-        full.setattr(supervisor, "_spawn", refuse)
+        full.setattr(child_processes, "_spawn", refuse)
         running.kill("mms-0")
         wait_until(lambda: "cannot start mms-0" in caplog.text, "it is tried")
     await_return(running, "mms-0", pid)
@@ -320,7 +321,7 @@ def test_a_new_node_that_cannot_be_started_is_tried_again(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     with monkeypatch.context() as full:
-        full.setattr(supervisor, "_spawn", refuse)
+        full.setattr(child_processes, "_spawn", refuse)
         new_shard.next_shard(running.path, {0})
         wait_until(lambda: "cannot start shard-1-0" in caplog.text, "it is tried")
     await_start(running, "shard-1-0")

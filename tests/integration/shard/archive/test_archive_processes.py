@@ -15,7 +15,7 @@ from shard.archive.shared_state import SharedState
 from tests.unit.shard.archive.logs import fill, log, make, open_store
 from tests.unit.shard.archive.processes import Process, is_running
 from tests.waiting import wait_until
-from ziplog.deploy.supervisor import environment, python
+from ziplog.runtime.child_processes import environment, python
 from ziplog.segments.blocks import Block
 
 if TYPE_CHECKING:

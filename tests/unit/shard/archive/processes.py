@@ -13,7 +13,7 @@ import pytest
 
 from shard.archive.shared_state import SharedState
 from ziplog.archive.client import ArchiveClient
-from ziplog.deploy.supervisor import environment, python
+from ziplog.runtime.child_processes import environment, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

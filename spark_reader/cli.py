@@ -12,7 +12,6 @@ import time
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -25,6 +24,7 @@ from spark_reader.optional_dependencies import require
 from ziplog.cli.moments import is_ago, moment_us
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.positions import FORMS, is_fixed, parse, parse_stop
+from ziplog.cli.terminal import print_json
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def export(
     if json:
         written = {"file": str(output), "format": kind, "records": done.rows}
         written |= {"from": done.start, "to": done.stop}
-        sys.stdout.write(msgspec.json.encode(written).decode() + "\n")
+        print_json(written)
     range_ = f"positions {done.start} to {done.stop - 1}"
     say(f"{done.rows} records of {range_ if done.start < done.stop else 'no position'}: {output}")
 

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
-import msgspec
 import typer
 from rich import filesize
 from rich.live import Live
@@ -27,7 +26,7 @@ from logplayer.options import PlayerOptions
 from logplayer.targets.push_target import check as check_receiver
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
-from ziplog.cli.terminal import counted, shown_json
+from ziplog.cli.terminal import counted, print_json
 from ziplog.config_tables import LogConfig
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.runtime.descriptors import raise_limit
@@ -216,7 +215,7 @@ def status(
 
 def _print(shown: dict[str, Any], *, json: bool) -> None:
     if json:
-        sys.stdout.write(shown_json(msgspec.json.encode(shown).decode()) + "\n")
+        print_json(shown)
     else:
         stdout().print(_table(shown))
     sys.stdout.flush()

@@ -7,7 +7,6 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 
 from ziplog.bench import processes
@@ -15,6 +14,7 @@ from ziplog.bench.measured import Histogram
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout
 from ziplog.cli.plugins import PluginGroup
 from ziplog.cli.progress import bar
+from ziplog.cli.terminal import print_json
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def print_results(found: list[Measured], setting: dict[str, Any], *, csv: bool, 
             sys.stdout.write(_as_csv(measured))
         elif json:
             document = _as_document(measured, setting)
-            sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+            print_json(document)
         else:
             sys.stdout.write(_as_text(measured))
 

@@ -7,11 +7,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-import msgspec
 import typer
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, connect
-from ziplog.cli.terminal import one_line
+from ziplog.cli.terminal import json_line, one_line
 from ziplog.cli.upgrade import unfinished
 from ziplog.core.units import NS_PER_S
 from ziplog.errors import ZiplogError
@@ -230,7 +229,7 @@ def _render(found: list[Finding], worst: Level, output: Format) -> str:
             {"check": each.check, "level": each.level.name.lower(), "text": each.text}
             for each in found
         ]
-        return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines)
+        return "".join(map(json_line, lines))
     return "".join(
         f"{each.level.name.lower():8}  {each.check:18}  {one_line(each.text)}\n" for each in found
     )

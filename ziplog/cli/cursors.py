@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 
 from ziplog.cli import known_names, rendering
@@ -20,7 +19,7 @@ from ziplog.cli.options import (
 )
 from ziplog.cli.positions import FORMS, parse
 from ziplog.cli.tables import stdout, table
-from ziplog.cli.terminal import counted
+from ziplog.cli.terminal import counted, print_json
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -278,7 +277,7 @@ def _owner(cursor: CursorInfo) -> str:
 
 
 def _print(cursor: CursorInfo) -> None:
-    sys.stdout.write(msgspec.json.encode(_document(cursor)).decode() + "\n")
+    print_json(_document(cursor))
 
 
 def _document(cursor: CursorInfo) -> dict[str, Any]:

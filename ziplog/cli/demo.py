@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ziplog.cli.options import Json, say
-from ziplog.cli.terminal import counted
+from ziplog.cli.terminal import counted, json_line
 from ziplog.demo import flights
 from ziplog.demo.run import Summary, run
 from ziplog.demo.synthetic import flights as flights_of
@@ -95,7 +95,7 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
 
 def _as_json(summary: Summary) -> str:
     document = msgspec.structs.asdict(summary) | {"passed": summary.passed}
-    return msgspec.json.encode(document).decode() + "\n"
+    return json_line(document)
 
 
 def _report(summary: Summary) -> str:

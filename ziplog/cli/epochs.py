@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 
 import ziplog
 from ziplog.cli import moments
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 from ziplog.cli.tables import cell, stdout, table
+from ziplog.cli.terminal import print_json
 from ziplog.core.gsn import Schedule
 from ziplog.errors import ConfigError
 
@@ -59,8 +58,8 @@ def epochs(
         found = log.epochs(start, stop)
         _count(log, found, document["trimmed_before"])
     if json:
-        lines = (msgspec.json.encode(epoch).decode() for epoch in found)
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        for epoch in found:
+            print_json(epoch)
     else:
         _print(found)
 

@@ -6,12 +6,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 
 from ziplog.cli import moments
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
-from ziplog.cli.terminal import one_line, shown_json
+from ziplog.cli.terminal import one_line, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +53,7 @@ def _print(found: Iterable[dict[str, Any]], *, json: bool) -> None:
             line = {"number": event["number"], "time": at} | {
                 name: event[name] for name in ("kind", "shard", "node", "text")
             }
-            sys.stdout.write(shown_json(msgspec.json.encode(line).decode()) + "\n")
+            print_json(line)
         else:
             shard = f"shard {event['shard']}" if event["shard"] is not None else ""
             about = one_line(", ".join(filter(None, (shard, event["node"]))))

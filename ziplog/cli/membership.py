@@ -7,11 +7,11 @@ import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 
 from ziplog.cli.options import DataDir, Json, is_terminal, say
 from ziplog.cli.tables import cell, stdout, table
+from ziplog.cli.terminal import print_json
 from ziplog.deploy.membership_rebuild import MembershipRebuild
 from ziplog.errors import ConfigError
 
@@ -101,7 +101,7 @@ def _document(plan: RebuildPlan) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    sys.stdout.write(f"{msgspec.json.encode(document).decode()}\n")
+    print_json(document)
     sys.stdout.flush()
 
 

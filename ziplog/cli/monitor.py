@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.cli.terminal import print_json
 from ziplog.client import arguments
 from ziplog.config import ClusterConfig, load
 from ziplog.config_tables import MonitorConfig, is_loopback
@@ -110,9 +110,10 @@ def monitor(
         if cluster is not None and config is not None:
             _follow(stack, config, cluster, service)
         say(f"monitor of {bootstrap} at http://{service.endpoint}/metrics; Ctrl-C stops it")
-        document = {"endpoint": service.endpoint, "bootstrap": bootstrap}
-        shown = msgspec.json.encode(document).decode() if json else service.endpoint
-        sys.stdout.write(f"{shown}\n")
+        if json:
+            print_json({"endpoint": service.endpoint, "bootstrap": bootstrap})
+        else:
+            sys.stdout.write(f"{service.endpoint}\n")
         sys.stdout.flush()
         Latch().wait()
 

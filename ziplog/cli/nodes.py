@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import enum
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from ziplog.cli import known_names, moments
@@ -25,6 +23,7 @@ from ziplog.cli.progress import waiting
 from ziplog.cli.restart import restart
 from ziplog.cli.status import nodes_table, with_roles
 from ziplog.cli.tables import stdout
+from ziplog.cli.terminal import print_json
 from ziplog.config import load
 from ziplog.deploy import config_reload
 from ziplog.deploy.supervisor import module_of
@@ -61,7 +60,7 @@ def list_nodes(
         return
     for node, role in with_roles(document):
         line = node | {"role": role.removesuffix(" leader")}
-        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        print_json(line)
 
 
 @app.command()
@@ -136,6 +135,6 @@ def log_level(
         config_reload.set_log_level(config, node, chosen, seconds, timeout)
     if json:
         line = {"node": node, "level": level.value, "seconds": seconds}
-        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        print_json(line)
     limit = "" if span is None else f" for {span}"
     say(f"{node} logs with level {level.value}{limit}")

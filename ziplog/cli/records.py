@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
-import msgspec
 import typer
 
 from ziplog.cli import known_names
@@ -30,7 +29,7 @@ from ziplog.cli.options import (
 from ziplog.cli.positions import FORMS, parse
 from ziplog.cli.progress import bar
 from ziplog.cli.rendering import as_json
-from ziplog.cli.terminal import shown
+from ziplog.cli.terminal import print_json, shown
 from ziplog.errors import ConfigError, NoSuchRecordError, OutcomeUnknownError, ZiplogError
 
 if TYPE_CHECKING:
@@ -290,7 +289,7 @@ def _print_as_json(
     for rid in rids:
         line = {"rid": str(rid), "gsn": rid.gsn, "shard": rid.shard}
         line |= {"epoch": known.epoch_at(rid.gsn), "path": path}
-        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        print_json(line)
     return after
 
 

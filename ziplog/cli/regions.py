@@ -9,11 +9,11 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 import typer
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
+from ziplog.cli.terminal import print_json
 from ziplog.config import SUSPICION_ROUND_TRIPS, ClusterConfig, NodeConfig, ShardConfig, load
 from ziplog.config_text import dump
 from ziplog.core.nearness import named
@@ -51,7 +51,7 @@ def list_regions(
     if json:
         for name, region in found.items():
             document = {"region": name, **region._asdict()}
-            sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+            print_json(document)
         return
     shown = table("region", "state", "primary of", "replicas of")
     for name, region in found.items():
@@ -82,7 +82,7 @@ def check(
     verdicts = survey(layout)
     if json:
         for verdict in verdicts:
-            sys.stdout.write(msgspec.json.encode(verdict).decode() + "\n")
+            print_json(verdict)
     else:
         shown = table("lost", "services", "inserts", "records", "readers")
         for verdict in verdicts:

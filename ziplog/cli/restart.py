@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from ziplog.cli import known_names
 from ziplog.cli.options import DataDir, Json, connect, say
 from ziplog.cli.progress import waiting
+from ziplog.cli.terminal import print_json
 from ziplog.config import load
 from ziplog.deploy.rolling_restart import RollingRestart
 from ziplog.deploy.supervisor import CLUSTER_FILE
@@ -55,7 +55,7 @@ def restart(
             show(f"{name} is back; restarting the next node")
             if json:
                 line = {"node": name, "seconds": round(seconds, 3)}
-                sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+                print_json(line)
                 sys.stdout.flush()
             else:
                 say(f"{name} restarted ({seconds:.1f} s)")

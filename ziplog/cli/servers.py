@@ -12,7 +12,6 @@ import time
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 
 import ziplog
@@ -28,7 +27,7 @@ from ziplog.cli.options import (
 )
 from ziplog.cli.progress import waiting
 from ziplog.cli.status import full_disks
-from ziplog.cli.terminal import counted
+from ziplog.cli.terminal import counted, print_json
 from ziplog.config import ClusterConfig, load
 from ziplog.config_tables import LogConfig
 from ziplog.deploy import companion, node_logs
@@ -220,7 +219,7 @@ def down(data_dir: DataDir, timeout: Timeout = 30.0, *, json: Json = False) -> N
     pid = _stop(data_dir, timeout)
     if json:
         document = {"data_dir": str(data_dir), "stopped_pid": pid}
-        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        print_json(document)
     if pid is None:
         say(f"no cluster is running in {data_dir}")
 
@@ -315,7 +314,7 @@ def _announce(cluster: Cluster) -> None:
 def _print_endpoint(config: ClusterConfig, endpoint: str, pid: int, *, json: bool) -> None:
     if json:
         document = {"cluster": config.name, "endpoint": endpoint, "pid": pid}
-        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        print_json(document)
     else:
         sys.stdout.write(f"{endpoint}\n")
     sys.stdout.flush()

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from ziplog.cli.options import Json, Timeout, connect, say
 from ziplog.cli.progress import waiting
-from ziplog.cli.terminal import counted
+from ziplog.cli.terminal import counted, print_json
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, load
 from ziplog.config_changes import names_of, refuse
 from ziplog.config_tables import MonitorConfig
@@ -59,7 +58,7 @@ def show(
         document = dataclasses.asdict(config) | {"data_dir": str(config.data_dir)}
         if config.raft_password is not None:
             document["raft_password"] = "(not shown)"  # noqa: S105 - a text
-        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        print_json(document)
         return
     sys.stdout.write(dump(config, explain=True))
 
@@ -74,7 +73,7 @@ def check(
     config = load(file)
     check_password([node.endpoint for node in config.nodes], config.raft_password)
     if json:
-        sys.stdout.write(msgspec.json.encode({"file": str(file), "valid": True}).decode() + "\n")
+        print_json({"file": str(file), "valid": True})
     say(
         f"{file} is valid: {counted(len(config.mms), 'membership node')},"
         f" {counted(len(config.failure_handlers), 'failure handler')},"
@@ -122,7 +121,7 @@ def reload(
     if json:
         document = {"applied": applied, "nodes": sorted(plan.nodes) if applied else []}
         document |= {kind: names_of(plan.changes, kind) for kind in ("restart", "stop", "never")}
-        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        print_json(document)
     refuse(plan.changes)
     if applied:
         say(f"applied {', '.join(applied)} to {', '.join(plan.nodes)}")

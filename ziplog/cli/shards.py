@@ -10,13 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 from rich.console import Console
 
 from ziplog.cli import known_names
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.tables import cell, stdout, table
+from ziplog.cli.terminal import print_json
 from ziplog.config import ShardConfig, load
 from ziplog.deploy import cluster_file, new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, running_pid
@@ -62,7 +62,7 @@ def list_shards(
         shards = log.cluster()["shards"]
     if json:
         for shard in shards:
-            sys.stdout.write(msgspec.json.encode(shard).decode() + "\n")
+            print_json(shard)
         return
     shown = table("id", "state", "view", "rate/s", "weight", "holes", "replicas", right=_NUMBERS)
     for shard in shards:
@@ -142,7 +142,7 @@ def add(
     say(f"shard {added.id} is live: {servers}")
     if json:
         replicas = [{"name": node.name, "endpoint": node.endpoint} for node in added.replicas]
-        _print({"id": added.id, "state": "live", "replicas": replicas})
+        print_json({"id": added.id, "state": "live", "replicas": replicas})
     else:
         sys.stdout.write(f"{added.id}\n")
 
@@ -163,7 +163,7 @@ def remove(
     with connect(bootstrap, timeout) as log, _progress(log, number):
         log.remove_shard(number, timeout=timeout)
     if json:
-        _print({"id": number, "state": "leaving"})
+        print_json({"id": number, "state": "leaving"})
     say(f"shard {number} takes no more records; it stays readable, so keep its servers running")
 
 
@@ -183,12 +183,8 @@ def finalize(
     with connect(bootstrap, timeout) as log, _progress(log, number):
         log.finalize_shard(number, timeout=timeout)
     if json:
-        _print({"id": number, "state": "finalized"})
+        print_json({"id": number, "state": "finalized"})
     say(f"shard {number} is finalized; it stays readable, so keep its servers running")
-
-
-def _print(document: dict[str, Any]) -> None:
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
 
 
 def _add_on_this_machine(

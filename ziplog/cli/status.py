@@ -6,7 +6,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 from rich.console import Group
 from rich.live import Live
@@ -14,7 +13,7 @@ from rich.measure import Measurement
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 from ziplog.cli.tables import cell, stdout, table
-from ziplog.cli.terminal import one_line, shown_json
+from ziplog.cli.terminal import one_line, print_json
 from ziplog.cli.upgrade import unfinished
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def status(
 
 def _print(document: dict[str, Any], *, json: bool) -> None:
     if json:
-        sys.stdout.write(shown_json(msgspec.json.encode(document).decode()) + "\n")
+        print_json(document)
     else:
         stdout().print(_view(document))
 

@@ -11,6 +11,8 @@ import re
 import sys
 from typing import Final
 
+import msgspec
+
 #: C0 except tab and line feed, DEL, C1; line separators and direction marks.
 _CONTROLS: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _LINES: Final = re.compile(f"[{_CONTROLS}]")
@@ -36,6 +38,16 @@ def counted(count: int, noun: str) -> str:
 def shown_json(line: str) -> str:
     """Return the same JSON with escapes for what JSON allows raw: DEL, C1 and the like."""
     return _LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+
+
+def json_line(document: object) -> str:
+    """Return a document as one line of JSON, which a terminal can show, with a line feed."""
+    return shown_json(msgspec.json.encode(document).decode()) + "\n"
+
+
+def print_json(document: object) -> None:
+    """Print a document as one line of JSON on stdout."""
+    sys.stdout.write(json_line(document))
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -9,14 +9,13 @@ import termios
 import tty
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 from rich.console import Group
 from rich.live import Live
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect
 from ziplog.cli.tables import cell, stdout, table
-from ziplog.cli.terminal import one_line, shown_json
+from ziplog.cli.terminal import one_line, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +103,7 @@ def _is_ended(*, is_terminal: bool) -> bool:
 
 def _print(document: dict[str, Any], *, json: bool) -> None:
     if json:
-        sys.stdout.write(shown_json(msgspec.json.encode(document).decode()) + "\n")
+        print_json(document)
     else:
         stdout().print(_view(document))
     sys.stdout.flush()

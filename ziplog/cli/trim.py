@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from ziplog.cli.options import (
@@ -19,7 +17,7 @@ from ziplog.cli.options import (
 )
 from ziplog.cli.positions import allowed, parse
 from ziplog.cli.progress import bar, waiting
-from ziplog.cli.terminal import counted
+from ziplog.cli.terminal import counted, print_json
 from ziplog.errors import ConfigError
 from ziplog.types import RecordId
 
@@ -77,7 +75,7 @@ def trim(
         with waiting(f"trim before {rid}: waiting until all records before it are stable"):
             log.trim(rid, force=force)
     if json:
-        _print({"before": str(rid), "trimmed": True})
+        print_json({"before": str(rid), "trimmed": True})
     elif is_new:
         say(f"deleted all records before {rid}")
     else:
@@ -133,7 +131,7 @@ def _report(log: Log, rid: RecordId, *, json: bool) -> None:
     segments = sum(of_shards.values())
     if json:
         found = {"records": records, "bytes": size, "segments": segments}
-        _print({"before": str(rid), "trimmed": False} | found)
+        print_json({"before": str(rid), "trimmed": False} | found)
     else:
         say(
             f"would delete {counted(records, 'record')} before {rid}, about"
@@ -152,7 +150,3 @@ def _steps(start: int, outline: ShardOutline) -> Iterator[tuple[int, int]]:
     for end, size in outline.steps:
         yield start, size
         start = end
-
-
-def _print(document: dict[str, Any]) -> None:
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")

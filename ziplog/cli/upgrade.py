@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import typer
 
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
+from ziplog.cli.terminal import print_json
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def finish(
             )
         wire = log.finish_upgrade(max([before, *filter(None, _last_wires(document))]))
     if json:
-        sys.stdout.write(msgspec.json.encode({"wire_in_use": wire}).decode() + "\n")
+        print_json({"wire_in_use": wire})
     elif wire == before:
         say(f"nothing to do: wire version {wire} is in use, and no node knows a later one")
     else:

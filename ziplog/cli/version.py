@@ -5,10 +5,9 @@ from __future__ import annotations
 import platform
 import sys
 
-import msgspec
-
 import ziplog
 from ziplog.cli.options import Json, versions_text
+from ziplog.cli.terminal import print_json
 from ziplog.version import FILES
 from ziplog.wire.node_info import VERSIONS
 
@@ -25,6 +24,6 @@ def version(*, json: Json = False) -> None:
             "files": FILES,
             "python": platform.python_version(),
         }
-        sys.stdout.write(f"{msgspec.json.encode(document).decode()}\n")
+        print_json(document)
     else:
         sys.stdout.write(f"{versions_text()}\n")

@@ -1,8 +1,8 @@
 """Health of a cluster and of its nodes.
 
-`alive` is for liveness probes: the node's event loop turns, whatever other machines do. `ready` is
-for load balancers and waits: the node or the cluster can do its work. Both return "" or the reason
-why not.
+For liveness probes: the node's event loop turns, whatever other machines do. For load balancers and
+waits, a node or the cluster is ready: it can do its work. Each function returns the reason why not,
+or "".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _DEAD_S: Final = 5.0
 
 
-def alive(name: str, silence_s: float | None) -> str:
+def liveness_problem(name: str, silence_s: float | None) -> str:
     """Return why a node counts as dead: it has not replied to the monitor for 5 s.
 
     Args:
@@ -31,7 +31,7 @@ def alive(name: str, silence_s: float | None) -> str:
     return f"{name} has not replied for {silence_s:.0f} s" if silence_s >= _DEAD_S else ""
 
 
-def ready(document: dict[str, Any], name: str = "") -> str:
+def readiness_problem(document: dict[str, Any], name: str = "") -> str:
     """Return why a node is not ready; "" for `name`: why the cluster is not."""
     if name:
         node = _find(document, name)
@@ -50,7 +50,7 @@ def ready(document: dict[str, Any], name: str = "") -> str:
     return ""
 
 
-def coordinator_ready(name: str, reply: Metrics | None) -> str:
+def coordinator_problem(name: str, reply: Metrics | None) -> str:
     """Return why a coordinator of LogDB is not ready.
 
     Args:

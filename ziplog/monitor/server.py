@@ -7,6 +7,7 @@ most a second old while the cluster replies; `age_ms` gives its age.
 from __future__ import annotations
 
 import hmac
+import sys
 import threading
 import time
 from http import HTTPStatus
@@ -16,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from ziplog import event_log
 from ziplog.core.first_seen import FirstSeen
 from ziplog.errors import ZiplogError
 from ziplog.monitor import exposition, health, metrics
@@ -96,9 +98,9 @@ class Snapshots:
     def node_problem(self, name: str) -> str:
         """Return why a node, or the cluster (""), is not ready; "": it is ready."""
         if name in self._coordinators:
-            return health.coordinator_ready(name, self._replies().get(name))
+            return health.coordinator_problem(name, self._replies().get(name))
         document = self.document
-        return self.error if document is None else health.ready(document, name)
+        return self.error if document is None else health.readiness_problem(document, name)
 
     def metrics(self, media_type: str) -> str:
         """Return all metrics in the format of a media type."""
@@ -190,8 +192,10 @@ class Monitor(ThreadingHTTPServer):
             if now - accepted_at > _REQUEST_S:
                 _end(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore an error of a connection: the client has gone."""
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Log an error of the monitor's own; after one of the connection, the client has gone."""
+        if not isinstance(sys.exception(), OSError):
+            event_log.exception("a request to the monitor failed")
 
 
 def _end(request: socket.socket) -> None:
@@ -246,7 +250,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_authorized():
             self._reply(HTTPStatus.UNAUTHORIZED, "text/plain", b"a bearer token is needed\n")
             return
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:  # A bracket that opens no IPv6 address.
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
         node = parse_qs(url.query).get("node", [""])[0]
         snapshots = self.server.snapshots
         match url.path:
@@ -256,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "/status":
                 self._reply_status(snapshots.status())
             case "/healthz":
-                problem = health.alive(node, snapshots.silence_s(node)) if node else ""
+                problem = health.liveness_problem(node, snapshots.silence_s(node)) if node else ""
                 check = f"{node} replies" if node else "the monitor replies"
                 self._reply_health(problem, [check])
             case "/readyz":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import shutil
@@ -19,6 +20,7 @@ import pytest
 
 import logdb
 from logplayer import Player, targets
+from tests.logged_events import captured_events
 from tests.waiting import wait_until
 from ziplog import RID_RECENT
 from ziplog.local import Cluster
@@ -310,6 +312,28 @@ def test_long_heads_and_many_connections_are_refused(monitor: Monitor) -> None:
         # Those above the limit are closed at once, the others after their time.
         assert [peer.recv(1) for peer in idle] == [b""] * 40
     wait_until(lambda: get(monitor, "/healthz")[0] == 200, "it serves again")
+
+
+def test_a_request_without_a_valid_target_is_refused(monitor: Monitor) -> None:
+    host, _, port = monitor.endpoint.partition(":")
+    with socket.create_connection((host, int(port))) as peer:
+        peer.sendall(b"GET http://[x HTTP/1.0\r\n\r\n")
+        assert peer.recv(1000).startswith(b"HTTP/1.0 400 ")
+
+
+def test_an_error_in_a_request_is_logged_and_ends_that_request_only(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise KeyError("a field that this release expects")
+
+    with captured_events() as events, monkeypatch.context() as patch:
+        patch.setattr(monitor.snapshots, "status", broken)
+        with pytest.raises(http.client.RemoteDisconnected):
+            get(monitor, "/status")
+        wait_until(lambda: bool(events), "the error is logged")
+    assert events == [{"event": "a request to the monitor failed", "log_level": "error"}]
+    assert get(monitor, "/status")[0] == 200
 
 
 def test_a_cluster_that_stops_is_not_ready(cluster: Cluster) -> None:

@@ -250,9 +250,9 @@ def test_the_times_of_epochs_are_bounded() -> None:
 
 
 def test_a_node_is_alive_while_it_replies() -> None:
-    assert health.alive("shard-3-0", 4.9) == ""
-    assert health.alive("shard-3-0", 5.4) == "shard-3-0 has not replied for 5 s"
-    assert health.alive("x", None) == "there is no node x"
+    assert health.liveness_problem("shard-3-0", 4.9) == ""
+    assert health.liveness_problem("shard-3-0", 5.4) == "shard-3-0 has not replied for 5 s"
+    assert health.liveness_problem("x", None) == "there is no node x"
 
 
 def test_the_status_has_what_the_nodes_replied() -> None:
@@ -288,7 +288,7 @@ def test_the_status_has_what_the_nodes_replied() -> None:
 def test_what_is_ready(name: str, changes: dict[str, Any], problem: str) -> None:
     found = document()
     found["shards"][0].update(changes)
-    assert health.ready(found, name) == problem
+    assert health.readiness_problem(found, name) == problem
 
 
 @pytest.mark.parametrize(
@@ -303,4 +303,4 @@ def test_what_is_ready(name: str, changes: dict[str, Any], problem: str) -> None
 def test_a_coordinator_is_ready_once_it_has_replayed_the_log(
     reply: Metrics | None, problem: str
 ) -> None:
-    assert health.coordinator_ready("c:1", reply) == problem
+    assert health.coordinator_problem("c:1", reply) == problem

@@ -30,6 +30,7 @@ from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
 from ziplog.policy import random as random_policy
 from ziplog.runtime import level_file
+from ziplog.status_document import services_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -407,7 +408,7 @@ class Cluster:
         """Return why the cluster is not live yet, or ""."""
         if status is None:
             return "the membership service does not answer"
-        for node in (*status["mms"], *status["failure_handlers"]):
+        for node in services_of(status):
             if node["state"] != "up":
                 return f"{node['name']} is {node['state']}"
             if foreign := self._foreign_process(node):

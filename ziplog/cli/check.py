@@ -16,9 +16,10 @@ from ziplog.core.units import NS_PER_S
 from ziplog.errors import ZiplogError
 from ziplog.monitor.rates import total
 from ziplog.runtime.clock import now_ns
+from ziplog.status_document import WELL, nodes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ziplog.monitor.rates import NodeReply
 
@@ -47,8 +48,6 @@ class Format(enum.StrEnum):
     NAGIOS = "nagios"
 
 
-#: Shards in these states work as intended.
-_WELL: Final = frozenset({"live", "finalized"})
 #: Free space below this multiple of the reserve is a warning.
 _LOW_DISK: Final = 2
 #: Free space below which the disk of a node of the services is a warning.
@@ -99,11 +98,10 @@ def findings(document: dict[str, Any]) -> Iterator[Finding]:
     yield _services("failure handler", document["failure_handlers"])
     for shard in document["shards"]:
         yield _shard(shard)
-    replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
-    yield from _disks(replicas, [*document["mms"], *document["failure_handlers"]])
+    yield from _disks(nodes_of(document))
     yield _readers(document)
     yield _losses(document)
-    yield _versions(document, [*document["mms"], *document["failure_handlers"], *replicas])
+    yield _versions(document)
 
 
 def reply_findings(replies: Mapping[str, NodeReply | None], clock_ns: int) -> Iterator[Finding]:
@@ -146,9 +144,9 @@ def _services(check: str, nodes: list[dict[str, Any]]) -> Finding:
     leader = next((node["name"] for node in nodes if node["leader"]), None)
     up = f"{len(nodes) - len(absent)} of {len(nodes)} up"
     if 2 * len(absent) >= len(nodes):
-        return Finding(Level.CRITICAL, check, f"{up}, not a majority: without {_names(absent)}")
+        return Finding(Level.CRITICAL, check, f"{up}, not a majority: without {', '.join(absent)}")
     if absent or leader is None:
-        problem = f"not {_names(absent)}" if absent else "no leader"
+        problem = f"not {', '.join(absent)}" if absent else "no leader"
         return Finding(Level.WARNING, check, f"{up}, {problem}")
     return Finding(Level.OK, check, f"{up}, leader {leader}")
 
@@ -161,12 +159,12 @@ def _shard(shard: dict[str, Any]) -> Finding:
         return Finding(Level.CRITICAL, name, f"{text}; not recovered: {shard['obstacle']}")
     if state == "recovering" or shard.get("refusing"):
         return Finding(Level.CRITICAL, name, f"{text}; it takes no records")
-    is_well = state in _WELL and not absent
+    is_well = state in WELL and not absent
     return Finding(Level.OK if is_well else Level.WARNING, name, text)
 
 
-def _disks(replicas: list[dict[str, Any]], services: list[dict[str, Any]]) -> Iterator[Finding]:
-    known = [node for node in (*services, *replicas) if node.get("disk")]
+def _disks(nodes: list[dict[str, Any]]) -> Iterator[Finding]:
+    known = [node for node in nodes if node.get("disk")]
     low = 0
     for node in known:
         level, text = _disk(node["disk"], node.get("full"))
@@ -208,16 +206,12 @@ def _losses(document: dict[str, Any]) -> Finding:
     )
 
 
-def _versions(document: dict[str, Any], nodes: Iterable[dict[str, Any]]) -> Finding:
-    found = sorted({node["version"] for node in nodes if node.get("version")})
+def _versions(document: dict[str, Any]) -> Finding:
+    found = sorted({node["version"] for node in nodes_of(document) if node.get("version")})
     advice = unfinished(document)
     level = Level.OK if len(found) < 2 and not advice else Level.WARNING
     text = ", ".join(found) or "unknown"
     return Finding(level, "versions", f"{text}; {advice}" if advice else text)
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names)
 
 
 def _render(found: list[Finding], worst: Level, output: Format) -> str:

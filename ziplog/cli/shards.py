@@ -21,6 +21,7 @@ from ziplog.config import ShardConfig, load
 from ziplog.deploy import cluster_file, new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE, running_pid
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
+from ziplog.status_document import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -255,8 +256,7 @@ def _find(document: dict[str, Any]) -> Path:
     paths, which would mean nothing on another machine.
     """
     mistake: ConfigError | None = None
-    replicas = (node for shard in document["shards"] for node in shard["replicas"])
-    for node in (*document["mms"], *document["failure_handlers"], *replicas):
+    for node in nodes_of(document):
         path = _config_of(node["pid"], node["name"]) if node["pid"] else None
         if path is None:
             continue

@@ -9,6 +9,7 @@ import typer
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.terminal import print_json
 from ziplog.errors import UnavailableError
+from ziplog.status_document import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,6 @@ def unfinished(document: dict[str, Any]) -> str:
 
 def _last_wires(document: dict[str, Any]) -> Iterator[int | None]:
     """Yield the last wire version that each node knows; None: it has not reported it."""
-    replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
-    for node in (*document["mms"], *document["failure_handlers"], *replicas):
+    for node in nodes_of(document):
         known = node.get("wire_versions")
         yield None if known is None else known[1]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.deploy.supervisor import running_pid
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
+from ziplog.status_document import WELL, nodes_of, services_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,11 +43,11 @@ def order(status: dict[str, Any]) -> list[str]:
 
 def obstacle(status: dict[str, Any]) -> str:
     """Return why no node may be stopped now; "": all nodes are up, and all shards are live."""
-    for node in (*status["mms"], *status["failure_handlers"]):
+    for node in services_of(status):
         if node["state"] != "up":
             return f"{node['name']} is {node['state']}"
     for shard in status["shards"]:
-        if shard["state"] not in {"live", "finalized"}:
+        if shard["state"] not in WELL:
             return f"shard {shard['id']} is {shard['state']}"
         for replica in shard["replicas"]:
             if replica["state"] != "up":
@@ -150,8 +151,7 @@ class RollingRestart:
 
 
 def _reported_pid(status: dict[str, Any], name: str) -> int | None:
-    replicas = [replica for shard in status["shards"] for replica in shard["replicas"]]
-    for node in (*status["mms"], *status["failure_handlers"], *replicas):
+    for node in nodes_of(status):
         if node["name"] == name:
             pid: int | None = node["pid"]
             return pid

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.monitor.rates import total
+from ziplog.status_document import WELL, nodes_of
 
 if TYPE_CHECKING:
     from ziplog.wire import Metrics
@@ -64,15 +65,13 @@ def coordinator_problem(name: str, reply: Metrics | None) -> str:
 
 
 def _shard_problem(shard: dict[str, Any]) -> str:
-    if shard["state"] not in {"live", "finalized"}:
+    if shard["state"] not in WELL:
         return f"shard {shard['id']} is {shard['state']}"
     return f"shard {shard['id']} refuses records" if shard["refusing"] else ""
 
 
 def _find(document: dict[str, Any], name: str) -> dict[str, Any] | None:
-    replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
-    nodes = (*document["mms"], *document["failure_handlers"], *replicas)
-    return next((node for node in nodes if node["name"] == name), None)
+    return next((node for node in nodes_of(document) if node["name"] == name), None)
 
 
 def _shard_of(document: dict[str, Any], name: str) -> dict[str, Any] | None:

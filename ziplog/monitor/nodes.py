@@ -14,6 +14,7 @@ from ziplog.errors import ProtocolError
 from ziplog.monitor.rates import NodeReply
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
+from ziplog.status_document import nodes_of
 from ziplog.wire import Metrics, MetricsQuery, NodeInfo, decode, encode
 
 if TYPE_CHECKING:
@@ -55,9 +56,7 @@ def _is_bindable(family: int, address: tuple[object, ...]) -> bool:
 
 def endpoints_of(document: dict[str, Any]) -> dict[str, str]:
     """Return the names and endpoints of all nodes of a status document."""
-    replicas = (replica for shard in document["shards"] for replica in shard["replicas"])
-    nodes = (*document["mms"], *document["failure_handlers"], *replicas)
-    return {node["name"]: node["endpoint"] for node in nodes}
+    return {node["name"]: node["endpoint"] for node in nodes_of(document)}
 
 
 def replies_of(document: dict[str, Any], limit_s: float) -> dict[str, NodeReply | None]:

@@ -49,9 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     for verb in on_one.values():
         verb.add_argument("node", metavar="NODE")
     cut = on_one["cut"]
-    who = cut.add_mutually_exclusive_group(required=True)
-    who.add_argument("other", nargs="?", metavar="OTHER")
-    who.add_argument("--from", dest="group", choices=("peers", "clients", "all"))
+    peers = cut.add_mutually_exclusive_group(required=True)
+    peers.add_argument("other", nargs="?", metavar="OTHER")
+    peers.add_argument("--from", dest="group", choices=("peers", "clients", "all"))
     cut.add_argument("--one-way", action="store_true", help="only from NODE to OTHER")
     on_one["slow"].add_argument("--send-ms", type=float, default=0.0)
     on_one["slow"].add_argument("--flush-ms", type=float, default=0.0)

@@ -1,8 +1,15 @@
-"""Plots dashboard panels for a minute of load with a killed server: `monitor_picture.py FILE`."""
+"""Plot panels of the dashboard for a minute of load in which a server is killed.
 
+    python scripts/monitor_picture.py FILE
+
+Needs Prometheus (/usr/bin/prometheus) and matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -43,10 +50,10 @@ def query(expression: str, start: float) -> Any:
         return json.load(reply)["data"]["result"]
 
 
-def draw(path: str, start: float) -> None:
+def draw(path: Path, start: float) -> None:
     """Query and plot the panels."""
     panels = {panel["id"]: panel for panel in json.loads(_DASHBOARD.read_text())["panels"]}
-    with axes(Path(path), 2, 3, (13, 6), sharex=True) as found:
+    with axes(path, 2, 3, (13, 6), sharex=True) as found:
         for panel, axis in zip(map(panels.__getitem__, _PANELS), found.flat, strict=True):
             axis.set_title(f"{panel['title']} [{panel['fieldConfig']['defaults']['unit']}]", size=8)
             axis.axvline(_SECONDS / 2, color="red", lw=0.6, ls=":")
@@ -59,20 +66,29 @@ def draw(path: str, start: float) -> None:
             axis.legend(fontsize=6, loc="upper left")
 
 
-with ExitStack() as stack:
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    cluster = stack.enter_context(Cluster(directory / "cluster"))
-    snapshots = Snapshots(stack.enter_context(cluster.connect()))
-    monitor = stack.enter_context(Monitor("127.0.0.1", 0, snapshots))
-    snapshots.start()
-    stack.callback(snapshots.stop)
-    threading.Thread(target=monitor.serve_forever, daemon=True).start()
-    (directory / "prometheus.yml").write_text(_SETTINGS % monitor.endpoint)
-    command = [*_COMMAND.split(), f"--web.listen-address={_PROMETHEUS}"]
-    stack.callback(stack.enter_context(subprocess.Popen(command, cwd=directory)).terminate)
-    started = time.time()
-    load(cluster)
-    cluster.kill("shard-0-0")
-    load(cluster)
-    draw(sys.argv[1], started)
-    monitor.shutdown()
+def main() -> None:
+    """Run the cluster, its load and Prometheus, and draw what Prometheus has recorded."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("picture", metavar="FILE", type=Path, help="the picture, SVG or PNG")
+    picture = parser.parse_args().picture
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(Cluster(directory / "cluster"))
+        snapshots = Snapshots(stack.enter_context(cluster.connect()))
+        monitor = stack.enter_context(Monitor("127.0.0.1", 0, snapshots))
+        snapshots.start()
+        stack.callback(snapshots.stop)
+        threading.Thread(target=monitor.serve_forever, daemon=True).start()
+        (directory / "prometheus.yml").write_text(_SETTINGS % monitor.endpoint)
+        command = [*_COMMAND.split(), f"--web.listen-address={_PROMETHEUS}"]
+        stack.callback(stack.enter_context(subprocess.Popen(command, cwd=directory)).terminate)
+        started = time.time()
+        load(cluster)
+        cluster.kill("shard-0-0")
+        load(cluster)
+        draw(picture, started)
+        monitor.shutdown()
+
+
+if __name__ == "__main__":
+    main()

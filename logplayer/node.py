@@ -112,9 +112,9 @@ class PlayerNode:
             # Fetches of the poll may have freed credit, which servers wait for.
             calls.step(event, now)
         effects = self._push.pop_effects()
-        return (
-            effects + self._push.carry_out(calls.pop_effects(), now) if calls.effects else effects
-        )
+        if calls.effects:
+            effects += self._push.carry_out(calls.pop_effects(), now)
+        return effects
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wake-up."""

@@ -323,7 +323,7 @@ class Player:
         except ZiplogError as error:
             event_log.warning("the player failed while it stopped", error=str(error))
         finally:
-            self._end(max((deadline_ns - now_ns()) / 1e9, _CLOSE_S))
+            self._end(max((deadline_ns - now_ns()) / NS_PER_S, _CLOSE_S))
         if late is not None:
             raise late
         if self._workers.running:

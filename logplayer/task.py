@@ -28,6 +28,8 @@ from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import CursorHeldError, TrimmedError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from logplayer.context import PlayerContext
     from logplayer.contract import TargetSpec
     from logplayer.selection import Cut
@@ -78,7 +80,7 @@ class PlayerTask:
         #: When the target has to finish what it collects.
         self._roll_at = NEVER
         #: When the cursor of a failed task was changed last, as far as it is known.
-        self._changed_at: object = None
+        self._changed_at: datetime | None = None
 
     @property
     def is_held(self) -> bool:
@@ -324,7 +326,7 @@ class PlayerTask:
         self._attempts.on_opened()
         if delivery.position > former:
             self._attempts.reset()
-        # A target that an older state was put back of has a position that cannot be committed.
+        # If an older state of the target was put back, its position cannot be committed.
         self._awaits_mark &= not self.claim.is_settled
         if self._awaits_mark:
             self.claim.expedite()

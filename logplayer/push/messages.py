@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from logplayer.contract import RejectedRecord, cursor_name
+from logplayer.partitions import size_of
 from logplayer.retries import MAX_AFTER_S
 from ziplog.core.cursors import Mark
 from ziplog.core.fields import MAX_FRAME, Unsigned
@@ -156,10 +157,7 @@ _record_decoder: Final = msgspec.msgpack.Decoder(list[PushedRecord])
 
 def frame_size(batch: Batch) -> int:
     """Return a size that the frame of a batch does not exceed, in bytes."""
-    kept = sum(
-        len(one.record.payload) + len(one.record.key or b"") + _CHARACTER_BYTES * len(one.why)
-        for one in batch.rejected
-    )
+    kept = sum(size_of(one.record) + _CHARACTER_BYTES * len(one.why) for one in batch.rejected)
     count = len(batch.records) + len(batch.rejected)
     return _MESSAGE_BYTES + batch.size + kept + _RECORD_BYTES * count
 

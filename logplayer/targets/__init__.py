@@ -60,9 +60,8 @@ def function(
     Args:
         name: of the target, up to 48 characters.
         function: is called with each record; a coroutine is awaited, in an event loop that the
-            task keeps. Or a target: an object with the methods of
-            `logplayer.Target` and the attribute `stores_position`; or its class, of which each
-            task makes an object.
+            task keeps. Or a target: an object with the methods of `logplayer.Target` and the
+            attribute `stores_position`; or its class, of which each task makes an object.
         batch: call it with the list of a batch's records.
         settings: as for all kinds.
 

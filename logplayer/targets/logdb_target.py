@@ -1,9 +1,9 @@
 """Targets in LogDB databases: exactly once.
 
-The key of a task, `_key`, has its term and position. Rules: one transaction
-reads it, compares, does the effect and writes it. `open` always writes it, so a commit of unknown
-outcome that the log shows after `open` has read a version that is gone, and is aborted. No other
-module of players imports LogDB.
+A key of the database, `_key`, has the term and the position of a task. Rules: one transaction reads
+it, compares, does the effect and writes it. `open` always writes it, so a commit of unknown outcome
+that the log shows after `open` has read a version that is gone, and is aborted. No other module of
+players imports LogDB.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _connected(
     file: Path,
     bootstrap: str,
     timeout: float,
-    region: str | None = None,
+    region: str | None,
     *,
     lines: bool,
     raw: bool,

@@ -65,10 +65,10 @@ class _Node(msgspec.Struct):
     restart_at: int | None = None
     #: Pause between its next death and the restart.
     restart_pause: int = FIRST_PAUSE_NS
-    #: Since when the failure handler reports it continuously; None: it does not.
-    named_since: int | None = None
+    #: Since when the failure handler reports it as unreachable, continuously; None: it does not.
+    unreachable_since: int | None = None
     #: When it was reported last.
-    named_at: int = 0
+    last_unreachable_at: int = 0
     #: Minimum time from its start before it is killed.
     grace: int = MIN_START_NS
 
@@ -77,14 +77,16 @@ class RestartPolicy:
     """Restart policy for the nodes of one machine. All times are monotonic nanoseconds."""
 
     def __init__(self) -> None:
+        """Know no node yet."""
         self._nodes: Final[dict[str, _Node]] = {}
-        self._answered: int | None = None
+        #: When the failure handler replied last; None: never.
+        self._replied_at: int | None = None
 
     @property
     def has_failures(self) -> bool:
         """Whether some node is dead or unreachable."""
         return any(
-            node.restart_at is not None or node.named_since is not None
+            node.restart_at is not None or node.unreachable_since is not None
             for node in self._nodes.values()
         )
 
@@ -121,20 +123,20 @@ class RestartPolicy:
             The running nodes to kill and restart now.
 
         """
-        had_gap = self._answered is None or now - self._answered > MAX_GAP_NS
-        self._answered = now
+        had_gap = self._replied_at is None or now - self._replied_at > MAX_GAP_NS
+        self._replied_at = now
         due = []
         for name, process in processes.items():
             node = self._nodes.setdefault(name, _Node())
             if name not in names:
-                node.named_since = None
-                if now - node.named_at >= STABLE_NS:
+                node.unreachable_since = None
+                if now - node.last_unreachable_at >= STABLE_NS:
                     node.grace = MIN_START_NS
                 continue
-            node.named_at = now
-            if had_gap or node.named_since is None:
-                node.named_since = now
-            due_at = max(node.named_since + UNREACHABLE_NS, process.started + node.grace)
+            node.last_unreachable_at = now
+            if had_gap or node.unreachable_since is None:
+                node.unreachable_since = now
+            due_at = max(node.unreachable_since + UNREACHABLE_NS, process.started + node.grace)
             if not process.is_dead and now >= due_at:
                 node.grace = max(FIRST_GRACE_NS, min(2 * node.grace, MAX_GRACE_NS))
                 due.append(name)

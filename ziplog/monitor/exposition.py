@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ziplog.core.histogram import BOUNDS_US
+from ziplog.core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,7 +88,7 @@ def _histogram(name: str, labels: Labels, value: Counted) -> Iterator[str]:
     for bound, count in zip((*_BOUNDS, "+Inf"), value.counts, strict=True):
         total += count
         yield f"{name}_bucket{_labels(labels | {'le': bound})} {total}"
-    yield f"{name}_sum{_labels(labels)} {_number(value.sum_ns / 1e9)}"
+    yield f"{name}_sum{_labels(labels)} {_number(value.sum_ns / NS_PER_S)}"
     yield f"{name}_count{_labels(labels)} {total}"
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _INTERVAL_NS: Final = NS_PER_S
 #: Age of the last reply above which a node counts as silent: it missed two queries.
 MAX_AGE_NS: Final = 2500 * NS_PER_MS
-#: Interval between looks for the replies to one query.
-_LOOK_S: Final = 0.01
+#: Interval between checks for the replies to one query.
+_POLL_S: Final = 0.01
 
 _NONE: Final = Metrics(0, 0, [], [])
 
@@ -68,7 +68,7 @@ def replies_of(document: dict[str, Any], limit_s: float) -> dict[str, NodeReply 
         while not (found := polls.replies()) or None in found.values():
             if now_ns() >= deadline:
                 break
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     finally:
         polls.stop()
     return found
@@ -89,7 +89,7 @@ class NodePolls:
         self._transport: Final = Transport()
         self._replies: Final[dict[str, NodeReply]] = {}
         #: When each known node replied last, or became known, in ns.
-        self._heard_at: Final[dict[str, int]] = {}
+        self._replied_at: Final[dict[str, int]] = {}
         self._known: dict[str, str] = {}
         self._request = 0
         self._stopped: Final = threading.Event()
@@ -116,7 +116,7 @@ class NodePolls:
 
     def silence_s(self, name: str) -> float | None:
         """Return the time since a node replied, or since it is known; None: it is unknown."""
-        since = self._heard_at.get(name)
+        since = self._replied_at.get(name)
         return None if since is None else (now_ns() - since) / NS_PER_S
 
     def _run(self) -> None:
@@ -138,9 +138,9 @@ class NodePolls:
         for name in self._known.keys() - found.keys():
             self._transport.disconnect(name.encode())
             self._replies.pop(name, None)
-            self._heard_at.pop(name, None)
+            self._replied_at.pop(name, None)
         for name in found.keys() - self._known.keys():
-            self._heard_at[name] = now_ns()
+            self._replied_at[name] = now_ns()
         self._known = found
         self._request += 1
         frame = encode(MetricsQuery(0, self._request))
@@ -156,5 +156,5 @@ class NodePolls:
         if isinstance(message, (Metrics, NodeInfo)):
             # A node of an earlier release replies with its description.
             metrics = message if isinstance(message, Metrics) else _NONE
-            self._heard_at[name.decode()] = now = now_ns()
+            self._replied_at[name.decode()] = now = now_ns()
             self._replies[name.decode()] = NodeReply(metrics, now)

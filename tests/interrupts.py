@@ -180,13 +180,12 @@ def _monitored(interrupter: Interrupter) -> Iterator[None]:
         monitoring.free_tool_id(_TOOL)
 
 
-def interrupted(run: Callable[[], None], check: Callable[[], None], stride: int = 1) -> int:
+def interrupted(run: Callable[[], None], check: Callable[[], None]) -> int:
     """Interrupt a run at each of its steps; return the number of steps.
 
     Args:
         run: does the same each time, and continues after a `Struck`.
         check: asserts what must hold after it; is not interrupted.
-        stride: the distance between two interrupted steps.
 
     """
     former = signal.signal(SIGNAL, _strike)
@@ -207,7 +206,7 @@ def interrupted(run: Callable[[], None], check: Callable[[], None], stride: int 
                 raise
             if interrupter.steps < at:
                 return interrupter.steps
-            at += stride
+            at += 1
     finally:
         gc.unfreeze()
         signal.signal(SIGNAL, former)

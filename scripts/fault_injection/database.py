@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.05
 #: Commits after which the clients work.
 _WORKING: Final = 10
+#: Time limit of a wait for commits, in seconds.
+_COMMITS_S: Final = 60.0
 #: Weights of the faults of coordinators.
 _KILL, _PAUSE, _BLINK = "kill", "pause", "blink"
 _WEIGHTS: Final = {_KILL: 3, _PAUSE: 3, _BLINK: 12}
@@ -122,7 +124,7 @@ class DatabaseTrial(Trial):
         yield Occasion(chance, _INTERVAL_S, faults.inject)
         yield Occasion(chance, (0.0, 0.0), faults.end_due)
 
-    def wait_commits(self, count: int, timeout_s: float = 60.0) -> None:
+    def wait_commits(self, count: int) -> None:
         """Wait for `count` more commits.
 
         Raises:
@@ -130,10 +132,10 @@ class DatabaseTrial(Trial):
 
         """
         target = self.commits() + count
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _COMMITS_S
         while self.commits() < target:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"fewer than {count} commits in {timeout_s:g} s")
+                raise TimeoutError(f"fewer than {count} commits in {_COMMITS_S:g} s")
             time.sleep(_POLL_S)
 
     def commits(self) -> int:

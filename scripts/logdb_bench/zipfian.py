@@ -20,24 +20,22 @@ _FNV_PRIME: Final = 1099511628211
 _MASK: Final = 2**64 - 1
 
 
-def zeta(items: int, theta: float = THETA) -> float:
-    """Return the sum of 1/i^theta over i from 1 to `items`."""
-    return sum(1 / i**theta for i in range(1, items + 1))
+def zeta(items: int) -> float:
+    """Return the sum of 1/i^`THETA` over i from 1 to `items`."""
+    return sum(1 / i**THETA for i in range(1, items + 1))
 
 
 class Zipfian:
     """Numbers from 0 on, each more seldom than the one before: `ZipfianGenerator`."""
 
-    def __init__(
-        self, rng: random.Random, items: int, theta: float = THETA, zeta_n: float | None = None
-    ) -> None:
+    def __init__(self, rng: random.Random, items: int, zeta_n: float | None = None) -> None:
         """Draw from `items` numbers; `zeta_n`: their zeta, if it is known."""
         self._random: Final = rng.random
         self._items: Final = items
-        self._zeta: Final = zeta(items, theta) if zeta_n is None else zeta_n
-        self._second: Final = 1 + 0.5**theta
-        self._alpha: Final = 1 / (1 - theta)
-        self._eta: Final = (1 - (2 / items) ** (1 - theta)) / (1 - zeta(2, theta) / self._zeta)
+        self._zeta: Final = zeta(items) if zeta_n is None else zeta_n
+        self._second: Final = 1 + 0.5**THETA
+        self._alpha: Final = 1 / (1 - THETA)
+        self._eta: Final = (1 - (2 / items) ** (1 - THETA)) / (1 - zeta(2) / self._zeta)
 
     def draw(self) -> int:
         """Return the next number (Gray et al., SIGMOD 1994)."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ziplog.policy import Policy
 
 _HEAD: Final = struct.Struct("<Q")
+_PROCESSES: Final = 2
 #: Between the sign that all are ready and the first insert.
 _LEAD_NS: Final = 300_000_000
 #: Timeout for the follower's remaining records, in seconds.
@@ -152,11 +153,10 @@ class Load:
         clients: Sequence[Client],
         *,
         seed: int,
-        processes: int = 2,
         size: int = 4096,
     ) -> None:
-        """Prepare `clients`, spread over `processes`, with payloads of `size` bytes (from 8)."""
-        shares = [tuple(clients[index::processes]) for index in range(processes)]
+        """Prepare `clients`, spread over two processes, with payloads of `size` bytes (from 8)."""
+        shares = [tuple(clients[index::_PROCESSES]) for index in range(_PROCESSES)]
         self._clients: Final = Workers(
             _insert, [(endpoint, share, seed, size) for share in shares if share]
         )

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def cluster(shards: int = 1, f: int = 1, **options: Any) -> Iterator[Cluster]:
+def cluster(shards: int = 1, **options: Any) -> Iterator[Cluster]:
     """Run a cluster in a temporary folder; `options`: further ones of `Cluster`."""
     with (
         tempfile.TemporaryDirectory(prefix="ziplog-bench-") as folder,
-        Cluster(f"{folder}/log", shards=shards, f=f, **options) as running,
+        Cluster(f"{folder}/log", shards=shards, **options) as running,
     ):
         yield running
 

@@ -62,6 +62,8 @@ _OPENED: Final = 100
 _RESOLVE_S: Final = 2.0
 _RESOLVE_TIMES: Final = 10
 _RETRY_S: Final = 0.2
+#: Time limit of the last reads, in seconds.
+_FINAL_S: Final = 30.0
 _TEXT: Final = 300
 
 ACCOUNT, LEDGER, LIST, REGISTER = "account/", "ledger/", "list/", "register/"
@@ -424,7 +426,7 @@ def open_accounts(plan: TransactPlan) -> None:
         recorder.result(events.Ok(op, now(), steps, 0 if rid is None else rid.gsn))
 
 
-def read_database(plan: TransactPlan, timeout_s: float = 30.0) -> int:
+def read_database(plan: TransactPlan) -> int:
     """Read everything at once by a new client; return how many keys there are.
 
     Raises:
@@ -433,7 +435,7 @@ def read_database(plan: TransactPlan, timeout_s: float = 30.0) -> int:
     """
     with (
         plan.recorder("final") as recorder,
-        logdb.connect(plan.coordinators, timeout=timeout_s) as database,
+        logdb.connect(plan.coordinators, timeout=_FINAL_S) as database,
     ):
         op = recorder.next_op()
         recorder.call(events.Invoke(op, now(), 0, []))

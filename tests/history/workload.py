@@ -29,6 +29,8 @@ _BATCH: Final = 5000
 #: Mean number of batches between two restarts of a subscription.
 _REOPEN: Final = 200
 _RETRY_S: Final = 0.1
+#: Time limit of the start of the clients, in seconds.
+_START_S: Final = 30.0
 #: Probability of a barrier before a batch, in a workload with appends.
 _BARRIER: Final = 0.05
 #: The history of a client that has done something.
@@ -71,7 +73,7 @@ class Workload:
         """End all processes."""
         self.stop()
 
-    def wait_working(self, timeout_s: float = 30.0) -> None:
+    def wait_working(self) -> None:
         """Wait until every client has begun to work.
 
         Raises:
@@ -79,7 +81,7 @@ class Workload:
             RuntimeError: one has ended.
 
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _START_S
         folder = Path(self._plan.directory)
         for number in self.clients.numbers:
             path = folder / f"client-{number}{events.SUFFIX}"
@@ -87,7 +89,7 @@ class Workload:
                 if (code := self.clients.exit_code(number)) is not None:
                     raise RuntimeError(f"client {number} ended (exit code {code})")
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"client {number} does not work after {timeout_s:g} s")
+                    raise TimeoutError(f"client {number} does not work after {_START_S:g} s")
                 time.sleep(0.02)
 
     def note_losses(self) -> None:

@@ -11,7 +11,7 @@ Invariant: every node applies the same commands in the same order, from its last
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tests.simulator.kernel import MS
 from ziplog.core.node import Committed, LeaderChanged, PeersChanged, Restored
@@ -24,17 +24,14 @@ if TYPE_CHECKING:
     from ziplog.raft.state_machine import Machine
 
 
-class Timing(NamedTuple):
-    """Minimum and maximum durations, in nanoseconds."""
-
-    #: From a proposal to its commit.
-    commit_ns: tuple[int, int] = (MS // 2, 4 * MS)
-    #: From a commit to its application at a node.
-    apply_ns: tuple[int, int] = (0, 2 * MS)
-    #: From the loss of a leader to the next one.
-    election_ns: tuple[int, int] = (50 * MS, 1200 * MS)
-    #: Time until an isolated leader steps down.
-    belief_ns: tuple[int, int] = (200 * MS, 1500 * MS)
+#: Minimum and maximum time from a proposal to its commit, in nanoseconds.
+_COMMIT_NS: Final = (MS // 2, 4 * MS)
+#: The same from a commit to its application at a node.
+_APPLY_NS: Final = (0, 2 * MS)
+#: The same from the loss of a leader to the next one.
+_ELECTION_NS: Final = (50 * MS, 1200 * MS)
+#: The same until an isolated leader steps down.
+_BELIEF_NS: Final = (200 * MS, 1500 * MS)
 
 
 class Member:
@@ -62,7 +59,6 @@ class OrderedLog:
         kernel: virtual time.
         names: all nodes; commits need a majority of them.
         build: creates an empty state machine.
-        timing: durations; None: the defaults.
 
     """
 
@@ -71,11 +67,9 @@ class OrderedLog:
         kernel: Kernel,
         names: Sequence[str],
         build: Callable[[], Machine],
-        timing: Timing | None = None,
     ) -> None:
         self.kernel: Final = kernel
         self.names: Final = tuple(names)
-        self.timing: Final = timing or Timing()
         #: The state machine after all committed commands; read-only.
         self.machine: Final = build()
         #: Called after each command that a leader proposed.
@@ -128,7 +122,7 @@ class OrderedLog:
         if self.leader == name:
             self._lose_leader()
             if member := self._members.get(name):
-                belief = self.kernel.random.randint(*self.timing.belief_ns)
+                belief = self.kernel.random.randint(*_BELIEF_NS)
                 self.kernel.after(belief, partial(self._step_down, member))
 
     def rejoin(self, name: str) -> None:
@@ -175,7 +169,7 @@ class OrderedLog:
     def _elect_soon(self) -> None:
         if not self.leader and not self._is_electing and self._has_majority():
             self._is_electing = True
-            delay = self.kernel.random.randint(*self.timing.election_ns)
+            delay = self.kernel.random.randint(*_ELECTION_NS)
             self.kernel.after(delay if len(self.names) > 1 else MS, self._elect)
 
     def _elect(self) -> None:
@@ -202,7 +196,7 @@ class OrderedLog:
         if not self.leader or not is_there or not self._has_majority():
             return
         self._open_proposals.append(command)
-        delay = self.kernel.random.randint(*self.timing.commit_ns)
+        delay = self.kernel.random.randint(*_COMMIT_NS)
         self._commit_at = max(self.kernel.now + delay, self._commit_at + 1)
         self.kernel.at(self._commit_at, partial(self._commit_next, self._term))
 
@@ -239,7 +233,7 @@ class OrderedLog:
         self.kernel.record(b"refounded")
 
     def _schedule_apply(self, member: Member) -> None:
-        delay = self.kernel.random.randint(*self.timing.apply_ns)
+        delay = self.kernel.random.randint(*_APPLY_NS)
         self.kernel.after(delay, partial(self._apply, member, len(self._commands)))
 
     def _apply(self, member: Member, upto: int) -> None:

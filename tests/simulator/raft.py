@@ -41,6 +41,8 @@ _TURN_NS: Final = 20 * US
 _TICK_NS: Final = 50 * MS
 #: Probability that a process dies with its machine: then no peer is notified.
 _MACHINE_DIES: Final = 1 / 4
+#: Journal length above which a snapshot is written and the journal trimmed.
+_COMPACT_ENTRIES: Final = 64
 _FIRST_PORT: Final = 10_000
 
 
@@ -57,7 +59,7 @@ class Member:
         self.machine: Final = machine
         self.directory: Final = group.directories[name]
         self.streams: Final = group.streams
-        self.compact_entries: Final = group.compact_entries
+        self.compact_entries: Final = _COMPACT_ENTRIES
         self.is_paused = False
         self.is_gone = False
         self._group: Final = group
@@ -160,7 +162,6 @@ class RaftGroup:
             node is down.
         sync_ns: returns the nanoseconds that a node's disk took since the last call.
         on_fatal: called with a node that must stop, and the reason; the node is dead then.
-        compact_entries: journal length above which a snapshot is written and the journal trimmed.
 
     """
 
@@ -173,7 +174,6 @@ class RaftGroup:
         *,
         sync_ns: Callable[[str], int] = lambda _name: 0,
         on_fatal: Callable[[str, str], object] | None = None,
-        compact_entries: int = 64,
     ) -> None:
         self.kernel: Final[Kernel] = network.kernel
         self.names: Final = tuple(names)
@@ -183,7 +183,6 @@ class RaftGroup:
         self.sync_ns: Final = sync_ns
         #: May change at any time.
         self.on_fatal = on_fatal or _refuse
-        self.compact_entries: Final = compact_entries
         #: Called after each event of a node: it has applied a command, for example.
         self.on_applied: Callable[[], object] = lambda: None
         #: The live nodes.

@@ -60,8 +60,8 @@ def parse(text: str, name: str = "position", *, excluded: Sequence[str] = ()) ->
     return lambda _: rid
 
 
-def parse_stop(text: str, name: str = "--to") -> Find:
-    """Return the same for the position before which a reader stops.
+def parse_stop(text: str) -> Find:
+    """Return the same for `--to`: the position before which a reader stops.
 
     "end" is the position after the last stable one, and "recent" is not allowed.
     """

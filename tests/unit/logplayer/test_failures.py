@@ -317,7 +317,7 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
         "all servers of a shard lose their memory at durability level `memory`": {
             f"{_REAL}_player_losses": "what_was_played_stays_and_what_is_left_is_played_once",
         },
-        "the log is trimmed by force behind a task's position": {
+        "the log is trimmed by force past a task's position": {
             f"{_UNIT}/test_task": "a_cursor_below_the_trim_point_fails_the_task"
             " records_that_are_trimmed_by_force_under_a_slow_task_fail_it",
         },

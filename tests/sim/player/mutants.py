@@ -227,7 +227,7 @@ def mutant(draw: Callable[[int], PlayerPlan]) -> Callable[..., Any]:
 
 @mutant(unknown)
 def position_apart_from_effect() -> Iterator[None]:
-    """A target does the effect and stores the position in one atomic step (P3)."""
+    """A target does the effect and stores the position in one atomic step."""
     apply, steps = Store.apply, 0
 
     def applied(self: Store, row: Row, batch: Batch) -> None:
@@ -245,7 +245,7 @@ def position_apart_from_effect() -> Iterator[None]:
 
 @mutant(zombies)
 def no_fence() -> Iterator[None]:
-    """A target stores the term before the first step of a claim (P4)."""
+    """A target stores the term before the first step of a claim."""
     opened = Store.open
 
     def only_read(self: Store, task: Task) -> Opened:
@@ -269,7 +269,7 @@ def no_fence() -> Iterator[None]:
 
 @mutant(zombies_and_seeks)
 def term_is_not_compared() -> Iterator[None]:
-    """A target refuses a step of another term (P3)."""
+    """A target refuses a step of another term."""
 
     def delivered(self: Store, batch: Batch) -> None:
         row = self.rows.get(batch.task.partition)
@@ -283,7 +283,7 @@ def term_is_not_compared() -> Iterator[None]:
 
 @mutant(seeks)
 def seek_without_number() -> Iterator[None]:
-    """A seek of the cursor counts more than the position of the target (P7)."""
+    """A seek of the cursor counts more than the position of the target."""
 
     def opened(self: Store, task: Task) -> Opened:
         row = self.rows.get(task.partition)
@@ -299,7 +299,7 @@ def seek_without_number() -> Iterator[None]:
 
 @mutant(unknown)
 def answers_come_before_the_disk() -> Iterator[None]:
-    """A target answers a step when its effect is durable (P6)."""
+    """A target answers a step when its effect is durable."""
     with replaced(Store, "flush", lambda *_: None):
         yield
 
@@ -309,7 +309,7 @@ def answers_come_before_the_disk() -> Iterator[None]:
 
 @mutant(after_effect)
 def unknown_is_failure() -> Iterator[None]:
-    """After a step of unknown outcome the target is opened before anything else (P5)."""
+    """After a step of unknown outcome the target is opened before anything else."""
     retry = PlayerTask._retry
 
     def retried(self: PlayerTask, error: Exception, step: str) -> None:
@@ -323,7 +323,7 @@ def unknown_is_failure() -> Iterator[None]:
 
 @mutant(unknown_twice)
 def unknown_is_success() -> Iterator[None]:
-    """A step of unknown outcome is not taken for done (P5)."""
+    """A step of unknown outcome is not taken for done."""
     on_error = PlayerTask._on_error
 
     def passed(self: PlayerTask, error: Exception, step: str) -> None:
@@ -338,7 +338,7 @@ def unknown_is_success() -> Iterator[None]:
 
 @mutant(unknown)
 def cursor_first() -> Iterator[None]:
-    """The cursor moves to what is durable at the target only (P6)."""
+    """The cursor moves to what is durable at the target only."""
     deliver = PlayerTask._deliver_cut
 
     def moved(self: PlayerTask, limit: int) -> None:
@@ -354,7 +354,7 @@ def cursor_first() -> Iterator[None]:
 
 @mutant(empties)
 def empty_target_is_fresh() -> Iterator[None]:
-    """A target without a position, behind a cursor that moved, fails the task (P7)."""
+    """A target without a position, behind a cursor that moved, fails the task."""
 
     def unmoved(*arguments: Any) -> Task:
         return Task(*arguments[:-1], False)
@@ -380,7 +380,7 @@ def ring_skips() -> Iterator[None]:
 
 @mutant(unknown)
 def steps_leave_gaps() -> Iterator[None]:
-    """Batches of a task follow each other without a gap (P9)."""
+    """Batches of a task follow each other without a gap."""
     on_opened = PlayerTask._on_opened
 
     def ahead(self: PlayerTask, opened: Opened) -> None:
@@ -552,6 +552,6 @@ def emptied_directory_is_complete() -> Iterator[None]:
 
 @mutant(losses_of_files)
 def emptied_directory_is_fresh() -> Iterator[None]:
-    """A directory without an identity, behind a cursor that moved, fails the task (P7)."""
+    """A directory without an identity, behind a cursor that moved, fails the task."""
     with replaced(FilesTarget, "_check_may_create", lambda _self, _task: None):
         yield

@@ -146,13 +146,13 @@ class Oracle:
         self.check()
 
     def refused(self, batch: Batch, row: Row | None) -> None:
-        """Check a delivery that the store refused (P5, P9)."""
+        """Check a delivery that the store refused."""
         name = batch.task.cursor
         is_own = row is not None and row.term == batch.task.term
         is_replaced = batch.task.target in self.emptied | self._restored
         is_explained = name in self.late or is_replaced
         assert not is_own or is_explained, (
-            f"P5: {name} delivers from {batch.start}, its target is at {row and row.position}"
+            f"{name} delivers from {batch.start}, its target is at {row and row.position}"
         )
 
     def delivered(self, batch: Batch) -> None:

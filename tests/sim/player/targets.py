@@ -49,7 +49,7 @@ class Row:
 
 
 class Store:
-    """A transactional store: each step is one atomic transaction (rules P3, P4 and P7)."""
+    """A transactional store: each step is one atomic transaction."""
 
     stores_position: Final = True
 

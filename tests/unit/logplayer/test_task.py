@@ -116,7 +116,7 @@ def test_a_repeated_batch_has_the_records_of_the_first_attempt() -> None:
     assert world.payloads() == log_payloads(world)
 
 
-# --- moves of the cursor (P6) ---
+# --- moves of the cursor ---
 
 
 def test_the_cursor_moves_only_to_what_the_target_has() -> None:
@@ -192,7 +192,7 @@ def test_a_target_asks_for_a_pause() -> None:
 
 
 def test_a_target_that_stores_positions_is_opened_after_a_failure() -> None:
-    """P5: an unknown outcome is not taken for a failure or a success."""
+    """An unknown outcome is not taken for a failure or a success."""
     for fault in ("before", "after", "late"):
         world, player = played()
         player.fault = once("deliver", fault)
@@ -267,7 +267,7 @@ def test_a_map_that_fails_fails_the_task(error: BaseException) -> None:
     assert "KeyError" in player.task().error
 
 
-# --- opening (P7) ---
+# --- opening ---
 
 
 def test_an_empty_target_behind_a_cursor_that_moved_fails_the_task() -> None:

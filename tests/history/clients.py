@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import ziplog
 from tests.history import events
@@ -254,7 +254,7 @@ class Client:
         op = self._recorder.next_op()
         self._recorder.call(events.Resolve(op, now(), of))
         try:
-            answer: Any = error.resolve(_RESOLVE_S)  # type: ignore[attr-defined,unused-ignore]
+            answer = error.resolve(_RESOLVE_S)
         except OutcomeUnknownError as again:
             self._recorder.result(failed(op, again))
             self._doubts.append((of, again))
@@ -312,7 +312,7 @@ class Client:
         op = self._recorder.next_op()
         self._recorder.call(events.Sync(op, now()))
         try:
-            rid: RecordId = self._log.sync()  # type: ignore[attr-defined,unused-ignore]
+            rid = self._log.sync()
             self._recorder.result(events.Synced(op, now(), rid.gsn))
         except Exception as error:  # noqa: BLE001
             self._recorder.result(failed(op, error))

@@ -29,7 +29,7 @@ _END: Final = -1
 
 
 class Cycle(NamedTuple):
-    """Transactions in a circle, and the kind of the edge that leaves each."""
+    """The transactions of a cycle, and the kind of the edge that leaves each."""
 
     nodes: list[int]
     kinds: list[int]

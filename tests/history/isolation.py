@@ -17,7 +17,7 @@ from tests.history.bank import Bank
 from tests.history.graph import LOG, PROCESS, REALTIME, RW, WR, WW, Cycle, Graph
 from tests.history.lists import Lists
 from tests.history.registers import Registers
-from tests.history.transactions import ABORTED, COMMITTED, NEVER_REPORTED
+from tests.history.transactions import ABORTED, COMMITTED
 from tests.history.violation import Violation
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ _LEVELS: Final = (0, PROCESS, PROCESS | REALTIME, PROCESS | REALTIME | LOG)
 _ENDS: Final = ((LOG, "-log"), (REALTIME, "-realtime"), (PROCESS, "-process"))
 #: Kinds of which one edge leads off, and kinds of the others; the worst first.
 _SHAPES: Final = ((WW, WW), (WR, WW | WR), (RW, WW | WR), (RW, WW | WR | RW))
-#: Circles that are looked at closely, and nodes that are visited to find a shortest one in each.
-_LOOKED_AT: Final = 50
+#: Components that are examined, and nodes that are visited to find a shortest cycle in each.
+_MAX_EXAMINED: Final = 50
 _VISITS: Final = 300_000
-#: A circle of more transactions is hard to understand.
+#: A cycle of more transactions is hard to understand.
 _LONG: Final = 4
 #: Maximum number of transactions of a cycle that a report describes.
 _MAX_DESCRIBED: Final = 12
@@ -155,19 +155,19 @@ class Judgement:
                     "position", after, f"has the position of {before}, {after.position}"
                 )
 
-    # --- circles ---
+    # --- cycles ---
 
     def _search(self, graph: Graph) -> None:
         components = sorted(graph.components(), key=len)
-        for component in components[:_LOOKED_AT]:
+        for component in components[:_MAX_EXAMINED]:
             self._examine(graph, component)
-        if len(components) > _LOOKED_AT:
-            count = len(components) - _LOOKED_AT
-            source = self._all[min(components[_LOOKED_AT])].source
-            self.violations.append(Violation("cycle", f"{count} more groups in circles", source))
+        if len(components) > _MAX_EXAMINED:
+            count = len(components) - _MAX_EXAMINED
+            source = self._all[min(components[_MAX_EXAMINED])].source
+            self.violations.append(Violation("cycle", f"{count} more groups in cycles", source))
 
     def _examine(self, graph: Graph, component: list[int]) -> None:
-        """Report the shortest circle of each shape, by the weakest promise that is broken."""
+        """Report the shortest cycle of each shape, by the weakest promise that is broken."""
         among = set(component)
         for extras in _LEVELS:
             found = self._of_each_shape(graph, among, extras)
@@ -179,9 +179,9 @@ class Judgement:
             self._report(name, cycle)
 
     def _of_two(self, graph: Graph, among: set[int]) -> dict[str, Cycle]:
-        """Return circles of a transaction and one that it must precede, and that was over before.
+        """Return cycles of a transaction and one that it must precede, and that was over before.
 
-        By data alone, an old read may show in long circles only.
+        By data alone, an old read may show in long cycles only.
         """
         found: dict[str, Cycle] = {}
         for source, target, kind in graph.direct(among, WW | WR | RW):
@@ -213,7 +213,7 @@ class Judgement:
     def _shortest(self, graph: Graph, part: list[int], first: int, others: int) -> Cycle | None:
         among = set(part)
         best: Cycle | None = None
-        shortest, budget = NEVER_REPORTED, _VISITS
+        shortest, budget = graph.transactions + 1, _VISITS
         for start in sorted(part):
             if start >= graph.transactions or budget < 0 or shortest == 2:
                 break

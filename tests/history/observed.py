@@ -164,6 +164,22 @@ class Trimming(NamedTuple):
     source: int
 
 
+class _OpenInsert(NamedTuple):
+    """An insert, or its `resolve`, without a result so far."""
+
+    #: The index of its first record, and the number of its records.
+    first: int
+    count: int
+    is_resolve: bool
+
+
+class _OpenCall(NamedTuple):
+    """Another call without a result so far."""
+
+    call: Any
+    source: int
+
+
 class Observed:
     """Everything that is known of a history."""
 
@@ -228,7 +244,7 @@ class _Process:
         self._path: Final = path
         self._source = base
         #: Calls without a result so far, by number.
-        self._open: Final[dict[int, Any]] = {}
+        self._open: Final[dict[int, _OpenInsert | _OpenCall]] = {}
         #: Inserts of unknown outcome: the first record, and the number of records.
         self._doubts: Final[dict[int, tuple[int, int]]] = {}
         self._subscriptions: Final[dict[int, Subscription]] = {}
@@ -279,9 +295,10 @@ class _Process:
                 what = "a second header" if isinstance(event, events.Header) else "no call for it"
                 raise HistoryError(f"{self._path}:{number}: {what}") from None
         self._observed.lines += number
-        for call, source in (entry for entry in self._open.values() if len(entry) == 2):
-            if isinstance(call, events.Trim):
-                self._observed.trims.append(Trimming(call.at, END, call.gsn, source))
+        for entry in self._open.values():
+            if isinstance(entry, _OpenCall) and isinstance(entry.call, events.Trim):
+                trim = Trimming(entry.call.at, END, entry.call.gsn, entry.source)
+                self._observed.trims.append(trim)
 
     def _header(self, event: events.Event) -> None:
         if not isinstance(event, events.Header) or event.version != events.VERSION:
@@ -292,7 +309,7 @@ class _Process:
 
     def _call(self, event: events.Call) -> None:
         self._observed.operations += 1
-        self._open[event.op] = (event, self._source)
+        self._open[event.op] = _OpenCall(event, self._source)
 
     # --- inserts ---
 
@@ -319,7 +336,7 @@ class _Process:
             records.is_append.append(event.sealed)
             records.sealed.append(END)
             records.goes_on.append(len(records) - 1 > first)
-        self._open[event.op] = (first, len(event.payloads), events.Insert)
+        self._open[event.op] = _OpenInsert(first, len(event.payloads), is_resolve=False)
 
     def _inserted(self, event: events.Inserted) -> None:
         first, count, _ = self._open.pop(event.op)
@@ -368,7 +385,7 @@ class _Process:
     def _resolve(self, event: events.Resolve) -> None:
         self._observed.operations += 1
         first, count = self._doubts[event.of]
-        self._open[event.op] = (first, count, events.Resolve)
+        self._open[event.op] = _OpenInsert(first, count, is_resolve=True)
 
     def _resolved(self, event: events.Resolved) -> None:
         first, count, _ = self._open.pop(event.op)
@@ -400,10 +417,9 @@ class _Process:
             subscription.failed, subscription.at = event, event.at
             return
         entry = self._open.pop(event.op)
-        if len(entry) == 3:
-            first, count, kind = entry
-            if kind is events.Insert:
-                self._insert_failed(event, first, count)
+        if isinstance(entry, _OpenInsert):
+            if not entry.is_resolve:
+                self._insert_failed(event, entry.first, entry.count)
             return
         call, source = entry
         if isinstance(call, events.Read):

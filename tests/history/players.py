@@ -137,9 +137,9 @@ def _owners(task: TaskSteps) -> Iterator[Violation]:
 
 
 def _sequence(task: TaskSteps) -> Iterator[Violation]:
-    """A step starts where the one before it stopped; after an unknown outcome, an open is first.
+    """In a claim, a step starts where the last one stopped.
 
-    That is P5 and P9 of docs/decisions.md, for each claim of each process.
+    After a step of unknown outcome, a target that stores positions is opened first.
     """
     calls: list[Opening | Delivery] = [*task.openings, *task.deliveries]
     calls.sort(key=lambda one: one.source)
@@ -167,7 +167,7 @@ def _sequence(task: TaskSteps) -> Iterator[Violation]:
 
 
 def _same_records(task: TaskSteps) -> Iterator[Violation]:
-    """Steps of one range have the same records, whichever process takes them (P1, P2)."""
+    """Steps of one range have the same records, whichever process takes them."""
     done = [one for one in task.deliveries if one.at != END]
     known = sorted({gsn for one in done for gsn in one.call.gsns})
     for one in done:
@@ -203,7 +203,7 @@ def _once(task: TaskSteps) -> Iterator[Violation]:
 
 
 def _held(task: TaskSteps, cursors: dict[Era, Highest]) -> Iterator[Violation]:
-    """An open returns a position that the target can hold, and no cursor is above it (P3, P6)."""
+    """An open returns a position that the target can hold, and no cursor is above it."""
     began: dict[Era, int] = {}
     done: dict[Era, list[tuple[int, int]]] = defaultdict(list)
     stops: dict[Era, dict[int, int]] = defaultdict(dict)
@@ -240,7 +240,7 @@ def _eras(era: Era) -> tuple[Era, Era]:
 
 
 def _first_deliveries(task: TaskSteps) -> Iterator[Violation]:
-    """First deliveries are in order, and a claim repeats nothing below its position (P8)."""
+    """First deliveries are in order, and a claim repeats nothing below its position."""
     tops: dict[Era, list[tuple[int, int]]] = defaultdict(list)
     first: dict[tuple[Era, int], int] = {}
     for one in task.deliveries:

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.history.graph import RW, WR, WW
-from tests.history.transactions import ABORTED, IN_DOUBT, NEVER_REPORTED
-from tests.history.violation import Violation
+from tests.history.transactions import ABORTED, IN_DOUBT
+from tests.history.violation import END, Violation
 
 if TYPE_CHECKING:
     from tests.history.graph import Graph
@@ -101,12 +101,12 @@ class Registers:
         for found in self.keys.values():
             self._values(found)
             _order(found)
-            circle = _circle(found.later)
-            if circle is None:
+            cycle = _cycle(found.later)
+            if cycle is None:
                 _add(found, graph)
             else:
-                values = " before ".join(map(str, circle))
-                by = found.writes[circle[1]].by
+                values = " before ".join(map(str, cycle))
+                by = found.writes[cycle[1]].by
                 text = f"wrote {found.key}, and its values have no possible order: {values}"
                 self._report_violation("incompatible-order", by, text)
         for found in self.keys.values():
@@ -176,9 +176,7 @@ def _by_time(final: list[tuple[Any, Transaction]], later: dict[Any, set[Any]]) -
 
     Edges start only at the *frontier*, the writes without a successor; the rest follows.
     """
-    returned = sorted(
-        ((by.at, value, by) for value, by in final if by.at != NEVER_REPORTED), key=_at
-    )
+    returned = sorted(((by.at, value, by) for value, by in final if by.at != END), key=_at)
     frontier: dict[Any, Transaction] = {}
     done = 0
     for value, by in sorted(final, key=lambda row: row[1].called):
@@ -195,7 +193,7 @@ def _at(row: tuple[int, Any, Transaction]) -> int:
     return row[0]
 
 
-def _circle(later: dict[Any, set[Any]]) -> list[Any] | None:
+def _cycle(later: dict[Any, set[Any]]) -> list[Any] | None:
     """Return values that are each before the next, the first one again at the end; or None."""
     before: dict[Any, int] = {}
     for values in later.values():

@@ -156,7 +156,7 @@ def _order(subscription: Subscription) -> Iterator[Violation]:
 
 
 def _others(subscription: Subscription) -> Iterator[Violation]:
-    """Return the records of shards that the subscription did not ask for."""
+    """A subscription of some shards delivers records of these shards only."""
     only = subscription.only
     for index, (gsn, shard) in enumerate(zip(subscription.gsns, subscription.shards, strict=True)):
         if shard not in only:

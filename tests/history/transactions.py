@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tests.history.violation import END
+
 if TYPE_CHECKING:
     from tests.history import events
     from tests.history.events import Step
 
 #: Outcomes of a transaction.
 COMMITTED, ABORTED, IN_DOUBT = 1, 2, 3
-#: Later than everything.
-NEVER_REPORTED: Final = 2**63 - 1
 #: Public exceptions of LogDB, in addition to those of the log.
 PUBLIC_ERRORS: Final = frozenset({"TransactionAborted", "SnapshotExpired"})
 _SHOWN: Final = 6
@@ -36,8 +36,8 @@ class Transaction:
     #: Of its call; of its result.
     source: int
     result_source: int = 0
-    #: Time of its result.
-    at: int = NEVER_REPORTED
+    #: Time of its result; `END`: there is none.
+    at: int = END
     state: int = IN_DOUBT
     #: The gsn of its commit record; 0: not known.
     position: int = 0

@@ -180,7 +180,7 @@ class Transactor:
     def _resolve(self, op: int, steps: list[Step], error: OutcomeUnknownError) -> bool:
         for _ in range(_RESOLVE_TIMES):
             try:
-                rid = error.resolve(_RESOLVE_S)  # type: ignore[attr-defined,unused-ignore]
+                rid = error.resolve(_RESOLVE_S)
             except (OutcomeUnknownError, *_NOTHING):
                 continue
             except Exception as other:  # noqa: BLE001

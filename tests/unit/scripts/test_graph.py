@@ -1,4 +1,4 @@
-"""Edges by joints say the same as edges one by one; circles are found, and the shortest of them."""
+"""Edges by joints say the same as edges one by one; cycles are found, and the shortest of them."""
 
 from __future__ import annotations
 

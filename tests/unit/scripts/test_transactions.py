@@ -180,7 +180,7 @@ def test_each_injected_error_is_found(tmp_path: Path, name: str) -> None:
     assert applied >= 10
 
 
-# --- circles, in words ---------------------------------------------------------------------------
+# --- cycles, in words ----------------------------------------------------------------------------
 
 
 def test_a_cycle_is_reported_with_operations_and_lines(tmp_path: Path) -> None:

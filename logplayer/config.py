@@ -100,7 +100,7 @@ class FileOptions(PlayerOptions):
 class TargetHead:
     """The keys of `[[target]]` that are no settings."""
 
-    name: Annotated[str, Key("The target's name.", str, rule=settings.NAME_RULE)]
+    name: Annotated[str, Key("The target's name.", str, rule=settings.TARGET_NAME_RULE)]
     kind: Annotated[str, Key("The target's kind.", str, choices=tuple(KINDS))]
 
 

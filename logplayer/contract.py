@@ -9,6 +9,7 @@ as its own. See docs/player.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, Protocol, overload
 
@@ -20,6 +21,10 @@ from ziplog.types import Record
 #: A pure function of a record: what a target receives in its place; None or []: nothing.
 Map = Callable[[Record], Record | list[Record] | None]
 MAP_RULE: Final = "a function of a record that returns a record, a list of records or None"
+
+#: The names of players and targets; they are parts of the names of cursors.
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}", re.ASCII)
+NAME_RULE: Final = "1 to 48 letters, digits, '.', '_' or '-', the first a letter or digit"
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
-from logplayer.contract import MAP_RULE, TargetSpec
+from logplayer.contract import MAP_RULE, NAME, NAME_RULE, TargetSpec
 from ziplog.config_keys import Key, check_fields
 from ziplog.core.cursors import MAX_HOLD_S
 from ziplog.errors import ConfigError
@@ -23,7 +22,6 @@ MAX_TASKS: Final = 256
 OnFailed = Literal["stay", "exit"]
 ON_FAILED: Final = get_args(OnFailed)
 _MIB: Final = 1024 * 1024
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class PlayerOptions:
         Key(
             "The player's name: its cursors are NAME/TARGET/PARTITION.",
             str,
-            pattern=_NAME,
-            rule="1 to 48 letters, digits, '.', '_' or '-', the first a letter or digit",
+            pattern=NAME,
+            rule=NAME_RULE,
         ),
     ]
     lease_s: Annotated[

@@ -8,21 +8,25 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
-from logplayer.contract import MAP_RULE, Map, OnRejected, Seeks, Target, TargetSpec
+from logplayer.contract import (
+    MAP_RULE,
+    NAME,
+    NAME_RULE,
+    Map,
+    OnRejected,
+    Seeks,
+    Target,
+    TargetSpec,
+)
 from logplayer.member_mark import MEMBERS
 from ziplog.config_keys import Key
 from ziplog.errors import ConfigError
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}", re.ASCII)
-NAME_RULE: Final = (
-    "1 to 48 of the characters A-Z a-z 0-9 . _ -, the first one a letter or a digit; and not"
-    " 'members'"
-)
+TARGET_NAME_RULE: Final = f"{NAME_RULE}; and not {MEMBERS!r}"
 _HOUR_MS: Final = 3_600_000
 _HOUR_S: Final = 3600
 
@@ -165,8 +169,8 @@ def target_spec(
         ConfigError: the name or a setting is invalid, or there is no setting of this name.
 
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == MEMBERS:
-        raise ConfigError("the target's name", name, NAME_RULE)
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name == MEMBERS:
+        raise ConfigError("the target's name", name, TARGET_NAME_RULE)
     where = f"target {name}"
     if not receiver and not callable(connect):
         raise ConfigError("connect", connect, "a function that returns a target", where)

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from fault_injection.trial import first, in_one_line
 from player_trial.trial import Trial
 
 from ziplog.errors import ZiplogError
@@ -46,8 +47,8 @@ def main() -> int:
             wrong, figures = trial.judge()
             say(figures)
     except (ZiplogError, RuntimeError, OSError) as error:
-        wrong = [str(error)]
-    for text in wrong:
+        wrong = [in_one_line(error)]
+    for text in first(wrong):
         say(f"WRONG {text}")
     if wrong:
         say(f"not as promised; see {folder}")

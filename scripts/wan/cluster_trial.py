@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from metrics.windows import percentile
+
 from wan import layout
 from ziplog.local import Cluster
 
@@ -86,11 +88,11 @@ def report(result: Mapping[str, Any], regions: Sequence[str]) -> None:
             " each record, everything between regions included"
         )
     for region, found in result["regions"].items():
-        latencies = sorted(found["latencies_ms"])
+        latencies = found["latencies_ms"]
         line = f"{region}: {len(latencies)} inserts"
         if latencies:
-            p99 = latencies[len(latencies) * 99 // 100]
-            line += f", p50 {statistics.median(latencies):.1f} ms, p99 {p99:.1f} ms"
+            p50, p99 = statistics.median(latencies), percentile(latencies, 99)
+            line += f", p50 {p50:.1f} ms, p99 {p99:.1f} ms"
         print(f"{line}, errors {found['errors']}")
         print(f"   client: { {k: v for k, v in found['stats'].items() if v} }")
         for shard, times in sorted(found["delivered_ms"].items()):

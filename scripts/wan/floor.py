@@ -13,6 +13,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from metrics.windows import percentile
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -69,14 +71,14 @@ def measure(
         for pair in combinations(regions, 2):
             asked = round_trips_ms.get(pair, round_trips_ms.get(pair[::-1], 0.0))
             host = network.address(pair[1])
-            times = sorted(_probe(network, pair[0], "ping", host, str(count)))
+            times = _probe(network, pair[0], "ping", host, str(count))
             started, before = time.monotonic(), network.report()["cpu_s"]
             rate = _probe(network, pair[0], "stream", host, str(mib))
             used = network.report()["cpu_s"] - before
             found[pair] = Floor(
                 asked,
                 statistics.median(times) if times else float("nan"),
-                times[len(times) * 99 // 100] if times else float("nan"),
+                percentile(times, 99) if times else float("nan"),
                 len(times) / count,
                 rate,
                 used / (time.monotonic() - started),

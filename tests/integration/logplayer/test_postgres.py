@@ -245,6 +245,7 @@ def test_role_without_the_right_to_create_needs_the_tables_only(dsn: str) -> Non
     target = opened(dsn.replace("user=postgres", "user=player"))
     target.deliver(batch(task(), 1, 4))
     target.close()
+    assert run(dsn, "SELECT count(*) FROM records") == [(3,)]
     run(dsn, "DROP OWNED BY player; DROP ROLE player")
 
 

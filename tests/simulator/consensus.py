@@ -152,14 +152,13 @@ class OrderedLog:
         """Remove the leader; the next one commits its open proposals, or they are lost."""
         chance = self.kernel.random.random
         survives = int(chance() * (len(self._open_proposals) + 1))
-        self._open_proposals, kept = [], self._open_proposals[:survives]
+        # The next leader has the first ones, and commits them when it starts.
+        del self._open_proposals[survives:]
         former, self.leader = self.leader, ""
         self._term += 1
         for name in self._reachable():
             if name != former:
                 self._members[name].on_event(LeaderChanged("", is_self=False))
-        for command in kept:  # the next leader has them, and commits them when it starts
-            self._open_proposals.append(command)
         self._elect_soon()
 
     def _step_down(self, member: Member) -> None:

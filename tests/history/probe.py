@@ -14,6 +14,7 @@ from tests.history.clients import failed
 from tests.history.events import now
 from tests.history.payloads import PER_CLIENT, payload
 from ziplog import ZiplogError
+from ziplog.status_document import nodes_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -139,14 +140,8 @@ class Probe(Health):
 
 def _unhealthy_in(status: dict[str, Any]) -> dict[str, str]:
     """Return the nodes and shards of a status document that are not as they should be."""
-    found = {}
-    for node in (*status["mms"], *status.get("failure_handlers", ())):
-        if node["state"] != "up":
-            found[node["name"]] = node["state"]
+    found = {n["name"]: n["state"] for n in nodes_of(status) if n["state"] != "up"}
     for shard in status["shards"]:
         if shard["state"] != "live":
             found[f"shard {shard['id']}"] = shard["state"]
-        for replica in shard["replicas"]:
-            if replica["state"] != "up":
-                found[replica["name"]] = replica["state"]
     return found

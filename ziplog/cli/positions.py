@@ -65,7 +65,7 @@ def parse_stop(text: str) -> Find:
 
     "end" is the position after the last stable one, and "recent" is not allowed.
     """
-    find = parse(text, name, excluded=("recent",))
+    find = parse(text, "--to", excluded=("recent",))
     if text != "end":
         return find
     return lambda log: ziplog.RecordId(find(log).gsn + 1, 0)

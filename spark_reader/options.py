@@ -225,6 +225,8 @@ _READERS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     MAX_BYTES: ("max_bytes_per_batch", _size),
     TIMEOUT: ("timeout_s", seconds),
 }
+#: The names of all options.
+NAMES: Final = tuple(_READERS)
 
 
 # --- contradictions ---

@@ -6,7 +6,7 @@ invariants: AckedStays, StableAgree, NoDup, DelivAgree.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shard.replica import Replica
 from shard.state.sessions import END
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ziplog.core.entries import SessionTable
     from ziplog.core.view import LeaseRun
     from ziplog.segments.entry import Entry
+
+#: Length of a range whose positions are looked up one by one.
+_SHORT_RANGE: Final = 100_000
 
 
 def replicas_of(world: World, shard: int, f: int) -> list[Replica]:
@@ -115,27 +118,37 @@ def check_quiet(
 def _check_positions(shard: int, truth: Sequence[Entry], runs: Sequence[LeaseRun]) -> None:
     """Every owned position is decided once, upwards, without a hole."""
 
-    def owner(gsn: int) -> int:
-        run = next(run for run in runs if run.first.base <= gsn < run.last.stop)
-        return run.lease_at(gsn).owner(gsn)
+    def owned(start: int, stop: int) -> list[int]:
+        """Return the shard's positions of [start, stop); the leases search a long range."""
+        if stop - start <= _SHORT_RANGE:
+            return [gsn for gsn in range(start, stop) if _owner(runs, gsn) == shard]
+        found: list[int] = []
+        for run in runs:
+            while (gsn := run.next_owned(shard, start)) < min(stop, run.last.stop):
+                found.append(gsn)
+                start = gsn + 1
+        return found
 
     end = 1
     for entry in truth:
         decision = entry.decision
         if isinstance(decision, Skip):
             assert end <= decision.start < decision.stop
-            assert all(owner(gsn) != shard for gsn in range(end, decision.start))
+            assert owned(end, decision.start) == [], "a position was passed undecided"
             end = decision.stop
         elif isinstance(decision, Place):
             run = next(run for run in runs if decision.gsns[0] < run.last.stop)
             lease = run.lease_at(decision.gsns[0])
             assert all(lease.owner(gsn) == shard for gsn in decision.gsns), "not its own position"
             assert {lease.epoch_at(gsn) for gsn in decision.gsns} == {decision.epoch}
-            covered = range(end, decision.gsns[-1] + 1)
-            assert len(covered) > 100_000 or [g for g in covered if owner(g) == shard] == (
-                decision.gsns
-            ), "a position was passed undecided"
-            end = decision.gsns[-1] + 1
+            stop = decision.gsns[-1] + 1
+            assert owned(end, stop) == decision.gsns, "a position was passed undecided"
+            end = stop
+
+
+def _owner(runs: Sequence[LeaseRun], gsn: int) -> int:
+    run = next(run for run in runs if run.first.base <= gsn < run.last.stop)
+    return run.lease_at(gsn).owner(gsn)
 
 
 def _check_jobs(client: Client, shard: int, placed: dict[tuple[bytes, int], Place]) -> None:

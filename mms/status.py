@@ -140,12 +140,15 @@ def _obstacle(
 ) -> str | None:
     """Return why a shard cannot be recovered now, and what to do; None: it can, or need not."""
     replicas = servers.replicas(placement.shard)
-    if all(one.state(now) == "down" for one in replicas):
+    states = {one.state(now) for one in replicas}
+    if placement.state != "recovering" and states <= {"up", "full"}:
+        return None  # The failure handler's heartbeat is older than the end of the recovery.
+    if states == {"down"}:
         names = " and ".join(server.name for server in replicas)
         return f"no server of the shard is up; start {names}"
     if obstacles is not None:
         return obstacles.get(placement.shard)
-    if placement.state == "recovering" or any(one.state(now) == "limbo" for one in replicas):
+    if placement.state == "recovering" or "limbo" in states:
         return (
             "no failure handler leads, and only its leader recovers shards; start a majority of the"
             " failure handlers (a cluster file without them needs one)"

@@ -7,6 +7,8 @@ from tests.unit.mms.world import World, config
 from ziplog.core.node import PeersChanged
 from ziplog.wire import (
     ChangeShard,
+    HandlerHeartbeat,
+    Obstacle,
     Remove,
     Trim,
 )
@@ -45,6 +47,17 @@ def test_the_status_document() -> None:
         "state": "up", "full": None, "version": "0.1", "wire_versions": [1, 1],
         "disk": {"free_bytes": 0, "reserve_bytes": 0, "full": False},
     }  # fmt: skip
+
+
+def test_live_shard_has_no_obstacle_of_an_older_heartbeat() -> None:
+    world = World(config(handlers=1)).lead().run(5 * S)
+    obstacle = Obstacle(0, "start shard-0-0")
+    world.send(HandlerHeartbeat(CLUSTER, "fh-0", 5, leader=True, obstacles=[obstacle]), b"handler")
+    server = next(one for one in world.servers if one.shard == 0)
+    assert world.status()["shards"][0]["obstacle"] is None
+    server.state = "limbo"
+    world.send_heartbeat(server)
+    assert world.status()["shards"][0]["obstacle"] == "start shard-0-0"
 
 
 def test_a_full_primary_makes_its_shard_refuse_and_a_full_backup_does_not() -> None:

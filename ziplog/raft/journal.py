@@ -51,7 +51,8 @@ _HEAD: Final = 8
 _UNFINISHED: Final = ("journal.new", "snapshot.tmp", "snapshot.received")
 _REMEDY: Final = (
     "do not use it; empty this directory, and the node copies everything from the other nodes"
-    " (without other nodes, restore a backup copy)"
+    " (without other nodes: `ziplog membership rebuild` writes a membership node's files again;"
+    " use no old copy)"
 )
 
 #: What is wrong with a file of a later form, and what to do.

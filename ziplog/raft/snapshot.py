@@ -78,7 +78,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
         except ValueError as error:
             raise JournalError(
                 f"snapshot {path} is damaged: empty its directory, and the node copies everything"
-                " from the other nodes (without other nodes, restore a backup copy)"
+                " from the other nodes (without other nodes: `ziplog membership rebuild` writes a"
+                " membership node's files again; use no old copy)"
             ) from error
 
 

@@ -237,8 +237,8 @@ class Log(Administration):
 
         A record whose insert or append begins after this call returned gets a higher position, at
         any shard and from any client: appends are linearizable (T 3.1). An append takes four
-        message delays (three in a log of one shard), an insert two; it waits while any shard
-        recovers.
+        message delays (three in a log of one shard), an insert two; when a server
+        fails, it waits until the next view of that server's shard has begun.
 
         Arguments and errors are those of `insert_after`, and one more:
 

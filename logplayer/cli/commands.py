@@ -130,7 +130,7 @@ def check(file: File, *, timeout: Timeout = 10.0) -> None:
     found = read(file)
     options = found.options
     with connect(",".join(options.endpoints), timeout) as log:
-        tasks = document(log, options.name, tasks_of(found))["tasks"]
+        tasks = document(log, options.name, tasks_of(found), timeout, _refuse)["tasks"]
         start, cluster = options.find_start(log), log.cluster_number
         check_start(log, options.name, found.targets, start)
     for spec, kind in zip(found.targets, found.kinds, strict=True):
@@ -146,6 +146,10 @@ def check(file: File, *, timeout: Timeout = 10.0) -> None:
             f" position {', '.join(positions)}"
         )
     say(f"{file} is valid: player {options.name}, {counted(len(tasks), 'task')}")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise UnavailableError(why)
 
 
 def _check_target(spec: TargetSpec) -> None:
@@ -191,7 +195,8 @@ def status(
     FILE.
 
     lag: age of the first record of the log after the cursor, also of another task's, and about how
-    many bytes one replica of each shard stores from there on; 0 if there is no such record.
+    many bytes one replica of each shard stores from there on; 0 if there is no such record; none
+    if a shard does not reply within --timeout.
     """
     name, tasks = player, None
     if Path(player).is_file() or player.endswith(".toml") or "/" in player:
@@ -200,16 +205,17 @@ def status(
         name, tasks = found.options.name, tasks_of(found)
     PlayerOptions(name)  # It checks the name.
     with connect(bootstrap, timeout) as log:
-        shown = document(log, name, tasks)
+        shown = document(log, name, tasks, timeout, say)
         if not watch or json or not sys.stdout.isatty():
             _print(shown, json=json)
             while watch:
                 time.sleep(_REFRESH_S)
-                _print(document(log, name, tasks), json=json)
+                _print(document(log, name, tasks, timeout, say), json=json)
             return
         with Live(_table(shown), auto_refresh=False, screen=True) as live:
             while True:
-                live.update(_table(document(log, name, tasks)), refresh=True)
+                shown = document(log, name, tasks, timeout, live.console.log)
+                live.update(_table(shown), refresh=True)
                 time.sleep(_REFRESH_S)
 
 

@@ -313,6 +313,7 @@ class Routing:
         for route in former:
             for name in route.names:
                 if name not in in_use:
+                    self._shortages.pop(name, None)
                     self._context.disconnect(name)
 
     def route(self, shard: int) -> Route | None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.properties import examples
 from tests.unit.ziplog.client.fakes import (
@@ -249,6 +250,20 @@ def test_error_names_the_lack_of_descriptors_for_connections_to_the_shard() -> N
     glass.step(ConnectionChanged(server, ""))
     glass.pass_time(2 * S)
     assert "this process" not in str(glass.answers[second])
+
+
+def test_the_lack_of_descriptors_is_forgotten_with_the_connection() -> None:
+    glass = connected()
+    glass.insert(b"x", timeout=1 * S)
+    server = endpoint(0, 1).encode()
+    glass.step(ConnectionChanged(server, f"{SHORTAGE}too many open files"))
+    former = placement(0)
+    moved = replace(former.replicas[1], endpoint="elsewhere:1")
+    routing = glass.core._routing
+    for view, replicas in ((2, (former.replicas[0], moved)), (3, former.replicas)):
+        routing.update_placements([replace(former, view=view, replicas=replicas)])
+    assert routing.route(0) is not None
+    assert "this process" not in routing.describe(0)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -230,11 +231,19 @@ def _check(until: object, *, is_async: bool, **functions: object) -> None:
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
-        if inspect.iscoroutinefunction(function) and not (is_async and name != "until"):
+        if _is_coroutine_function(function) and not (is_async and name != "until"):
             raise TypeError(
                 f"{name} must be a plain function: only `apply`, `undo` and `emit` of `aprocess`"
                 " may be coroutine functions"
             )
+
+
+def _is_coroutine_function(function: object) -> bool:
+    """Whether a call returns a coroutine, also of an object with an asynchronous `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - it may be a coroutine function
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 class _Run:

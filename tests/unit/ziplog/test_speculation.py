@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from concurrent import futures
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -211,12 +212,18 @@ def test_a_coroutine_function_that_nothing_awaits_is_refused(name: str) -> None:
     async def coroutine(*_: object) -> None:
         pytest.fail("it ran")
 
-    functions: dict[str, Any] = dict.fromkeys(["apply", "undo", "emit"], print) | {name: coroutine}
-    with pytest.raises(TypeError, match=f"{name} must be a plain function"):
-        process(Script(), **functions)  # type: ignore[arg-type]
-    if name == "until":
-        with pytest.raises(TypeError, match="until must be a plain function"):
-            asyncio.run(aprocess(AsyncScript(), **functions))  # type: ignore[arg-type]
+    class Coroutine:
+        async def __call__(self, *_: object) -> None:
+            pytest.fail("it ran")
+
+    plain: dict[str, Any] = dict.fromkeys(["apply", "undo", "emit"], print)
+    for function in (coroutine, Coroutine(), partial(coroutine), partial(Coroutine())):
+        functions = plain | {name: function}
+        with pytest.raises(TypeError, match=f"{name} must be a plain function"):
+            process(Script(), **functions)  # type: ignore[arg-type]
+        if name == "until":
+            with pytest.raises(TypeError, match="until must be a plain function"):
+                asyncio.run(aprocess(AsyncScript(), **functions))  # type: ignore[arg-type]
 
 
 def test_events_are_checked() -> None:

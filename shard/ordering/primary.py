@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from shard.ordering.admission import refuse_permanently
 from shard.ordering.awaiting_lease import UnitsAwaitingLease
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
-from shard.ordering.old_copies import lacks_reported
+from shard.ordering.old_copies import lacks_reported, lacks_requested
 from shard.ordering.waiters import Waiters
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from shard.state.replica_state import MAX_BACKLOG_BYTES
@@ -508,8 +508,8 @@ class Primary:
 
     def _resend(self, dst: bytes, first: int, bodies: int) -> None:
         """Send one backup decisions again; without decisions, only the watermarks."""
-        if first <= self._state.stream.stable:
-            return  # all replicas hold it: the request is old
+        if first <= self._state.stream.stable or lacks_requested(self._state, first):
+            return  # If all replicas hold it, the request is old.
         decisions: list[Decision] = []
         size = 0
         for decision in self._state.stream.decisions_after(first - 1)[:MAX_FORWARD_DECISIONS]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.shard.recovery_world import BACKUP, PRIMARY, acks, log, replica, send, start
-from tests.world import MS, insert
+from tests.world import MS, S, insert
 
 if TYPE_CHECKING:
     from tests.world import World
@@ -59,17 +59,26 @@ def test_a_server_with_an_old_copy_halts(name: str) -> None:
     assert acked(world) == {1, 2, 3, 4, 5, 6}
 
 
-def test_a_backup_halts_if_its_primary_has_placed_others_in_the_place_of_what_it_lacks() -> None:
-    world = restored(PRIMARY, later=1)
+@pytest.mark.parametrize("is_started_later", [False, True])
+@pytest.mark.parametrize("later", [1, 3])
+def test_a_primary_halts_that_has_placed_others_in_the_place_of_what_it_lacks(
+    later: int, *, is_started_later: bool
+) -> None:
+    world = restored(PRIMARY, later)
+    whole = log(world, BACKUP)
     world.paused.add(BACKUP)
     for seq in range(7, 10):
         send(world, insert(seq), PRIMARY)
     world.run(20 * MS)
     world.paused.discard(BACKUP)
-    world.run(20 * MS)
-    ((_, reason),) = world.halts
-    assert "the primary has another entry of number " in reason
-    assert acked(world) == {1, 2, 3, 4}
+    if is_started_later:
+        world.restart(BACKUP)
+    assert world.run_until(lambda: bool(world.halts), 5 * S)
+    ((halted, reason),) = world.halts
+    assert halted == PRIMARY
+    assert "a backup has other entries in view 1 of shard 0" in reason
+    assert log(world, BACKUP) == whole
+    assert acked(world) == set(range(1, 4 + later))
 
 
 def test_what_a_clean_restart_repeats_is_no_sign_of_an_old_copy() -> None:

@@ -43,12 +43,11 @@ def test_a_mark_of_another_form_says_nothing(mark: bytes) -> None:
 def listed(world: World) -> dict[int, str]:
     """Return the states of the tasks as `ziplog player status` prints them."""
     cursors = [_info(cursor, 0) for cursor in world.service.table.in_order()]
-    log: Any = SimpleNamespace(
-        cursors=lambda _pattern: cursors,
-    )
+    log: Any = SimpleNamespace(cursors=lambda _pattern, timeout: cursors if timeout else [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logplayer.cli.positions._lag", lambda *_: _Lag(0.0, 0))
-        return {one["partition"]: one["state"] for one in document(log, "orders", None)["tasks"]}
+        tasks = document(log, "orders", None, 1.0, pytest.fail)["tasks"]
+    return {one["partition"]: one["state"] for one in tasks}
 
 
 def seen_by(player: Player) -> dict[int, str]:

@@ -151,11 +151,8 @@ class World:
         self._flushes.pop(name, None)
         self._held.pop(name, None)
 
-    def restart(self, name: str, *, clean: bool = True, checkpoint: bytes | None = None) -> Replica:
-        """Stop a storage server and start it again; messages in flight to it may be lost.
-
-        `checkpoint` is an old one; None: the server writes it now, unless it crashes.
-        """
+    def restart(self, name: str, *, clean: bool = True) -> Replica:
+        """Stop a storage server and start it again; messages in flight to it may be lost."""
         old = self.nodes[name]
         assert isinstance(old, Replica)
         self._count += 1
@@ -164,8 +161,7 @@ class World:
         self.kill(name)
         self.down.discard(name)
         replica = Replica(
-            self._configs[name], self.stores[name],
-            checkpoint or (old.checkpoint() if clean else None),
+            self._configs[name], self.stores[name], old.checkpoint() if clean else None,
             limbo=not clean, incarnation=1000 + self._count, now=self.now,
         )  # fmt: skip
         self.nodes[name] = replica

@@ -18,7 +18,6 @@ from shard.ordering.admission import (
     refuse_forgotten,
     refuse_permanently,
 )
-from shard.ordering.old_copies import CONTRADICTED, contradicts, lacks_stable, shows_last
 from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
 from shard.state.guesses import Guesses
 from shard.state.replica_state import MAX_BACKLOG_BYTES
@@ -91,8 +90,6 @@ class Backup:
         #: Time when the stream last advanced within an epoch: it determines the current epoch.
         self._last_activity_at = -(2**62)
         self._requested_at = -(2**62)
-        #: The process of the primary that has shown that its log has this backup's last entry.
-        self._followed = 0
         #: Time of the next request to decide the promised slots.
         self._settle_at = -(2**62)
         #: The latest guesses, a bit for each; 1: it was wrong.
@@ -257,12 +254,6 @@ class Backup:
     def on_forward(self, forward: Forward, now: int) -> list[Entry]:
         """Handle a part of the primary's stream; return what became stable."""
         stream, pending = self._state.stream, self._pending
-        if (
-            forward.first <= stream.last
-            or forward.stable > stream.last
-            or forward.incarnation != self._followed
-        ) and not self._can_follow(forward, now):
-            return []
         self._state.clock.advance(now)  # Lookups in the current lease are the fastest.
         self._last_forward_at = now
         self._last_known = max(self._last_known, forward.first + len(forward.decisions) - 1)
@@ -288,25 +279,6 @@ class Backup:
             news = stream.stabilise(min(forward.stable, stream.last))
         stream.make_durable(forward.durable)
         return news
-
-    def _can_follow(self, forward: Forward, now: int) -> bool:
-        """Whether the log of the primary continues this one, as far as is known.
-
-        A process of the primary must show the last entry first: it may have an old copy of its log.
-        """
-        state = self._state
-        if lacks_stable(state, forward):
-            return False
-        if contradicts(state, forward):
-            self._send_report(CONTRADICTED)
-            return False
-        if forward.incarnation != self._followed:
-            if not shows_last(state, forward):
-                self._followed = 0
-                self._request_due = now if self._request_due is None else self._request_due
-                return False
-            self._followed = forward.incarnation
-        return True
 
     def _apply(self, now: int) -> None:
         """Apply the received stream up to the first missing body."""
@@ -457,13 +429,10 @@ class Backup:
         if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
             self._report_at = now + REPORT_LINGER_NS
             return
-        self._report_at, self._reported = _NEVER, state.stream.last
+        last = state.stream.last
+        self._report_at, self._reported = _NEVER, last
         self._reported_subscribers, self._reported_at = state.has_subscribers, now
         self._reported_immediate = self._needs_forwards_now
-        self._send_report(state.stream.last)
-
-    def _send_report(self, last: int) -> None:
-        state = self._state
         state.send(
             self._primary,
             Report(
@@ -490,14 +459,10 @@ class Backup:
         self._requested_at = now
         if self._request_due is not None:
             self._request_due = now + self._request_interval_ns
-        if not self._followed and first > 1:
-            self._request(first - 1, 0)  # The primary ignores it if all have reported that entry.
-        self._request(first, bodies)
-
-    def _request(self, first: int, bodies: int) -> None:
-        state = self._state
-        message = Resend(state.cluster, state.shard, state.view, state.server, first, bodies)
-        state.send(self._primary, message)
+        state.send(
+            self._primary,
+            Resend(state.cluster, state.shard, state.view, state.server, first, bodies),
+        )
 
     def _missing_bodies(self) -> int:
         """Return the number of pending decisions up to the last one without a body."""

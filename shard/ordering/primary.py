@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from shard.ordering.admission import refuse_permanently
 from shard.ordering.awaiting_lease import UnitsAwaitingLease
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
-from shard.ordering.old_copies import lacks_reported, lacks_requested
 from shard.ordering.waiters import Waiters
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from shard.state.replica_state import MAX_BACKLOG_BYTES
@@ -451,7 +450,7 @@ class Primary:
     def on_report(self, report: Report, now: int) -> None:
         """Handle a backup's report of the entries that it holds."""
         server = report.server
-        if server not in self._replicated or lacks_reported(self._state, report):
+        if server not in self._replicated:
             return
         if report.forward_immediately:
             self._batching_backups.discard(server)
@@ -508,8 +507,8 @@ class Primary:
 
     def _resend(self, dst: bytes, first: int, bodies: int) -> None:
         """Send one backup decisions again; without decisions, only the watermarks."""
-        if first <= self._state.stream.stable or lacks_requested(self._state, first):
-            return  # If all replicas hold it, the request is old.
+        if first <= self._state.stream.stable:
+            return  # all replicas hold it: the request is old
         decisions: list[Decision] = []
         size = 0
         for decision in self._state.stream.decisions_after(first - 1)[:MAX_FORWARD_DECISIONS]:

@@ -575,7 +575,7 @@ def test_random_messages_break_nothing(bodies: list[bytes], kind: int) -> None:
                 CLUSTER, 0, 1, b"z" * 16, number, number // 3, number // 2, number, 1, body
             ),
             wire.Report(CLUSTER, 0, 1, 1, 1, 0, number),
-            wire.Resend(CLUSTER, 0, 1, 1, min(number, 1), number % 65536),
+            wire.Resend(CLUSTER, 0, 1, 1, number, number % 65536),
             wire.Want(CLUSTER, 0, number % 5, number),
         ]
         send(world, messages[kind])

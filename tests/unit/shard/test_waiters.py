@@ -58,7 +58,7 @@ def test_a_client_with_many_requests_leaves_room_for_others(kind: str) -> None:
         send(world, "c", one)
     assert not probe(world).of(wire.Synced)
     assert not probe(world).of(wire.Frontier)
-    world.send("shard-0-1", PRIMARY, report(1, 1))
+    world.send("shard-0-1", PRIMARY, report(2, 2))
     world.run(50 * MS)
     answer = wire.Synced if kind == "sync" else wire.Frontier
     assert [found.request for found in probe(world).of(answer)] == [1]

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.ziplog.transport_world import SECOND, endpoint_of, port_of, take
+from tests.integration.ziplog.transport_world import (
+    SECOND,
+    endpoint_of,
+    port_of,
+    send_until_received,
+    take,
+)
 from tests.interrupts import Struck, interrupted
 from tests.raw_peer import RawPeer, framed
 from tests.waiting import wait_until
@@ -178,15 +184,7 @@ def test_a_peer_is_found_again_once_its_host_has_another_address(
     moved = opened(f"127.0.0.2:{port_of(first)}")
     addresses["replica"] = "127.0.0.2"
     first.close()
-
-    def is_received() -> bool:  # What was sent into the dying connection may be lost.
-        client.send(b"server", b"two")
-        client.wait(SECOND // 100)
-        assert client.receive() is None
-        moved.wait(0)
-        return moved.receive() is not None
-
-    wait_until(is_received, "a frame")
+    send_until_received(client, moved)
 
 
 def test_name_survives_a_restart_of_its_peer(opened: Callable[..., Transport]) -> None:
@@ -196,16 +194,7 @@ def test_name_survives_a_restart_of_its_peer(opened: Callable[..., Transport]) -
     client.send(b"server", b"one")
     take(server)
     server.close()
-    again = opened(endpoint)
-
-    def is_received() -> bool:  # What was sent into the dying connection may be lost.
-        client.send(b"server", b"two")
-        client.wait(SECOND // 100)
-        assert client.receive() is None
-        again.wait(0)
-        return again.receive() is not None
-
-    wait_until(is_received, "a frame")
+    send_until_received(client, opened(endpoint))
 
 
 def test_frame_for_an_unknown_peer_is_dropped_and_counted(opened: Callable[..., Transport]) -> None:

@@ -40,3 +40,16 @@ def port_of(transport: Transport) -> int:
 def settle(transport: Transport, condition: Callable[[], bool], what: str) -> None:
     """Let a transport work until the condition holds; drop the frames that arrive."""
     wait_until(lambda: transport.poll() or transport.receive() or condition(), what)
+
+
+def send_until_received(client: Transport, server: Transport) -> None:
+    """Send frames to the peer "server" until one arrives; a dying connection may lose some."""
+
+    def is_received() -> bool:
+        client.send(b"server", b"frame")
+        client.wait(SECOND // 100)
+        assert client.receive() is None
+        server.wait(0)
+        return server.receive() is not None
+
+    wait_until(is_received, "a frame")

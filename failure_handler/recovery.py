@@ -244,6 +244,12 @@ class Recovery:
             if known is None:  # The latest view of any of them is the current one.
                 view = max([view, *(one.report.view for one in all_of_them)])
             chosen, from_limbo = longest(all_of_them), True
+            if has_forgotten and not all_of_them:
+                self._warn(
+                    f"shard {self.shard} cannot be recovered: the failure handler lost its data"
+                    " directory during a recovery, and does not know the view that was decided."
+                    " Rebuild the membership service (ziplog membership rebuild)"
+                )
             if all_of_them and chosen is None:
                 self._warn(
                     f"shard {self.shard} cannot be recovered: none of its servers has its data"

@@ -300,6 +300,10 @@ def test_a_handler_that_forgot_a_recovery_under_way_does_not_guess_its_decision(
     before = len(world.commands)
     world.run(10 * S)
     assert len(world.commands) == before
+    assert world.status()["shards"][0]["obstacle"] == (
+        "the failure handler lost its data directory during a recovery, and does not know the view"
+        " that was decided. Rebuild the membership service (ziplog membership rebuild)"
+    )
     # When all have lost their views, no view has to be guessed.
     world.network = lambda _src, _dst, _message: [HOP]
     world.kill(*world.servers)

@@ -25,6 +25,7 @@ from shard.ordering.primary import Primary
 from shard.ordering.rate import RateReporter
 from shard.recovery.checkpoint import save, start
 from shard.recovery.failure_detector import STALE_NS, FailureDetector
+from shard.recovery.old_copies import OldCopyDetector
 from shard.recovery.participant import RecoveryParticipant
 from shard.recovery.peer_repair import Repair
 from shard.recovery.state_transfer import serve
@@ -106,6 +107,7 @@ class Replica:
         self._now = now
         resumes = start(self._state, checkpoint, now, limbo=limbo)
         self._health: Final = FailureDetector(self._state, now)
+        self._old_copies: Final = OldCopyDetector(self._state, resumes=resumes)
         self._recovery: Final = RecoveryParticipant(self._state)
         self._repair: Final = Repair(self._state, self._recovery)
         self._admission: Final = Admission(self._state)
@@ -471,14 +473,11 @@ class Replica:
             self._recovery.freeze_for(message.view)
         self._health.on_beat(message, self._now)
         if message.server == 0 and state.server:
-            self._on_primary_space(message.full)
-
-    def _on_primary_space(self, full: str) -> None:
-        """Note why the primary refuses new inserts; "": it accepts them."""
-        state = self._state
-        was_full, state.primary_full = state.primary_full, full
-        if full and not was_full and self._backup is not None and state.state == "up":
-            self._backup.on_primary_full()
+            was_full, state.primary_full = state.primary_full, message.full
+            if message.full and not was_full and self._backup is not None and state.state == "up":
+                self._backup.on_primary_full()
+        if self._old_copies.is_shown_by(message):
+            self._leave(state.view)
 
     def _is_from_handler(self, route: bytes, message: Freeze | ViewDecided) -> bool:
         """Whether a message came over this server's own connection to the failure handler."""
@@ -556,6 +555,7 @@ class Replica:
         self._role.restore()
         self._readers.begin_view(self._guesses)
         self._health.on_view_start(self._now)
+        self._old_copies.on_view_start()
         self._heartbeat.due = self._now
 
     def _sync(self, route: bytes, message: Sync) -> None:

@@ -72,9 +72,9 @@ class EpochCloser:
 
         In a finalized shard, no position is left to decide, even if this server missed leases.
         """
-        stream = self._state.stream
-        is_finalized = self._state.shard_state == "finalized"
-        return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS and not is_finalized
+        state, stream = self._state, self._state.stream
+        has_positions = state.is_compared and state.shard_state != "finalized"
+        return stream.last - stream.stable < MAX_UNSTABLE_DECISIONS and has_positions
 
     def open_until(self, now: int) -> int:
         """Return the time until which a record may follow the last one without a closed epoch.

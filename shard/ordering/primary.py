@@ -216,6 +216,7 @@ class Primary:
         return (
             stream.window_records < MAX_UNSTABLE_RECORDS
             and stream.window_bytes < MAX_UNSTABLE_BYTES
+            and self._state.is_compared
             and self._state.store.backlog_bytes < MAX_BACKLOG_BYTES
         )
 

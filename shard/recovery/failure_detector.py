@@ -47,6 +47,8 @@ class FailureDetector:
         self._peer_suspicion_ns: Final = dict.fromkeys(self._others, self._suspicion_ns)
         #: Time of the last healthy heartbeat of each peer.
         self._last_beat: Final = dict.fromkeys(self._others, now + STARTUP_NS)
+        #: The process of each peer that sent the last heartbeat.
+        self._incarnations: Final[dict[int, int]] = {}
         #: Peers that reported limbo or an older view.
         self._unfit: Final[set[int]] = set()
         #: Messages within this time after a pause may have waited in a queue: they prove nothing.
@@ -92,6 +94,9 @@ class FailureDetector:
         if beat.server not in self._last_beat:
             return
         self.on_fresh_message(now)
+        if beat.incarnation != self._incarnations.get(beat.server):
+            self._incarnations[beat.server] = beat.incarnation
+            self._beat_due = now  # A primary that has resumed decides nothing before it.
         if beat.suspicion_ms >= _LEAST_SUSPICION_MS:
             self._peer_suspicion_ns[beat.server] = beat.suspicion_ms * NS_PER_MS
         state = self._state
@@ -202,6 +207,8 @@ class FailureDetector:
                 state.state,
                 self._suspicion_ns // NS_PER_MS,
                 state.full,
+                state.stream.last,
+                state.stream.stable,
             ),
         )
 

@@ -87,6 +87,8 @@ class ReplicaState:
 
     #: The insert rate of each client is limited.
     limits_rate = False
+    #: No backup may hold entries that this primary lacks; until then, it decides nothing.
+    is_compared = True
     #: The port of this server's archive; 0: none runs.
     archive_port = 0
     #: Why the primary refuses new inserts, as this backup has heard last; "": it accepts them.

@@ -68,6 +68,9 @@ class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
     suspicion_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     #: Why the sender refuses new inserts, in words; "": it accepts them.
     full: Text = ""
+    #: The sender's last entry, and the last one that it knows all replicas hold; 0: unknown.
+    last: Fseq = 0
+    stable: Fseq = 0
 
 
 class Ahead(Message, tag=VERSION * 256 + 36, frozen=True, gc=False):

@@ -15,8 +15,12 @@ from tests.unit.shard.recovery_world import (
     THIRD,
     acks,
     begin,
+    decision,
     heard,
+    joined,
     log,
+    order,
+    promise,
     recover,
     replica,
     send,
@@ -114,6 +118,38 @@ def test_each_backup_counts() -> None:
     insert_at_all(world, 3, f=2)
     assert new._state.stream.last == copy.store.last_fseq
     world.paused.discard(THIRD)
+    assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
+
+
+def test_an_unstable_entry_of_one_backup_counts() -> None:
+    world = start(f=2)
+    insert_at_all(world, 1, f=2)
+    world.run(1 * S)
+    copy = copied(world, PRIMARY)
+    world.paused.add(THIRD)
+    send(world, insert(2), PRIMARY, BACKUP)
+    world.run(10 * MS)
+    assert replica(world, BACKUP)._state.stream.last > replica(world, BACKUP)._state.stream.stable
+    new = replace(world, PRIMARY, copy, f=2)
+    assert world.run_until(lambda: new._state.state == "limbo", 500 * MS)
+
+
+def test_copy_from_before_the_view_began_is_compared() -> None:
+    """A server that stops after it joined a view is in the view as soon as it starts."""
+    world = start()
+    insert_at_all(world, 1)
+    frozen = promise(world, PRIMARY)
+    order(world, decision(frozen), PRIMARY, BACKUP)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
+    copy = copied(world, PRIMARY)
+    begin(world, 2)
+    send(world, insert(2, view=2), PRIMARY, BACKUP)
+    assert acks(world, view=2)
+    world.paused.add(BACKUP)
+    new = replace(world, PRIMARY, copy)
+    begin(world, 2)
+    assert (new._state.state, new._state.is_compared) == ("up", False)
+    world.paused.discard(BACKUP)
     assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
 
 

@@ -31,8 +31,9 @@
 
 Targets alternate in rounds, so a drift of the machine's speed affects all of them; what counts
 are the ratios, each the median over rounds. `--json FILE` keeps the figures (beside those of other
-kinds that it has), `--picture FILE` (SVG or PNG, with matplotlib) draws those of `latency` and
-`paths`, or those of the one that is named.
+kinds that it has), with the date, commit and machine of each kind under `runs`. `--picture FILE`
+(SVG or PNG, with matplotlib) draws those of `latency` and `paths`, or those of the one that is
+named.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ from log_bench import (
 from logdb_bench import contention, restart, ycsb
 from logdb_bench import cpu as logdb_cpu
 from metrics import tables
+from metrics.environment import environment
 from player_bench import measure as player
 from player_bench import picture
 from region_bench import measure as regions
@@ -204,6 +206,7 @@ def main() -> None:
         kept = results.get(kind, {}) if arguments.only else {}
         measured = MEASUREMENTS[kind].measure(arguments)
         results[kind] = kept | measured
+        results.setdefault("runs", {})[kind] = environment()
         if arguments.json:
             arguments.json.write_text(as_text(results) + "\n")
         print(*tables.lines(kind, measured), sep="\n")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
+import sys
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_bench import reconfigure, sequential
 from metrics import noops, tables
+from metrics.environment import environment
 from metrics.leases import share_of
 from metrics.load import Client, Insert, Outcome
 from metrics.rounds import alternate, ratio
@@ -337,3 +340,12 @@ def test_figures_are_json_with_one_row_per_line() -> None:
     text = bench.as_text(figures)
     assert json.loads(text) == figures
     assert '  "windows": [1, 2, 3],' in text.splitlines()
+
+
+def test_a_run_is_told_from_others_by_its_environment() -> None:
+    found = environment()
+    assert found["python"] == sys.version
+    assert found["cores"] >= 1
+    assert found["processor"]
+    assert re.fullmatch(r"([0-9a-f]{12,40}\+?)?", found["commit"])
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d UTC", found["date"])

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 #: The start of the names of the regions of a service's nodes, and of a shard's.
 _REGIONS: Final = "regions of "
 _TABLES: Final = {"log": LogConfig, "monitor": MonitorConfig, "limits": LimitsConfig}
-#: When each kind of change other than "reload" takes effect, after the names of the keys.
+#: What each kind of change of some keys needs.
 _NEEDS: Final[dict[Change, str]] = {
-    "restart": "needs `ziplog restart --rolling`",
-    "stop": "needs `ziplog down` and `ziplog up`",
-    "never": "cannot change in a cluster that exists",
+    "reload": "a change of {keys} needs `ziplog config reload`",
+    "restart": "a change of {keys} needs `ziplog restart --rolling`",
+    "stop": "a change of {keys} needs `ziplog down` and `ziplog up`",
+    "never": "{keys} cannot change in a cluster that exists",
 }
 
 
@@ -73,14 +74,19 @@ def changes(used: Mapping[str, Any], new: ClusterConfig) -> dict[str, Change]:
 
 def refuse(found: Mapping[str, Change]) -> None:
     """Raise `ConfigError`, which names all keys, if a running node cannot take some change."""
-    reasons = [
-        f"{', '.join(names)} {sentence}"
+    others = {name: change for name, change in found.items() if change != "reload"}
+    if others:
+        sentence = f"no change was applied: {needs_of(others)}"
+        raise ConfigError("changed keys", sorted(found), "reloadable", message=sentence)
+
+
+def needs_of(found: Mapping[str, Change]) -> str:
+    """Return what an operator does so that nodes use changed settings, in one line."""
+    return "; ".join(
+        sentence.format(keys=", ".join(names))
         for change, sentence in _NEEDS.items()
         if (names := names_of(found, change))
-    ]
-    if reasons:
-        sentence = f"no change was applied: {'; '.join(reasons)}"
-        raise ConfigError("changed keys", sorted(found), "reloadable", message=sentence)
+    )
 
 
 def names_of(found: Mapping[str, Change], change: Change) -> list[str]:

@@ -96,7 +96,7 @@ def test_a_change_beside_one_that_needs_a_restart_is_refused(tmp_path: Path) -> 
     with Cluster(tmp_path, shards=1) as cluster:
         refused = reload(rewrite(cluster, durability="disk", epoch_ms=20))
         assert refused.exit_code == 2
-        assert "epoch_ms needs `ziplog restart --rolling`" in refused.stderr
+        assert "a change of epoch_ms needs `ziplog restart --rolling`" in refused.stderr
         assert status(cluster)["durability"] == "memory"
 
 

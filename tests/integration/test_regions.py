@@ -176,7 +176,10 @@ def test_a_server_has_another_region_after_its_restart(tmp_path: Path) -> None:
             [sys.executable, "-m", "ziplog", "config", "reload", str(file)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert "regions of shard 1 needs `ziplog restart --rolling`" in done.stderr
+        assert (
+            "a change of regions of shard 0, regions of shard 1 needs `ziplog restart --rolling`"
+            in done.stderr
+        )
         running.stop()
     with Cluster(tmp_path) as running, running.connect(timeout=30.0) as log:
         wait_until(lambda: spans(log) == {0: ["ap", "eu"], 1: ["ap", "eu"]}, "relabelled")

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from ziplog.config_changes import names_of
+from ziplog.config_changes import needs_of
 from ziplog.core.units import NS_PER_S
 from ziplog.deploy.restart_policy import Death, RestartPolicy
 from ziplog.errors import ConfigError, ProtocolError, UnavailableError
@@ -25,7 +25,6 @@ from ziplog.segments.entry import SCARCE
 from ziplog.wire import Orders, OrdersQuery, decode, encode
 
 if TYPE_CHECKING:
-    from ziplog.config_keys import Change
     from ziplog.deploy.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -113,7 +112,8 @@ class SupervisorThread:
                 self._read_at = now + _RETRY_NS
             log.warning("the cluster file was changed, but the change is ignored: %s", error)
             return
-        _warn_of_changes(changed)
+        if changed:
+            log.warning("the cluster file has changed: %s", needs_of(changed))
 
     def _rotate_logs(self) -> None:
         now = time.monotonic_ns()
@@ -195,24 +195,6 @@ class SupervisorThread:
                 supervisor.replace(name)
             except OSError as error:
                 _warn(name, error)
-
-
-def _warn_of_changes(changed: dict[str, Change]) -> None:
-    """Log what the operator can do so that the nodes use changed settings."""
-    live = names_of(changed, "reload")
-    if live:
-        log.warning(
-            "%s changed in the cluster file; running nodes use the new value after"
-            " `ziplog config reload`",
-            ", ".join(live),
-        )
-    others = [name for name in changed if name not in live]
-    if others:
-        log.warning(
-            "%s changed in the cluster file; nodes use the new value once they are restarted"
-            " (ziplog restart --rolling)",
-            ", ".join(others),
-        )
 
 
 def _warn(name: str, error: OSError) -> None:

@@ -111,6 +111,6 @@ def test_one_change_that_needs_more_than_a_reload_refuses_all() -> None:
     with pytest.raises(ConfigError) as caught:
         refuse(changes(flatten(CONFIG), new))
     assert str(caught.value) == (
-        "no change was applied: epoch_ms, lag_fix needs `ziplog restart --rolling`;"
+        "no change was applied: a change of epoch_ms, lag_fix needs `ziplog restart --rolling`;"
         " name cannot change in a cluster that exists"
     )

@@ -126,7 +126,8 @@ def test_one_key_that_needs_a_restart_keeps_all_as_it_is(cluster: Cluster) -> No
     assert json.loads(refused.stdout)["restart"] == ["epoch_ms"]
     assert json.loads(refused.stdout)["applied"] == []
     assert refused.stderr == (
-        "ziplog: error: no change was applied: epoch_ms needs `ziplog restart --rolling`\n"
+        "ziplog: error: no change was applied:"
+        " a change of epoch_ms needs `ziplog restart --rolling`\n"
     )
     # A node that gets the signal from another program decides alike.
     os.kill(cluster.pid("shard-0-0"), signal.SIGHUP)

@@ -196,9 +196,9 @@ def _serve(
     def on_publication(publisher: bytes, frame: bytes) -> None:
         driver.post_frame(publisher, frame)  # created below, before it is called
 
-    board = SharedState()
+    shared = SharedState()
 
-    metrics = StorageMetrics(replica.state, store, lambda: board.archive_next)
+    metrics = StorageMetrics(replica.state, store, lambda: shared.archive_next)
     publications = PublicationReceiver(on_publication)
     driver = Driver(
         replica,
@@ -222,7 +222,7 @@ def _serve(
     try:
         store.start(driver.post)
         settings.start(lambda new: _apply(new, store, driver))
-        keeper = _keep_archive(config, identity, directory, store, replica, driver, board)
+        archive = _start_archive(config, identity, directory, store, replica, driver, shared)
         # Only now: if the system refuses a resource above, the next start needs the checkpoint.
         directory.delete_checkpoint()
     except (OSError, RuntimeError) as error:
@@ -237,7 +237,7 @@ def _serve(
     publications.close()
     settings.stop()
     _store_the_rest(directory, store, replica)
-    keeper.stop()
+    archive.stop()
     event_log.info("stopped")
 
 
@@ -261,14 +261,14 @@ def _log_ready(identity: ReplicaConfig, transport: Transport, *, limbo: bool) ->
     )
 
 
-def _keep_archive(
+def _start_archive(
     config: ClusterConfig,
     identity: ReplicaConfig,
     directory: DataDirectory,
     store: SegmentStore,
     replica: Replica,
     driver: Driver,
-    board: SharedState,
+    shared: SharedState,
 ) -> ArchiveSupervisor:
     """Start the archive: it serves blocks of sealed segments (docs/protocol.md, 14.2)."""
     name = identity.name
@@ -277,19 +277,19 @@ def _keep_archive(
         *("--shard", str(identity.shard), "--reserve", str(config.disk_reserve_bytes)),
         *("--log-level", config.log.level, "--log-format", config.log.format),
     ]
-    keeper = ArchiveSupervisor(
+    archive = ArchiveSupervisor(
         arguments,
-        board,
+        shared,
         read_facts=lambda: ArchiveFacts(*replica.known),
         on_port=lambda port: driver.post(ArchiveOpened(port)),
     )
-    board.trim = replica.known[2]
-    store.on_trim = lambda gsn: setattr(board, "trim", gsn)
-    store.flusher.on_seal = keeper.on_sealed
+    shared.trim = replica.known[2]
+    store.on_trim = lambda gsn: setattr(shared, "trim", gsn)
+    store.flusher.on_seal = archive.on_sealed
     if store.sealed_fseq:
-        keeper.on_sealed(store.sealed_fseq)
-    keeper.start()
-    return keeper
+        archive.on_sealed(store.sealed_fseq)
+    archive.start()
+    return archive
 
 
 def _store_the_rest(directory: DataDirectory, store: SegmentStore, replica: Replica) -> None:

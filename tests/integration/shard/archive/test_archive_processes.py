@@ -83,15 +83,15 @@ def test_both_end_with_the_server(segments: Path, started: Callable[..., Process
 
 
 def test_the_end_of_the_server_during_the_start_is_no_failure(segments: Path) -> None:
-    board = SharedState()
+    shared = SharedState()
     arguments = [
         *("--directory", str(segments), "--node", "shard-3-0", "--host", "127.0.0.1"),
-        *("--shard", "3", "--shared-fd", str(board.fd)),
+        *("--shard", "3", "--shared-fd", str(shared.fd)),
     ]
     child = subprocess.Popen(
         python("shard.archive", *arguments),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=environment(), pass_fds=[board.fd],
+        env=environment(), pass_fds=[shared.fd],
     )  # fmt: skip
     for file in (child.stdin, child.stdout):
         assert file is not None
@@ -99,7 +99,7 @@ def test_the_end_of_the_server_during_the_start_is_no_failure(segments: Path) ->
     assert child.stderr is not None
     assert (child.stderr.read(), child.wait(60)) == (b"", 0)
     child.stderr.close()
-    board.close()
+    shared.close()
 
 
 def test_a_paused_process_ends_with_the_server_too(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from shard.archive import supervisor as keeper_module
+from shard.archive import supervisor as supervisor_module
 from shard.archive.shared_state import SharedState
 from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
 from tests.unit.shard.archive.logs import fill, log, open_store, walk
@@ -32,11 +32,11 @@ class Kept:
         self.known = known
         self.looks = 0
         self.ports: list[int] = []
-        self.board = SharedState()
+        self.shared = SharedState()
         arguments = [
             *("--directory", str(directory), "--node", "n", "--host", "127.0.0.1", "--shard", "0"),
         ]
-        self.keeper = ArchiveSupervisor(arguments, self.board, self.look, self.ports.append)
+        self.supervisor = ArchiveSupervisor(arguments, self.shared, self.look, self.ports.append)
 
     def look(self) -> ArchiveFacts:
         self.looks += 1
@@ -46,7 +46,7 @@ class Kept:
         """Return the running archives."""
         tasks = Path("/proc/self/task").iterdir()
         found = [pid for task in tasks for pid in _read(task / "children").split()]
-        command = f"--shared-fd\0{self.board.fd}\0"
+        command = f"--shared-fd\0{self.shared.fd}\0"
         return [int(pid) for pid in found if command in _read(Path("/proc", pid, "cmdline"))]
 
     def client(self) -> ArchiveClient:
@@ -62,31 +62,31 @@ def _read(path: Path) -> str:
 
 @pytest.fixture
 def kept(segments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kept]]:
-    monkeypatch.setattr(keeper_module, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor_module, "_PAUSE_S", 0.01)
     for name in ("_CHECK_S", "_MAX_CHECK_S"):
-        monkeypatch.setattr(keeper_module, name, 0.01)
+        monkeypatch.setattr(supervisor_module, name, 0.01)
     made: list[Kept] = []
 
     def start(known: ArchiveFacts, **options: Any) -> Kept:
         made.append(Kept(segments, known, **options))
-        made[-1].keeper.start()
+        made[-1].supervisor.start()
         return made[-1]
 
     yield start
     for one in made:
-        one.keeper.stop()
-        assert not one.keeper._thread.is_alive()
+        one.supervisor.stop()
+        assert not one.supervisor._thread.is_alive()
         assert one.children() == []
-        one.board.close()
+        one.shared.close()
 
 
 def test_archive_starts_at_the_first_seal_and_learns_the_stable_entry(
     segments: Path, kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float | None] = []
-    ready = keeper_module._ready
+    ready = supervisor_module._ready
     monkeypatch.setattr(
-        keeper_module, "_ready", lambda files, wait: (waits.append(wait), ready(files, wait))[1]
+        supervisor_module, "_ready", lambda files, wait: (waits.append(wait), ready(files, wait))[1]
     )
     store = open_store(segments)
     one = kept(ArchiveFacts(0, 0, 5))
@@ -94,10 +94,10 @@ def test_archive_starts_at_the_first_seal_and_learns_the_stable_entry(
     fill(store, log(40))
     last = store._segments[-2].last_fseq
     assert store.sealed_fseq == last
-    one.keeper.on_sealed(last)
+    one.supervisor.on_sealed(last)
     wait_until(lambda: one.ports, "it listens")
     assert len(one.children()) == 1
-    assert one.board.trim == 5
+    assert one.shared.trim == 5
     # It polls until the cluster's number and the stable entry are known.
     looks = one.looks
     wait_until(lambda: one.looks > looks + 2, "it looks again")
@@ -127,12 +127,12 @@ def test_archive_learns_of_segments_that_are_sealed_faster_than_stable(
 
     def look() -> ArchiveFacts:
         # At every check one more segment is sealed, and the last three are not stable yet.
-        sealed = one.keeper._sealed
-        one.keeper.on_sealed(sealed + 1)
+        sealed = one.supervisor._sealed
+        one.supervisor.on_sealed(sealed + 1)
         return ArchiveFacts(CLUSTER, min(max(sealed - 3, 0), last), 1)
 
-    one.keeper._read_facts = look
-    one.keeper.on_sealed(first)
+    one.supervisor._read_facts = look
+    one.supervisor.on_sealed(first)
     wait_until(
         lambda: walk(BlockReader(segments), 1, 2**60)[2] > 1, "rows are built of stable entries"
     )
@@ -145,7 +145,7 @@ def test_after_one_segment_it_waits_for_the_next(segments: Path, kept: Callable[
     first, second = store._segments[:2]
     one = kept(ArchiveFacts(CLUSTER, 0, 1))
     for segment in (first, second):
-        one.keeper.on_sealed(segment.last_fseq)
+        one.supervisor.on_sealed(segment.last_fseq)
         looks = one.looks
         wait_until(lambda looks=looks: one.looks > looks + 2, "it looks")
     wait_until(lambda: one.ports, "it listens")
@@ -157,7 +157,7 @@ def test_after_one_segment_it_waits_for_the_next(segments: Path, kept: Callable[
 
 def test_an_archive_that_dies_is_started_again(kept: Callable[..., Kept]) -> None:
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
-    one.keeper.on_sealed(10)
+    one.supervisor.on_sealed(10)
     for _ in range(2):
         wait_until(lambda: one.ports and one.ports[-1], "it listens")
         count = len(one.ports)
@@ -172,20 +172,20 @@ def test_an_archive_that_dies_is_started_again(kept: Callable[..., Kept]) -> Non
 def test_one_that_cannot_start_is_left_alone_ever_longer(
     kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "_PAUSE_S", 1.0)
-    monkeypatch.setattr(keeper_module, "_MAX_PAUSE_S", 10.0)
+    monkeypatch.setattr(supervisor_module, "_PAUSE_S", 1.0)
+    monkeypatch.setattr(supervisor_module, "_MAX_PAUSE_S", 10.0)
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
-        one.keeper._drain_wakeups()
+        one.supervisor._drain_wakeups()
 
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
-    one.keeper._command = ["/nonexistent"]
+    one.supervisor._command = ["/nonexistent"]
     # Time passes only while the supervisor sleeps.
-    monkeypatch.setattr(keeper_module, "time", SimpleNamespace(monotonic=lambda: sum(pauses)))
-    monkeypatch.setattr(one.keeper, "_sleep", sleep)
-    one.keeper.on_sealed(10)
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: sum(pauses)))
+    monkeypatch.setattr(one.supervisor, "_sleep", sleep)
+    one.supervisor.on_sealed(10)
     wait_until(lambda: len(pauses) > 5, "the pauses grow")
     monkeypatch.undo()
     assert pauses[:6] == [1, 2, 4, 8, 10, 10]
@@ -194,18 +194,18 @@ def test_one_that_cannot_start_is_left_alone_ever_longer(
 def test_it_checks_ever_less_often_whether_a_segment_is_stable(
     kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "_MAX_CHECK_S", 0.03)
+    monkeypatch.setattr(supervisor_module, "_MAX_CHECK_S", 0.03)
     waits: list[float] = []
-    ready = keeper_module._ready
+    ready = supervisor_module._ready
 
     def record(files: list[int], wait: float | None) -> set[int]:
         if wait is not None:
             waits.append(wait)
         return ready(files, wait)
 
-    monkeypatch.setattr(keeper_module, "_ready", record)
+    monkeypatch.setattr(supervisor_module, "_ready", record)
     one = kept(ArchiveFacts(CLUSTER, 0, 1))
-    one.keeper.on_sealed(10)
+    one.supervisor.on_sealed(10)
     wait_until(lambda: waits[-1:] == [0.03], "the intervals grow")
     assert waits[0] == 0.01
     assert waits[-3:] == [0.01, 0.02, 0.03]
@@ -223,11 +223,11 @@ def test_a_port_that_comes_in_parts(kept: Callable[..., Kept]) -> None:
         "os.write(1, b'\\n')\n"
         "while os.read(0, 9): pass"
     )
-    one.keeper._command = [sys.executable, "-c", source]
+    one.supervisor._command = [sys.executable, "-c", source]
     looks = 0
     for fseq in (10, 11, 12):
         one.known = ArchiveFacts(CLUSTER, fseq, 1)
-        one.keeper.on_sealed(fseq)
+        one.supervisor.on_sealed(fseq)
         wait_until(lambda looks=looks: one.looks > looks, "it is notified")
         looks = one.looks
     wait_until(lambda: one.ports, "it listens")
@@ -236,8 +236,8 @@ def test_a_port_that_comes_in_parts(kept: Callable[..., Kept]) -> None:
 
 def test_an_invalid_port_ends_the_archive(kept: Callable[..., Kept]) -> None:
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
-    one.keeper._command = [sys.executable, "-c", "print('12x'); input()"]
-    one.keeper.on_sealed(10)
+    one.supervisor._command = [sys.executable, "-c", "print('12x'); input()"]
+    one.supervisor.on_sealed(10)
     wait_until(lambda: len(one.ports) > 1, "it is started again")
     assert set(one.ports) == {0}
 
@@ -245,9 +245,9 @@ def test_an_invalid_port_ends_the_archive(kept: Callable[..., Kept]) -> None:
 def test_a_stop_waits_for_no_archive(
     kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "_END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(supervisor_module, "_END_TIMEOUT_S", 0.5)
     one = kept(ArchiveFacts(CLUSTER, 10, 1))
-    one.keeper.on_sealed(10)
+    one.supervisor.on_sealed(10)
     wait_until(lambda: one.ports, "it listens")
     (child,) = one.children()
     os.kill(child, signal.SIGSTOP)

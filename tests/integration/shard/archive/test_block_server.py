@@ -100,12 +100,12 @@ def test_only_what_is_stable_is_served(segments: Path, started: Callable[..., Pr
     store = open_store(segments)
     fill(store, log(60))
     process = started(segments)
-    process.board.stable = store._segments[2].base_fseq - 1
+    process.shared.stable = store._segments[2].base_fseq - 1
     process.notify()
     end = store._segments[2].base
     with process.client() as client:
         wait_until(lambda: read(client, 1)[1] == end, "stable segments have rows")
-        process.board.stable = 2**60
+        process.shared.stable = 2**60
         process.notify()
         wait_until(lambda: read(client, 1)[1] > end, "the rest has rows")
     store.close()
@@ -125,13 +125,13 @@ def test_trimmed_blocks_are_absent_immediately(
         assert isinstance(block, Block)
         middle = (block.start + block.stop) // 2
     # Its files are not deleted yet.
-    process.board.trim = middle
+    process.shared.trim = middle
     with process.client() as client:
         assert client.block(1) == client.block(middle - 1) == block.stop
         kept = client.block(middle)
         assert isinstance(kept, Block)
         assert kept.start == block.start
-        process.board.trim = 1
+        process.shared.trim = 1
         assert client.block(1) == block.stop, "a trim point never goes back"
     store.close()
 
@@ -163,7 +163,7 @@ def test_another_cluster_or_shard_receives_nothing(
             client.block(1)
         with pytest.raises(UnavailableError, match="does not belong to shard"):
             client.writers(1)
-    process.board.cluster = 0  # unknown yet
+    process.shared.cluster = 0  # unknown yet
     with (
         process.client() as client,
         pytest.raises(UnavailableError, match="does not belong to shard"),
@@ -214,13 +214,13 @@ def test_the_builder_wakes_up_by_timer_only_after_a_failure() -> None:
 
     waits: list[float | None] = []
     faults = iter([None, OSError("full"), OSError("full"), None, OverError()])
-    board = SharedState()
+    shared = SharedState()
     with pytest.raises(OverError):
-        main_module._build_loop(BlockBuilder(), board, Called())  # type: ignore[arg-type]
+        main_module._build_loop(BlockBuilder(), shared, Called())  # type: ignore[arg-type]
     retry = main_module._RETRY_S
     assert waits == [None, None, retry, retry, None]
-    assert board.archive_next == 7
-    board.close()
+    assert shared.archive_next == 7
+    shared.close()
 
 
 def test_a_damaged_block_is_reported_by_the_client(
@@ -290,9 +290,9 @@ def served(
     fill(store, [unit(1, 1, size=4_000_000), unit(2, 100), unit(3, 200)])
     make(segments)
     store.close()
-    board = SharedState()
-    board.cluster = CLUSTER
-    server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
+    shared = SharedState()
+    shared.cluster = CLUSTER
+    server = ArchiveServer(segments, shared, "127.0.0.1", SHARD, bool)
     ends: list[socket.socket] = []
 
     def connect() -> socket.socket:
@@ -316,7 +316,7 @@ def served(
     # Every connection has released its slot.
     assert server._free_connections._value == MAX_CONNECTIONS
     server._socket.close()
-    board.close()
+    shared.close()
 
 
 def is_left(connection: socket.socket) -> bool:
@@ -342,8 +342,8 @@ def test_a_connection_with_half_a_request_is_closed(served: Callable[[], socket.
 def test_without_a_thread_a_connection_is_closed_and_the_next_one_served(
     segments: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board = SharedState()
-    server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
+    shared = SharedState()
+    server = ArchiveServer(segments, shared, "127.0.0.1", SHARD, bool)
     mine, its = socket.socketpair()
 
     def refuse(_: threading.Thread) -> None:
@@ -356,7 +356,7 @@ def test_without_a_thread_a_connection_is_closed_and_the_next_one_served(
     assert server._free_connections._value == MAX_CONNECTIONS
     mine.close()
     server._socket.close()
-    board.close()
+    shared.close()
 
 
 def test_garbage_ends_the_connection(served: Callable[[], socket.socket]) -> None:

@@ -45,11 +45,11 @@ class Process:
     """An archive's process, and the state shared with its server."""
 
     def __init__(self, directory: Path, reserve_bytes: int = 0, host: str = "127.0.0.1") -> None:
-        self.board = SharedState()
-        self.board.cluster, self.board.stable = CLUSTER, 2**60
+        self.shared = SharedState()
+        self.shared.cluster, self.shared.stable = CLUSTER, 2**60
         arguments = [
             *("--directory", str(directory), "--node", "shard-3-0", "--host", host),
-            *("--shard", str(SHARD), "--shared-fd", str(self.board.fd)),
+            *("--shard", str(SHARD), "--shared-fd", str(self.shared.fd)),
             *("--reserve", str(reserve_bytes)),
         ]
         self.child = subprocess.Popen(
@@ -58,7 +58,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(),
-            pass_fds=[self.board.fd],
+            pass_fds=[self.shared.fd],
         )
         assert self.child.stdout is not None
         #: The port; 0: the process has ended.
@@ -88,7 +88,7 @@ class Process:
             os.kill(making, signal.SIGCONT)
         self.child.kill()
         self.child.communicate(timeout=60)
-        self.board.close()
+        self.shared.close()
 
 
 @pytest.fixture

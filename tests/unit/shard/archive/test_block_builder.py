@@ -120,10 +120,10 @@ def test_the_process_reports_it_to_its_server(
     store = open_store(segments)
     fill(store, log(40))
     archive = started(segments)
-    assert archive.board.archive_next == 0
+    assert archive.shared.archive_next == 0
     archive.notify()
     last = store._segments[-1].base_fseq
-    wait_until(lambda: archive.board.archive_next == last, "all sealed segments have rows")
+    wait_until(lambda: archive.shared.archive_next == last, "all sealed segments have rows")
     store.close()
 
 

@@ -127,7 +127,7 @@ def test_trimmed_blocks_are_requested_again_once_their_files_are_gone(
         older = [(s, index) for s, index in BlockReader(segments).indexed() if index.start <= 100]
         stop = older[-1][1].stop
         # Its files are unchanged, and their locations are known.
-        process.board.trim = stop
+        process.shared.trim = stop
         assert client.block(100) == block
         for segment, _ in older:
             (segments / segment.name).unlink()
@@ -142,9 +142,9 @@ def test_a_remote_client_learns_no_path(segments: Path, monkeypatch: pytest.Monk
     make(segments)
     store.close()
     monkeypatch.setattr(server_module, "is_same_machine", lambda _: False)
-    board = SharedState()
-    board.cluster = CLUSTER
-    server = ArchiveServer(segments, board, "127.0.0.1", SHARD, bool)
+    shared = SharedState()
+    shared.cluster = CLUSTER
+    server = ArchiveServer(segments, shared, "127.0.0.1", SHARD, bool)
     server.start()
     with ArchiveClient("127.0.0.1", server.port, CLUSTER, SHARD) as client:
         block = client.block(100)

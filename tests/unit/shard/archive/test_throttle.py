@@ -119,10 +119,10 @@ def test_a_request_for_missing_rows_is_reported(segments: Path) -> None:
     fill(store, log(60))
     make(segments)
     store.close()
-    board = SharedState()
-    board.cluster = CLUSTER
+    shared = SharedState()
+    shared.cluster = CLUSTER
     misses: list[int] = []
-    server = ArchiveServer(segments, board, "127.0.0.1", SHARD, lambda: misses.append(1))
+    server = ArchiveServer(segments, shared, "127.0.0.1", SHARD, lambda: misses.append(1))
     server.start()
     with ArchiveClient("127.0.0.1", server.port, CLUSTER, SHARD) as client:
         assert isinstance(client.block(1), Block)
@@ -133,7 +133,7 @@ def test_a_request_for_missing_rows_is_reported(segments: Path) -> None:
         (segments / second.block_file_name).unlink()
         assert isinstance(client.block(second.base), int)
         assert misses == [1]
-        board.trim = store._segments[2].base
+        shared.trim = store._segments[2].base
         assert isinstance(client.block(second.base), int)
         assert misses == [1], "trimmed rows are not built again"
 

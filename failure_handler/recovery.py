@@ -344,9 +344,9 @@ class Recovery:
         removed, attempt = self._removed, known.attempt
         cluster, recovery = self._members.cluster, attempt.recovery
         if removed is None:
-            if self._is_due("remove", now):
+            if self._begin_step("remove", now):
                 self._send_to_service(Remove(cluster, recovery, self.shard, known.view, recovery))
-        elif member.route and self._is_due("freeze", now):
+        elif member.route and self._begin_step("freeze", now):
             self._freeze_sent_at = now if self._freeze_sent_at is None else self._freeze_sent_at
             message = Freeze(
                 cluster, self.shard, attempt.base, recovery, removed.limit, removed.runs,
@@ -395,7 +395,7 @@ class Recovery:
             for member in self._members.of(self.shard)
             if (report := member.recent_report(now)) is not None
             and (report.view != known.view or report.state not in {"up", "frozen"})
-            and self._is_due(member.index, now)
+            and self._begin_step(member.index, now)
         ]
         if routes:
             message = ViewDecided(
@@ -417,7 +417,7 @@ class Recovery:
         if len(joined) == len(self._members.of(self.shard)) and not self._joined:
             self._joined = joined
         if self._joined:
-            if self._is_due("reinsert", now):
+            if self._begin_step("reinsert", now):
                 self._send_to_service(
                     Reinsert(
                         self._members.cluster, known.view, self.shard, known.view,
@@ -483,8 +483,8 @@ class Recovery:
 
     # --- effects ---
 
-    def _is_due(self, step: object, now: int) -> bool:
-        """Whether to take a step (again); if so, record it as taken."""
+    def _begin_step(self, step: object, now: int) -> bool:
+        """Return whether to take a step now, and record that it is taken; it is repeated later."""
         interval = distance.recovery_repeat_ns(self._rtt_ms)
         if now < self._last_done.get(step, now - interval) + interval:
             return False

@@ -283,15 +283,18 @@ class FailureHandler(ServiceNode):
 
     # --- the membership service ---
 
-    def _is_from_service(self, src: bytes, message: Message) -> bool:
-        """Whether a message came over this node's own connection to the membership service."""
+    def _check_sender(self, src: bytes, message: Message) -> bool:
+        """Return whether a message came over this node's own connection to the service.
+
+        Reject any other.
+        """
         if src in self._service_nodes:
             return True
         self._reject(src, message, "the sender is not the membership service")
         return False
 
     def _on_cluster_info(self, src: bytes, message: ClusterInfo) -> None:
-        if not self._is_from_service(src, message):
+        if not self._check_sender(src, message):
             return
         # A follower's state may be old; a leader lists itself first.
         if not message.mms or self.config.node(src.decode()).endpoint != message.mms[0]:
@@ -302,18 +305,18 @@ class FailureHandler(ServiceNode):
             self._advance(shard)
 
     def _on_removed(self, src: bytes, message: Removed) -> None:
-        if self._is_from_service(src, message) and message.shard in self._recoveries:
+        if self._check_sender(src, message) and message.shard in self._recoveries:
             self._recovery(message.shard).on_removed(message)
             self._advance(message.shard)
 
     def _on_reinserted(self, src: bytes, message: Reinserted) -> None:
-        if self._is_from_service(src, message) and message.shard in self._recoveries:
+        if self._check_sender(src, message) and message.shard in self._recoveries:
             self._recovery(message.shard).on_reinserted(message)
             self._advance(message.shard)
             self._query_placements()
 
     def _on_refused(self, src: bytes, message: Refused) -> None:
-        if not self._is_from_service(src, message):
+        if not self._check_sender(src, message):
             return
         if message.code == "wrong-cluster":
             self._reject(src, message, message.detail)
@@ -323,10 +326,10 @@ class FailureHandler(ServiceNode):
 
     def _on_not_leader(self, src: bytes, message: NotLeader) -> None:
         """Ignore it: all nodes of the service got the request, and the leader answers."""
-        self._is_from_service(src, message)
+        self._check_sender(src, message)
 
     def _on_node_info(self, src: bytes, message: NodeInfo) -> None:
-        if self._is_from_service(src, message) and message.wire:
+        if self._check_sender(src, message) and message.wire:
             self._effects += self.wire_use.on_report(message.wire)
 
     # --- supervisors ---

@@ -328,7 +328,7 @@ class Replica:
 
     def _lease_announced(self, route: bytes, message: LeaseAnnounced) -> None:
         state = self._state
-        if not self._membership.is_from_service(route, message):
+        if not self._membership.check_sender(route, message):
             return
         is_first = state.clock.last is None
         if self._backup is not None:
@@ -364,7 +364,7 @@ class Replica:
 
     def _lease_history(self, route: bytes, message: LeaseHistory) -> None:
         is_mine = message.cluster == self._state.cluster
-        if not self._membership.is_from_service(route, message) or self._primary is None:
+        if not self._membership.check_sender(route, message) or self._primary is None:
             return
         if is_mine and self._primary.on_lease_history(message):
             # This server misses leases: its heartbeat reports the last one that it holds.
@@ -426,7 +426,7 @@ class Replica:
         self._readers.is_left_out = is_copying or self._health.is_left_out(self._now)
         if self._recovery.transfer is not None:
             self._recovery.transfer.tick(self._now)
-            if self._recovery.transfer.is_retry_due(self._now):
+            if self._recovery.transfer.take_due_retry(self._now):
                 self._join()
         self._repair.request_in_limbo(self._now)
         self._repair.tick(self._now)

@@ -53,10 +53,10 @@ class LeaseUpdates:
         #: Time at which the shard has no more positions, in ns; None: it has some.
         self._positions_end_at: int | None = None
 
-    def is_from_service(self, route: bytes, message: Message) -> bool:
-        """Whether a message came over this server's own connection to the membership service.
+    def check_sender(self, route: bytes, message: Message) -> bool:
+        """Return whether a message came over this server's own connection to the service.
 
-        Other processes that reach the server's port must not be able to make it halt.
+        Report any other: processes that reach the server's port must not be able to make it halt.
         """
         if route in self._state.service:
             return True
@@ -66,19 +66,19 @@ class LeaseUpdates:
 
     def on_node_info(self, route: bytes, message: NodeInfo) -> None:
         """Handle the service's report of the wire version in use."""
-        if self.is_from_service(route, message) and message.wire:
+        if self.check_sender(route, message) and message.wire:
             self._state.effects += self._state.wire_use.on_report(message.wire)
 
     def on_echo(self, route: bytes, message: Echo, now: int) -> None:
         """Handle the answer to a heartbeat of this server."""
         state = self._state
-        if self.is_from_service(route, message) and state.cluster in (0, message.cluster):
+        if self.check_sender(route, message) and state.cluster in (0, message.cluster):
             state.round_trips.on_echo(route, message.sent_us, now)
 
     def on_refused(self, route: bytes, message: Refused) -> None:
         """Warn once if a membership node belongs to another cluster than the data directory."""
         state = self._state
-        if not self.is_from_service(route, message) or message.code != "wrong-cluster":
+        if not self.check_sender(route, message) or message.code != "wrong-cluster":
             return
         if not self._has_warned_of_cluster:
             self._has_warned_of_cluster = True
@@ -109,7 +109,7 @@ class LeaseUpdates:
         begins = now + message.starts_in_us * 1000 - state.round_trips.one_way_ns(route)
         try:
             runs = message.runs or state.clock.unfold(message.after, message.steps, message.digest)
-            if not self._may_hold(runs):
+            if not self._ensure_recorded(runs):
                 return LeaseUpdate()
             if message.starts_in_us:  # Otherwise it cuts the lease before short.
                 begins = state.clock.begin_of(runs, begins)
@@ -133,10 +133,10 @@ class LeaseUpdates:
         self.tick(now)
         return update
 
-    def _may_hold(self, runs: Sequence[LeaseRun]) -> bool:
-        """Whether this server may use the announced leases; if not, record them first.
+    def _ensure_recorded(self, runs: Sequence[LeaseRun]) -> bool:
+        """Record announced leases before they are used; return whether they may be used now.
 
-        The service repeats the announcement.
+        If not, the service repeats the announcement.
         """
         state, held = self._state, self._state.clock.last
         last = runs[-1].last if runs else held

@@ -88,7 +88,7 @@ def start(state: ReplicaState, saved: bytes | None, now: int, *, limbo: bool) ->
     """Restore the state from the checkpoint, or enter limbo; return whether it was restored."""
     checkpoint = None if saved is None else msgspec.msgpack.decode(saved, type=Checkpoint)
     resumes = checkpoint is not None and (checkpoint.is_joined or not checkpoint.limbo)
-    if checkpoint is not None and resumes and _is_stored(state, checkpoint):
+    if checkpoint is not None and resumes and _check_store(state, checkpoint):
         _restore(state, checkpoint, now)
         return True
     if checkpoint is not None or limbo:
@@ -96,8 +96,11 @@ def start(state: ReplicaState, saved: bytes | None, now: int, *, limbo: bool) ->
     return False
 
 
-def _is_stored(state: ReplicaState, checkpoint: Checkpoint) -> bool:
-    """Whether the store ends where the checkpoint begins: segment files may have been lost."""
+def _check_store(state: ReplicaState, checkpoint: Checkpoint) -> bool:
+    """Return whether the store ends where the checkpoint does, and warn if not.
+
+    Segment files may have been lost.
+    """
     window = checkpoint.window
     last = window[-1].fseq if window else checkpoint.stable.fseq
     is_all_trimmed = not window and checkpoint.trim >= checkpoint.stable.end

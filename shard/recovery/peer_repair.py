@@ -76,12 +76,12 @@ class Repair:
 
     def request(self, gsn: int, error: UnreadableError, now: int) -> None:
         """Repair the entry at `gsn`, which a reader could not read, unless a repair runs."""
-        if self._can_start(now):
+        if self._begin_attempt(now):
             self._find(f"gsn {gsn}", error, lambda: self._state.store.damaged_range(gsn), now)
 
     def request_after(self, fseq: int, error: UnreadableError, now: int) -> None:
         """Repair the entries after `fseq`, which a peer requested and this server cannot read."""
-        if self._can_start(now):
+        if self._begin_attempt(now):
             what = f"the entry after {fseq}"
             self._find(what, error, lambda: self._state.store.damaged_after(fseq), now)
 
@@ -122,7 +122,7 @@ class Repair:
 
     def _check_store(self, now: int) -> None:
         """Start the repair of damage that the store knows."""
-        if not self._has_known_damage or not self._can_start(now):
+        if not self._has_known_damage or not self._begin_attempt(now):
             return
         left = [hole for hole in self._state.store.damage if hole not in self._unrepairable]
         self._has_known_damage = bool(left)
@@ -134,7 +134,8 @@ class Repair:
             )
             self._start(left[0], now)
 
-    def _can_start(self, now: int) -> bool:
+    def _begin_attempt(self, now: int) -> bool:
+        """Begin an attempt, unless one runs or was begun just now; return whether it began."""
         is_idle = self._hole is None and now >= self._retry_due
         if not is_idle or self._state.state not in {"up", "joined"}:
             return False

@@ -99,8 +99,8 @@ class StateTransfer:
         """Schedule a retry: the system refused to read a file that is needed to join."""
         self._retry_due = now + self._retry_ns
 
-    def is_retry_due(self, now: int) -> bool:
-        """Whether to retry the join now; if so, the retry is cleared."""
+    def take_due_retry(self, now: int) -> bool:
+        """Clear the scheduled retry if it is due; return whether it was."""
         if self._retry_due is None or now < self._retry_due:
             return False
         self._retry_due = None

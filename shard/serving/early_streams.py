@@ -125,7 +125,7 @@ class EarlyStreams:
     def on_trim(self) -> None:
         """Notify the streams that are below the new trim point."""
         for key, stream in list(self.streams.items()):
-            if stream.is_trimmed(self._state):
+            if stream.notify_if_trimmed(self._state):
                 self.drop(key)
 
     def drop_idle(self, now: int) -> None:
@@ -171,7 +171,7 @@ class EarlyStreams:
     def _send_part(self, key: Key, stream: Subscription, max_entries: int) -> int:
         """Send the next part, of at most `max_entries`, or the answer; return the work."""
         state, frontier = self._state, self._decided_frontier
-        if stream.is_trimmed(state):
+        if stream.notify_if_trimmed(state):
             self.drop(key)
             return 0
         part = Part([], stream.sent, 0, 0)

@@ -237,7 +237,7 @@ class Readers:
         state = self._state
         key = (message.client, message.subscription)
         if message.kind == "early":
-            if key in self.early.streams or self._has_room(route, message):
+            if key in self.early.streams or not self._refuse_if_full(route, message):
                 self.early.subscribe(route, message, now)
             return
         self.on_stable([])
@@ -247,7 +247,7 @@ class Readers:
         elif self._has_nothing_soon and message.start >= state.frontier:
             state.refuse(route, message.subscription, "not-ready", f"the server is {state.state}")
             return
-        elif not self._has_room(route, message):
+        elif self._refuse_if_full(route, message):
             return
         else:
             is_bare = message.kind == "frontier"
@@ -270,13 +270,13 @@ class Readers:
         """Whether readers that have everything from this server had better ask another one."""
         return self._state.state in {"starting", "limbo"} or self.is_left_out
 
-    def _has_room(self, route: bytes, message: Subscribe) -> bool:
-        """Whether there may be one more subscription; if not, the reader is refused."""
+    def _refuse_if_full(self, route: bytes, message: Subscribe) -> bool:
+        """Refuse a reader if there may be no more subscriptions; return whether it was refused."""
         if len(self.subscriptions) + len(self.early.streams) < MAX_SUBSCRIPTIONS:
-            return True
+            return False
         detail = f"{MAX_SUBSCRIPTIONS} subscriptions are open"
         self._state.refuse(route, message.subscription, "full", detail)
-        return False
+        return True
 
     def renew(self, route: bytes, message: Credit, now: int) -> None:
         """Renew a subscription, and add credit."""
@@ -446,7 +446,7 @@ class Readers:
 
     def _drop_if_trimmed(self, key: Key, subscription: Subscription) -> bool:
         """Drop a subscription whose position was trimmed; return whether it was."""
-        if not subscription.is_trimmed(self._state):
+        if not subscription.notify_if_trimmed(self._state):
             return False
         self._drop(key)
         return True

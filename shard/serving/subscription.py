@@ -70,8 +70,8 @@ class Subscription(msgspec.Struct, gc=False):
             self.lease, self.digest = last.number, last.digest
         return start, leases
 
-    def is_trimmed(self, state: ReplicaState) -> bool:
-        """Whether the position was trimmed; the reader is then notified."""
+    def notify_if_trimmed(self, state: ReplicaState) -> bool:
+        """Notify the reader if the position was trimmed; return whether it was."""
         if self.sent >= state.trim:
             return False
         state.send(self.route, Trimmed(state.cluster, state.shard, state.view, self.id, state.trim))

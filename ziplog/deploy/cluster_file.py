@@ -1,4 +1,4 @@
-"""Changes of a cluster file: by one process at a time, in one step, without its hand-written parts.
+"""Changes of a cluster file: by one process at a time, in one step; hand-written parts stay.
 
 A change replaces the file by a new one. A crash leaves the old file or the new one.
 """

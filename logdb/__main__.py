@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from logdb import defaults
 from logdb.coordinator.node import CoordinatorNode
@@ -26,6 +26,7 @@ from logdb.wire import decode
 from ziplog import event_log
 from ziplog.client import arguments, placement_arguments
 from ziplog.config_tables import LogConfig
+from ziplog.defaults import VARIABLE, bootstrap
 from ziplog.errors import ConfigError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
@@ -36,10 +37,6 @@ from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-#: The same variable as for the commands of `ziplog`.
-_BOOTSTRAP_VARIABLE: Final = "ZIPLOG_BOOTSTRAP"
-_DEFAULT_BOOTSTRAP: Final = "127.0.0.1:7400"
 
 
 def main(arguments_given: Sequence[str] | None = None) -> int:
@@ -64,9 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add(
-        "--bootstrap", default=os.environ.get(_BOOTSTRAP_VARIABLE) or _DEFAULT_BOOTSTRAP,
+        "--bootstrap", default=bootstrap(),
         metavar="HOST:PORT[,...]",
-        help=f"the log's membership nodes; or set {_BOOTSTRAP_VARIABLE}",
+        help=f"the log's membership nodes; or set {VARIABLE}",
     )  # fmt: skip
     add("--region", help="the coordinator's region, so that it reads near; or set ZIPLOG_REGION")
     add("--host", default="127.0.0.1", help="address to listen on")

@@ -23,6 +23,7 @@ from logplayer.player import Player
 from logplayer.targets import settings
 from ziplog.client import arguments
 from ziplog.config_keys import Key, check_fields, keys_of, refuse_unknown
+from ziplog.defaults import BOOTSTRAP, VARIABLE, bootstrap
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from logplayer.options import OnFailed
     from ziplog.cli.positions import Find
 
-#: The variable and the address that all commands of `ziplog` use.
-_BOOTSTRAP_VARIABLE: Final = "ZIPLOG_BOOTSTRAP"
-_BOOTSTRAP: Final = "127.0.0.1:7400"
 _EXAMPLE: Final = "ziplog player example KIND"
 #: Where a secret may be, in place of its value.
 _PLACES: Final = ("env", "file")
@@ -48,8 +46,7 @@ class FileOptions(PlayerOptions):
     bootstrap: Annotated[
         str | None,
         Key(
-            f"Nodes of the log's membership service; default: ${_BOOTSTRAP_VARIABLE},"
-            f" else {_BOOTSTRAP}.",
+            f"Nodes of the log's membership service; default: ${VARIABLE}, else {BOOTSTRAP}.",
             str,
             rule="'host:port', several separated by commas",
         ),
@@ -77,8 +74,7 @@ class FileOptions(PlayerOptions):
     @property
     def endpoints(self) -> list[str]:
         """The nodes of the log's membership service."""
-        default = os.environ.get(_BOOTSTRAP_VARIABLE) or _BOOTSTRAP
-        return arguments.endpoints(self.bootstrap or default)
+        return arguments.endpoints(self.bootstrap or bootstrap())
 
     def start_finder(self) -> Find:
         """Return what finds the position of new cursors.

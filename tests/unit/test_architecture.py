@@ -98,6 +98,7 @@ DOES_IO = {
     "ziplog.client.engines",
     "ziplog.config",
     "ziplog.demo",
+    "ziplog.defaults",
     "ziplog.deploy",
     "ziplog.event_log",
     "ziplog.local",

@@ -6,7 +6,6 @@ completion takes 0.5 s at most, and reports no error.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,7 @@ from typing import Any, Final
 import typer  # noqa: TC002 - typer reads the annotations
 
 import ziplog
-from ziplog.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
+from ziplog import defaults
 from ziplog.config import load
 from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import ZiplogError
@@ -75,5 +74,5 @@ def _status(context: typer.Context) -> dict[str, Any]:
 
 
 def _bootstrap(context: typer.Context) -> str:
-    given: str | None = context.params.get("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE)
-    return given or DEFAULT_BOOTSTRAP
+    given: str | None = context.params.get("bootstrap")
+    return given or defaults.bootstrap()

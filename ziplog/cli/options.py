@@ -10,21 +10,21 @@ from typing import Annotated, BinaryIO
 import typer
 
 import ziplog
+from ziplog import defaults
 from ziplog.cli.progress import waiting
 from ziplog.cli.terminal import one_line
 from ziplog.errors import ConfigError
 from ziplog.version import FILES
 from ziplog.wire.node_info import VERSIONS
 
-DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
-#: The environment variable that overrides it.
-BOOTSTRAP_VARIABLE = "ZIPLOG_BOOTSTRAP"
+#: The environment variable of `Bootstrap` overrides it.
+DEFAULT_BOOTSTRAP = defaults.BOOTSTRAP
 
 Bootstrap = Annotated[
     str,
     typer.Option(
         "--bootstrap",
-        envvar=BOOTSTRAP_VARIABLE,
+        envvar=defaults.VARIABLE,
         metavar="HOST:PORT",
         help="Nodes of the membership service, separated by commas.",
     ),

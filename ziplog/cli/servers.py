@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import ziplog
-from ziplog import event_log
+from ziplog import defaults, event_log
 from ziplog.cli.options import (
-    BOOTSTRAP_VARIABLE,
-    DEFAULT_BOOTSTRAP,
     DataDir,
     Json,
     Timeout,
@@ -328,9 +326,9 @@ def _warn_of_full_disks(endpoint: str) -> None:
 
 def _say_bootstrap(config: ClusterConfig) -> None:
     """Print how to set the bootstrap variable, if the other verbs need it to find the cluster."""
-    sought = os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
+    sought = defaults.bootstrap()
     if not {node.endpoint for node in config.mms} & set(sought.split(",")):
-        say(f"not at {sought}, so run: export {BOOTSTRAP_VARIABLE}={config.bootstrap}")
+        say(f"not at {sought}, so run: export {defaults.VARIABLE}={config.bootstrap}")
 
 
 def _say_monitor(config: ClusterConfig) -> None:

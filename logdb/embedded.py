@@ -7,7 +7,6 @@ program runs. It does not survive `os.fork`.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -18,11 +17,11 @@ from logdb.wire import decode
 from ziplog import event_log
 from ziplog.client import arguments, placement_arguments
 from ziplog.config import require_loopback
-from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
+from ziplog.errors import ConfigError, DeadlineError, ZiplogError
 from ziplog.runtime.clock import now_ns
-from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.metrics import Reporter
+from ziplog.runtime.node_thread import NodeThread
 from ziplog.runtime.transport import Transport
 from ziplog.runtime.waiting import Latch
 from ziplog.version import version
@@ -91,8 +90,8 @@ class Coordinator:
         timeout_ns = None if ready_timeout is None else _timeout_ns("ready_timeout", ready_timeout)
         deadline = None if timeout_ns is None else time.monotonic() + timeout_ns / 1e9
         here = placement_arguments.preferences(None, None, None)
-        self._transport: Final = Transport(bind=bind)
-        endpoint = self._transport.endpoint
+        transport = Transport(bind=bind)
+        endpoint = transport.endpoint
         assert endpoint is not None, "a bound transport has no endpoint"
         #: The address it listens on, "host:port".
         self.endpoint: Final = endpoint
@@ -110,20 +109,16 @@ class Coordinator:
             region=here.region,
         )
         self._node.on_ready = self._ready_or_failed.set
-        self._driver: Final = Driver(
+        driver = Driver(
             self._node,
-            self._transport,
+            transport,
             decode=decode,
             describe=coordinator_info(self._node, endpoint, endpoints),
-            report=coordinator_reporter(self._node, self._transport),
+            report=coordinator_reporter(self._node, transport),
             on_halt=self._on_halt,
         )
-        self._thread: Final = threading.Thread(target=self._run, name="logdb", daemon=True)
-        try:
-            start_thread(self._thread, "cannot run a coordinator")
-        except UnavailableError:
-            self._transport.close()
-            raise
+        self._thread: Final = NodeThread("logdb", driver, transport, self._ready_or_failed.set)
+        self._thread.start("cannot run a coordinator")
         try:
             self._wait(deadline)
         except BaseException:
@@ -156,13 +151,6 @@ class Coordinator:
         if self._failure is not None:
             raise self._failure
 
-    def _run(self) -> None:
-        try:
-            self._driver.run()
-        finally:
-            self._transport.close()
-            self._ready_or_failed.set()
-
     def _on_halt(self, reason: str, state: str) -> None:
         """Record that the node stopped; the program around it continues."""
         if self._failure is None:
@@ -176,9 +164,7 @@ class Coordinator:
         """
         if os.getpid() != self._process:
             return
-        self._driver.stop()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_STOP_S)
+        self._thread.stop(_STOP_S)
 
 
 def bind_address(host: str, port: int, *, insecure: bool, are_options: bool = False) -> str:

@@ -33,8 +33,8 @@ from ziplog.core.node import AskArchive, Call, Cancelled, Complete
 from ziplog.core.units import NS_PER_S
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, ZiplogError
 from ziplog.runtime.clock import now_ns
-from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
+from ziplog.runtime.node_thread import NodeThread
 from ziplog.runtime.transport import Transport
 from ziplog.runtime.waiting import Latch
 from ziplog.types import RID_GENESIS, RecordId
@@ -124,13 +124,12 @@ class Player:
         self._lock: Final = threading.RLock()
         #: By number: the calls of this program that the node has not answered.
         self._calls: Final[dict[int, _PendingCall]] = {}
-        self._transport: Transport | None = None
-        self._driver: Driver | None = None
         self._workers: Final = Workers(self._targets, self._post)
         self._archives: Final = ArchiveRequests(self._on_archive_reply)
-        self._thread: threading.Thread | None = None
-        #: It must not start any more; and its stop is over.
-        self._is_stopped = self._has_ended = False
+        #: Runs the node; None: it does not run yet.
+        self._thread: NodeThread | None = None
+        #: `start` was called; it must not start any more; its stop is over.
+        self._was_started = self._is_stopped = self._has_ended = False
         self._failure: ZiplogError | None = None
         self._failed_tasks: dict[str, str] = {}
         #: The thread has ended.
@@ -189,18 +188,17 @@ class Player:
         seconds = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
         deadline_ns = arguments.deadline_ns(timeout, seconds)
         with self._lock:
-            if self._thread is not None or self._is_stopped:
+            if self._was_started or self._is_stopped:
                 state = "closed" if self._is_stopped else "running"
                 raise ClosedError("this player", "a player starts once; make another one", state)
-            self._thread = threading.Thread(target=self._run, name=f"player {self.name}")
-            self._thread.daemon = True
+            self._was_started = True
         try:
             # A client's errors say why a log cannot be reached.
             with ziplog.connect(self._endpoints, timeout=seconds) as log:
                 found = self._start(log) if callable(self._start) else self._start
                 check_start(log, self.name, self._targets, found)
                 self._check_sources(log.cluster_number)
-            self._begin(self._thread, found)
+            self._begin(found)
             self._call(StartedCall(deadline_ns))
         except BaseException:
             self._end(0)
@@ -219,7 +217,8 @@ class Player:
                 except ZiplogError:
                     pass  # Its tasks report that it cannot be reached, and compare it later.
 
-    def _begin(self, thread: threading.Thread, start: RecordId) -> None:
+    def _begin(self, start: RecordId) -> None:
+        """Run the node; `start`: the position of new cursors."""
         options, client = self._options, os.urandom(16)
         settings = PlayerSettings(
             name=options.name,
@@ -240,8 +239,8 @@ class Player:
             now=now_ns(),
             region=self._region,
         )
-        transport = self._transport = Transport()
-        self._driver = Driver(
+        transport = Transport()
+        driver = Driver(
             node,
             transport,
             carry_out={
@@ -252,13 +251,8 @@ class Player:
             decode=decode_any,
             on_halt=lambda reason, state: self._on_halt(node, reason, state),
         )
-        try:
-            start_thread(thread, "cannot run a player")
-        except BaseException:  # A signal handler may raise, too; then the thread closes it.
-            self._driver.stop()
-            if thread.ident is None:
-                transport.close()
-            raise
+        self._thread = NodeThread(f"player {self.name}", driver, transport, self._on_end)
+        self._thread.start("cannot run a player")
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the player has stopped, or with on_failed="exit" until a task has failed.
@@ -310,7 +304,7 @@ class Player:
         deadline_ns = arguments.deadline_ns(timeout, _STOP_S)
         with self._lock:
             self._is_stopped = True
-        if self._thread is None or self._has_ended:
+        if not self._was_started or self._has_ended:
             return
         late: DeadlineError | None = None
         try:
@@ -333,12 +327,8 @@ class Player:
     def _end(self, timeout_s: float) -> None:
         """End the threads; wait for those of the targets at most for `timeout_s`."""
         self._is_stopped = True
-        thread, driver = self._thread, self._driver
-        if driver is not None:
-            driver.stop()
-        if thread is not None and thread.ident is not None:
-            if threading.current_thread() is not thread:
-                thread.join()
+        if self._thread is not None:
+            self._thread.stop()
         else:
             self._ended.set()
         self._workers.stop(timeout_s)
@@ -346,26 +336,20 @@ class Player:
 
     # --- the thread of the node ---
 
-    def _run(self) -> None:
-        driver, transport = self._driver, self._transport
-        assert driver is not None, "the thread started before there was a driver"
-        assert transport is not None, "a driver has a transport"
-        try:
-            driver.run()
-        finally:
-            transport.close()
-            error = self._failure or ClosedError("this player", "make another one to continue")
-            with self._lock:
-                self._ended.set()
-                calls = list(self._calls.values())
-                self._calls.clear()
-            for call in calls:
-                call.complete(error)
-            self._workers.stop(0)
+    def _on_end(self) -> None:
+        """End the calls that wait, and the workers."""
+        error = self._failure or ClosedError("this player", "make another one to continue")
+        with self._lock:
+            self._ended.set()
+            calls = list(self._calls.values())
+            self._calls.clear()
+        for call in calls:
+            call.complete(error)
+        self._workers.stop(0)
 
     def _post(self, event: Any) -> None:
-        assert self._driver is not None, "a worker ran before the player"
-        self._driver.post(event)
+        assert self._thread is not None, "a worker ran before the player"
+        self._thread.post(event)
 
     def _on_archive_reply(self) -> None:
         """Post a reply; it is called once for each of them."""
@@ -400,7 +384,7 @@ class Player:
     def _check_started(self) -> None:
         if os.getpid() != self._process:
             raise ClosedError("this player", "it runs in the parent; make another one here")
-        if self._thread is None or self._driver is None:
+        if self._thread is None:
             if self._is_stopped:
                 raise ClosedError("this player", "make another one to continue")
             raise ClosedError("this player", "start it first", "not started")

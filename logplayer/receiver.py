@@ -17,9 +17,9 @@ from logplayer.workers import Workers
 from ziplog import event_log
 from ziplog.config import require_loopback
 from ziplog.errors import ClosedError, ConfigError, ZiplogError
-from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.listener import parse_endpoint
+from ziplog.runtime.node_thread import NodeThread
 from ziplog.runtime.transport import Transport
 from ziplog.runtime.waiting import Latch
 from ziplog.version import version
@@ -72,10 +72,8 @@ class Receiver:
         self._process: Final = os.getpid()
         #: Held while it is started or closed.
         self._lock: Final = threading.Lock()
-        self._transport: Transport | None = None
-        self._driver: Driver | None = None
         self._workers: Final = Workers([target], self._post)
-        self._thread: threading.Thread | None = None
+        self._thread: NodeThread | None = None
         self._is_closed = False
         self._failure: ZiplogError | None = None
         #: The thread has ended.
@@ -96,7 +94,7 @@ class Receiver:
     @property
     def endpoint(self) -> str:
         """Where it listens, "host:port"; once it is started, with the actual port."""
-        found = None if self._transport is None else self._transport.endpoint
+        found = None if self._thread is None else self._thread.endpoint
         return found or self._address
 
     def start(self) -> None:
@@ -111,8 +109,7 @@ class Receiver:
             if self._thread is not None or self._is_closed:
                 raise ClosedError("this receiver", "a receiver starts once; make another one")
             transport = Transport(bind=self._address)
-            self._transport = transport
-            self._driver = Driver(
+            driver = Driver(
                 ReceiverNode(self._target),
                 transport,
                 carry_out=dict(self._workers.effects),
@@ -120,15 +117,8 @@ class Receiver:
                 describe=self._describe,
                 on_halt=self._on_halt,
             )
-            self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
-            try:
-                start_thread(self._thread, "cannot run a receiver")
-            except BaseException:  # A signal handler may raise, too.
-                self._is_closed = True
-                self._driver.stop()
-                if self._thread.ident is None:
-                    transport.close()
-                raise
+            self._thread = NodeThread("receiver", driver, transport, self._on_end)
+            self._thread.start("cannot run a receiver")
 
     def serve(self) -> None:
         """Receive until another thread calls `close`, or until an exception: Ctrl-C, for example.
@@ -158,28 +148,17 @@ class Receiver:
             return
         with self._lock:
             self._is_closed = True
-        thread, driver = self._thread, self._driver
-        if driver is None or thread is None:
-            return
-        driver.stop()
-        if thread.ident is not None and threading.current_thread() is not thread:
-            thread.join()
-        self._workers.stop(_CLOSE_S)
+        if self._thread is not None:
+            self._thread.stop()
+            self._workers.stop(_CLOSE_S)
 
-    def _run(self) -> None:
-        driver, transport = self._driver, self._transport
-        assert driver is not None, "the thread started before there was a driver"
-        assert transport is not None, "a driver has a transport"
-        try:
-            driver.run()
-        finally:
-            transport.close()
-            self._workers.stop(0)
-            self._ended.set()
+    def _on_end(self) -> None:
+        self._workers.stop(0)
+        self._ended.set()
 
     def _post(self, event: Event) -> None:
-        assert self._driver is not None, "a worker ran before the receiver"
-        self._driver.post(event)
+        assert self._thread is not None, "a worker ran before the receiver"
+        self._thread.post(event)
 
     def _describe(self, request: int) -> NodeInfo:
         return NodeInfo(0, request, ROLE, self.endpoint, "", version(), *VERSIONS, [])

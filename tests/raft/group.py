@@ -233,10 +233,10 @@ class Group:
             self.tell(name, "barrier", token)
             self.run_until(
                 lambda token=token, patience=patience: (  # type: ignore[misc]
-                    self.said[name].get("barrier", (0,))[0] == token or time.monotonic() > patience
+                    self.said[name].get("barrier") == (token,) or time.monotonic() > patience
                 )
             )
-            if self.said[name].get("barrier") == (token, True):
+            if self.said[name].get("barrier") == (token,):
                 return
         raise AssertionError(f"{name} does not catch up")
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Exit code of a node that could not continue safely.
 FATAL = 70
+#: In place of a command's padding.
+BARRIER = None
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
@@ -47,7 +49,10 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """The machine: the distinct ids in order, and a digest of all applied commands."""
+    """The machine: the distinct ids in order, and a digest of all applied commands.
+
+    A barrier is a command that changes nothing.
+    """
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -55,8 +60,10 @@ class Ledger:
         self.digest = b""
 
     def apply(self, command: bytes) -> bytes:
+        number, padding = decode(command)
+        if padding is BARRIER:
+            return b""
         self.digest = hashlib.blake2b(self.digest + command, digest_size=16).digest()
-        number, _padding = decode(command)
         if number not in self.position:
             self.position[number] = len(self.ids)
             self.ids.append(number)
@@ -79,6 +86,8 @@ class NodeProcess:
         self.pipe = pipe
         self.ledger = Ledger()
         self.mine: set[int] = set()
+        #: The barriers that this process proposed.
+        self.barriers: set[int] = set()
         self.takes_files = False
         self.has_taken = threading.Event()
         self.outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -89,8 +98,11 @@ class NodeProcess:
 
     def _report(self, event: Event) -> None:
         if isinstance(event, Committed):
-            number = decode(event.command)[0]
-            if number in self.mine:
+            number, padding = decode(event.command)
+            if padding is BARRIER:
+                if number in self.barriers:
+                    self.outbox.put(encode(("barrier", number)))
+            elif number in self.mine:
                 self.mine.discard(number)
                 self.outbox.put(encode(("acknowledged", number, decode(event.result))))
 
@@ -119,7 +131,8 @@ class NodeProcess:
         self.raft.propose(encode((number, bytes(size))))
 
     def barrier(self, token: int) -> None:
-        self.raft.read_barrier(lambda done: self.outbox.put(encode(("barrier", token, done))))
+        self.barriers.add(token)
+        self.raft.propose(encode((token, BARRIER)))
 
     def status(self) -> None:
         self.outbox.put(encode(("status", self.raft.status()._asdict())))

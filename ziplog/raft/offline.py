@@ -47,9 +47,8 @@ def read_state(directory: Path, machine: Machine) -> LogEnd:
         for entry in journal.entries:
             if entry.index > end.last:
                 end = LogEnd(entry.term, entry.index)
-                command = entry.command.removeprefix(REGULAR)
-                if entry.command != NO_OP and command:
-                    machine.apply(command)
+                if entry.command != NO_OP:
+                    machine.apply(entry.command.removeprefix(REGULAR))
         return end
     finally:
         journal.close()

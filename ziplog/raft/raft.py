@@ -1,6 +1,6 @@
 """Raft for replicated services: the only interface to PySyncObj, release 0.3.17.
 
-Operations: `propose`, `read_barrier`, `status`, `snapshot`; commits and leader changes are events
+Operations: `propose`, `status`, `snapshot`; commits and leader changes are events
 (`on_event`). The library's journal, snapshot file, thread and decoding are replaced: writes are on
 disk before they return, the process ends if the log is damaged, and no code of a peer is run.
 Callbacks run on the tick thread: they must only put events into a queue.
@@ -18,7 +18,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pysyncobj.config
 import pysyncobj.syncobj
 
 from ziplog.core.node import LeaderChanged, PeersChanged
@@ -139,15 +138,13 @@ class Raft:
         """Propose a command to the leader. `Committed` reports when it was applied, if ever."""
         assert command, "a command has at least one byte"
         assert len(command) <= MAX_COMMAND, "a command is too long"
-        self._submit(command, lambda _done: None)
-
-    def read_barrier(self, done: Callable[[bool], None]) -> None:
-        """Call `done(True)`, on the tick thread, once this node has caught up with the group.
-
-        It has then applied all entries that were committed, on any node, before this call.
-        `done(False)`: try again.
-        """
-        self._submit(b"", done)
+        if self._stopping or not self._proposals.acquire(blocking=False):
+            return
+        with self._open_or_closed:
+            if not self._is_closed:
+                self._sync.propose_command(command, lambda *_: self._proposals.release())
+                return
+        self._proposals.release()
 
     def status(self) -> Status:
         """Return the state of the group, at most one tick old."""
@@ -171,22 +168,6 @@ class Raft:
             self._thread.join(timeout)
         elif self._thread.ident is None:
             self._close()
-
-    def _submit(self, command: bytes, done: Callable[[bool], None]) -> None:
-        if self._stopping or not self._proposals.acquire(blocking=False):
-            done(False)
-            return
-
-        def applied(_result: bytes | None, failure: int) -> None:
-            self._proposals.release()
-            done(failure == pysyncobj.config.FAIL_REASON.SUCCESS)
-
-        with self._open_or_closed:
-            if not self._is_closed:
-                self._sync.propose_command(command, applied)
-                return
-        self._proposals.release()
-        done(False)
 
     # --- the tick thread ---
 

@@ -40,8 +40,6 @@ class Consumer:
 
     def apply(self, command: bytes) -> bytes:
         """Apply a committed command; every node applies the same ones in the same order."""
-        if not command:  # a read barrier
-            return b""
         result = self._machine.apply(command)
         self._on_event(Committed(command, result))
         return result

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+import pysyncobj.config
 import pytest
 
 from tests.unit.ziplog.bench import Words, free_endpoints
@@ -226,21 +227,7 @@ def test_a_leader_leads_once_the_entry_that_began_its_term_is_applied(
     node.stop()
 
 
-def test_a_read_barrier_comes_after_what_was_committed(start: Callable[..., Running]) -> None:
-    node = start("a", single())
-    node.wait_leader()
-    node.raft.propose(b"one")
-    seen: list[tuple[bool, list[bytes]]] = []
-    node.raft.read_barrier(lambda done: seen.append((done, list(node.machine.words))))
-    wait_until(lambda: seen, "the barrier is reached")
-    assert seen == [(True, [b"one"])]
-    assert node.committed == [b"one"]
-    node.raft.stop()
-    node.raft.read_barrier(lambda done: seen.append((done, [])))
-    assert seen[1] == (False, [])
-
-
-def test_a_read_barrier_does_not_wait_for_the_tick(
+def test_a_command_does_not_wait_for_the_tick(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = group()
@@ -254,10 +241,11 @@ def test_a_read_barrier_does_not_wait_for_the_tick(
 
     def ask() -> None:
         if (node := next(asked, None)) is not None:
-            threading.Thread(target=node.raft.read_barrier, args=(answer,)).start()
+            arguments = (b"word", answer)
+            threading.Thread(target=node.raft._sync.propose_command, args=arguments).start()
 
-    def answer(is_done: bool) -> None:
-        done.append(is_done)
+    def answer(_result: object, failure: int) -> None:
+        done.append(failure == pysyncobj.config.FAIL_REASON.SUCCESS)
         ask()
 
     ask()
@@ -344,10 +332,7 @@ def test_node_that_stopped_itself_accepts_no_commands(
     monkeypatch.setattr(Words, "apply", lambda *_: 1 / 0)
     node.raft.propose(b"one")
     node.wait(lambda: node.fatal)
-    done: list[bool] = []
-    node.raft.read_barrier(done.append)
     node.raft.propose(b"two")  # it must not write to a pipe that is closed
-    assert done == [False]
 
 
 def test_a_taken_port_is_named(start: Callable[..., Running]) -> None:

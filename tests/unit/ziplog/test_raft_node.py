@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pysyncobj.config
 import pytest
 
 from tests.unit.ziplog.bench import TERM, WORD, Bench, Words, entries, snapshot
@@ -13,6 +14,12 @@ from ziplog.raft.log_matching import LogMatch, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def propose(node: Bench, done: list[bool]) -> None:
+    """Propose a command; `done` gets whether it was applied."""
+    success = pysyncobj.config.FAIL_REASON.SUCCESS
+    node.node.propose_command(b"one", lambda _, failure: done.append(failure == success))
 
 
 # --- entries ---
@@ -210,7 +217,7 @@ def test_snapshot_completes_waiting_commands(bench: Callable[..., Bench]) -> Non
     node = bench(entries(2, 4))
     done: list[bool] = []
     node.append(2, 4)
-    node.raft.read_barrier(done.append)
+    propose(node, done)
     node.tick()  # it is forwarded
     request = next(m for _, m in node.wire.sent if m["type"] == "apply_command")["request_id"]
     node.hear(node.b, type="apply_command_response", request_id=request, log_idx=7, log_term=TERM)
@@ -231,7 +238,7 @@ def test_commands_forwarded_to_a_former_leader_fail(bench: Callable[..., Bench])
     node = bench(entries(2, 4))
     node.append(2, 4)
     done: list[bool] = []
-    node.raft.read_barrier(done.append)
+    propose(node, done)
     node.tick()
     node.hear(
         node.c, type="append_entries", term=TERM + 1, commit_index=1, prevLogIdx=2,
@@ -247,7 +254,7 @@ def test_commands_forwarded_to_a_disconnected_leader_fail(
     node = bench(entries(2, 4))
     node.append(2, 4)
     done: list[bool] = []
-    node.raft.read_barrier(done.append)
+    propose(node, done)
     node.tick()
     assert done == []
     node.node._SyncObj__onNodeDisconnected(node.b)

@@ -32,9 +32,9 @@ class Words:
         self.words = snapshot.split()
 
 
-def test_the_whole_log_is_applied_without_its_barriers(tmp_path: Path) -> None:
+def test_the_whole_log_is_applied_without_the_entries_that_begin_terms(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    commands = [NO_OP, REGULAR + b"a", REGULAR, REGULAR + b"b"]
+    commands = [NO_OP, REGULAR + b"a", NO_OP, REGULAR + b"b"]
     journal.extend([Entry(command, i + 1, 3) for i, command in enumerate(commands)])
     with pytest.raises(JournalError, match="another process uses it"):
         read_state(tmp_path, Words())

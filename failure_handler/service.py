@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 #: Interval between heartbeats to the membership service, and between placement queries.
 HEARTBEAT_NS: Final = 1000 * NS_PER_MS
 #: Gap between two events after which this process counts as paused.
-STOPPED_NS: Final = 3 * HEARTBEAT_NS // 2
+PAUSED_NS: Final = 3 * HEARTBEAT_NS // 2
 #: Maximum number of nodes in one reply to a supervisor; the rest follow later.
 MAX_ORDERS: Final = 4096
 #: Interval between checks during a recovery.
@@ -132,7 +132,7 @@ class FailureHandler(ServiceNode):
     # --- events ---
 
     def _check_pause(self, now: int) -> None:
-        if now - self._now > STOPPED_NS:
+        if now - self._now > PAUSED_NS:
             for recovery in self._recoveries.values():
                 recovery.forgive_silence_before(now)
 

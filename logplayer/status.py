@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.core.histogram import BOUNDS_US
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
     from logplayer.context import PlayerContext
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ziplog.core.histogram import Histogram
     from ziplog.types import CursorInfo
 
-_NS_PER_US: Final = 1000
 #: A task whose delays are above the last bound of the histogram.
 _ABOVE_US: Final = 2 * BOUNDS_US[-1]
 
@@ -159,4 +158,4 @@ def _lag_s(task: PlayerTask, context: PlayerContext, wall_ns: int) -> float | No
             return 0.0
     if first is None or not wall_ns:
         return None
-    return max(wall_ns - first.timestamp_us * _NS_PER_US, 0) / NS_PER_S
+    return max(wall_ns - first.timestamp_us * NS_PER_US, 0) / NS_PER_S

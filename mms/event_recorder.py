@@ -28,7 +28,7 @@ from mms.commands import (
 )
 from mms.proposals import RETRY_NS
 from ziplog.core.node import Propose
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,7 +50,6 @@ _MAX_TEXT: Final = 200
 _COMPARED: Final = 32
 #: Kinds of events that may happen again with an equal text; others are those of one command.
 _REPEATABLE: Final = frozenset({"leader", "node"})
-_NS_PER_US: Final = 1000
 _LEADS: Final = "leads its Raft group"
 #: By state of a node: why.
 _REASONS: Final = {
@@ -96,7 +95,7 @@ class EventRecorder:
         is_new: bool = False,
     ) -> None:
         """Note an event, unless it waits or was recorded just now; `is_new`: it was not."""
-        at_us = max((now + self._wall_offset_ns()) // _NS_PER_US, 0)
+        at_us = max((now + self._wall_offset_ns()) // NS_PER_US, 0)
         event = ClusterEvent(at_us, kind, text[:_MAX_TEXT], shard, node)
         known = (*self._pending, *self._state.history.events[-_COMPARED:])
         if is_new or kind in _REPEATABLE or all(_content(event) != _content(one) for one in known):

@@ -19,14 +19,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.distance import late_ns
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ziplog.core.view import Lease
 
-_S: Final = 1000 * NS_PER_MS
 #: Lag that counts as late, in epochs; or a time, if that is longer.
 _LATE_EPOCHS: Final = 10
 #: Number of late checks in a row after which a shard is parked.
@@ -35,11 +34,11 @@ _MAX_LATE: Final = 4
 _MIN_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: A primary with readers sends four heartbeats a second; all together at most 4,000 a second, but
 #: at least one each.
-_HEARTBEAT_NS: Final = _S // 4
+_HEARTBEAT_NS: Final = NS_PER_S // 4
 _HEARTBEATS_PER_S: Final = 4000
-_PARKED_NS: Final = 5 * _S
-_MAX_PARKED_NS: Final = 60 * _S
-_PROBATION_NS: Final = 5 * _S
+_PARKED_NS: Final = 5 * NS_PER_S
+_MAX_PARKED_NS: Final = 60 * NS_PER_S
+_PROBATION_NS: Final = 5 * NS_PER_S
 #: Number of remembered lease starts: at twenty a second, more than ten epochs of any
 #: length that an active cluster's lease has.
 _KEPT_LEASES: Final = 256
@@ -118,7 +117,7 @@ class Stragglers:
 
     def check_silent(self, members: Collection[int], now: int) -> None:
         """Count silent members as late, and forget shards that are no longer members."""
-        silent = 2 * min(max(_HEARTBEAT_NS, len(members) * _S // _HEARTBEATS_PER_S), _S)
+        silent = 2 * min(max(_HEARTBEAT_NS, len(members) * NS_PER_S // _HEARTBEATS_PER_S), NS_PER_S)
         for shard, checks in list(self._checks.items()):
             if shard not in members:
                 self.forget(shard)

@@ -17,6 +17,7 @@ from metrics.setup import cluster as new_cluster
 from player_bench import receivers
 from player_bench.receivers import PushTargets
 from player_bench.records import delays_ms, delays_of, over, p99_windows, worst
+from ziplog.core.units import NS_PER_S
 from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ _MANY: Final = 20
 _PER_S: Final = 100
 _ROUNDS: Final = 2
 _SECONDS: Final = 4.0
-_NS_PER_S: Final = 1_000_000_000
 _MEAN_GOAL_MS: Final = 0.32
 _P99_GOAL_MS: Final = 0.78
 _FLOOR_GOAL: Final = 2.0
@@ -162,8 +162,8 @@ def one_down(scale: float) -> Figures:
         "after": phase(restarted, stop),
     }
     waited = [one.at for one in first if killed <= one.inserted_at < restarted]
-    windows = p99_windows(delays, start, stop, _NS_PER_S)
-    split = (killed - start) // _NS_PER_S
+    windows = p99_windows(delays, start, stop, NS_PER_S)
+    split = (killed - start) // NS_PER_S
     return {
         "L8": {
             **phases,
@@ -171,10 +171,10 @@ def one_down(scale: float) -> Figures:
             "p99_after_over_before": over(phases["after"]["p99_ms"], phases["before"]["p99_ms"]),
             "worst_window_over_worst_before": over(worst(windows[split:]), worst(windows[:split])),
             "goal_over_before": _OTHERS_GOAL,
-            "down_s": (restarted - killed) / _NS_PER_S,
-            "caught_up_s": (max(waited) - restarted) / _NS_PER_S if waited else None,
+            "down_s": (restarted - killed) / NS_PER_S,
+            "caught_up_s": (max(waited) - restarted) / NS_PER_S if waited else None,
             "killed_in_window": split,
-            "restarted_in_window": (restarted - start) // _NS_PER_S,
+            "restarted_in_window": (restarted - start) // NS_PER_S,
             "windows": windows,
         }
     }

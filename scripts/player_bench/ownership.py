@@ -20,6 +20,7 @@ from metrics.setup import cluster as new_cluster
 from metrics.workers import Workers
 
 import ziplog
+from ziplog.core.units import NS_PER_S
 from ziplog.runtime.child_processes import environment, python
 from ziplog.runtime.clock import now_ns
 
@@ -36,7 +37,6 @@ _STOP_GOAL_S: Final = 0.5
 _SERVICE_GOAL_PERCENT: Final = 5.0
 _IDLE_GOAL_PERCENT: Final = 1.0
 _IDLE_TARGETS: Final = 5
-_NS_PER_S: Final = 1e9
 _FUNCTION: Final = """\
 import os
 from ziplog.runtime.clock import now_ns
@@ -146,7 +146,7 @@ class _Processes:
         process.wait()
         self._running.remove(process)
         self._start()
-        return (at - now) / _NS_PER_S
+        return (at - now) / NS_PER_S
 
     def _next_line(self, but: set[int]) -> tuple[int, int]:
         """Return the process and the time of the next line that comes from other processes."""

@@ -19,6 +19,7 @@ import ziplog
 from logplayer import Opened, Player, Receiver, targets
 from logplayer.ring import Ring
 from player_bench.records import Applied, Part, head, part, payload
+from ziplog.core.units import NS_PER_S
 from ziplog.deploy.new_shard import free_ports
 from ziplog.runtime.clock import now_ns
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 _SIZE: Final = struct.Struct(">I")
-_NS_PER_S: Final = 1_000_000_000
 _LIMIT_S: Final = 120.0
 
 
@@ -41,9 +41,9 @@ def paced(first: int, count: int, per_s: float) -> Iterator[int]:
     """Yield numbers at a steady pace; one that is late comes at once."""
     due = now_ns()
     for number in range(first, first + count):
-        time.sleep(max(due - now_ns(), 0) / _NS_PER_S)
+        time.sleep(max(due - now_ns(), 0) / NS_PER_S)
         yield number
-        due += int(_NS_PER_S / per_s)
+        due += int(NS_PER_S / per_s)
 
 
 # --- a receiver's process ----------------------------------------------------------------------

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from metrics.windows import percentile, sorted_in
 
+from ziplog.core.units import NS_PER_MS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -26,7 +28,6 @@ _HEAD: Final = struct.Struct(">QQ")
 _MAX_TARGETS: Final = 32
 HEAD_BYTES: Final = _HEAD.size + _MAX_TARGETS
 KEY_BYTES: Final = 1000
-_NS_PER_MS: Final = 1e6
 
 
 class Applied(NamedTuple):
@@ -75,7 +76,7 @@ class Part:
 
 def delays_ms(delays_ns: Iterable[int]) -> Figures:
     """Return mean, p50 and p99 of delays in ms, and their count."""
-    values = [value / _NS_PER_MS for value in delays_ns]
+    values = [value / NS_PER_MS for value in delays_ns]
     return {
         "mean_ms": statistics.fmean(values) if values else None,
         "p50_ms": percentile(values, 50),
@@ -113,7 +114,7 @@ def p99_windows(
     """
     windows = sorted_in(delays, start, stop, width)
     found = [percentile(values, 99) for values in windows]
-    return [None if value is None else value / _NS_PER_MS for value in found]
+    return [None if value is None else value / NS_PER_MS for value in found]
 
 
 def worst(windows: Iterable[float | None]) -> float | None:

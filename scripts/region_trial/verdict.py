@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from ziplog.core.units import NS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from region_trial.schedule import RegionFault
 
-_NS_PER_S: Final = 1_000_000_000
 #: Time in which everything must be whole after the healing.
 WHOLE_S: Final = 5.0
 #: Round trips after the suspicion in which writers, and readers, must continue.
@@ -74,12 +75,12 @@ class Limits:
 def pause_s(times: Sequence[int], start: int, stop: int) -> float:
     """Return the longest time within [start, stop] without any of `times`, in seconds."""
     points = [start, *sorted(at for at in times if start <= at <= stop), stop]
-    return max(later - earlier for earlier, later in pairwise(points)) / _NS_PER_S
+    return max(later - earlier for earlier, later in pairwise(points)) / NS_PER_S
 
 
 def row(one: Injected, seen: dict[str, Seen]) -> dict[str, Any]:
     """Return the figures of a fault."""
-    whole = None if one.whole is None else round((one.whole - one.healed) / _NS_PER_S, 2)
+    whole = None if one.whole is None else round((one.whole - one.healed) / NS_PER_S, 2)
     found: dict[str, Any] = {
         "fault": str(one.fault),
         "writers_s": {},
@@ -99,9 +100,9 @@ def windows(one: Injected, seen: dict[str, Seen]) -> dict[str, Any]:
     The windows begin two seconds before the fault, and end five seconds after its healing. A
     delivery is a call that returned records.
     """
-    start = one.began - int(_BEFORE_S * _NS_PER_S)
-    stop = one.healed + int(_AFTER_S * _NS_PER_S)
-    width = int(_WINDOW_S * _NS_PER_S)
+    start = one.began - int(_BEFORE_S * NS_PER_S)
+    stop = one.healed + int(_AFTER_S * NS_PER_S)
+    width = int(_WINDOW_S * NS_PER_S)
 
     def in_windows(times: Sequence[int]) -> list[int]:
         counts = [0] * ((stop - start) // width)
@@ -161,6 +162,6 @@ def too_slow(one: Injected, seen: dict[str, Seen], limits: Limits) -> Iterator[s
                 if pause > limit:
                     yield f"{one.fault}: the {what} in {region} paused {pause:.2f} s of {limit:.2f}"
     if one.whole is not None:
-        taken = (one.whole - one.healed) / _NS_PER_S
+        taken = (one.whole - one.healed) / NS_PER_S
         if taken > WHOLE_S:
             yield f"{one.fault}: whole {taken:.2f} s after the healing, of {WHOLE_S:.2f}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from wan import namespaces
 from wan.delay_queue import Path
+from ziplog.core.units import NS_PER_MS
 from ziplog.runtime.child_processes import environment
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 _FOLDER: Final = FilePath(__file__).resolve().parent
-_NS_PER_MS: Final = 1_000_000
 _STOP_S: Final = 10.0
 
 
@@ -92,9 +92,9 @@ class Network:
     ) -> None:
         """Give pairs of regions their round trips: half of it each way, jitter for each way."""
         for (one, other), round_trip in round_trips_ms.items():
-            delay = int(round_trip * _NS_PER_MS / 2)
+            delay = int(round_trip * NS_PER_MS / 2)
             for source, target in ((one, other), (other, one)):
-                self.change(source, target, delay_ns=delay, jitter_ns=int(jitter_ms * _NS_PER_MS))
+                self.change(source, target, delay_ns=delay, jitter_ns=int(jitter_ms * NS_PER_MS))
 
     def change(self, source: str, target: str, **fields: Any) -> None:
         """Change fields of the path from `source` to `target`: those of `delay_queue.Path`."""

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import ziplog
 from ziplog import policy
+from ziplog.core.units import NS_PER_MS
 
-_NS_PER_MS: Final = 1_000_000
 _CALL_S: Final = 60.0
 #: Time between two inserts, so that each finds an idle path.
 _PAUSE_S: Final = 0.02
@@ -37,7 +37,7 @@ def insert(bootstrap: str, shard: int, seconds: float) -> dict[str, Any]:
             except ziplog.ZiplogError as error:
                 errors[type(error).__name__] += 1
             else:
-                latencies.append((time.monotonic_ns() - started) / _NS_PER_MS)
+                latencies.append((time.monotonic_ns() - started) / NS_PER_MS)
             time.sleep(_PAUSE_S)
         counters = log.stats()
     return {"latencies_ms": latencies, "errors": errors, "stats": counters}
@@ -53,7 +53,7 @@ def follow(bootstrap: str, seconds: float) -> dict[str, Any]:
             for record in subscription:
                 now = time.monotonic_ns()
                 shard, started = _STAMP.unpack(record.payload)
-                found.setdefault(shard, []).append((now - started) / _NS_PER_MS)
+                found.setdefault(shard, []).append((now - started) / NS_PER_MS)
                 if time.monotonic() > end:
                     break
         except ziplog.DeadlineError:

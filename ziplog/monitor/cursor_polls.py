@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.core.first_seen import FirstSeen
+from ziplog.core.units import NS_PER_US
 from ziplog.errors import ZiplogError
 from ziplog.monitor.cursors import ListedCursor, Tail, is_member
 from ziplog.runtime.clock import now_ns
@@ -28,7 +29,6 @@ _CALL_S: Final = 2.0
 _MAX_AGE_S: Final = 10.0
 #: Maximum number of records that are read in a round.
 _MAX_READS: Final = 8
-_NS_PER_US: Final = 1000
 
 
 class CursorPolls:
@@ -117,4 +117,4 @@ class CursorPolls:
             return None
         if not found:
             return None
-        return now_ns() - (time.time_ns() - found[0].timestamp_us * _NS_PER_US)
+        return now_ns() - (time.time_ns() - found[0].timestamp_us * NS_PER_US)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PACKAGES: Final = ("ziplog", "shard", "mms", "failure_handler")
-UNITS: Final = {"NS_PER_MS": NS_PER_MS, "NS_PER_S": NS_PER_S, "_S": NS_PER_S}
+UNITS: Final = {"NS_PER_MS": NS_PER_MS, "NS_PER_S": NS_PER_S}
 #: By the ending of a constant: the number of its units in a millisecond.
 PER_MS: Final = {"_NS": NS_PER_MS, "_MS": 1}
 FUNCTIONS: Final[dict[str, Callable[[int], int]]] = {

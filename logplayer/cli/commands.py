@@ -17,7 +17,7 @@ import typer
 from rich import filesize
 from rich.live import Live
 
-from logplayer.cli.positions import document, tasks_of
+from logplayer.cli.task_positions import document, tasks_of
 from logplayer.config import read
 from logplayer.example import example
 from logplayer.kinds import KINDS

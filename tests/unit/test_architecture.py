@@ -128,7 +128,7 @@ CLOCKS = {
     "logdb/cli/measuring.py": {"monotonic_ns"},
     "logdb/coordinator/progress.py": {"monotonic"},
     "logdb/embedded.py": {"monotonic", "time_ns"},
-    "logplayer/cli/positions.py": {"monotonic", "time"},
+    "logplayer/cli/task_positions.py": {"monotonic", "time"},
     "logplayer/player.py": {"time_ns"},
     "logplayer/targets/http_target.py": {"time"},
     "logplayer/workers.py": {"monotonic"},

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logplayer.cli.positions import _Lag, document
+from logplayer.cli.task_positions import _Lag, document
 from logplayer.contract import Rejected
 from logplayer.member_mark import decode_mark, encode_mark, hash_of_tasks
 from tests.properties import examples
@@ -45,7 +45,7 @@ def listed(world: World) -> dict[int, str]:
     cursors = [_info(cursor, 0) for cursor in world.service.table.in_order()]
     log: Any = SimpleNamespace(cursors=lambda _pattern, timeout: cursors if timeout else [])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("logplayer.cli.positions._lag", lambda *_: _Lag(0.0, 0))
+        patch.setattr("logplayer.cli.task_positions._lag", lambda *_: _Lag(0.0, 0))
         tasks = document(log, "orders", None, 1.0, pytest.fail)["tasks"]
     return {one["partition"]: one["state"] for one in tasks}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import ziplog
-from logplayer.cli import positions
+from logplayer.cli import task_positions
 from ziplog.errors import DeadlineError, TrimmedError
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ class Log:
 @pytest.fixture
 def show(monkeypatch: pytest.MonkeyPatch) -> Callable[[Log], tuple[list[Any], list[str]]]:
     """Return the sizes of the lags of two tasks, and the warnings."""
-    monkeypatch.setattr(positions, "state_of", lambda *_: "free")
+    monkeypatch.setattr(task_positions, "state_of", lambda *_: "free")
 
     def shown(log: Log) -> tuple[list[Any], list[str]]:
         warnings: list[str] = []
-        found = positions.document(log, "p", TASKS, 5.0, warnings.append)  # type: ignore[arg-type]
+        found = task_positions.document(log, "p", TASKS, 5.0, warnings.append)  # type: ignore[arg-type]
         assert all(
             (task["lag_s"] is None) == (task["lag_bytes"] is None) for task in found["tasks"]
         )
@@ -111,7 +111,7 @@ def test_the_tasks_are_shown_if_the_size_of_the_log_is_unknown(show: Any, call: 
 def test_the_time_limit_is_that_of_all_calls(show: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(step=2)
     clock = SimpleNamespace(monotonic=lambda: next(seconds), time=lambda: 0.0)
-    monkeypatch.setattr(positions, "time", clock)
+    monkeypatch.setattr(task_positions, "time", clock)
     sizes, warnings = show(Log(SLOW, SLOW))
     passed = "the lag is not known: the time limit passed before the log was read"
     assert (sizes, warnings) == ([None, None], [passed])

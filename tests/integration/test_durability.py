@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.integration.reloading import reload, rewrite
 from tests.waiting import wait_until
 from ziplog import RID_GENESIS
-from ziplog.cli import app
 from ziplog.errors import ConfigError
 from ziplog.local import Cluster
 
@@ -18,25 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from click.testing import Result
 
 #: An insert is on the disk of level `memory` so late that a crash loses it.
 SLOW_FLUSH = {"flush_interval_ms": 1000}
-
-
-def rewrite(cluster: Cluster, **values: str) -> Path:
-    """Change keys of the cluster file, which has each of them once."""
-    path = cluster.config.data_dir / "cluster.toml"
-    lines = path.read_text().splitlines()
-    for name, value in values.items():
-        (index,) = [at for at, line in enumerate(lines) if line.startswith(f"{name} =")]
-        lines[index] = f"{name} = {json.dumps(value)}"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def reload(path: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, ["config", "reload", str(path), *options])
 
 
 def crash(cluster: Cluster, shard: int) -> None:

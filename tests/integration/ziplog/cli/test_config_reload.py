@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from tests.integration.reloading import reload, rewrite
 from tests.waiting import wait_until
 from ziplog.cli import app
 from ziplog.deploy import config_reload
@@ -31,21 +32,6 @@ HUGE = 2**40
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path, shards=1) as cluster:
         yield cluster
-
-
-def rewrite(cluster: Cluster, **values: object) -> Path:
-    """Change keys of the cluster file, which has each of them once."""
-    path = cluster.config.data_dir / "cluster.toml"
-    lines = path.read_text().splitlines()
-    for name, value in values.items():
-        (index,) = [at for at, line in enumerate(lines) if line.startswith(f"{name} =")]
-        lines[index] = f"{name} = {json.dumps(value)}"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def reload(path: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, ["config", "reload", str(path), *options])
 
 
 def set_level(cluster: Cluster, *arguments: str) -> Result:

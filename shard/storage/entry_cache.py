@@ -11,6 +11,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ziplog.segments.entry import Entry
 
 #: Approximate memory of an entry in addition to its bytes on disk.
@@ -37,12 +39,14 @@ class EntryCache:
         self._head = 0
         self._start = start
 
-    def add(self, entry: Entry, last: int, record: int, end: int) -> None:
-        """Add the next entry, with its values for the columns above."""
-        self._entries.append(entry)
-        self._lasts.append(last)
-        self._records.append(record)
-        self._ends.append(end)
+    def add(
+        self, entries: Iterable[Entry], lasts: list[int], records: list[int], ends: list[int]
+    ) -> None:
+        """Add the next entries, with their values for the columns above."""
+        self._entries.extend(entries)
+        self._lasts.extend(lasts)
+        self._records.extend(records)
+        self._ends.extend(ends)
 
     @property
     def bytes(self) -> int:

@@ -36,17 +36,20 @@ if TYPE_CHECKING:
 
     from ziplog.segments.segment import Segment
 
-#: Entries of one `pwritev`: two buffers each, and the system accepts 1,024 buffers.
-_WRITE_ENTRIES: Final = 512
+#: Most buffers of one `pwritev`, by the system's limit.
+MAX_BUFFERS: Final = 1024
 _FULL_RETRY_S: Final = 0.1
 _MIB: Final = 1024 * 1024
 _SHORTEST_PAUSE_S: Final = 0.001
 
 
 class _Write(NamedTuple):
+    """Entries that follow each other in a segment."""
+
     segment: Segment
-    header: bytes
-    body: bytes
+    buffers: list[bytes]
+    size: int
+    #: The number of the last one.
     fseq: int
 
 
@@ -156,13 +159,19 @@ class Flusher:
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
         self._thread.start()
 
-    def put(self, segment: Segment, header: bytes, body: bytes, fseq: int) -> None:
-        """Queue the next entry; it follows the one before it, or begins its segment.
+    def put(self, segment: Segment, buffers: list[bytes], size: int, fseq: int) -> None:
+        """Queue the next entries; they follow the ones before them, or begin their segment.
 
-        `fseq`: its number, or the number of the last entry before it.
+        Args:
+            segment: their segment.
+            buffers: their bytes, at most `MAX_BUFFERS`.
+            size: the number of these bytes.
+            fseq: the number of the last one, or of the last entry before a record.
+
         """
-        self._put_bytes += len(header) + len(body)
-        self._queue.append(_Write(segment, header, body, fseq))
+        assert len(buffers) <= MAX_BUFFERS, "one write cannot hold these entries"
+        self._put_bytes += size
+        self._queue.append(_Write(segment, buffers, size, fseq))
         if not self._is_awake and self._in_background and self._interval_s:
             self.wake()
 
@@ -286,9 +295,9 @@ class Flusher:
     def _fill_batch(self) -> None:
         """Move the next writes to one segment into the batch."""
         queue, batch = self._queue, self._batch
-        while queue and len(batch) < _WRITE_ENTRIES:
-            if batch and queue[0].segment is not batch[0].segment:
-                return
+        segment, room = queue[0].segment, MAX_BUFFERS
+        while queue and queue[0].segment is segment and len(queue[0].buffers) <= room:
+            room -= len(queue[0].buffers)
             batch.append(queue.popleft())
 
     def _write(self) -> None:
@@ -297,10 +306,10 @@ class Flusher:
         if segment is not self._segment:
             self._open_next(segment)
         buffers: list[bytes] = []
+        total = 0
         for write in batch:
-            buffers.append(write.header)
-            buffers.append(write.body)
-        total = sum(map(len, buffers))
+            buffers += write.buffers
+            total += write.size
         self._write_at(self._offset, buffers, total)
         self._offset += total
         self._written_bytes += total

@@ -132,8 +132,7 @@ def _merged(data: bytes, segment: Segment, added: dict[int, Entry]) -> Iterator[
 
 
 def _encoded(entry: Entry, segment: Segment) -> bytes:
-    kind, first, last, _ = positions(entry)
-    return b"".join(encode(entry, segment.salt, kind, first, last, entry.fseq, 0))
+    return encode(entry, segment.salt, entry.fseq, 0)
 
 
 def _fits(contents: bytes, segment: Segment, limit: int) -> bool:

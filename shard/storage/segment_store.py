@@ -11,11 +11,13 @@ name. Invariant: numbers, positions and views increase from entry to entry
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import accumulate
+from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from shard.storage.flusher import Flusher
+from shard.storage.flusher import MAX_BUFFERS, Flusher
 from shard.storage.segment_files import (
     create,
     delete,
@@ -44,11 +46,11 @@ from ziplog.segments.entry import (
     UnreadableError,
     WatermarkRecord,
 )
-from ziplog.segments.entry_codec import EXPIRE, HEADER_BYTES, MARK, decode, encode
+from ziplog.segments.entry_codec import EXPIRE, decode, encode, encode_run
 from ziplog.segments.entry_codec import positions as positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from ziplog.core.entries import SessionTable
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
 MIB: Final = 1024 * 1024
 #: A bulk reader has a segment sealed early if it has 1/8 of the full segment size.
 _MIN_SEALED_PART: Final = 8
+#: Most entries of a run: it is one write, with two buffers for each entry.
+_MAX_RUN: Final = MAX_BUFFERS // 2
 
 
 class _Part(NamedTuple):
@@ -206,53 +210,64 @@ class SegmentStore(SegmentReader):
 
     # --- writing -----------------------------------------------------------------------------
 
-    def append(self, entry: Entry) -> None:
-        """Append an entry: it can be read immediately, and is written later."""
-        if self._active.size >= self._segment_bytes:
-            self._rotate()
-        self._put(entry)
+    def append(self, *entries: Entry) -> None:
+        """Append entries: they can be read immediately, and are written later."""
+        start = 0
+        while start < len(entries):
+            if self._active.size >= self._segment_bytes:
+                self._rotate()
+            if entries[start].fseq:
+                start += self._put_run(entries[start : start + _MAX_RUN])
+            else:
+                self._put_record(entries[start])
+                start += 1
 
-    def _put(self, entry: Entry) -> None:
-        kind, first, last, record = positions_of(entry)
-        segment, flusher = self._active, self._flusher
-        if kind < MARK:
-            assert entry.fseq == self.last_fseq + 1, "the log has a gap"
-            if entry.view != self.last_view or not segment.views:
-                self._start_view(entry)
-            self.last_fseq = entry.fseq
-        place = self.last_fseq
-        header, body = encode(entry, segment.salt, kind, first, last, place, flusher.flushed_fseq)
-        size = HEADER_BYTES + len(body)
-        if kind >= MARK:
-            self._note_record(entry, size, first)
-        elif kind != EXPIRE:
-            if segment.is_torn:
-                # Positions below may have been in the damaged part.
-                self._cache.first = first
-            self._last = last
-            self._last_record = record or self._last_record
-        segment.add(kind, first, last, record, place, size)
-        flusher.put(segment, header, body, place)
-        self._appended_bytes += size
-        if kind < MARK:
-            cache = self._cache
-            cache.add(entry, self._last, self._last_record, self._appended_bytes)
-            if cache.bytes > self._cache_bytes:
-                cache.shrink(self._cache_bytes, flusher.flushed_bytes, 0)
+    def _put_run(self, entries: Sequence[Entry]) -> int:
+        """Append the entries of one view up to a record or the end of the segment; return how many.
+
+        A server does this for each insert, so it has no loop: it works on the lists of the run.
+        """
+        segment, flusher, cache = self._active, self._flusher, self._cache
+        fseq, limit = self.last_fseq + 1, self._segment_bytes - segment.size
+        assert entries[0].fseq == fseq, "the log has a gap"
+        if entries[0].view != self.last_view or not segment.views:
+            self._start_view(entries[0])
+        buffers, facts = encode_run(entries, segment.salt, fseq, flusher.flushed_fseq, limit)
+        sizes, firsts, lasts, records = zip(*facts, strict=True)
+        if segment.is_torn and any(firsts):
+            # Positions below may have been in the damaged part.
+            cache.first = next(filter(None, firsts))
+        segment.add(fseq, facts)
+        self.last_fseq = segment.last_fseq
+        flusher.put(segment, buffers, sum(sizes), self.last_fseq)
+        lasts_so_far = _accumulated(max, self._last, lasts)
+        records_so_far = _accumulated(max, self._last_record, records)
+        ends = _accumulated(add, self._appended_bytes, sizes)
+        self._last, self._last_record = lasts_so_far[-1], records_so_far[-1]
+        self._appended_bytes = ends[-1]
+        cache.add(entries[: len(facts)], lasts_so_far, records_so_far, ends)
+        if cache.bytes > self._cache_bytes:
+            cache.shrink(self._cache_bytes, flusher.flushed_bytes, 0)
+        return len(facts)
+
+    def _put_record(self, entry: Entry) -> None:
+        """Append a `WatermarkRecord`, or a part of a session table: it has no number."""
+        segment, flusher, place = self._active, self._flusher, self.last_fseq
+        data = encode(entry, segment.salt, place, flusher.flushed_fseq)
+        if isinstance(entry.decision, WatermarkRecord):
+            segment.mark = self.mark = entry.decision
+            self._keep_leases(entry.decision)
+        else:
+            part = positions_of(entry)[1]
+            segment.tables.append((segment.size, len(data), place, part))
+        segment.size += len(data)
+        flusher.put(segment, [data], len(data), place)
+        self._appended_bytes += len(data)
 
     def _start_view(self, entry: Entry) -> None:
         assert entry.view >= self.last_view, "a view went backwards"
         self.last_view = entry.view
         self._active.add_view(entry.view, entry.fseq)
-
-    def _note_record(self, entry: Entry, size: int, part: int) -> None:
-        """Index a `WatermarkRecord` or session table that is about to be added."""
-        segment = self._active
-        if isinstance(entry.decision, WatermarkRecord):
-            segment.mark = self.mark = entry.decision
-            self._keep_leases(entry.decision)
-        else:
-            segment.tables.append((segment.size, size, self.last_fseq, part))
 
     def _rotate(self) -> None:
         before = self._active
@@ -262,7 +277,7 @@ class SegmentStore(SegmentReader):
         self._bases.append(segment.base)
         self._active = segment
         if self.mark is not None:
-            self._put(Entry(0, 0, self._whole_mark(self.mark)))
+            self._put_record(Entry(0, 0, self._whole_mark(self.mark)))
 
     def _keep_leases(self, mark: WatermarkRecord) -> None:
         """Keep the leases of a record, and drop those that end at its frontier or before."""
@@ -392,10 +407,8 @@ class SegmentStore(SegmentReader):
         contents = b""
         if mark is not None:
             place = segment.last_fseq
-            header, body = encode(Entry(0, 0, mark), segment.salt, MARK, 0, 0, place, place)
-            contents = header + body
-            segment.add(MARK, 0, 0, 0, place, len(contents))
-            segment.mark, segment.flushed = mark, len(contents)
+            contents = encode(Entry(0, 0, mark), segment.salt, place, place)
+            segment.mark, segment.size, segment.flushed = mark, len(contents), len(contents)
         first = 0 if segment.is_first else segment.base_fseq
         changing = [before for before in self._segments if before.last_fseq >= first]
         delete_block_files(self._directory, changing)
@@ -529,3 +542,10 @@ class SegmentStore(SegmentReader):
         return table.begun if isinstance(
             table, SessionTablePartRecord
         ) else part.fseq, table.sessions
+
+
+def _accumulated(
+    combine: Callable[[int, int], int], before: int, values: Iterable[int]
+) -> list[int]:
+    """Return what each value and all values before it combine to, from `before` on."""
+    return list(accumulate(values, combine, initial=before))[1:]

@@ -78,8 +78,8 @@ class Store(Protocol):
         """First and last numbers of the known unreadable ranges, in order."""
         ...
 
-    def append(self, entry: Entry) -> None:
-        """Append the next entry, a `WatermarkRecord`, or a part of a session table."""
+    def append(self, *entries: Entry) -> None:
+        """Append the next entries, a `WatermarkRecord`, or a part of a session table."""
         ...
 
     def view_at(self, fseq: int) -> int:

@@ -410,10 +410,10 @@ class Driver:
 
     def store_waiting_entries(self) -> None:
         """Append the entries of messages on the short path to the store."""
-        for entry in self._unstored:
+        if self._unstored:
             assert self._store is not None, "a node that persists needs a store"
-            self._store.append(entry)
-        self._unstored.clear()
+            self._store.append(*self._unstored)
+            self._unstored.clear()
 
     def _step_posted(self) -> None:
         posted = self._posted

@@ -15,8 +15,8 @@ class EntryStore(Protocol):
     #: Stream position of the last entry appended.
     last_fseq: int
 
-    def append(self, entry: Any) -> None:
-        """Append the next entry."""
+    def append(self, *entries: Any) -> None:
+        """Append the next entries."""
         ...
 
     def flush(self) -> bool:

@@ -28,7 +28,7 @@ from ziplog.segments.entry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 #: Salt and CRC32C of the rest of the header.
 _GUARD: Final = struct.Struct("<II")
@@ -110,19 +110,48 @@ def positions(entry: Entry) -> tuple[int, int, int, int]:
             return TABLE, part_code(number, is_last=is_last), 0, 0
 
 
-def encode(
-    entry: Entry, salt: int, kind: int, first: int, last: int, place: int, flushed: int
-) -> tuple[bytes, bytes]:
-    """Return the header and the body of an entry.
+#: The size of an entry, its first and last gsn (0: none), and its last record (0: none).
+Facts = tuple[int, int, int, int]
 
-    `place` is the entry's number (for records without one, the number of the last entry before);
-    `flushed` is the last entry on stable storage.
+
+def encode_run(
+    entries: Sequence[Entry], salt: int, place: int, flushed: int, limit: int
+) -> tuple[list[bytes], list[Facts]]:
+    """Encode the first entry, and all that follow it without a gap, in its view, below a limit.
+
+    `place` is the number of the first one (for a record without one, the number of the last entry
+    before); `flushed` is the last entry on stable storage. No entry follows `limit` bytes.
+    Returns the header and the body of each entry, and the facts about each entry.
     """
-    body = _encoder.encode(entry)
-    lag = place - flushed + 1
-    kind_and_lag = kind | lag << _KIND_BITS if lag <= _MAX_LAG else kind
-    facts = _FACTS.pack(len(body), crc32c(body), first, last, place, kind_and_lag)
-    return _GUARD.pack(salt, crc32c(facts)) + facts, body
+    buffers: list[bytes] = []
+    found: list[Facts] = []
+    # A server does this for each insert: the loop looks up little, and calls only what it must.
+    to_bytes, pack_facts, pack_guard, checksum = _encoder.encode, _FACTS.pack, _GUARD.pack, crc32c
+    view, flushed_before = entries[0].view, flushed - 1
+    for number, entry in enumerate(entries, place):
+        if (limit <= 0 or entry.fseq != number or entry.view != view) and found:
+            break
+        decision = entry.decision
+        if type(decision) is Place:
+            gsns = decision.gsns
+            kind, first, last = PLACE, gsns[0], gsns[-1]
+            record = last
+        else:
+            kind, first, last, record = positions(entry)
+        body = to_bytes(entry)
+        length, lag = len(body), number - flushed_before
+        kind_and_lag = kind | lag << _KIND_BITS if lag <= _MAX_LAG else kind
+        facts = pack_facts(length, checksum(body), first, last, number, kind_and_lag)
+        buffers += (pack_guard(salt, checksum(facts)) + facts, body)
+        size = HEADER_BYTES + length
+        found.append((size, first, last, record))
+        limit -= size
+    return buffers, found
+
+
+def encode(entry: Entry, salt: int, place: int, flushed: int) -> bytes:
+    """Return the header and the body of an entry; for `place` and `flushed` see `encode_run`."""
+    return b"".join(encode_run([entry], salt, place, flushed, 0)[0])
 
 
 def decode(data: bytes, found: DecodedHeader, file: str) -> Entry:

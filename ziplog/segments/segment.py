@@ -29,6 +29,7 @@ from ziplog.segments.entry_codec import (
     PLACE,
     TABLE,
     DecodedHeader,
+    Facts,
     decode,
     seek,
     view_of,
@@ -142,28 +143,35 @@ class Segment:
         segment.name, segment.is_counted = name, found[3] is not None
         return segment
 
-    def add(self, kind: int, first: int, last: int, record: int, fseq: int, size: int) -> None:
-        """Add an entry of `size` bytes to the index; `record` is its last record, 0 for none."""
-        self.size += size
-        if kind < MARK:
-            self.last_fseq = fseq
-        if kind < EXPIRE:
-            assert first > self.last, f"gsn {first} after {self.last}: gsns must increase"
-            self.last = last
-            # A gap is now before this entry, where reads detect it.
-            self.is_torn = False
+    def add(self, fseq: int, entries: Iterable[Facts]) -> None:
+        """Add entries to the index, the first of which has number `fseq`."""
+        end, block_start, before, last_record, number = (
+            self.size, self._block_start, self.last, self.last_record, self.last_fseq,
+        )  # fmt: skip
+        for number, (size, first, last, record) in enumerate(entries, fseq):
+            end += size
+            if not first:
+                continue
+            assert first > before, f"gsn {first} after {before}: gsns must increase"
+            before = last
             if record:
-                self.last_record = record
+                last_record = record
             # A block ends after a positioned entry, so entries between belong to the next block.
-            if self.size - self._block_start >= BLOCK_BYTES:
-                self._close_block()
+            if end - block_start >= BLOCK_BYTES:
+                self._close_block(end, last, last_record, number)
+                block_start = end
+        if before > self.last:
+            # A gap is now before the first position, where reads detect it.
+            self.is_torn = False
+        self.size, self._block_start, self.last, self.last_record, self.last_fseq = (
+            end, block_start, before, last_record, number,
+        )  # fmt: skip
 
-    def _close_block(self) -> None:
-        self._block_start = self.size
-        self.ends.append(self.size)
-        self.lasts.append(self.last)
-        self.records.append(self.last_record)
-        self.fseqs.append(self.last_fseq)
+    def _close_block(self, end: int, last: int, record: int, fseq: int) -> None:
+        self.ends.append(end)
+        self.lasts.append(last)
+        self.records.append(record)
+        self.fseqs.append(fseq)
 
     def add_view(self, view: int, fseq: int) -> None:
         """Record the view of an entry."""
@@ -218,10 +226,12 @@ class Segment:
         for found in every:
             if not found.is_whole and good >= flushed:
                 break
+            if found.is_numbered:
+                self.size = found.start - HEADER_BYTES
+                self._index_entry(found)
             self.size = found.stop
             if found.kind == DAMAGED:
                 continue
-            self._index_entry(found)
             if found.kind < EXPIRE:
                 placed = found.fseq
             if found.is_whole:
@@ -245,10 +255,10 @@ class Segment:
         return max((found.fseq for found in numbered if found.is_whole), default=0)
 
     def _index_entry(self, found: DecodedHeader) -> None:
-        self.size = found.start - HEADER_BYTES
+        """Index an entry with a number, which begins at `size`."""
         record = found.last if found.kind == PLACE else 0
         size = found.stop - self.size
-        self.add(found.kind, found.first, found.last, record, found.fseq, size)
+        self.add(found.fseq, [(size, found.first, found.last, record)])
 
     def _index_body(self, data: bytes, found: DecodedHeader) -> None:
         """Index the facts that only the body of an entry has."""

@@ -74,9 +74,9 @@ class FakeStore:
         self.last_fseq = 0
         self.has_room = True
 
-    def append(self, entry: Any) -> None:
-        self.last_fseq += 1
-        self.story.append(("append", entry))
+    def append(self, *entries: Any) -> None:
+        self.last_fseq += len(entries)
+        self.story += [("append", entry) for entry in entries]
 
     def flush(self) -> bool:
         self.story.append(("flush", self.has_room))

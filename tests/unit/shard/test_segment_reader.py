@@ -66,9 +66,8 @@ def written(entries: list[Entry]) -> bytes:
     pieces: list[bytes] = []
     fseq = 0
     for entry in entries:
-        kind, first, last, _ = entry_codec.positions(entry)
         fseq = entry.fseq or fseq
-        pieces += entry_codec.encode(entry, SALT, kind, first, last, fseq, 0)
+        pieces.append(entry_codec.encode(entry, SALT, fseq, 0))
     return b"".join(pieces)
 
 

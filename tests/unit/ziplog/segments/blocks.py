@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ziplog.core.entries import Body, Expire, Origin, Place, Skip, Unit, decode_body, encode_body
 from ziplog.segments.blocks import layout
 from ziplog.segments.entry import Entry
-from ziplog.segments.entry_codec import encode, positions
+from ziplog.segments.entry_codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,9 +112,8 @@ def stored(entries: Iterable[Entry], salt: int = SALT) -> bytes:
     parts: list[bytes] = []
     place = 0
     for entry in entries:
-        kind, first, last, _ = positions(entry)
         place = entry.fseq or place
-        parts += encode(entry, salt, kind, first, last, place, 0)
+        parts.append(encode(entry, salt, place, 0))
     return b"".join(parts)
 
 

@@ -8,8 +8,8 @@ Invariant: durable <= stable <= last; all three only grow; decisions are in incr
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ziplog.core.entries import Place, Skip
@@ -56,6 +56,19 @@ class Watermark(NamedTuple):
     record: int
 
 
+#: The watermark after an entry, and the entry's records and bytes.
+_Mark = tuple[int, int, int, int, int]
+_FSEQ: Final = itemgetter(0)
+_RECORDS: Final = itemgetter(3)
+_BYTES: Final = itemgetter(4)
+
+
+def _with_record(mark: _Mark, record: int) -> _Mark:
+    """Return a mark after which `record` is known, too."""
+    fseq, end, before, records, size = mark
+    return fseq, end, max(before, record), records, size
+
+
 class DecisionLog:
     """The stream of decisions at one replica."""
 
@@ -71,14 +84,15 @@ class DecisionLog:
         #: The same, on stable storage. `..._record` is the last record at or below; 0: none.
         self.durable, self.durable_end, self.durable_record = durable
         #: Entries after `stable`, in order: they may have to be sent again.
-        self.window: deque[Entry] = deque()
+        self.window: list[Entry] = []
         #: Records and bytes in `window`; the primary bounds them.
         self.window_records = 0
         self.window_bytes = 0
-        # The watermarks of the entries that are stable but not durable yet.
-        self._undurable: deque[tuple[int, int, int]] = deque()
+        # The marks of the entries in `window`, and of those that are stable but not durable yet.
+        self._unstable: list[_Mark] = []
+        self._undurable: list[_Mark] = []
         if stable.fseq > durable.fseq:
-            self._undurable.append(stable)
+            self._undurable.append((*stable, 0, 0))
         for entry in window:
             self.append(entry)
 
@@ -96,43 +110,41 @@ class DecisionLog:
         """Append the next decided entry."""
         assert entry.fseq == self.last + 1, "the stream has a gap"
         decision = entry.decision
+        records = size = 0
         if type(decision) is Place:
             gsns = decision.gsns
             assert gsns[0] >= self.end, "a decided position was decided again"
-            self.last_record = gsns[-1]
-            self.end = gsns[-1] + 1
-            self.window_records += len(gsns)
-            self.window_bytes += len(decision.body or b"")
+            self.last_record = last = gsns[-1]
+            self.end = last + 1
+            records, size = len(gsns), len(decision.body or b"")
+            self.window_records += records
+            self.window_bytes += size
         elif type(decision) is Skip:
             assert decision.stop >= self.end, "a decision went backwards"
             self.end = decision.stop
         self.last = entry.fseq
         self.window.append(entry)
+        self._unstable.append((self.last, self.end, self.last_record, records, size))
 
     def stabilise(self, fseq: int) -> list[Entry]:
         """Advance `stable` to `fseq`, which all replicas hold; return what became stable."""
-        news: list[Entry] = []
-        window, undurable = self.window, self._undurable
-        while self.stable < fseq and window:
-            entry = window.popleft()
-            decision = entry.decision
-            if type(decision) is Place:
-                gsns = decision.gsns
-                self.stable_record = gsns[-1]
-                self.stable_end = gsns[-1] + 1
-                self.window_records -= len(gsns)
-                self.window_bytes -= len(decision.body or b"")
-            elif type(decision) is Skip:
-                self.stable_end = decision.stop
-            self.stable = entry.fseq
-            undurable.append((self.stable, self.stable_end, self.stable_record))
-            news.append(entry)
+        count = min(fseq, self.last) - self.stable
+        if count <= 0:
+            return []
+        news, marks = self.window[:count], self._unstable[:count]
+        del self.window[:count], self._unstable[:count]
+        self.stable, self.stable_end, self.stable_record, *_ = marks[-1]
+        self.window_records -= sum(map(_RECORDS, marks))
+        self.window_bytes -= sum(map(_BYTES, marks))
+        self._undurable += marks
         return news
 
     def make_durable(self, fseq: int) -> None:
         """Advance `durable` to `fseq`, which all replicas have on stable storage."""
-        while self._undurable and self._undurable[0][0] <= fseq:
-            self.durable, self.durable_end, self.durable_record = self._undurable.popleft()
+        count = bisect_right(self._undurable, fseq, key=_FSEQ)
+        if count:
+            self.durable, self.durable_end, self.durable_record, *_ = self._undurable[count - 1]
+            del self._undurable[:count]
 
     def add_repaired(self, entries: Iterable[Entry]) -> None:
         """Count repaired old entries: one of them may hold the last record."""
@@ -144,16 +156,19 @@ class DecisionLog:
                     self.stable_record = max(self.stable_record, record)
                 if entry.fseq <= self.durable:
                     self.durable_record = max(self.durable_record, record)
+                for marks in (self._unstable, self._undurable):
+                    first = bisect_left(marks, entry.fseq, key=_FSEQ)
+                    marks[first:] = [_with_record(mark, record) for mark in marks[first:]]
 
     def decisions_after(self, fseq: int) -> list[Decision]:
         """Return the unstable decisions that follow `fseq`."""
-        entries = islice(self.window, max(fseq - self.stable, 0), None)
+        entries = self.window[max(fseq - self.stable, 0) :]
         return [cast("Decision", entry.decision) for entry in entries]
 
     def check(self) -> None:
         """Assert the invariant."""
         assert self.durable <= self.stable <= self.last
         assert self.durable_end <= self.stable_end <= self.end
-        assert len(self.window) == self.last - self.stable
+        assert len(self.window) == len(self._unstable) == self.last - self.stable
         assert self.window_records >= 0
         assert self.window_bytes >= 0

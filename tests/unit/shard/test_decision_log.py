@@ -50,6 +50,25 @@ def test_old_watermarks_change_nothing() -> None:
     assert stream.decisions_after(0) == stream.decisions_after(2) == stream.decisions_after(7) == []
 
 
+def test_repaired_record_stays_the_last_one_up_to_later_no_ops() -> None:
+    stream = DecisionLog()
+    stream.restore(Watermark(2, 10, 0), Watermark(1, 5, 0), [])
+    stream.append(entry(3, Skip(10, 12)))
+    stream.append(entry(4, Skip(12, 14)))
+    stream.stabilise(3)
+    stream.add_repaired([entry(2, place(7))])
+    assert (stream.last_record, stream.stable_record, stream.durable_record) == (7, 7, 0)
+    stream.stabilise(4)
+    assert stream.stable_mark == Watermark(4, 14, 7)
+    stream.make_durable(1)
+    assert stream.durable_mark == Watermark(1, 5, 0)
+    stream.make_durable(2)
+    assert stream.durable_mark == Watermark(2, 10, 7)
+    stream.make_durable(3)
+    assert stream.durable_mark == Watermark(3, 12, 7)
+    stream.check()
+
+
 @pytest.mark.parametrize(
     "decision", [place(1), place(2), Skip(1, 2)], ids=["same", "lower", "skip backwards"]
 )

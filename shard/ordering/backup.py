@@ -258,17 +258,12 @@ class Backup:
         self._last_forward_at = now
         self._last_known = max(self._last_known, forward.first + len(forward.decisions) - 1)
         expected = stream.last + len(pending) + 1
-        for fseq, decision in enumerate(forward.decisions, forward.first):
-            if fseq == expected and len(pending) < MAX_HELD_DECISIONS:
-                pending.append(decision)
-                self._received_end = end_after(decision, self._received_end)
-                if type(decision) is Place or not self._state.clock.begins_epoch(
-                    self._received_end
-                ):
-                    self._last_activity_at = now
-                expected += 1
-            elif stream.last < fseq < expected and type(decision) is Place and decision.body:
+        known = max(expected - forward.first, 0)
+        for fseq, decision in enumerate(forward.decisions[:known], forward.first):
+            if fseq > stream.last and type(decision) is Place and decision.body:
                 pending[fseq - stream.last - 1] = decision
+        if forward.first <= expected:
+            self._receive(forward.decisions[known:], now)
         self._apply(now)
         if forward.report_immediately:
             self._report_at = now
@@ -279,6 +274,16 @@ class Backup:
             news = stream.stabilise(min(forward.stable, stream.last))
         stream.make_durable(forward.durable)
         return news
+
+    def _receive(self, decisions: list[Decision], now: int) -> None:
+        """Add the next decisions of the stream, as far as there is room, to those to be applied."""
+        pending, end = self._pending, self._received_end
+        for decision in decisions[: MAX_HELD_DECISIONS - len(pending)]:
+            pending.append(decision)
+            end = end_after(decision, end)
+            if type(decision) is Place or not self._state.clock.begins_epoch(end):
+                self._last_activity_at = now
+        self._received_end = end
 
     def _apply(self, now: int) -> None:
         """Apply the received stream up to the first missing body."""
@@ -323,7 +328,8 @@ class Backup:
         assert not unit.confirmed, "the primary placed a unit twice"
         self._undecided_bytes -= len(unit.body)
         is_kept = unit.gsns == gsns and unit.checksum == place.checksum
-        self._displace(self.guesses.place(unit, gsns))
+        if displaced := self.guesses.place(unit, gsns):
+            self._displace(displaced)
         state.record(
             Place(
                 place.client,

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shard.ordering.role import Role
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import Session
-    from ziplog.core.node import Effect
     from ziplog.segments.entry import Entry
     from ziplog.wire import Ahead, Forward, Insert, InsertAck
 
@@ -65,6 +64,8 @@ class PlainInserts:
         self._has_forward = False
         #: The next `BatchEnd` is due at this time, in ns, if plain inserts arrive.
         self._rest_until = 0
+        #: Returns the effects of the plain inserts since the last step.
+        self.pop_effects: Final = state.pop_effects
         #: Plain inserts are accepted until this time, in ns. Level `disk` acks after a flush.
         self._until = 0
 
@@ -169,7 +170,3 @@ class PlainInserts:
             if self._state.has_early_streams and self._send_early():
                 return 0
         return min(self._rest_until, role.rest_until)
-
-    def pop_effects(self) -> list[Effect]:
-        """Return the effects of the plain inserts since the last step."""
-        return self._state.pop_effects()

@@ -145,7 +145,10 @@ class Guesses:
         """Detect a constant offset between guesses and decisions, and realign (D5)."""
         if guessed < self._realigned_at:
             return
-        offset = self._clock.slots_between(guessed, decided) if guessed != decided else 0
+        if guessed == decided:
+            self._offset = self._same_offsets = 0
+            return
+        offset = self._clock.slots_between(guessed, decided)
         if not offset or abs(offset) > _MAX_OFFSET or offset != self._offset:
             self._offset = offset or 0
             self._same_offsets = 1 if offset else 0

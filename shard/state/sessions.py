@@ -138,15 +138,18 @@ class Session(msgspec.Struct):
         dropped: list[HeldUnit] = []
         if first_incomplete <= self.first_incomplete:
             return dropped
-        span = range(self.first_incomplete, first_incomplete)
-        for seq in span if len(span) <= len(self.units) else sorted(self.units):
-            unit = self.units.get(seq)
-            if unit is None or seq >= first_incomplete:
+        units = self.units
+        seqs: Iterable[int] = range(self.first_incomplete, first_incomplete)
+        if first_incomplete - self.first_incomplete > len(units):
+            seqs = sorted(seq for seq in units if seq < first_incomplete)
+        for seq in seqs:
+            unit = units.get(seq)
+            if unit is None:
                 continue
             if unit.confirmed:
-                del self.units[seq]
+                del units[seq]
             elif unit.gsns is None:
-                del self.units[seq]
+                del units[seq]
                 dropped.append(unit)
         self.first_incomplete = first_incomplete
         if self.refused:

@@ -56,6 +56,8 @@ class Watermark(NamedTuple):
     record: int
 
 
+#: Most bytes of a gsn in an encoded entry.
+_GSN_BYTES: Final = 9
 #: The watermark after an entry, and the entry's records and bytes.
 _Mark = tuple[int, int, int, int, int]
 _FSEQ: Final = itemgetter(0)
@@ -106,8 +108,8 @@ class DecisionLog:
         """The end of what every replica has on stable storage."""
         return Watermark(self.durable, self.durable_end, self.durable_record)
 
-    def append(self, entry: Entry) -> None:
-        """Append the next decided entry."""
+    def append(self, entry: Entry) -> int:
+        """Append the next decided entry; return the bytes of its body and gsns, about."""
         assert entry.fseq == self.last + 1, "the stream has a gap"
         decision = entry.decision
         records = size = 0
@@ -125,6 +127,7 @@ class DecisionLog:
         self.last = entry.fseq
         self.window.append(entry)
         self._unstable.append((self.last, self.end, self.last_record, records, size))
+        return size + _GSN_BYTES * records
 
     def stabilise(self, fseq: int) -> list[Entry]:
         """Advance `stable` to `fseq`, which all replicas hold; return what became stable."""

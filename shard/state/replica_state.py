@@ -19,7 +19,6 @@ from shard.state.recorded_leases import RecordedLeases
 from shard.state.recorded_value import RecordedValue
 from shard.state.round_trips import RoundTrips
 from shard.state.sessions import Sessions
-from ziplog.core.entries import Decision, Place
 from ziplog.core.node import Broadcast, Effect, Persist, Send
 from ziplog.core.units import NS_PER_S
 from ziplog.core.view import NO_DIGEST, Placement, Replica, ServerState, ShardState
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from shard.state.sessions import HeldUnit
     from shard.storage.store import Store
+    from ziplog.core.entries import Decision
     from ziplog.core.message import Message
     from ziplog.core.view import LeaseRun
     from ziplog.segments.entry import UnreadableError
@@ -236,11 +236,9 @@ class ReplicaState:
 
     def record(self, decision: Decision, view: int | None = None) -> None:
         """Append a decision to the log, with the current view unless another one is given."""
-        entry = Entry(self.stream.last + 1, self.view if view is None else view, decision)
-        if type(decision) is Place and decision.body is not None:
-            self.bytes_since_table += len(decision.body) + 9 * len(decision.gsns)
-        self.bytes_since_table += _ENTRY_BYTES
-        self.stream.append(entry)
+        stream = self.stream
+        entry = Entry(stream.last + 1, self.view if view is None else view, decision)
+        self.bytes_since_table += _ENTRY_BYTES + stream.append(entry)
         self.effects.append(Persist(entry))
 
     def record_watermark(self, runs: Sequence[LeaseRun] = ()) -> None:

@@ -356,7 +356,7 @@ class Driver:
         self._transport.send(src, encode(ack))
         if not now & _UNTIMED:
             self.short_acks.add(self._clock() - now)
-        self._has_short_effects = True
+        self._has_short_effects |= ack.confirmed
         return True
 
     def _forward(self, _src: bytes, message: Forward, now: int) -> bool:

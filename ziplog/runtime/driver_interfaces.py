@@ -32,7 +32,10 @@ class InsertPath(Protocol):
     """A short path for inserts, beside the node's `step` (docs/protocol.md, section 4.2)."""
 
     def insert(self, route: bytes, message: Insert, now: int, /) -> InsertAck | None:
-        """Accept an insert and return its ack; None: nothing happened, pass it to `step`."""
+        """Accept an insert and return its ack; None: nothing happened, pass it to `step`.
+
+        Without a decision (`confirmed`), there is no other effect.
+        """
         ...
 
     def forward(self, message: Forward, now: int, /) -> bool:

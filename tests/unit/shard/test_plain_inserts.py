@@ -113,6 +113,16 @@ def test_plain_insert_is_forwarded_after_the_linger_time() -> None:
     assert path.end_batch(before) == before + LINGER_NS
 
 
+def test_insert_at_a_backup_has_no_effect_but_its_ack() -> None:
+    world, seq = calm()
+    for number in range(seq, seq + 3):
+        path = replica(world, BACKUP).plain_inserts
+        ack = path.insert(b"<c", insert(number, first_incomplete=number), world.now)
+        assert ack is not None
+        assert not ack.confirmed
+        assert not path.pop_effects()
+
+
 def test_full_batch_of_decisions_is_forwarded_at_once() -> None:
     world, seq = calm()
     path = replica(world, PRIMARY).plain_inserts

@@ -64,6 +64,19 @@ class Count(NamedTuple):
     pauses: float
 
 
+def is_unlikely(came: int, expected: float, squared_sigmas: float) -> bool:
+    """Whether a count is too far from the expected one to be chance.
+
+    A count that is not remains so if another one is expected that is nearer to it.
+    """
+    deviation = abs(came - expected)
+    return (
+        deviation * deviation / squared_sigmas >= max(expected, came / 4)
+        and 8 * deviation >= expected
+        and deviation > 0
+    )
+
+
 class Meter:
     """Measures the insert rate of one server."""
 
@@ -179,6 +192,9 @@ class Meter:
         last = self._last
         came, length = last.records - start.records, last.at - start.at
         expected = self.reported * length / NS_PER_S
+        # What explains a deviation lessens it, so most windows need no explanation.
+        if not is_unlikely(came, expected, squared_sigmas):
+            return False
         # With bunches at regular intervals, a window that ends in a pause may have one too few, and
         # a window that begins in a pause one too many.
         if came < expected:
@@ -186,11 +202,10 @@ class Meter:
             expected = max(came, expected - self._explained_by(pause))
         else:
             expected = min(came, expected + self._explained_by(start.at - start.busy_at))
-        deviation = abs(came - expected)
-        chance = deviation * deviation / squared_sigmas
-        variance = max(expected, came / 4)
-        if chance < variance or 8 * deviation < expected or not deviation:
+        if not is_unlikely(came, expected, squared_sigmas):
             return False
+        deviation, variance = came - expected, max(expected, came / 4)
+        chance = deviation * deviation / squared_sigmas
         # The reported rate is a count too, and as uncertain.
         variance *= self._bunching() * (1 + min(1, length / self._counted_ns))
         jumps = last.jumps - start.jumps

@@ -40,7 +40,11 @@ class EntryCache:
         self._start = start
 
     def add(
-        self, entries: Iterable[Entry], lasts: list[int], records: list[int], ends: list[int]
+        self,
+        entries: Iterable[Entry],
+        lasts: Iterable[int],
+        records: Iterable[int],
+        ends: Iterable[int],
     ) -> None:
         """Add the next entries, with their values for the columns above."""
         self._entries.extend(entries)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -50,7 +49,7 @@ from ziplog.segments.entry_codec import EXPIRE, decode, encode, encode_run
 from ziplog.segments.entry_codec import positions as positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ziplog.core.entries import SessionTable
@@ -232,20 +231,19 @@ class SegmentStore(SegmentReader):
         assert entries[0].fseq == fseq, "the log has a gap"
         if entries[0].view != self.last_view or not segment.views:
             self._start_view(entries[0])
-        buffers, facts = encode_run(entries, segment.salt, fseq, flusher.flushed_fseq, limit)
+        buffers, facts = encode_run(
+            entries, segment.salt, fseq, flusher.flushed_fseq, limit, self._last, self._last_record
+        )
         sizes, firsts, lasts, records = zip(*facts, strict=True)
         if segment.is_torn and any(firsts):
             # Positions below may have been in the damaged part.
             cache.first = next(filter(None, firsts))
         segment.add(fseq, facts)
-        self.last_fseq = segment.last_fseq
+        self.last_fseq, self._last, self._last_record = segment.last_fseq, lasts[-1], records[-1]
         flusher.put(segment, buffers, sum(sizes), self.last_fseq)
-        lasts_so_far = _accumulated(max, self._last, lasts)
-        records_so_far = _accumulated(max, self._last_record, records)
-        ends = _accumulated(add, self._appended_bytes, sizes)
-        self._last, self._last_record = lasts_so_far[-1], records_so_far[-1]
+        ends = list(accumulate(sizes, initial=self._appended_bytes))
         self._appended_bytes = ends[-1]
-        cache.add(entries[: len(facts)], lasts_so_far, records_so_far, ends)
+        cache.add(entries[: len(facts)], lasts, records, ends[1:])
         if cache.bytes > self._cache_bytes:
             cache.shrink(self._cache_bytes, flusher.flushed_bytes, 0)
         return len(facts)
@@ -542,10 +540,3 @@ class SegmentStore(SegmentReader):
         return table.begun if isinstance(
             table, SessionTablePartRecord
         ) else part.fseq, table.sessions
-
-
-def _accumulated(
-    combine: Callable[[int, int], int], before: int, values: Iterable[int]
-) -> list[int]:
-    """Return what each value and all values before it combine to, from `before` on."""
-    return list(accumulate(values, combine, initial=before))[1:]

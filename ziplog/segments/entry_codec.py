@@ -110,18 +110,33 @@ def positions(entry: Entry) -> tuple[int, int, int, int]:
             return TABLE, part_code(number, is_last=is_last), 0, 0
 
 
-#: The size of an entry, its first and last gsn (0: none), and its last record (0: none).
+#: The size of an entry, its first gsn (0: none), and the last gsn and record up to it.
 Facts = tuple[int, int, int, int]
 
 
 def encode_run(
-    entries: Sequence[Entry], salt: int, place: int, flushed: int, limit: int
+    entries: Sequence[Entry],
+    salt: int,
+    place: int,
+    flushed: int,
+    limit: int,
+    last: int = 0,
+    record: int = 0,
 ) -> tuple[list[bytes], list[Facts]]:
     """Encode the first entry, and all that follow it without a gap, in its view, below a limit.
 
-    `place` is the number of the first one (for a record without one, the number of the last entry
-    before); `flushed` is the last entry on stable storage. No entry follows `limit` bytes.
-    Returns the header and the body of each entry, and the facts about each entry.
+    Args:
+        entries: at least one.
+        salt: of the segment.
+        place: the number of the first one; for a record without one, that of the entry before.
+        flushed: the last entry on stable storage.
+        limit: no entry follows so many bytes.
+        last: the last gsn before these entries.
+        record: the last record before these entries.
+
+    Returns:
+        The header and the body of each entry, and the facts about each entry.
+
     """
     buffers: list[bytes] = []
     found: list[Facts] = []
@@ -137,11 +152,12 @@ def encode_run(
             kind, first, last = PLACE, gsns[0], gsns[-1]
             record = last
         else:
-            kind, first, last, record = positions(entry)
+            kind, first, own_last, _ = positions(entry)
+            last = own_last or last
         body = to_bytes(entry)
         length, lag = len(body), number - flushed_before
         kind_and_lag = kind | lag << _KIND_BITS if lag <= _MAX_LAG else kind
-        facts = pack_facts(length, checksum(body), first, last, number, kind_and_lag)
+        facts = pack_facts(length, checksum(body), first, first and last, number, kind_and_lag)
         buffers += (pack_guard(salt, checksum(facts)) + facts, body)
         size = HEADER_BYTES + length
         found.append((size, first, last, record))

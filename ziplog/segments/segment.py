@@ -154,7 +154,7 @@ class Segment:
                 continue
             assert first > before, f"gsn {first} after {before}: gsns must increase"
             before = last
-            if record:
+            if record >= self.base:  # Not of a segment before.
                 last_record = record
             # A block ends after a positioned entry, so entries between belong to the next block.
             if end - block_start >= BLOCK_BYTES:

@@ -10,10 +10,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shard.ordering import rate as module
-from shard.ordering.rate import REPORT_INTERVAL_NS, SAMPLE_INTERVAL_NS, WINDOWS, Meter
+from shard.ordering.rate import REPORT_INTERVAL_NS, SAMPLE_INTERVAL_NS, WINDOWS, Meter, is_unlikely
 from shard.replica import Replica
+from tests.properties import examples
 from tests.world import MS, S, World, calm_world, first_lease, insert
 from ziplog import wire
 
@@ -23,6 +26,21 @@ if TYPE_CHECKING:
 #: Time until a new meter has reported the rate.
 WARM_UP = 3 * S
 HOUR = 3600 * S
+
+
+@examples(200)
+@given(
+    st.integers(0, 10_000),
+    st.floats(0, 10_000),
+    st.floats(0, 0.99),
+    st.sampled_from([sigmas * sigmas for _, sigmas in WINDOWS]),
+)
+def test_what_is_likely_stays_so_if_the_expected_count_is_nearer(
+    came: int, expected: float, part: float, squared_sigmas: float
+) -> None:
+    nearer = expected + (came - expected) * part
+    if is_unlikely(came, nearer, squared_sigmas):
+        assert is_unlikely(came, expected, squared_sigmas)
 
 
 class Bench:

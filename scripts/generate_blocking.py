@@ -34,6 +34,7 @@ SOURCES: Final = {
 REPLACEMENTS: Final = (
     # A blocking object is open once it exists.
     (r"^ *await self\n", ""),
+    (r"\bawait self\._entered\(\)", "self"),
     (r"\bawait ", ""),
     (r"\b([Aa])n (`?)async (with|context)\b", r"\1 \2\3"),
     (r"\basync (def|with|for|iterator|context)\b", r"\1"),

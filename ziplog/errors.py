@@ -162,16 +162,22 @@ class DeadlineError(UnavailableError, TimeoutError):
     """The deadline passed. An insert certainly did not happen; anything else may be repeated."""
 
 
+#: The owner in the error of a client that claims a cursor twice.
+THIS_CLIENT: Final = "this client"
+
+
 class CursorHeldError(UnavailableError):
     """Another client owns the cursor."""
 
     def __init__(self, name: str, owner: str) -> None:
         #: The cursor, and its owner: "host:process".
         self.name, self.owner = name, owner
-        super().__init__(
-            f"the cursor {name} is owned by {owner}; wait for it with a longer time-out, or take it"
-            f" with `ziplog cursor release {name}`"
-        )
+        if owner == THIS_CLIENT:
+            advice = "close its other claim first"
+        else:
+            command = f"ziplog cursor release {name}"
+            advice = f"wait for it with a longer time-out, or take it with `{command}`"
+        super().__init__(f"the cursor {name} is owned by {owner}; {advice}")
 
 
 class CursorLostError(ZiplogError):

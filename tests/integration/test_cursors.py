@@ -361,3 +361,41 @@ def test_command_line_changes_cursors(cluster: Cluster, log: ziplog.Log, name: s
     assert name in ziplog_cursor(cluster, "list")
     ziplog_cursor(cluster, "delete", name, "--yes")
     assert "no cursor is named" in ziplog_cursor(cluster, "pause", name, code=2)
+
+
+def test_cancelled_entry_gives_its_claim_up(cluster: Cluster, other: ziplog.Log, name: str) -> None:
+    async def main() -> None:
+        async with ziplog.aio.connect(cluster.endpoint) as log:
+            # The object stays, as it does in the traceback of a cancellation.
+            cancelled = log.cursor(name)
+            entering = asyncio.ensure_future(cancelled.__aenter__())
+            await asyncio.sleep(0)
+            entering.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await entering
+            held.close()
+            async with asyncio.timeout(30):
+                while log._core.has_cursor_calls:
+                    await log.cursors(name)
+            async with log.cursor(name, timeout=30) as cursor:
+                assert cursor.term > held.term
+
+    held = other.cursor(name)
+    asyncio.run(main())
+
+
+def test_cancelled_close_ends_the_ownership(cluster: Cluster, other: ziplog.Log, name: str) -> None:
+    async def main() -> None:
+        async with ziplog.aio.connect(cluster.endpoint) as log:
+            cursor = await log.cursor(name)
+            cursor.commit_soon()
+            closing = asyncio.ensure_future(cursor.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            claimed = await asyncio.to_thread(other.cursor, name, timeout=30)
+            assert claimed.term > cursor.term
+            claimed.close()
+
+    asyncio.run(main())

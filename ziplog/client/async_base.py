@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
@@ -87,6 +88,21 @@ class AsyncStream:
             yield from asyncio.shield(self._opened).__await__()
         self._opened.result()
         return self
+
+    async def _entered(self) -> Self:
+        """Return the stream, once it is open; close it if it cannot be entered.
+
+        A claim of a cursor would last for as long as the traceback of the cancellation.
+        """
+        try:
+            return await self
+        except BaseException:
+            self._engine.shielded(self._close)
+            raise
+
+    @abc.abstractmethod
+    def _close(self) -> None:
+        """Close it without waiting."""
 
     @property
     def _is_open(self) -> bool:

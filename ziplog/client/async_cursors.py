@@ -123,9 +123,13 @@ class AsyncCursor(AsyncSubscription):
 
         If the service does not confirm it in time, another client waits for the end of the lease.
         """
-        if not self._buffer.closed:
+        if self._buffer.closed:
+            return
+        try:
             with contextlib.suppress(ZiplogError):
                 await self._release()
+        finally:
+            # Also after an interruption: then the release is sent, and its reply is not awaited.
             await super().close()
 
     async def _release(self) -> None:

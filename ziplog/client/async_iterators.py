@@ -53,7 +53,7 @@ class AsyncSubscription(AsyncStream):
 
     async def __aenter__(self) -> Self:
         """Return the subscription, once it is open."""
-        return await self
+        return await self._entered()
 
     async def __aexit__(self, *_: object) -> None:
         """Close the subscription."""
@@ -189,7 +189,7 @@ class AsyncScan(AsyncStream, ScanCursor):
 
     async def __aenter__(self) -> Self:
         """Return the scan, once it is open."""
-        return await self
+        return await self._entered()
 
     async def __aexit__(self, *_: object) -> None:
         """Close the scan."""

@@ -44,7 +44,7 @@ class AsyncSpeculation(AsyncStream):
 
     async def __aenter__(self) -> Self:
         """Return the speculation, once it is open."""
-        return await self
+        return await self._entered()
 
     async def __aexit__(self, *_: object) -> None:
         """Close the speculation."""

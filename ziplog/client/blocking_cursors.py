@@ -123,9 +123,13 @@ class Cursor(Subscription):
 
         If the service does not confirm it in time, another client waits for the end of the lease.
         """
-        if not self._buffer.closed:
+        if self._buffer.closed:
+            return
+        try:
             with contextlib.suppress(ZiplogError):
                 self._release()
+        finally:
+            # Also after an interruption: then the release is sent, and its reply is not awaited.
             super().close()
 
     def _release(self) -> None:

@@ -34,6 +34,7 @@ from ziplog.client.common.requests import (
 from ziplog.core.cursors import MAX_MOVES, Cursor, CursorMove
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import (
+    THIS_CLIENT,
     ClosedError,
     CursorHeldError,
     CursorLostError,
@@ -205,7 +206,7 @@ class Claims(PendingRequests[PendingClaim]):
         self._add(pending)
         owned = (claim for claim in self._claims.values() if not claim.lost)
         if any(claim.cursor.name == request.name for claim in owned):
-            self._finish(pending, CursorHeldError(request.name, "this client"))
+            self._finish(pending, CursorHeldError(request.name, THIS_CLIENT))
         elif request.start.gsn < 0:
             self._tail_queries.query(
                 call, request.deadline, lambda tail: self._on_tail(pending, tail), with_recent=False

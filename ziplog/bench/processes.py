@@ -14,7 +14,7 @@ import msgspec
 
 from ziplog.bench.measured import Measured, total
 from ziplog.errors import UnavailableError
-from ziplog.runtime.child_processes import environment, python
+from ziplog.runtime.child_processes import python, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,14 +56,12 @@ def run(
 
 @contextlib.contextmanager
 def _process(module: str, arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process, and kill it at the end."""
-    with subprocess.Popen(  # noqa: S603 - our own interpreter and modules
-        python(module, *arguments),
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    """Run a process, and kill it at the end; it also ends if this process is killed."""
+    try:
+        started = spawn(python(module, *arguments), subprocess.PIPE, subprocess.PIPE)
+    except OSError as error:
+        raise UnavailableError(f"cannot start a process of the benchmark: {error}") from error
+    with started as process:
         try:
             yield process
         finally:

@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     from ziplog.bench.measured import Measured
 
 _MIN_TAIL_BYTES: Final = 16
+#: The highest `max_payload_bytes` of a cluster.
+_MAX_BYTES: Final = 8 * 1024 * 1024
 _MAX_CLIENTS: Final = 256
 _QUANTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0))
 _BAR: Final = 40
 
 Size = Annotated[
-    int, typer.Option("--size", min=0, metavar="BYTES", help="Size of a record or value.")
+    int,
+    typer.Option(
+        "--size", min=0, max=_MAX_BYTES, metavar="BYTES", help="Size of a record or value."
+    ),
 ]
 Clients = Annotated[
     int, typer.Option("--clients", min=1, max=_MAX_CLIENTS, help="Number of client processes.")

@@ -51,7 +51,7 @@ def spawn(
 
     Args:
         command: what `python` returns.
-        log: the descriptor of its log, for stderr.
+        log: the descriptor of its log, for stderr; or `subprocess.PIPE`.
         stdout: its stdout, as for `subprocess.Popen`.
 
     Raises:

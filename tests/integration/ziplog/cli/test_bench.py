@@ -5,11 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.unit.ziplog.cli.fakes import run
+from tests.waiting import wait_until
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
@@ -57,3 +62,23 @@ def test_a_failed_process_is_reported_in_one_line() -> None:
     assert done.exit_code == 1
     assert "a process of the benchmark failed: no membership service" in done.stderr
     assert run("bench", "tail", "--size", "8").exit_code == 2
+
+
+def test_no_process_is_left_if_a_benchmark_is_killed(endpoint: str) -> None:
+    verb = ["bench", "tail", "--bootstrap", endpoint, "--seconds", "60"]
+    with subprocess.Popen([sys.executable, "-m", "ziplog", *verb]) as benchmark:
+        wait_until(lambda: len(measuring(endpoint)) == 2, "both processes run")
+        benchmark.kill()
+    wait_until(lambda: not measuring(endpoint), "they have ended")
+
+
+def measuring(endpoint: str) -> list[Path]:
+    """Return the measuring processes of a cluster."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            arguments = (directory / "cmdline").read_bytes().split(b"\0")
+            if b"ziplog.bench.client" in arguments and endpoint.encode() in arguments:
+                # The prelude of a process has its arguments, too.
+                found += [directory] if b"-c" not in arguments else []
+    return found

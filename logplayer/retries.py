@@ -23,6 +23,8 @@ BUGS: Final = (TypeError, AttributeError, NameError, ImportError, ConfigError)
 MAX_AFTER_S: Final = 3600.0
 #: Maximum length of an error's text.
 MAX_TEXT: Final = 2000
+#: From the first failed attempt to the next one, in ns, until the operator is warned.
+_WARN_NS: Final = NS_PER_S
 #: The jitter of a pause is up to a fifth of it.
 _JITTER: Final = 5
 _UNIT: Final = 2**32
@@ -55,7 +57,7 @@ def pause_ns(
 class Attempts:
     """The failed attempts of a task, since the last success."""
 
-    __slots__ = ("_count", "_name", "_since", "_spec", "_step", "retry_at")
+    __slots__ = ("_count", "_has_warned", "_name", "_since", "_spec", "_step", "retry_at")
 
     def __init__(self, name: str, spec: TargetSpec) -> None:
         """Count nothing yet; `name`: the task's."""
@@ -64,12 +66,14 @@ class Attempts:
         self._count = 0
         self._since: int | None = None
         self._step = ""
+        self._has_warned = False
         #: When the next one is due, in monotonic ns.
         self.retry_at = NEVER
 
     def reset(self) -> None:
         """Forget them after a success."""
         self._count, self._since, self._step, self.retry_at = 0, None, "", NEVER
+        self._has_warned = False
 
     def on_opened(self) -> None:
         """Forget them if the last one was an open: its success says nothing of deliveries."""
@@ -96,6 +100,13 @@ class Attempts:
         first, last = spec.retry_first_ms, spec.retry_last_ms
         self.retry_at = now + pause_ns(self._name, self._count, first, last, after_s)
         return True
+
+    def must_warn(self) -> bool:
+        """Whether these attempts need a warning: once, and only if the last success is long ago."""
+        if self._has_warned or self._since is None:
+            return False
+        self._has_warned = self.retry_at - self._since >= _WARN_NS
+        return self._has_warned
 
 
 def text_of(error: BaseException) -> str:

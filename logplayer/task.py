@@ -495,6 +495,8 @@ class PlayerTask:
             return
         self._must_open |= spec.stores_position
         self.state = "retrying"
+        if self._attempts.must_warn():
+            self._warn(f"its target fails, and is tried again: {self.error}")
         if self._is_pause_reached():
             self._continue()
 

@@ -182,6 +182,24 @@ def test_pauses_double_while_a_target_is_down() -> None:
     assert world.payloads() == log_payloads(world)
 
 
+def test_an_outage_is_logged_once() -> None:
+    world, player = played()
+    for _outage in range(2):
+        player.fault = once("deliver", Retry("short"))
+        world.run(3000)
+    assert not [text for text in player.warnings if "tried again" in text]
+    for outage in (1, 2):
+        player.fault = lambda *_: Retry("down")
+        world.insert(b"further")
+        world.run(20_000)
+        player.fault = lambda *_: None
+        world.run(30_000)
+        assert world.payloads() == log_payloads(world)
+        logged = [text for text in player.warnings if "tried again" in text]
+        assert len(logged) == outage
+        assert "its target fails, and is tried again: Retry: down" in logged[-1]
+
+
 def test_a_target_asks_for_a_pause() -> None:
     world, player = played()
     player.fault = once("deliver", Retry("busy", 3.0))

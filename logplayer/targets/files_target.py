@@ -260,11 +260,18 @@ class FilesTarget:
         """Look at the directory, and change nothing.
 
         Raises:
-            UnavailableError: it cannot be created.
+            UnavailableError: it cannot be created, or is no directory that can be written.
 
         """
-        if not self._directory.absolute().parent.is_dir():
+        directory = self._directory.absolute()
+        if not directory.parent.is_dir():
             raise UnavailableError(f"cannot create {self._directory}: its directory is absent")
+        if directory.exists() and not directory.is_dir():
+            raise UnavailableError(f"{self._directory} is no directory")
+        parts = [path for path in (directory, *directory.glob("part-*")) if path.exists()]
+        for path in parts or [directory.parent]:
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise UnavailableError(f"cannot write in {path}; check its owner, and its disk")
 
     def close(self) -> None:
         """Make a file of what is staged, unless a step has failed: then the next `open` does it.

@@ -47,12 +47,17 @@ class SqliteDialect(Dialect):
         """Whether there is no file.
 
         Raises:
-            UnavailableError: its directory is absent as well.
+            UnavailableError: its directory is absent as well; or one of both cannot be written.
 
         """
-        if not self._path.absolute().parent.is_dir():
+        directory, is_absent = self._path.absolute().parent, not self._path.exists()
+        if not directory.is_dir():
             raise UnavailableError(f"cannot create {self._path}: its directory is absent")
-        return not self._path.exists()
+        # The journal of a transaction is a file beside it.
+        for path in (directory,) if is_absent else (directory, self._path):
+            if not os.access(path, os.W_OK):
+                raise UnavailableError(f"cannot write in {path}; check its owner, and its disk")
+        return is_absent
 
     def begin(self, cursor: Cursor) -> None:
         """Begin a transaction with the lock of the file."""

@@ -388,6 +388,21 @@ def test_check_changes_nothing(tmp_path: Path) -> None:
         files(tmp_path / "absent" / "out").open(task())
 
 
+def test_check_finds_a_directory_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="file is no directory"):
+        files(tmp_path / "file").check()
+    files(tmp_path / "out").open(task())
+    part = tmp_path / "out" / "part-000"
+    files(tmp_path / "out").check()
+    for refused in (part, part.parent):
+        monkeypatch.setattr("os.access", lambda path, _, refused=refused: path != refused)
+        with pytest.raises(UnavailableError, match=f"cannot write in {refused};"):
+            files(tmp_path / "out").check()
+
+
 @pytest.mark.parametrize("directory", ["", b"out", 5])
 def test_directory_must_be_a_path(directory: Any) -> None:
     with pytest.raises(ConfigError, match="target t: directory is"):

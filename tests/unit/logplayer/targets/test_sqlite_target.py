@@ -205,6 +205,19 @@ def test_check_finds_wrong_statements_and_unreachable_files(path: Path) -> None:
         look(path)
 
 
+def test_check_finds_a_file_that_cannot_be_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda found, _: found != path)
+    look(path)
+    run(path, "CREATE TABLE t (id)")
+    with pytest.raises(UnavailableError, match=f"cannot write in {path};"):
+        look(path)
+    monkeypatch.setattr("os.access", lambda found, _: found != path.parent)
+    with pytest.raises(UnavailableError, match=f"cannot write in {path.parent};"):
+        look(path)
+
+
 def test_connection_with_autocommit_is_refused(path: Path) -> None:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(path, isolation_level=None)

@@ -115,7 +115,8 @@ def formatted(pattern: str) -> Callable[[Record], bytes]:
 
     def render(record: Record) -> bytes:
         line = "".join(part if isinstance(part, str) else part(record) for part in parts)
-        return f"{line}\n".encode(errors="backslashreplace")
+        # Fields have no surrogates; those of the pattern are bytes that were typed.
+        return f"{line}\n".encode(errors="surrogateescape")
 
     return render
 

@@ -14,10 +14,18 @@ from ziplog.cli.terminal import one_line
 _NO_TERMINAL_WIDTH = 1000
 
 
+class _Stdout(Console):
+    """Stdout; raises an error for a closed pipe, as other output does: the exit code is 0."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise it."""
+        raise BrokenPipeError
+
+
 def stdout() -> Console:
     """Return stdout: as wide as the terminal."""
     width = None if sys.stdout.isatty() else _NO_TERMINAL_WIDTH
-    return Console(file=sys.stdout, highlight=False, width=width)
+    return _Stdout(file=sys.stdout, highlight=False, width=width)
 
 
 def table(*names: str, right: frozenset[str] = frozenset()) -> Table:

@@ -138,7 +138,7 @@ def tail(
         with subscription:
             records = _until(_followed(subscription) if follow else subscription, end)
             chosen = (record for record in records if all(accept(record) for accept in accepts))
-            sys.stdout.buffer.writelines(map(render, itertools.islice(chosen, limit)))
+            sys.stdout.buffer.writelines(map(render, _first(chosen, limit)))
 
 
 def _subscribe_to_all(
@@ -190,6 +190,11 @@ def _until(records: Iterable[ziplog.Record], end: int | None) -> Iterator[ziplog
     if end is None:
         return iter(records)
     return itertools.takewhile(lambda record: record.rid.gsn < end, records)
+
+
+def _first(records: Iterator[ziplog.Record], limit: int | None) -> Iterator[ziplog.Record]:
+    """Yield the first `limit` records; None: all."""
+    return itertools.islice(records, None if limit is None else min(limit, sys.maxsize))
 
 
 def _followed(subscription: ziplog.Subscription) -> Iterator[ziplog.Record]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -41,13 +41,33 @@ def shown_json(line: str) -> str:
 
 
 def json_line(document: object) -> str:
-    """Return a document as one line of JSON, which a terminal can show, with a line feed."""
-    return shown_json(msgspec.json.encode(document).decode()) + "\n"
+    """Return a document as one line of JSON, which a terminal can show, with a line feed.
+
+    The name of a file may hold bytes that are no UTF-8. JSON has no form for them: each
+    becomes an escape of six characters.
+    """
+    try:
+        encoded = msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_utf8(msgspec.to_builtins(document)))
+    return shown_json(encoded.decode()) + "\n"
 
 
 def print_json(document: object) -> None:
     """Print a document as one line of JSON on stdout."""
     sys.stdout.write(json_line(document))
+
+
+def _utf8(document: Any) -> Any:
+    """Return the same document, with escapes in the place of what UTF-8 cannot encode."""
+    match document:
+        case str():
+            return document.encode(errors="backslashreplace").decode()
+        case dict():
+            return {_utf8(key): _utf8(value) for key, value in document.items()}
+        case list() | tuple():
+            return [_utf8(value) for value in document]
+    return document
 
 
 def _escaped(found: re.Match[str]) -> str:

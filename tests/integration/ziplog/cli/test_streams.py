@@ -61,6 +61,18 @@ def test_a_full_stdout_is_one_line(verb: str) -> None:
     assert done.stderr == "ziplog: error: input or output: No space left on device\n"
 
 
+def test_a_closed_pipe_is_no_failure_of_a_table() -> None:
+    plan = "region plan A B C | true; exit ${PIPESTATUS[0]}"
+    assert shell(plan).returncode == 0
+    program = (
+        "import sys; from ziplog.cli import app; from ziplog.cli.tables import stdout;"
+        "app.command('shown')(lambda: stdout().print('a table')); sys.argv[1:] = ['shown']; app()"
+    )
+    piped = f'{sys.executable} -c "{program}" | true; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_closed_stderr_changes_nothing() -> None:
     done = shell("config show 2>&-")
     assert done.returncode == 0

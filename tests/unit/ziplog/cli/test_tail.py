@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import ziplog
-from tests.unit.ziplog.cli.fakes import FakeLog, FakeSubscription
+from tests.unit.ziplog.cli.fakes import FakeLog, FakeSubscription, run
 from ziplog.cli.tail import tail
 
 if TYPE_CHECKING:
@@ -41,3 +42,15 @@ def test_each_record_is_shown_before_the_next_wait(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(shown)))
     tail(key="a", follow=True)
     assert followed.waits == [b"", b"1@0\twanted\n"]
+
+
+def test_a_limit_may_exceed_every_count(log: FakeLog) -> None:
+    log.insert_many([b"a", b"b"], ziplog.RID_GENESIS)
+    done = run("tail", "--limit", "99999999999999999999999")
+    assert (done.exit_code, done.stdout) == (0, "1@0\ta\n2@0\tb\n")
+
+
+def test_a_format_keeps_bytes_that_are_no_utf8(log: FakeLog) -> None:
+    log.insert_many([b"\xfe"], ziplog.RID_GENESIS)
+    done = run("tail", "--format", os.fsdecode(b"\xff %v"))
+    assert done.stdout_bytes == b"\xff \\xfe\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from tests.unit.ziplog.cli.fakes import STATUS, FakeLog, run, shard
+from ziplog.cli.terminal import json_line
 
 #: JSON may have these as they are; a terminal acts on them.
 CONTROLS = "\x7f\x9b\u202e\u2028"
@@ -31,3 +33,11 @@ def _texts(document: object) -> str:
     if isinstance(document, list):
         return "".join(map(_texts, document))
     return document if isinstance(document, str) else ""
+
+
+def test_json_has_text_in_place_of_bytes_that_are_no_utf8() -> None:
+    name = os.fsdecode(b"/data/\xff\xfe.parquet")
+    line = json_line({"file": name, name: [name, 5, None], "other": "\u20ac"})
+    shown = "/data/\\udcff\\udcfe.parquet"
+    line.encode()
+    assert json.loads(line) == {"file": shown, shown: [shown, 5, None], "other": "\u20ac"}

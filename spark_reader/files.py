@@ -7,6 +7,7 @@ refers to a complete file, the new or the former one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     import ziplog
 
+#: Errors of a write to a disk or file that may not grow.
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 Format = Literal["parquet", "arrow", "jsonl"]
 Compression = Literal["none", "snappy", "gzip", "brotli", "lz4", "zstd"]
 
@@ -58,8 +61,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         part.replace(target)
     except OSError as error:
-        # The caller did not name the temporary file.
-        if error.filename == str(part):
+        # The caller did not name the temporary file, and a write names none.
+        if error.filename == str(part) or (error.filename is None and error.errno in _NO_ROOM):
             error.filename = str(path)
         raise
     finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -146,6 +148,14 @@ def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
         assert reader.read() == b"former"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert target.read_bytes() == b"whole"
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(OSError, match="No space") as caught, files.replacing(target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(target)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ _MAX_WARNINGS: Final = 3
 
 #: In logfmt and in JSON.
 _WARNING: Final = re.compile(r'\blevel(?:=|": ?")(?:warning|error|critical)\b', re.IGNORECASE)
+#: How a line of an event begins.
+_EVENT: Final = re.compile(r"timestamp=|level=|\{")
 _FIELD: Final = re.compile(r"""\b(event|reason)=("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\S+)""")
 
 
@@ -51,6 +53,13 @@ def warnings(directory: Path, name: str, start: int = 0) -> list[str]:
     lines = _last_lines(directory, name, start) or []
     found = dict.fromkeys(_message(line) for line in lines if _WARNING.search(line))
     return [message for message in found if message][-_MAX_WARNINGS:]
+
+
+def last_words(directory: Path, name: str, start: int = 0) -> list[str]:
+    """Return the error with which a process ended its start; empty: its log ends with an event."""
+    lines = [line for line in _last_lines(directory, name, start) or [] if line]
+    ended = lines and not _EVENT.match(lines[-1])
+    return [lines[-1][:_LINE_LENGTH]] if ended else []
 
 
 def rotate(path: Path, max_bytes: int, files: int) -> bool:

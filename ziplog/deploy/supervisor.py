@@ -188,12 +188,13 @@ class Supervisor:
         return f"ended (exit code {code}; {self.why_it_ended(name)})"
 
     def why_it_ended(self, name: str) -> str:
-        """Return the warnings of a node's last process, or how its log ends.
+        """Return the warnings and the error of a node's last process, or how its log ends.
 
         A node cannot write its log to a full disk.
         """
-        warnings = self.log_warnings(name)
-        why = "; ".join(warnings) if warnings else f"its log ends: {self.log_tail(name)}"
+        start = self._log_starts.get(name, 0)
+        reasons = [*self.log_warnings(name), *node_logs.last_words(self.directory, name, start)]
+        why = "; ".join(reasons) if reasons else f"its log ends: {self.log_tail(name)}"
         if shutil.disk_usage(self.directory).free < _FULL_BYTES:
             why += f"; the disk of {self.directory} is full"
         return why

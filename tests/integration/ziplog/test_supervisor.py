@@ -93,6 +93,16 @@ def test_the_end_of_a_process_is_described_by_its_warnings(directory: Path) -> N
         assert running.how_it_ended("mms-0") == "ended (exit code 70; halted: the disk is gone)"
 
 
+def test_the_error_of_a_start_follows_the_warnings(directory: Path) -> None:
+    said = "level=warning event='few files'\\nmms: mms-0: cannot open a port"
+    rewrite(directory, "mms", f'import sys\nprint("{said}", file=sys.stderr)\nsys.exit(1)')
+    with Supervisor(directory) as running:
+        running.start("mms-0")
+        wait_until(lambda: running.dead() == ["mms-0"], "it is dead")
+        why = "few files; mms: mms-0: cannot open a port"
+        assert running.how_it_ended("mms-0") == f"ended (exit code 1; {why})"
+
+
 def test_a_killed_node_is_dead_until_it_is_started(directory: Path) -> None:
     with Supervisor(directory) as running:
         pid = ready(running, "mms-0")

@@ -74,3 +74,13 @@ def test_only_the_last_distinct_warnings_of_the_present_process_are_returned(
     write(tmp_path, former)
     assert node_logs.warnings(tmp_path, "x", len(former)) == []
     assert node_logs.warnings(tmp_path, "none") == []
+
+
+def test_the_last_words_are_an_error_that_is_no_event(tmp_path: Path) -> None:
+    warning = "timestamp=2026 level=warning event=few\n"
+    write(tmp_path, f"{warning}mms: mms-0: cannot open a port\n\n")
+    assert node_logs.last_words(tmp_path, "x") == ["mms: mms-0: cannot open a port"]
+    for text in (warning, '{"level": "warning", "event": "few"}', "", "former: words\n"):
+        write(tmp_path, text)
+        assert node_logs.last_words(tmp_path, "x", 14 * text.startswith("former")) == []
+    assert node_logs.last_words(tmp_path, "none") == []

@@ -7,7 +7,7 @@ import enum
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -104,7 +104,7 @@ def monitor(
         service = MonitorService(snapshots)
         stack.callback(service.stop)
         service.serve(settings, Path() if config is None else config.parent)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _end)
         stack.callback(snapshots.stop)
         snapshots.start()
         if cluster is not None and config is not None:
@@ -116,6 +116,11 @@ def monitor(
             sys.stdout.write(f"{service.endpoint}\n")
         sys.stdout.flush()
         Latch().wait()
+
+
+def _end(_signal: int, _frame: object) -> NoReturn:
+    """End the process cleanly: SIGTERM is how a service manager stops it."""
+    raise SystemExit(0)
 
 
 def _settings(host: str | None, port: int | None, token_file: Path | None) -> MonitorConfig:

@@ -283,4 +283,5 @@ def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
     document = json.loads(command(directory, "--yes", "--json").stdout)
     assert [shard["id"] for shard in document["shards"]] == [0]
     assert document["known_end"] < document["first_free"]
+    (directory / UNFINISHED).mkdir()  # As after a kill: the new directories are in use by now.
     assert "the membership service is not lost" in refusal(directory)

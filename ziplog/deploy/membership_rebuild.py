@@ -23,7 +23,7 @@ from ziplog.deploy.supervisor import Supervisor, has_files
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.raft.offline import found_group
 from ziplog.runtime.child_processes import environment, python
-from ziplog.segments.durable_files import sync_directory
+from ziplog.segments.durable_files import replace_contents, sync_directory
 from ziplog.segments.identity import IDENTITY_FILE
 
 if TYPE_CHECKING:
@@ -102,8 +102,13 @@ class MembershipRebuild:
             raise UnavailableError(
                 f"no directory of a storage server or failure handler is in {self.config.data_dir}"
             )
-        with file.open("xb") as opened:
-            opened.write(_MAGIC + msgspec.msgpack.encode(holdings))
+        file.touch(mode=0o600, exist_ok=False)
+        try:
+            replace_contents(file, _MAGIC + msgspec.msgpack.encode(holdings))
+        except OSError as error:
+            file.unlink(missing_ok=True)
+            error.filename = str(file)
+            raise
         return names
 
     def _read(self) -> Holdings:
@@ -154,17 +159,17 @@ class MembershipRebuild:
         data_dir, nodes = self.config.data_dir, self.config.mms
         unfinished = data_dir / UNFINISHED
         here = [node.name for node in nodes if has_files(data_dir / node.name)]
-        if unfinished.exists():
-            written = ", ".join(here) or "no other"
-            raise UnavailableError(
-                f"a former rebuild was interrupted: remove {unfinished} and the directories that it"
-                f" wrote ({written}), and run this command again"
-            )
         if 2 * len(here) > len(nodes):
             raise UnavailableError(
                 f"the membership service is not lost: {', '.join(here)} in {data_dir} is a majority"
                 " of its nodes. Run `ziplog up`; if it does not start because these directories are"
                 " new, move them away and run this command again"
+            )
+        if unfinished.exists():
+            written = ", ".join(here) or "no other"
+            raise UnavailableError(
+                f"a former rebuild was interrupted: remove {unfinished} and the directories that it"
+                f" wrote ({written}), and run this command again"
             )
         if here:
             raise UnavailableError(

@@ -29,7 +29,7 @@ from logplayer.targets.settings import check_timeout
 from ziplog.client import arguments
 from ziplog.client.inserts.insert_calls import ROW_UNIT_RECORDS, split_into_row_units
 from ziplog.core.entries import decode_body, decode_origin
-from ziplog.errors import ConfigError, RecordTooLargeError
+from ziplog.errors import ClusterMismatchError, ConfigError, RecordTooLargeError
 from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
@@ -131,8 +131,17 @@ class LogTarget:
             Retry: the shard leaves, or none is live.
             ConfigError: the target is the task's own log, or another one than before; or the
                 cursor was sought.
+            ClusterMismatchError: another cluster answers; the next `open` connects to it.
 
         """
+        try:
+            return self._open(task)
+        except ClusterMismatchError:
+            self.close()
+            self._mark, self._placed, self._last = None, 0, None
+            raise
+
+    def _open(self, task: Task) -> Opened:
         log = self._connected()
         self._check(log, task)
         self._writer = writer_id(task)

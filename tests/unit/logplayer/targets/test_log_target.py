@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -27,7 +28,13 @@ from tests.unit.logplayer.targets.mirrors import (
     record,
     task,
 )
-from ziplog.errors import ConfigError, NoSuchRecordError, OutcomeUnknownError, UnavailableError
+from ziplog.errors import (
+    ClusterMismatchError,
+    ConfigError,
+    NoSuchRecordError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from ziplog.types import cluster_id
 from ziplog.wire import Limits
 
@@ -298,6 +305,17 @@ def test_another_log_in_the_place_of_the_mirror_is_refused(log: TargetLog) -> No
     mirror = Mirror(log)
     with pytest.raises(ConfigError, match="is not the one that orders/copy/0 has filled so far"):
         Mirror(TargetLog(number=8), mirror.cursor)
+
+
+def test_client_of_a_former_cluster_is_replaced(log: TargetLog) -> None:
+    former = Client(log, Mock(side_effect=ClusterMismatchError("7", "8", "127.0.0.1:1")))
+    clients = [Client(TargetLog(number=8)), former]
+    target = LogTarget(clients.pop, None, has_envelope=False)
+    with pytest.raises(ClusterMismatchError):
+        target.open(task(Mirror(log).cursor))
+    assert former.is_closed
+    with pytest.raises(ConfigError, match="is not the one that orders/copy/0 has filled so far"):
+        target.open(task(Mirror(log).cursor))
 
 
 def test_cursor_that_was_created_again_has_another_writer() -> None:

@@ -89,6 +89,14 @@ class LogdbTarget:
                 database is on the log that the player reads.
 
         """
+        try:
+            return self._open(task)
+        except Retry:
+            # A client refuses another database at its endpoints for good, a new one takes it.
+            self.close()
+            raise
+
+    def _open(self, task: Task) -> Opened:
         if self._database is None:
             try:
                 self._database = self._connect()

@@ -291,6 +291,18 @@ def test_emptied_database_fails_the_task_until_a_seek(database: FakeDatabase) ->
     assert made(database).open(task(3, position=2, seek=1)) == Opened(2)
 
 
+def test_another_database_at_the_same_endpoints_is_found(database: FakeDatabase) -> None:
+    databases: list[Any] = [FakeDatabase(), database]
+    target = LogdbTarget(databases.pop, PutRecords("payload", tombstones=False), is_mapped=False)
+    target.open(task())
+    database.faults = ["unavailable"]
+    with pytest.raises(Retry):
+        target.open(task(has_moved=True))
+    assert database.is_closed
+    with pytest.raises(ConfigError, match="the database is empty, or another one"):
+        target.open(task(has_moved=True))
+
+
 def test_seek_counts_once(database: FakeDatabase) -> None:
     target, of = opened(database)
     target.deliver(batch(of, 1, 9))

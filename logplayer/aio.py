@@ -8,11 +8,12 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logplayer import player, receiver
+from ziplog.errors import ZiplogError
 from ziplog.runtime.descriptors import start_thread
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from typing import Self
 
     import ziplog
@@ -39,8 +40,8 @@ class Player:
         self._player: Final = player.Player(log, name, targets, start=start, **options)
 
     async def __aenter__(self) -> Self:
-        """Start the player, and return it."""
-        await self.start()
+        """Start the player, and return it; a cancellation stops it."""
+        await _started(self.start, self.stop)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -100,8 +101,8 @@ class Receiver:
         self._receiver: Final = receiver.Receiver(address, target, insecure=insecure)
 
     async def __aenter__(self) -> Self:
-        """Start it, and return it."""
-        await self.start()
+        """Start it, and return it; a cancellation closes it."""
+        await _started(self.start, self.close)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,6 +132,18 @@ class Receiver:
     async def close(self) -> None:
         """See `logplayer.Receiver.close`."""
         await _in_thread(self._receiver.close)
+
+
+async def _started(
+    start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
+) -> None:
+    """Start what runs in threads, which go on after a cancellation: then stop it."""
+    try:
+        await start()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ZiplogError):
+            await stop()
+        raise
 
 
 async def _in_thread(call: Callable[[], T]) -> T:

@@ -198,8 +198,13 @@ class Player:
                 found = self._start(log) if callable(self._start) else self._start
                 check_start(log, self.name, self._targets, found)
                 self._check_sources(log.cluster_number)
-            self._begin(found)
+            with self._lock:  # A stop waits, so that it finds a thread that it can stop, or none.
+                self._begin(found)
             self._call(StartedCall(deadline_ns))
+        except ClosedError:
+            self._ended.wait(_STOP_S)  # Another thread stops it, and releases its tasks.
+            self._end(0)
+            raise
         except BaseException:
             self._end(0)
             raise
@@ -219,6 +224,8 @@ class Player:
 
     def _begin(self, start: RecordId) -> None:
         """Run the node; `start`: the position of new cursors."""
+        if self._is_stopped:  # Meanwhile: it must claim nothing any more.
+            raise ClosedError("this player", "make another one to continue")
         options, client = self._options, os.urandom(16)
         settings = PlayerSettings(
             name=options.name,

@@ -162,7 +162,7 @@ def test_refusals_reject_the_batch(endpoint: Endpoint, made: Any, status: int) -
         made().deliver(batch(task(), 1, 4))
 
 
-@pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 405, 410])
+@pytest.mark.parametrize("status", [102, 103, 301, 307, 401, 403, 404, 405, 410])
 def test_answers_about_the_configuration_stop_the_task(
     endpoint: Endpoint, made: Any, status: int
 ) -> None:

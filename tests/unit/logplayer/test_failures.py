@@ -62,7 +62,7 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
             f"{_REAL}_http_target": "temporary_answers_are_reasons_to_retry"
             " endpoint_refuses_other_terms_and_positions",
         },
-        "401, 403, 404, 405, 410, 3xx": {
+        "401, 403, 404, 405, 410, 3xx, 1xx other than 100": {
             f"{_REAL}_http_target": "answers_about_the_configuration_stop_the_task",
         },
         "other 4xx": {f"{_REAL}_http_target": "refusals_reject_the_batch"},

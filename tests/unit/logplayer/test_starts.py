@@ -1,16 +1,19 @@
-"""Players and receivers with coroutines: what a cancellation leaves."""
+"""Starts of players and receivers that are cancelled, or overtaken by a stop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 import logplayer
 import logplayer.aio
+import ziplog
 from logplayer import targets
+from ziplog.errors import ClosedError
 
 
 @pytest.mark.parametrize(("kind", "stop"), [("Player", "stop"), ("Receiver", "close")])
@@ -42,3 +45,14 @@ def test_cancelled_entry_stops_what_it_starts(
 
     asyncio.run(main())
     ended.set()
+
+
+def test_player_that_is_stopped_while_it_starts_claims_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    player = logplayer.Player("127.0.0.1:1", "orders", [targets.function("f", print)])
+    monkeypatch.setattr(ziplog, "connect", MagicMock())
+    monkeypatch.setattr("logplayer.player.check_start", lambda *_: player.stop())
+    with pytest.raises(ClosedError):
+        player.start()
+    assert player._driver is None

@@ -1,0 +1,47 @@
+"""A player that is stopped while it starts."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import logplayer
+from logplayer import targets
+from logplayer.calls import StartedCall, StopCall
+from tests.waiting import wait_until
+from ziplog.errors import ClosedError
+
+if TYPE_CHECKING:
+    import ziplog
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_stop_of_another_thread_releases_what_a_start_has_claimed(
+    log: ziplog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    playing = logplayer.Player(log, "starting", [targets.function("f", print)])
+    stopping = threading.Thread(target=playing.stop)
+    call = playing._call
+
+    def owned() -> list[str]:
+        return [cursor.name for cursor in log.cursors("starting/*") if cursor.state == "owned"]
+
+    def call_after_the_stop(request: Any) -> Any:
+        if isinstance(request, StartedCall):
+            wait_until(lambda: bool(owned()), "something is claimed", 60)
+            stopping.start()
+            stopped.wait(60)
+            raise ClosedError("this player", "make another one to continue")
+        if isinstance(request, StopCall):
+            stopped.set()
+        return call(request)
+
+    stopped = threading.Event()
+    monkeypatch.setattr(playing, "_call", call_after_the_stop)
+    with pytest.raises(ClosedError):
+        playing.start(60)
+    stopping.join()
+    assert not owned()

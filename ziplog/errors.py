@@ -5,7 +5,7 @@ ZiplogError                     .retriable: bool
 ├── ClosedError                 the client was closed
 ├── ClusterMismatchError        .expected, .found, .endpoint: another cluster answered
 ├── CursorLostError             .name, .term, .reason: a claim of a cursor ended
-├── UnavailableError            nothing was done; safe to retry
+├── UnavailableError            nothing was done; safe to retry, but see `flush`
 │   ├── CursorHeldError, TrimHeldError  .owner: of the cursor that another client needs
 │   └── DeadlineError           also a TimeoutError
 ├── OutcomeUnknownError         also a TimeoutError; an insert that may have happened; .resolve()
@@ -120,7 +120,7 @@ class ConfigError(ZiplogError, ValueError):
 
 
 class ClosedError(ZiplogError):
-    """The client was closed before or during the call."""
+    """The client was closed before or during the call; an insert under way may be in the log."""
 
     def __init__(
         self,
@@ -153,13 +153,20 @@ class VersionError(ZiplogError):
 
 
 class UnavailableError(ZiplogError):
-    """Nothing was done; the call is safe to retry."""
+    """Nothing was done; the call is safe to retry.
+
+    An error of `flush` concerns other calls: the inserts that it waited for. See `DeadlineError`.
+    """
 
     retriable = True
 
 
 class DeadlineError(UnavailableError, TimeoutError):
-    """The deadline passed. An insert certainly did not happen; anything else may be repeated."""
+    """The deadline passed. An insert certainly did not happen; anything else may be repeated.
+
+    Exception: if `flush` raises it, the pending inserts may still happen. Repeat the `flush`, or
+    wait for their futures; an insert that is repeated may be in the log twice.
+    """
 
 
 #: The owner in the error of a client that claims a cursor twice.

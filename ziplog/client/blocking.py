@@ -214,6 +214,9 @@ class Log(Administration):
         run in a background thread of the client, one after another; they must not wait for futures
         of this client. An asyncio client raises UnavailableError while 65,536 records or 64 MiB are
         pending, until `flush` returns.
+
+        The future raises the errors of `insert_after`. After an OutcomeUnknownError, and while the
+        future is not done, the record may be in the log: do not insert it again.
         """
         request = arguments.insert(
             payload, after, key, self._limits, self._deadline_ns(timeout), shard,
@@ -290,7 +293,8 @@ class Log(Administration):
     ) -> Future[RecordId]:
         """Start to append a record; return a future of its rid, as `insert_nowait` does.
 
-        Two appends that are pending at the same time have no order.
+        Two appends that are pending at the same time have no order. The future raises the errors of
+        `append`; after an OutcomeUnknownError the record may be in the log.
         """
         request = arguments.insert(
             payload, after, key, self._limits, self._deadline_ns(timeout), shard, sealed=True,
@@ -316,7 +320,8 @@ class Log(Administration):
 
         Raises:
             ZiplogError: the first failure of one of them since the last `flush`.
-            DeadlineError: some were pending at the time-out.
+            DeadlineError: some were pending at the time-out, and may still happen: call `flush`
+                again or wait for their futures; do not insert them again.
 
         """
         self._engine.flush(arguments.timeout_s(timeout, self._timeout))

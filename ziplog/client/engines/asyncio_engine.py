@@ -18,10 +18,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ziplog.client.common.requests import NEVER
-from ziplog.client.engines.engine import Engine
+from ziplog.client.engines.engine import Engine, pending_error
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
-from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError, UnavailableError
+from ziplog.errors import ClosedError, OutcomeUnknownError, UnavailableError
 from ziplog.runtime.clock import now_ns
 from ziplog.wire import decode
 
@@ -221,7 +221,7 @@ class AsyncioEngine:
         if failure is not None:
             raise failure
         if late:
-            raise DeadlineError(f"{len(late)} inserts were still pending after {timeout_s:g} s")
+            raise pending_error(len(late), timeout_s)
 
     # --- driving ---
 

@@ -27,7 +27,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ziplog.client.engines.engine import Engine
+from ziplog.client.engines.engine import Engine, pending_error
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
 from ziplog.client.engines.timer_thread import TimerThread
@@ -545,7 +545,7 @@ class _Futures:
         if failure is not None:
             raise failure
         if not is_done:
-            raise DeadlineError(f"{self.open} inserts were still pending after {timeout_s:g} s")
+            raise pending_error(self.open, timeout_s)
 
     def work(self) -> bool:
         """Drive, unless other threads do, until no future is pending; return False at the end."""

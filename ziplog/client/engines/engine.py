@@ -29,7 +29,7 @@ from ziplog.core.node import (
     Wakeup,
 )
 from ziplog.core.units import NS_PER_S
-from ziplog.errors import ConfigError, LocalProtocolError, ProtocolError
+from ziplog.errors import ConfigError, DeadlineError, LocalProtocolError, ProtocolError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
 from ziplog.wire import InsertAck, decode, encode
@@ -48,6 +48,14 @@ _CLOSING: Final = Closing()
 _WARNING_INTERVAL_NS: Final = NS_PER_S
 #: Number of effects of one step from which on their frames are gathered.
 _GATHERED_EFFECTS: Final = 8
+
+
+def pending_error(count: int, timeout_s: float) -> DeadlineError:
+    """Return the error of a `flush` that ended before the inserts that it waited for."""
+    return DeadlineError(
+        f"{count} inserts were still pending after {timeout_s:g} s, and may still happen: call"
+        " flush again or wait for their futures, and do not insert their records again"
+    )
 
 
 class Core(Node, Protocol):

@@ -1,0 +1,86 @@
+"""Inserts that are pending: what `flush` and their futures report."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+import ziplog
+from tests.unit.ziplog.client.served import ServedCluster
+from ziplog import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TEXT = "still pending after 0.05 s, and may still happen: call flush again or wait"
+_NAMES = pytest.mark.parametrize("name", ["insert_nowait", "append_nowait"])
+
+
+@pytest.fixture(name="cluster")
+def _cluster() -> Iterator[ServedCluster]:
+    with ServedCluster() as cluster:
+        yield cluster
+
+
+def test_flush_that_ends_early_reports_inserts_that_may_happen(cluster: ServedCluster) -> None:
+    with ziplog.connect(cluster.endpoint) as log:
+        cluster.silent.add(wire.Insert)
+        future = log.insert_nowait(b"x")
+        with pytest.raises(ziplog.DeadlineError, match=_TEXT):
+            log.flush(0.05)
+        assert not future.done(), "the insert is under way"
+        cluster.silent.clear()
+        log.flush()
+        assert future.result(0)
+        with log.subscribe(follow=False) as records:
+            assert [record.payload for record in records] == [b"x"]
+
+
+def test_asyncio_flush_that_ends_early_reports_inserts_that_may_happen(
+    cluster: ServedCluster,
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), ziplog.aio.connect(cluster.endpoint) as log:
+            cluster.silent.add(wire.Insert)
+            future = log.insert_nowait(b"x")
+            with pytest.raises(ziplog.DeadlineError, match=_TEXT):
+                await log.flush(0.05)
+            assert not future.done(), "the insert is under way"
+            cluster.silent.clear()
+            await log.flush()
+            assert future.result()
+            assert [record.payload async for record in log.subscribe(follow=False)] == [b"x"]
+
+    asyncio.run(main())
+
+
+@_NAMES
+def test_future_with_an_unknown_outcome_is_not_retriable(cluster: ServedCluster, name: str) -> None:
+    with ziplog.connect(cluster.endpoint) as log:
+        cluster.silent.add(wire.Insert)
+        future = getattr(log, name)(b"x", timeout=0.05)
+        error = future.exception(10)
+        assert isinstance(error, ziplog.OutcomeUnknownError)
+        assert not isinstance(error, ziplog.UnavailableError)
+        assert not error.retriable
+        with pytest.raises(ziplog.OutcomeUnknownError):
+            log.flush()
+
+
+@_NAMES
+def test_asyncio_future_with_an_unknown_outcome_is_not_retriable(
+    cluster: ServedCluster, name: str
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), ziplog.aio.connect(cluster.endpoint) as log:
+            cluster.silent.add(wire.Insert)
+            with pytest.raises(ziplog.OutcomeUnknownError) as caught:
+                await getattr(log, name)(b"x", timeout=0.05)
+            assert not isinstance(caught.value, ziplog.UnavailableError)
+            assert not caught.value.retriable
+            with pytest.raises(ziplog.OutcomeUnknownError):
+                await log.flush()
+
+    asyncio.run(main())

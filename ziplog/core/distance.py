@@ -10,7 +10,7 @@ See docs/regions_test_bed.md and ADR 36.
 
 from __future__ import annotations
 
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 
 #: Round trip from which an idle shard with readers closes every epoch: a reader far away is faster
 #: served by the clock than by its `Want`, which takes half a round trip.
@@ -150,6 +150,19 @@ def min_request_retry_ns(rtt_ms: int) -> int:
 def outline_grace_ns(rtt_ms: int) -> int:
     """Return the time after the first outline of a shard after which missing ones are left out."""
     return max(200 * NS_PER_MS, 2 * _ns(rtt_ms))
+
+
+def archive_timeout_ns(rtt_ms: int) -> int:
+    """Return the time after which archives that did not send their table are left out.
+
+    A table of 2 MiB takes several round trips on a connection that is new.
+    """
+    return 2 * NS_PER_S + 8 * _ns(rtt_ms)
+
+
+def archive_grace_ns(rtt_ms: int) -> int:
+    """Return the time after the first table that is complete, in which a later one still counts."""
+    return 500 * NS_PER_MS + 2 * _ns(rtt_ms)
 
 
 def want_interval_ns(rtt_ms: int) -> int:

@@ -61,6 +61,8 @@ EXPECTED: Final = {
     "min_retransmit_ns": (200, 240),
     "min_request_retry_ns": (0, 240),
     "outline_grace_ns": (200, 240),
+    "archive_timeout_ns": (2000, 2960),
+    "archive_grace_ns": (500, 740),
     "want_interval_ns": (50, 240),
     "stream_silence_ns": (1000, 1000),
 }

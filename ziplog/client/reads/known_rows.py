@@ -1,12 +1,14 @@
 """The rows before a reader's start: the writer tables with which its streams begin.
 
-    archives queried --addresses--> archives asked in turn --table found--> stream behind the reader
+    archives queried --addresses--> all archives asked --table found--> stream behind the reader
     stream behind the reader --reaches the reader's position--> stream level with the reader
 
 Rules: what the tables of all archives know counts. The stream begins at the highest one's position;
 the reader drops all rows below its own, but their origins count. An archive that fails, or does not
-answer in time, is left out. Without a table the stream begins at the trim point, with what is
-known. A trim of the stretch in between starts another search.
+answer in time, is left out. The time is shorter once one has replied and no record was trimmed:
+then each table is complete, and another one only shortens the stretch. Without a table the stream
+begins at the trim point, with what is known. A trim of the stretch in between starts another
+search.
 
 Invariant: a shard has a table, or a search that ends in time. See docs/protocol.md, section 14.3.
 """
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from ziplog.client.common.requests import NEVER
-from ziplog.core.units import NS_PER_S
+from ziplog.core.distance import archive_grace_ns, archive_timeout_ns
 from ziplog.core.writer_table import TableAt, WriterTable, merged_tables
 
 if TYPE_CHECKING:
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.reads.shard_stream import ShardStream
-
-#: Time without a reply after which the next archive is asked.
-ARCHIVE_TIMEOUT_NS: Final = 15 * NS_PER_S
 
 #: The host and port of an archive.
 Address = tuple[str, int]
@@ -63,10 +62,8 @@ class TableSearch(msgspec.Struct, eq=False):
     best: TableAt = msgspec.field(default_factory=lambda: (0, WriterTable()))
     #: The number of the query of archives; 0: it has ended.
     query: int = 0
-    #: The archives that were not asked yet.
-    archives: list[Address] = msgspec.field(default_factory=list)
-    #: The number of the archive's request (0: none), and when the next archive is asked.
-    number: int = 0
+    #: The numbers of the requests without a reply, and when these archives are left out.
+    numbers: set[int] = msgspec.field(default_factory=set)
     deadline: int = NEVER
 
 
@@ -77,7 +74,7 @@ class TableSearches:
         self._context: Final = context
         self._routing: Final = routing
         self._archives: Final = archives
-        #: Those that wait for an archive, by the number of its request.
+        #: Those that wait for archives, by the number of each request.
         self._by_number: Final[dict[int, TableSearch]] = {}
 
     def start(
@@ -94,53 +91,60 @@ class TableSearches:
         search.query = 0
         at, table = search.fallback
         search.fallback = max(at, trim), table
+        context = self._context
         if trim <= search.gsn:  # Otherwise the stream reports the trim.
-            search.archives = list(archives)
-        self._ask_next(search)
+            for host, port in archives:
+                number = context.ask_archive(
+                    host, port, self._routing.cluster, search.shard, search.gsn
+                )
+                search.numbers.add(number)
+                self._by_number[number] = search
+        search.deadline = context.now + archive_timeout_ns(context.rtt_ms)
+        self._conclude(search)
 
-    def _ask_next(self, search: TableSearch) -> None:
-        """Ask the next archive, or end the search."""
-        self._by_number.pop(search.number, None)
-        search.number = 0
-        if search.archives:
-            host, port = search.archives.pop(0)
-            search.number = self._context.ask_archive(
-                host, port, self._routing.cluster, search.shard, search.gsn
-            )
-            search.deadline = self._context.now + ARCHIVE_TIMEOUT_NS
+    def _conclude(self, search: TableSearch) -> None:
+        """End the search if it waits for no archive; otherwise wake up when they are late."""
+        if search.numbers and self._context.now < search.deadline:
             self._context.set_timer(search.deadline)
-            self._by_number[search.number] = search
             return
+        self._forget(search)
         at, table = merged_tables(search.best, search.fallback)
         search.on_found((min(at, search.gsn), table))
 
+    def _forget(self, search: TableSearch) -> None:
+        """Ignore the replies that have not come."""
+        for number in search.numbers:
+            del self._by_number[number]
+        search.numbers.clear()
+
     def on_reply(self, call: int, reply: ArchiveReply) -> None:
         """Handle an archive's reply, or the lack of one."""
-        search = self._by_number.get(reply.number)
+        search, context = self._by_number.pop(reply.number, None), self._context
         if search is not None:
+            search.numbers.remove(reply.number)
             # Archives are not trusted.
             if reply.table is not None and 0 < reply.table[0] <= search.gsn:
                 search.best = merged_tables(search.best, reply.table)
-            self._ask_next(search)
-        self._context.complete(call, None)
+                if search.fallback[0] <= 1:  # Nothing was trimmed.
+                    grace_until = context.now + archive_grace_ns(context.rtt_ms)
+                    search.deadline = min(search.deadline, grace_until)
+            self._conclude(search)
+        context.complete(call, None)
 
     def cancel(self, search: TableSearch) -> None:
         """End a search without a result."""
         self._archives.cancel(search.query)
-        self._by_number.pop(search.number, None)
+        self._forget(search)
 
     def tick(self) -> None:
         """Leave out the archives that did not answer in time."""
-        for search in list(self._by_number.values()):
-            if self._context.now >= search.deadline:
-                self._ask_next(search)
-            else:
-                self._context.set_timer(search.deadline)
+        for search in list(dict.fromkeys(self._by_number.values())):
+            self._conclude(search)
 
     def check(self) -> None:
         """Assert the invariant."""
         for number, search in self._by_number.items():
-            assert search.number == number
+            assert number in search.numbers
             assert self._context.next_timer <= search.deadline, "an archive would be waited for"
 
 

@@ -19,7 +19,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from ziplog.client.reads.known_rows import ARCHIVE_TIMEOUT_NS
+from ziplog.core.distance import archive_grace_ns, archive_timeout_ns
 from ziplog.core.entries import Body, Origin, Unit, decode_body, decode_origin, encode_body
 from ziplog.core.node import AskArchive
 from ziplog.core.view import run_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WRITER = b"w" * 16
+TIMEOUT_NS, GRACE_NS = archive_timeout_ns(0), archive_grace_ns(0)
 
 
 def written(*gsns: int, row: int, writer: bytes = WRITER, batch: int = 0) -> Unit:
@@ -117,16 +118,56 @@ def test_archives_without_a_useful_answer_are_left_out() -> None:
     assert glass.opened[0].start == 3
 
 
-def test_archive_that_does_not_answer_is_left_out() -> None:
+def test_archives_that_do_not_answer_are_left_out_together() -> None:
     glass = Middle(9000, 9001, shards=1)
     late = glass.asked.pop(0)
-    glass.pass_time(ARCHIVE_TIMEOUT_NS - 1)
-    assert not glass.asked
+    assert glass.asked.pop(0).port == 9001, "it does not wait for the first one"
+    glass.pass_time(TIMEOUT_NS - 1)
+    assert not glass.look()
     glass.pass_time(1)
-    glass.answer(19, (WRITER, 0, 3))
-    assert glass.opened[0].start == 19
+    assert glass.look()
+    assert glass.opened[0].start == 1
     glass.call(ArchiveReply(NEVER, late.number, (21, table())))
     assert not glass.look()
+
+
+def test_complete_table_of_one_archive_waits_half_a_second_for_another() -> None:
+    """The sum of all waits is bounded, whatever the other archives do."""
+    glass = Middle(9000, 9001, shards=1)
+    silent = glass.asked.pop(0)
+    glass.answer(19, (WRITER, 0, 3))
+    glass.pass_time(GRACE_NS - 1)
+    assert not glass.look()
+    glass.pass_time(1)
+    assert glass.look()
+    assert glass.opened[0].start == 19
+    glass.deliver(0, 19, 41, written(21, 23, row=3))
+    assert glass.gsns() == [23]
+    glass.call(ArchiveReply(NEVER, silent.number, (21, table())))
+    assert not glass.look()
+
+
+def test_archive_that_fails_does_not_shorten_the_wait_for_another() -> None:
+    glass = Middle(9000, 9001, shards=1)
+    slow = glass.asked.pop(0)
+    glass.answer(None)
+    glass.pass_time(TIMEOUT_NS - 1)
+    assert not glass.look()
+    glass.call(ArchiveReply(NEVER, slow.number, (21, table())))
+    assert glass.look()
+    assert glass.opened[0].start == 21
+
+
+def test_table_that_may_lack_trimmed_rows_waits_for_all_archives() -> None:
+    glass = Middle(9000, 9001, trim=3, shards=1)
+    slow = glass.asked.pop(0)
+    glass.answer(19, (b"o" * 16, 0, 3))
+    glass.pass_time(TIMEOUT_NS - 1)
+    assert not glass.look(), "the other archive may have the rows before the trim"
+    glass.call(ArchiveReply(NEVER, slow.number, (9, table((WRITER, 0, 3)))))
+    assert glass.look()
+    glass.deliver(0, 19, 41, written(21, 23, row=3))
+    assert glass.gsns() == [23]
 
 
 def test_stream_begins_at_the_trim_point_behind_a_table() -> None:
@@ -264,7 +305,7 @@ def test_closed_reader_searches_no_further(has_archive: bool) -> None:
     glass.pass_time(100 * S)
     assert not glass.take(wire.Outline)
     assert not glass.core._subscriptions.table_searches._by_number
-    assert len(glass.asked) == has_archive
+    assert len(glass.asked) == 2 * has_archive
 
 
 @pytest.mark.parametrize(

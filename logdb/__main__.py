@@ -31,7 +31,7 @@ from ziplog.errors import ConfigError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver
-from ziplog.runtime.process import run_process
+from ziplog.runtime.process import require_assertions, run_process
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.transport import Transport
 
@@ -99,6 +99,7 @@ def run(options: argparse.Namespace) -> None:
         ZiplogError: the coordinator cannot start, or cannot replay the log.
 
     """
+    require_assertions()
     bind = bind_address(options.host, options.port, insecure=options.insecure, are_options=True)
     configure(f"logdb@{bind}", LogConfig(level=options.log_level, format=options.log_format))
     raise_limit()

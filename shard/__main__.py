@@ -38,7 +38,7 @@ from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.node_info import node_info, this_release
-from ziplog.runtime.process import run_process
+from ziplog.runtime.process import require_assertions, run_process
 from ziplog.runtime.process_logging import configure
 from ziplog.runtime.publication_receiver import PublicationReceiver
 from ziplog.runtime.settings_reload import SettingsReload
@@ -90,6 +90,7 @@ def run(path: Path, config: ClusterConfig, name: str) -> None:
         ZiplogError: it could not start, or stop cleanly; the text gives the reason.
 
     """
+    require_assertions()
     configure(name, config.log)
     settings = SettingsReload(path, config, name)
     raise_limit()

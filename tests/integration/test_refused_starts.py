@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -13,6 +14,7 @@ import pytest
 
 from ziplog.config import load
 from ziplog.config_text import dump
+from ziplog.deploy.new_shard import free_ports
 from ziplog.deploy.supervisor import CLUSTER_FILE, running_pid
 from ziplog.errors import (
     UnavailableError,
@@ -34,9 +36,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         assert running.dead() == []
 
 
-def start(module: str, config: Path, node: str) -> subprocess.CompletedProcess[str]:
+def start(module: str, config: Path, node: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Start a process that should end by itself, soon and with one clear line."""
-    command = [sys.executable, "-m", module, "--config", str(config), "--node", node]
+    command = [sys.executable, *options, "-m", module, "--config", str(config), "--node", node]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
@@ -136,6 +138,26 @@ def copied(stopped: Cluster, tmp_path: Path) -> Path:
     file = tmp_path / "copy" / CLUSTER_FILE
     file.write_text(file.read_text().replace(str(stopped.config.data_dir), "."))
     return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("node", MODULES)
+def test_a_python_without_assertions(copied: Path, node: str) -> None:
+    before = contents(copied / node)
+    line = last_line(start(MODULES[node], copied / CLUSTER_FILE, node, "-O"), 2)
+    assert "Python runs without assertions" in line
+    assert "unset PYTHONOPTIMIZE, and start Python without -O" in line
+    assert contents(copied / node) == before
+
+
+def test_up_quotes_that_python_has_no_assertions(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ziplog", "up", "--data-dir", str(tmp_path / "d")]
+    done = subprocess.run(
+        [*command, "--port", str(next(free_ports(1, "127.0.0.1"))), "--shards", "1", "--f", "0"],
+        check=False, capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONOPTIMIZE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "unset PYTHONOPTIMIZE" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("node", MODULES)

@@ -1,4 +1,4 @@
-"""The main loop of a process that runs one node: its signals, and its garbage collection."""
+"""A process that runs one node: its assertions, main loop, signals and garbage collection."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import signal
 from typing import TYPE_CHECKING, Final
 
+from ziplog.errors import ConfigError
 from ziplog.runtime.connection_log import ConnectionLog
 
 if TYPE_CHECKING:
@@ -13,6 +14,21 @@ if TYPE_CHECKING:
     from ziplog.runtime.transport import Transport
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def require_assertions() -> None:
+    """Refuse to run without the assertions that stop a node before it harms the log.
+
+    Raises:
+        ConfigError: Python was started without assertions.
+
+    """
+    if not __debug__:
+        raise ConfigError(
+            "PYTHONOPTIMIZE", "1", "unset",
+            message="Python runs without assertions, which stop a node before it harms the log:"
+            " unset PYTHONOPTIMIZE, and start Python without -O",
+        )  # fmt: skip
 
 
 def run_process(driver: Driver, transport: Transport) -> None:

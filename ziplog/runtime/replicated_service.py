@@ -28,7 +28,7 @@ from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.driver import Driver
 from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.node_info import node_info, this_release
-from ziplog.runtime.process import run_process
+from ziplog.runtime.process import require_assertions, run_process
 from ziplog.runtime.process_logging import configure, halt
 from ziplog.runtime.publications import Publisher
 from ziplog.runtime.settings_reload import SettingsReload
@@ -145,6 +145,7 @@ def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) 
         ZiplogError: it cannot start; the text gives the reason and the remedy.
 
     """
+    require_assertions()
     configure(node.name, config.log)
     settings = SettingsReload(path, config, node.name)
     raise_limit()

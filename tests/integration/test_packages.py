@@ -79,7 +79,8 @@ def test_the_wheel_holds_the_packages_and_their_metadata(built: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     assert all(f"{package}/py.typed" in names for package in PACKAGES)
     assert "ziplog = ziplog.__main__:main" in entry_points
-    assert {"arrow", "postgres", "spark", "tls"} <= set(metadata.get_all("Provides-Extra") or ())
+    extras = set(metadata.get_all("Provides-Extra") or ())
+    assert {"arrow", "postgres", "raft-password", "spark", "tls"} <= extras
     versions = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)}
     assert versions <= set(metadata.get_all("Classifier") or ())
     description = str(metadata.get_payload())

@@ -276,8 +276,9 @@ def check_password(endpoints: Iterable[str], password: str | None) -> None:
         raise ConfigError(
             "raft_password",
             "(not shown)",
-            "left out, or `pip install 'ziplog[tls]'` is needed",
-            message="raft_password needs the package cryptography: run `pip install 'ziplog[tls]'`",
+            "left out, or `pip install 'ziplog[raft-password]'` is needed",
+            message="raft_password needs the package cryptography:"
+            " run `pip install 'ziplog[raft-password]'`",
         )
 
 

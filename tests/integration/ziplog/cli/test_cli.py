@@ -242,7 +242,8 @@ def test_config_check_needs_the_package_of_a_password(
         monkeypatch.setattr("pysyncobj.syncobj.HAS_CRYPTO", has_package)
         result = run("config", "check", str(path))
         assert result.exit_code == code, result.stderr
-        assert ("run `pip install 'ziplog[tls]'`" in result.stderr) is not has_package
+        remedy = "run `pip install 'ziplog[raft-password]'`"
+        assert (remedy in result.stderr) is not has_package
 
 
 def test_the_command_that_created_a_cluster_restarts_it_after_shards_were_added(

@@ -93,7 +93,7 @@ __all__ = [
 
 
 def connect(
-    bootstrap: str | Sequence[str],
+    bootstrap: str | Sequence[str] | None = None,
     *,
     timeout: float | None = None,
     policy: Policy | None = None,
@@ -106,6 +106,7 @@ def connect(
     Args:
         bootstrap: nodes of the membership service: "host:port", several separated by commas or in a
             list, with or without "ziplog://" before them; a string may end with "/?cluster=ID".
+            None: those in the environment variable ZIPLOG_BOOTSTRAP.
         timeout: the default time-out of every call, and that of connecting, in seconds; 10 if None.
             0 is too short to connect, so it raises DeadlineError.
         policy: selects the shards of inserts; None: `ziplog.policy.nearest()` for a client with a
@@ -118,7 +119,7 @@ def connect(
             1 to 16, unless the call has another. None: the cluster's.
 
     Raises:
-        ConfigError: `bootstrap` is not an address, or another argument is out of range.
+        ConfigError: `bootstrap` is not an address, or missing, or another argument is invalid.
         ClusterMismatchError: the cluster has another id.
         UnavailableError: no node answered at the addresses given.
         VersionError: the cluster speaks another version of the wire format.

@@ -58,7 +58,8 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
         min_regions: least number of regions of an insert, as for `ziplog.connect`.
 
     Raises:
-        ConfigError: `bootstrap` is not an address, or `cluster_id` is not an id, when awaited.
+        ConfigError: `bootstrap` is not an address, or missing, or `cluster_id` is not an id, when
+            awaited.
         ClusterMismatchError: the cluster has another id, when awaited.
         UnavailableError: no node answered at the addresses given, when awaited.
         VersionError: the cluster speaks another version of the wire format, when awaited.
@@ -67,7 +68,7 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
 
     def __init__(
         self,
-        bootstrap: str | Sequence[str],
+        bootstrap: str | Sequence[str] | None = None,
         *,
         timeout: float | None = None,
         policy: Policy | None = None,
@@ -95,7 +96,7 @@ class connect:  # noqa: N801 - it is used as a function, and as a context manage
 
 
 async def _connect(
-    bootstrap: str | Sequence[str],
+    bootstrap: str | Sequence[str] | None,
     preferences: Preferences,
     seconds: float | None,
     cluster_id: str | None,

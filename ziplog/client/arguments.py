@@ -65,6 +65,7 @@ _CLUSTER_QUERY: Final = "/?cluster="
 _CLUSTER_ID: Final = re.compile(rf"[0-9a-f]{{{CLUSTER_ID_DIGITS}}}", re.ASCII)
 #: Messages have room for smaller numbers of clusters only.
 _MAX_CLUSTERS: Final = 2**63
+_BOOTSTRAP_VARIABLE: Final = "ZIPLOG_BOOTSTRAP"
 _CLUSTER_ID_VARIABLE: Final = "ZIPLOG_CLUSTER_ID"
 _ENDPOINTS_RULE: Final = (
     "'host:port' of {of}, several separated by commas or in a list, such as"
@@ -129,11 +130,14 @@ def endpoints_of(log: Any) -> list[str]:
         ) from None
 
 
-def log_address(bootstrap: str | Sequence[str], cluster_id: str | None) -> tuple[list[str], int]:
+def log_address(
+    bootstrap: str | Sequence[str] | None, cluster_id: str | None
+) -> tuple[list[str], int]:
     """Return the endpoints of a log, and the number that its cluster must have; 0: any.
 
     Args:
-        bootstrap: the endpoints; a string may be "ziplog://HOST:PORT/?cluster=ID".
+        bootstrap: the endpoints; a string may be "ziplog://HOST:PORT/?cluster=ID". None: those in
+            the environment variable ZIPLOG_BOOTSTRAP.
         cluster_id: the id that the cluster must have; "": any; None: the one in `bootstrap`, or in
             the environment variable ZIPLOG_CLUSTER_ID.
 
@@ -142,6 +146,12 @@ def log_address(bootstrap: str | Sequence[str], cluster_id: str | None) -> tuple
 
     """
     wanted = ""
+    if bootstrap is None:
+        bootstrap = os.environ.get(_BOOTSTRAP_VARIABLE) or None
+    if bootstrap is None:
+        rule = _ENDPOINTS_RULE.format(of="the membership service", port=7400, next=7401)
+        message = f"the log has no address: give bootstrap, or set {_BOOTSTRAP_VARIABLE}, to {rule}"
+        raise ConfigError("bootstrap", None, rule, message=message)
     if isinstance(bootstrap, str):
         bootstrap, _, wanted = bootstrap.partition(_CLUSTER_QUERY)
     found = endpoints(bootstrap)

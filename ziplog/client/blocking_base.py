@@ -29,7 +29,7 @@ class Connection:
 
     def __init__(
         self,
-        bootstrap: str | Sequence[str],
+        bootstrap: str | Sequence[str] | None,
         policy: Policy | None = None,
         timeout: float | None = None,
         cluster_id: str | None = "",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import ziplog
+from tests.unit.ziplog.client.fakes import CLUSTER
 from tests.unit.ziplog.client.served import ServedCluster
 from ziplog.runtime.transport import Transport
+from ziplog.types import cluster_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +44,38 @@ def test_forms_of_a_bootstrap(cluster: ServedCluster, form: Any) -> None:
         bootstrap = [text.format(cluster.endpoint) for text in form]
     with ziplog.connect(bootstrap) as log:
         assert cluster.endpoint in repr(log)
+
+
+@pytest.mark.parametrize("query", ["", "/?cluster={id}"])
+def test_address_of_the_environment_is_the_default(
+    cluster: ServedCluster, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    own = cluster_id(CLUSTER)
+    monkeypatch.setenv("ZIPLOG_BOOTSTRAP", f"ziplog://{cluster.endpoint}{query.format(id=own)}")
+
+    async def endpoints() -> list[str]:
+        async with ziplog.aio.connect() as log:
+            return log.endpoints
+
+    with ziplog.connect() as log:
+        assert log.endpoints == asyncio.run(endpoints()) == [cluster.endpoint]
+    with pytest.raises(ziplog.UnavailableError, match=r"127\.0\.0\.1:1\b"):
+        ziplog.connect("127.0.0.1:1", timeout=0.2)
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_log_without_an_address_is_refused(monkeypatch: pytest.MonkeyPatch, is_set: bool) -> None:
+    monkeypatch.setenv("ZIPLOG_BOOTSTRAP", "")
+    if not is_set:
+        monkeypatch.delenv("ZIPLOG_BOOTSTRAP")
+    with pytest.raises(ziplog.ConfigError, match="give bootstrap, or set ZIPLOG_BOOTSTRAP, to 'h"):
+        ziplog.connect()
+
+    async def connect() -> None:
+        await ziplog.aio.connect()
+
+    with pytest.raises(ziplog.ConfigError, match="the log has no address"):
+        asyncio.run(connect())
 
 
 def test_connect_without_a_server_fails() -> None:

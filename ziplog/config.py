@@ -169,7 +169,8 @@ class ClusterConfig:
     f: Annotated[
         int,
         Key(
-            "Servers of a shard that may fail; a shard has f+1 replicas.",
+            "Failures of a shard that acknowledged records survive. A shard has f+1 replicas, and"
+            " takes inserts while all of them run.",
             int,
             low=0,
             high=15,

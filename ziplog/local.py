@@ -85,7 +85,8 @@ class Cluster:
             data_dir: created if it is missing. If it already holds a cluster, that one is started
                 as its file says, and the arguments up to `settings` are ignored.
             shards: number of shards, from 1. None: 2, or one for each of `regions`.
-            f: number of servers of a shard that may fail, 0 to 15; each shard has f+1.
+            f: failures of a shard that acknowledged records survive, 0 to 15; each shard has f+1
+                servers.
             mms: nodes of the membership service: 1, 3 or 5.
             failure_handlers: nodes of the failure handler: 0, 1, 3 or 5. Without one, a shard with
                 a killed server stays out of service.

@@ -191,7 +191,7 @@ def plan(
 
     Args:
         regions: the names of the regions, each once.
-        f: servers of a shard that may fail, 1 or more.
+        f: failures of a shard that acknowledged records survive, 1 or more.
         rtt_ms: round trips between pairs of regions; without one, the next region in `regions` is
             the nearest.
 

@@ -100,7 +100,7 @@ def plan(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The regions.")],
     *,
     f: Annotated[
-        int, typer.Option("--f", min=1, max=15, help="Servers of a shard that may fail.")
+        int, typer.Option("--f", min=1, max=15, help="Failures that a shard's records survive.")
     ] = 1,
     rtt: Annotated[
         list[str] | None,

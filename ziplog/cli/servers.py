@@ -63,7 +63,9 @@ _NOT_STARTED: Final = "not started"
 Shards = Annotated[int | None, typer.Option("--shards", min=1, help="Shards. [default: 2]")]
 Failures = Annotated[
     int | None,
-    typer.Option("--f", min=0, max=15, help="Servers of a shard that may fail. [default: 1]"),
+    typer.Option(
+        "--f", min=0, max=15, help="Failures that a shard's records survive. [default: 1]"
+    ),
 ]
 MmsNodes = Annotated[
     int | None, typer.Option("--mms", help="Membership nodes: 1, 3 or 5. [default: 1]")

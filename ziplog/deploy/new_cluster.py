@@ -29,7 +29,7 @@ class Shape:
     """The numbers of nodes of a cluster, and the regions that label them."""
 
     shards: int
-    #: Servers of a shard that may fail.
+    #: Failures of a shard that acknowledged records survive.
     f: int
     mms: int
     failure_handlers: int
@@ -48,7 +48,7 @@ def shape(
 
     Args:
         shards: number of shards; None: one for each region, or 2 without regions.
-        f: number of servers of a shard that may fail.
+        f: failures of a shard that acknowledged records survive.
         mms: number of nodes of the membership service.
         failure_handlers: number of nodes of the failure handler.
         regions: names of regions; none: no node has one.

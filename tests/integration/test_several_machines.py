@@ -75,7 +75,7 @@ def machines(tmp_path: Path) -> Iterator[list[Machine]]:
     for port in PORTS:
         text = text.replace(f"port = {port}", f"port = {first + port - PORTS[0]}")
     for number, host in enumerate(MACHINES, 1):
-        text = text.replace(f"10.0.0.{number}", host)
+        text = text.replace(f"log-{number}.example", host)
     made = [Machine(tmp_path / host, host, text) for host in MACHINES]
     try:
         for machine in made:

@@ -50,11 +50,14 @@ Coordinators = Annotated[
 ]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 Exact = Annotated[bool, typer.Option("--json", help="Print every value as JSON.")]
-Given = Annotated[bool, typer.Option("--json", help="Values are JSON, not text.")]
+#: Everywhere else --json is about what is printed; the former spelling stays.
+Given = Annotated[
+    bool, typer.Option("--json-values", "--json", help="Values given are JSON, not text.")
+]
 
 
 class Format(enum.StrEnum):
-    """The form of a write's result; --json is the form of its value."""
+    """The form of a write's result; --json-values is the form of its value."""
 
     TEXT = "text"
     JSON = "json"
@@ -132,7 +135,7 @@ def cas(
 ) -> None:
     """Set a key's value if it is EXPECTED. Exit code 1: it is not, and nothing changes.
 
-    With --json, an EXPECTED of null also matches an absent key.
+    With --json-values, an EXPECTED of null also matches an absent key.
     """
     before = _parse_value(expected, "EXPECTED", json=json)
     after = _parse_value(new, "NEW", json=json)

@@ -94,7 +94,7 @@ def test_a_value_is_text_unless_json_is_given(db: logdb.Database) -> None:
     assert db.get("k") == "5"
     assert printed(kv("get", "k")) == "5\n"
     assert printed(kv("get", "k", "--json")) == '"5"\n'
-    printed(kv("put", "k", "-5", "--json"))
+    printed(kv("put", "k", "-5", "--json-values"))
     assert db.get("k") == -5
     assert printed(kv("get", "k")) == printed(kv("get", "k", "--json")) == "-5\n"
     printed(kv("put", "k", '{"$base64": "AP8="}', "--json"))

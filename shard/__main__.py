@@ -272,9 +272,10 @@ def _start_archive(
     shared: SharedState,
 ) -> ArchiveSupervisor:
     """Start the archive: it serves blocks of sealed segments (docs/protocol.md, 14.2)."""
-    name = identity.name
+    name, node = identity.name, config.node(identity.name)
     arguments = [
-        *("--directory", str(directory.segments), "--node", name, "--host", config.node(name).host),
+        *("--directory", str(directory.segments), "--node", name),
+        *("--host", node.host, "--port", str(node.archive_port or 0)),
         *("--shard", str(identity.shard), "--reserve", str(config.disk_reserve_bytes)),
         *("--log-level", config.log.level, "--log-format", config.log.format),
     ]

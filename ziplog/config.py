@@ -84,10 +84,26 @@ class NodeConfig:
             rule=_NAME_RULE,
         ),
     ] = None
+    archive_port: Annotated[
+        int | None,
+        Key(
+            "The port of its archive, for a firewall; without it, a free one that changes. Only for"
+            " storage servers.",
+            int,
+            low=1,
+            high=65535,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Refuse values that no node can have."""
         check_fields(self, f" of node {self.name!r}")
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The ports that it listens on, but for those that the system selects."""
+        given = (self.port, self.raft_port, self.archive_port)
+        return tuple(port for port in given if port is not None)
 
     @property
     def endpoint(self) -> str:
@@ -309,7 +325,7 @@ class ClusterConfig:
                 [
                     f"{getattr(node, hosts) or node.host}:{port}"
                     for node in self.nodes
-                    for port in _ports(node)
+                    for port in node.ports
                 ],
             )
         least = SUSPICION_ROUND_TRIPS * self.rtt_ms
@@ -536,6 +552,11 @@ def _check_nodes(config: ClusterConfig) -> None:
                 )
             only = "only [[mms]] and [[failure_handler]] nodes have a raft_port"
             raise ConfigError(name, node.raft_port, "left out", message=f"remove {name}: {only}")
+    for node in agreeing:
+        if node.archive_port is not None:
+            name = f"archive_port of node {node.name!r}"
+            only = f"remove {name}: only replicas of a [[shard]] have an archive_port"
+            raise ConfigError(name, node.archive_port, "left out", message=only)
 
 
 def check_regions(shard: ShardConfig, required: int) -> None:
@@ -566,7 +587,3 @@ def _check_unique(what: str, values: list[Any]) -> None:
                 "used once in the file",
                 message=f"{what} {value!r} is used more than once in the file",
             )
-
-
-def _ports(node: NodeConfig) -> list[int]:
-    return [node.port] if node.raft_port is None else [node.port, node.raft_port]

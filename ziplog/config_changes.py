@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The start of the names of the regions of a service's nodes, and of a shard's.
 _REGIONS: Final = "regions of "
+#: The start of the names of the ports of a shard's archives.
+_ARCHIVE_PORTS: Final = "archive ports of "
 _TABLES: Final = {"log": LogConfig, "monitor": MonitorConfig, "limits": LimitsConfig}
 #: What each kind of change of some keys needs.
 _NEEDS: Final[dict[Change, str]] = {
@@ -51,7 +53,12 @@ def flatten(config: ClusterConfig) -> dict[str, Any]:
     values |= {f"shard {shard.id}": _nodes(shard.replicas) for shard in config.shards}
     groups = [("mms", config.mms), ("failure_handler", config.failure_handlers)]
     groups += [(f"shard {shard.id}", shard.replicas) for shard in config.shards]
-    return values | {f"{_REGIONS}{name}": [one.region for one in nodes] for name, nodes in groups}
+    values |= {f"{_REGIONS}{name}": [one.region for one in nodes] for name, nodes in groups}
+    for shard in config.shards:
+        ports = [node.archive_port for node in shard.replicas]
+        if any(ports):  # nodes of earlier releases do not know them
+            values[f"{_ARCHIVE_PORTS}shard {shard.id}"] = ports
+    return values
 
 
 def changes(used: Mapping[str, Any], new: ClusterConfig) -> dict[str, Change]:
@@ -65,10 +72,12 @@ def changes(used: Mapping[str, Any], new: ClusterConfig) -> dict[str, Change]:
 
     """
     found = flatten(new)
+    # A shard's first archive ports have no former value.
+    first = ({f"{_ARCHIVE_PORTS}{name}" for name in used} & found.keys()) - used.keys()
     return {
         name: _change_of(name)
-        for name, value in used.items()
-        if value != found.get(name) and not (name == "id" and value is None)
+        for name in [*used, *sorted(first)]
+        if used.get(name) != found.get(name) and not (name == "id" and used[name] is None)
     }
 
 
@@ -100,7 +109,7 @@ def _change_of(name: str) -> Change:
         return keys_of(_TABLES[table])[key_name][0].change
     if name in {"mms", "failure_handler", "data_dir"}:
         return "stop"
-    if name.startswith(_REGIONS):
+    if name.startswith((_REGIONS, _ARCHIVE_PORTS)):
         return "restart"
     key = keys_of(ClusterConfig).get(name)
     return "never" if key is None else key[0].change
@@ -109,7 +118,7 @@ def _change_of(name: str) -> Change:
 def _nodes(nodes: Iterable[NodeConfig]) -> list[dict[str, Any]]:
     documents = [dataclasses.asdict(node) for node in nodes]
     for document in documents:
-        del document["region"]  # it may change by itself
+        del document["region"], document["archive_port"]  # each may change by itself
         if document["advertise_host"] is None:  # nodes of earlier releases do not know it
             del document["advertise_host"]
     return documents

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, required=True, help="the server's segments")
     parser.add_argument("--node", required=True, help="the server's name")
     parser.add_argument("--host", required=True, help="where to listen")
+    parser.add_argument("--port", type=int, default=0, help="its port; 0: any free one")
     parser.add_argument("--shard", type=int, required=True, help="the server's shard")
     parser.add_argument("--shared-fd", type=int, required=True, help="a file descriptor")
     parser.add_argument(
@@ -76,25 +77,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     child_line.close()
     line.setblocking(False)
     try:
-        server = ArchiveServer(
-            options.directory,
-            state,
-            options.host,
-            options.shard,
-            lambda: _send_command(line, _EXPEDITE),
-        )
-        server.start()
-        # One write, without Python's buffer: the server reads it as one line. If the server is gone
-        # already, stdin has ended, too.
-        with suppress(BrokenPipeError):
-            os.write(sys.stdout.fileno(), b"%d\n" % server.port)
-        code = _relay(line)
+        code = _serve(options, state, line)
     finally:
         # SIGKILL works on a hung child, too. Unfinished work is repeated.
         os.kill(builder_pid, signal.SIGKILL)
         os.waitpid(builder_pid, 0)
     # End immediately, with the server.
     os._exit(code)
+
+
+def _serve(options: argparse.Namespace, state: SharedState, line: socket.socket) -> int:
+    """Serve blocks until the server or the child has ended; return the exit code."""
+    try:
+        server = ArchiveServer(
+            options.directory,
+            state,
+            options.host,
+            options.shard,
+            lambda: _send_command(line, _EXPEDITE),
+            options.port,
+        )
+    except OSError as error:
+        where = f"{options.host}:{options.port}"
+        event_log.warning("the archive cannot be started", error=f"{where}: {error}")
+        return 1
+    server.start()
+    # One write, without Python's buffer: the server reads it as one line. If the server is gone
+    # already, stdin has ended, too.
+    with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), b"%d\n" % server.port)
+    return _relay(line)
 
 
 def _relay(line: socket.socket) -> int:

@@ -62,8 +62,9 @@ class ArchiveServer:
         host: str,
         shard: int,
         on_missing: Callable[[], object],
+        port: int = 0,
     ) -> None:
-        """Listen on a port of `host` that the system selects.
+        """Listen on a port of `host`.
 
         Args:
             directory: the directory of the segments.
@@ -72,6 +73,7 @@ class ArchiveServer:
             shard: the shard of the segments.
             on_missing: called when a client requests a missing block of a sealed segment; on any
                 thread.
+            port: where to listen; 0: the system selects one.
 
         Raises:
             OSError: the system refuses to listen.
@@ -84,7 +86,7 @@ class ArchiveServer:
         self._on_missing = on_missing
         self._free_connections: Final = threading.BoundedSemaphore(MAX_CONNECTIONS)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket: Final = socket.create_server((host, 0), family=family, backlog=128)
+        self._socket: Final = socket.create_server((host, port), family=family, backlog=128)
 
     @property
     def port(self) -> int:

@@ -6,6 +6,7 @@ at the end.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from contextlib import suppress
@@ -21,6 +22,9 @@ from tests.waiting import wait_until
 from ziplog import local
 from ziplog.archive import client as client_module
 from ziplog.archive.client import ArchiveClient
+from ziplog.config_text import dump
+from ziplog.deploy.new_shard import free_ports
+from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import UnavailableError
 from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import Block, block_of_units
@@ -210,6 +214,26 @@ def test_the_rest_of_an_archive_survives_the_death_of_a_part(cluster: local.Clus
         where = archives(cluster, log, stop, names)
         for place in where.values():
             assert read(log, place, stop) == expected
+
+
+def test_archives_listen_at_the_ports_of_the_cluster_file(tmp_path: Path) -> None:
+    settings = {"segment_bytes": MIB, "disk_reserve_bytes": 0}
+    with local.Cluster(tmp_path / "data", shards=1, settings=settings) as created:
+        config = created.config
+    ports = list(free_ports(2, "127.0.0.1", {port for node in config.nodes for port in node.ports}))
+    replicas = tuple(
+        dataclasses.replace(node, archive_port=port)
+        for node, port in zip(config.shards[0].replicas, ports, strict=True)
+    )
+    shards = (dataclasses.replace(config.shards[0], replicas=replicas),)
+    file = tmp_path / "data" / CLUSTER_FILE
+    file.write_text(dump(dataclasses.replace(config, shards=shards)))
+    with local.Cluster(tmp_path / "data") as cluster, cluster.connect() as log:
+        stop = insert(log, 3000)
+        where = archives(cluster, log, stop, {"shard-0-0", "shard-0-1"})
+        assert [where[name][1] for name in ("shard-0-0", "shard-0-1")] == ports
+        cluster.restart("shard-0-0")
+        assert archives(cluster, log, stop, {"shard-0-0", "shard-0-1"}) == where
 
 
 def test_no_archive_reports_trimmed_positions(cluster: local.Cluster) -> None:

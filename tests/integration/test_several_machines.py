@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(300)
 GUIDE: Final = Path(__file__).resolve().parents[2] / "docs" / "several_machines.md"
 MACHINES: Final = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 #: The ports of the guide.
-PORTS: Final = range(7400, 7406)
+PORTS: Final = range(7400, 7408)
 DEADLINE_S: Final = 100.0
 
 

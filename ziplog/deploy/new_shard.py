@@ -106,7 +106,7 @@ def free_ports(count: int, host: str, taken: Iterable[int] = ()) -> Iterator[int
 def taken_port(nodes: Iterable[NodeConfig]) -> tuple[NodeConfig, int] | None:
     """Return the first port of `nodes` that another process holds, with its node; None: none."""
     for node in nodes:
-        for port in filter(None, (node.port, node.raft_port)):
+        for port in node.ports:
             with contextlib.closing(socket.socket()) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
@@ -122,7 +122,7 @@ def _new_shard(config: ClusterConfig, number: int, first: int | None) -> ShardCo
     """Return a shard with free ports, on the host of the last shard's primary, in its regions."""
     last = config.shards[-1].replicas
     host = last[0].host
-    taken = {port for node in config.nodes for port in (node.port, node.raft_port) if port}
+    taken = {port for node in config.nodes for port in node.ports}
     candidates = range(max(taken) + 1 if first is None else first, _LAST_PORT + 1)
     ports = _first_free(candidates, config.f + 1, host, taken)
     replicas = (

@@ -31,7 +31,7 @@ def example(**changes: object) -> ClusterConfig:
                 0,
                 (
                     NodeConfig("shard-0-0", "127.0.0.1", 7402),
-                    NodeConfig("shard-0-1", "localhost", 7403),
+                    NodeConfig("shard-0-1", "localhost", 7403, archive_port=7410),
                 ),
             ),
         ),
@@ -208,6 +208,9 @@ def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:
         ("raft_port = 7401", "", "raft_port of node 'mms-0' is missing"),
         ("port = 7402", "port = 7402, raft_port = 9", "only [[mms]] and [[failure_handler]] nodes"),
         ("raft_port = 7405", "", "raft_port of node 'fh-0' is missing"),
+        ("raft_port = 7405", "raft_port = 7405\narchive_port = 9", "only replicas of a [[shard]]"),
+        ("port = 7402", "port = 7402, archive_port = 7401", "used more than once"),
+        ("port = 7402", "port = 7402, archive_port = 0", "1 to 65535"),
         ("port = 7405", "port = 7402", "used more than once"),
         ("suspicion_ms = 1000", "suspicion_ms = 99", "100 to 60000 ms"),
         ("rtt_ms = 0", "rtt_ms = 1001", "0 to 1000 ms"),

@@ -48,6 +48,20 @@ def test_an_unchanged_file_has_no_change() -> None:
     assert changed() == {}
 
 
+def test_archive_ports_may_come_and_go_with_a_restart() -> None:
+    node = dataclasses.replace(SHARD.replicas[0], archive_port=7403)
+    other = dataclasses.replace(CONFIG, shards=(ShardConfig(0, (node,)),))
+    expected = {"archive ports of shard 0": "restart"}
+    assert dict(changes(flatten(CONFIG), other)) == expected
+    assert dict(changes(flatten(other), CONFIG)) == expected
+    assert not changes(flatten(other), other)
+    more = (
+        *CONFIG.shards,
+        ShardConfig(1, (dataclasses.replace(node, name="shard-1-0", port=7404),)),
+    )
+    assert not changes(flatten(CONFIG), dataclasses.replace(CONFIG, shards=more)), "a new shard"
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_each_key_of_the_cluster_has_its_kind(name: str) -> None:
     value, kind = KINDS[name]

@@ -15,6 +15,7 @@ from shard.archive.shared_state import SharedState
 from tests.unit.shard.archive.logs import fill, log, make, open_store
 from tests.unit.shard.archive.processes import Process, is_running
 from tests.waiting import wait_until
+from ziplog.deploy.new_shard import free_ports
 from ziplog.runtime.child_processes import environment, python
 from ziplog.segments.blocks import Block
 
@@ -157,3 +158,17 @@ def test_an_unavailable_port_leaves_no_process(
     code, error = process.leave()
     assert code == 1
     assert "192.0.2.1" in error or "assign requested address" in error
+
+
+def test_archive_listens_at_its_port_or_ends(
+    segments: Path, started: Callable[..., Process]
+) -> None:
+    (port,) = free_ports(1, "127.0.0.1")
+    assert started(segments, port=port).port == port
+    other = started(segments, port=port)
+    assert other.port == 0, "the port is in use"
+    code, stderr = other.leave()
+    assert code == 1
+    assert f"127.0.0.1:{port}" in stderr
+    assert "the archive cannot be started" in stderr
+    assert "Traceback" not in stderr

@@ -44,13 +44,15 @@ def is_running(pid: int) -> bool:
 class Process:
     """An archive's process, and the state shared with its server."""
 
-    def __init__(self, directory: Path, reserve_bytes: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, directory: Path, reserve_bytes: int = 0, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self.shared = SharedState()
         self.shared.cluster, self.shared.stable = CLUSTER, 2**60
         arguments = [
             *("--directory", str(directory), "--node", "shard-3-0", "--host", host),
             *("--shard", str(SHARD), "--shared-fd", str(self.shared.fd)),
-            *("--reserve", str(reserve_bytes)),
+            *("--reserve", str(reserve_bytes), "--port", str(port)),
         ]
         self.child = subprocess.Popen(
             python("shard.archive", *arguments),

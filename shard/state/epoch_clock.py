@@ -231,6 +231,8 @@ class EpochClock:
 
     def next_epoch_at(self, now: int) -> int | None:
         """Return the time at which the next epoch begins, in ns; None if none is known."""
+        if self._upcoming:
+            self.advance(now)
         lease, next_lease_at = self.lease, self.next_lease_at
         if lease is None:
             return next_lease_at

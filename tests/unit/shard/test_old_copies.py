@@ -153,6 +153,32 @@ def test_copy_from_before_the_view_began_is_compared() -> None:
     assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
 
 
+def gated(world: World) -> Replica:
+    """Restart a primary with its own directory while its backup is paused."""
+    insert_at_all(world, 1)
+    world.run(1 * S)
+    world.paused.add(BACKUP)
+    world.restart(PRIMARY)
+    announce(world, PRIMARY)
+    world.run(1 * MS)
+    return replica(world, PRIMARY)
+
+
+def test_primary_sleeps_while_units_wait_for_the_comparison() -> None:
+    """Also when the next lease begins meanwhile."""
+    world = start()
+    gated(world)
+    send(world, insert(2), PRIMARY)
+    following = wire.LeaseAnnounced(
+        CLUSTER, [run_of(LEASE.following(LEASE.members))], 50_000, placements(1, 1), 0
+    )
+    world.send("mms-0", PRIMARY, following, reply=True)
+    world.run(900 * MS)  # or the world would count too many wakeups
+    world.paused.discard(BACKUP)
+    world.run(10 * MS)
+    assert (2, 0) in {(seq, server) for seq, server, _ in acks(world)}
+
+
 def test_primary_with_its_own_directory_continues_after_the_heartbeats() -> None:
     world = start()
     insert_at_all(world, 1)

@@ -476,8 +476,12 @@ class Replica:
             was_full, state.primary_full = state.primary_full, message.full
             if message.full and not was_full and self._backup is not None and state.state == "up":
                 self._backup.on_primary_full()
+        was_compared = state.is_compared
         if self._old_copies.is_shown_by(message):
             self._leave(state.view)
+        elif state.is_compared and not was_compared and state.state == "up":
+            assert self._primary is not None, "a backup compares its log without waiting"
+            self._primary.on_compared(self._now)
 
     def _is_from_handler(self, route: bytes, message: Freeze | ViewDecided) -> bool:
         """Whether a message came over this server's own connection to the failure handler."""

@@ -320,6 +320,13 @@ class Primary:
                 self._reject(unit, "no-such-position", detail)
         return bool(history.runs and units)
 
+    def on_compared(self, now: int) -> None:
+        """Decide what waited until this log was compared with the backups' logs."""
+        self._place_waiting(now)
+        self._decide_wanted(now)
+        if self._state.has_no_positions:
+            self.on_no_positions(now)
+
     # --- readers that wait ---
 
     def on_want(self, route: bytes, want: Want, now: int) -> None:

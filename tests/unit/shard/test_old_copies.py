@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import pytest
 
 from shard.replica import Replica
@@ -177,6 +178,23 @@ def test_primary_sleeps_while_units_wait_for_the_comparison() -> None:
     world.paused.discard(BACKUP)
     world.run(10 * MS)
     assert (2, 0) in {(seq, server) for seq, server, _ in acks(world)}
+
+
+def test_primary_of_a_leaving_shard_decides_the_rest_after_the_comparison() -> None:
+    """No further announcement is needed: it may take as long as a lease."""
+    world = start()
+    primary = gated(world)
+    clock, stream = primary._state.clock, primary._state.stream
+    following = LEASE.following((msgspec.structs.replace(LEASE.members[0], shard=1),))
+    leaving = msgspec.structs.replace(placements(1, 1)[0], state="leaving")
+    message = wire.LeaseAnnounced(CLUSTER, [run_of(following)], 0, [leaving], 0)
+    world.send("mms-0", PRIMARY, message, reply=True)
+    world.run(500 * MS)
+    assert primary._state.has_no_positions
+    assert not clock.has_ended(stream.end)
+    world.paused.discard(BACKUP)
+    assert world.run_until(lambda: primary._state.is_compared, 1 * S)
+    assert clock.has_ended(stream.end)
 
 
 def test_primary_with_its_own_directory_continues_after_the_heartbeats() -> None:

@@ -2,7 +2,7 @@
 
     starting --LeaseAnnounced--> up (limbo, if the shard knows another data directory)
     up, joined, limbo --Freeze--> frozen --ViewDecided--> joined --LeaseAnnounced--> up
-    limbo (after a crash, or a message of a higher view) --ViewDecided, the log--> joined
+    limbo (after a crash, a Beat of a higher view or a longer log) --ViewDecided, log--> joined
 
 The replica refuses messages of another cluster, shard or view, keeps the sessions, and dispatches
 to its parts: `Primary` or `Backup` for inserts, `Readers`, `LeaseUpdates`, `RateReporter`,
@@ -98,8 +98,7 @@ class Replica:
     ) -> None:
         """Start from the store and the checkpoint.
 
-        `limbo`: the server ran before and left no checkpoint. `incarnation`: a random number of
-        this process. `now`: monotonic nanoseconds.
+        `limbo`: it ran before and left no checkpoint. `incarnation`: random, of this process.
         """
         #: Public for its metrics (shard/metrics.py).
         state = self.state = self._state = ReplicaState(config, store, incarnation)
@@ -120,13 +119,12 @@ class Replica:
         self._backup: Backup | None = None
         self._role = self._create_role()
         self._readers = Readers(self._state, self._guesses)
-        if resumes:
-            self._role.restore()
         self._connected = False
         self._rates: Final = RateReporter(self._state, now)
         self._heartbeat: Final = HeartbeatSender(self._state, self._rates, now)
         self._marks: Final = WatermarkWriter(self._state)
         if resumes:
+            self._role.restore()
             self._marks.schedule(now)  # for entries that became stable just before the stop
         self._membership: Final = LeaseUpdates(self._state)
         self._draining: Final = Draining(self._state)
@@ -265,7 +263,7 @@ class Replica:
 
     def _resend(self, route: bytes, message: Resend) -> None:
         if self._primary is not None and self._is_mine(message):
-            self._primary.on_resend(route, message)
+            self._primary.resend(route, message.first, message.bodies)
 
     def _is_mine(self, message: Forward | Report | Resend | Settled) -> bool:
         state = self._state
@@ -355,9 +353,8 @@ class Replica:
             self._readers.on_stable([])
         may_place = update.has_leases or state.is_leaving  # or units may have to be refused
         if may_place and self._primary is not None and state.state == "up":
-            self._primary.on_lease(self._now)
-        if state.has_no_positions:
-            self._on_no_positions()
+            self._primary.decide_waiting(self._now)
+        self._on_no_positions()
 
     def _echo(self, route: bytes, message: Echo) -> None:
         self._membership.on_echo(route, message, self._now)
@@ -438,7 +435,7 @@ class Replica:
         self._marks.tick(self._now)
 
     def _on_no_positions(self) -> None:
-        if self._state.state == "up":
+        if self._state.has_no_positions and self._state.state == "up":
             self._role.on_no_positions(self._now)
 
     def _connect(self) -> None:
@@ -472,16 +469,14 @@ class Replica:
         if has_moved_on and self._recovery.is_in_view:
             self._recovery.freeze_for(message.view)
         self._health.on_beat(message, self._now)
-        if message.server == 0 and state.server:
-            was_full, state.primary_full = state.primary_full, message.full
-            if message.full and not was_full and self._backup is not None and state.state == "up":
-                self._backup.on_primary_full()
+        if message.server == 0 and self._backup is not None:
+            self._backup.on_primary_space(message.full)
         was_compared = state.is_compared
         if self._old_copies.is_shown_by(message):
             self._leave(state.view)
-        elif state.is_compared and not was_compared and state.state == "up":
-            assert self._primary is not None, "a backup compares its log without waiting"
-            self._primary.on_compared(self._now)
+        elif self._primary is not None and not was_compared and state.state == "up":
+            self._primary.decide_waiting(self._now)
+            self._on_no_positions()
 
     def _is_from_handler(self, route: bytes, message: Freeze | ViewDecided) -> bool:
         """Whether a message came over this server's own connection to the failure handler."""

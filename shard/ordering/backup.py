@@ -220,12 +220,17 @@ class Backup:
         self.guesses.forget(unit)
         self._undecided_bytes -= len(unit.body)
 
-    def on_primary_full(self) -> None:
-        """Refuse the units without slots: the primary has no space for them.
+    def on_primary_space(self, full: str) -> None:
+        """Note why the primary refuses new inserts; "": it accepts them.
 
-        Later ones are refused when they arrive, or lose their slots. If the primary accepted one
-        before, its decision overrides the refusal.
+        A full primary has no space for the units without slots, so this backup refuses them. Later
+        ones are refused when they arrive, or lose their slots. If the primary accepted one before,
+        its decision overrides the refusal.
         """
+        state = self._state
+        was_full, state.primary_full = state.primary_full, full
+        if not full or was_full or state.state != "up":
+            return
         pending = self._pending_units
         for session in self._state.sessions.by_client.values():
             for unit in [unit for unit in session.units.values() if not unit.is_placed]:

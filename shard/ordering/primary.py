@@ -21,7 +21,7 @@ from shard.state.replica_state import MAX_BACKLOG_BYTES
 from ziplog.core.distance import resend_after_ns
 from ziplog.core.entries import Expire, Place, Skip
 from ziplog.core.units import NS_PER_MS
-from ziplog.wire import Forward, Report, Resend
+from ziplog.wire import Forward, Report
 
 if TYPE_CHECKING:
     from shard.ordering.lag_fix import LagFix
@@ -291,8 +291,8 @@ class Primary:
 
     # --- leases ---
 
-    def on_lease(self, now: int) -> None:
-        """Place waiting units, and decide wanted positions, after a lease was announced."""
+    def decide_waiting(self, now: int) -> None:
+        """Place the units and decide the positions that waited for a lease, or for a comparison."""
         self._waiting.update(self._awaiting_lease.pop_all())
         self._place_waiting(now)
         if 0 < self._wanted_later < self._state.clock.limit:
@@ -319,13 +319,6 @@ class Primary:
                 detail = f"position {unit.after} was never assigned"
                 self._reject(unit, "no-such-position", detail)
         return bool(history.runs and units)
-
-    def on_compared(self, now: int) -> None:
-        """Decide what waited until this log was compared with the backups' logs."""
-        self._place_waiting(now)
-        self._decide_wanted(now)
-        if self._state.has_no_positions:
-            self.on_no_positions(now)
 
     # --- readers that wait ---
 
@@ -509,11 +502,7 @@ class Primary:
             self._watermarks_due = now + WATERMARK_DELAY_NS
         return news
 
-    def on_resend(self, route: bytes, request: Resend) -> None:
-        """Send a backup the part of the stream that it requests."""
-        self._resend(route, request.first, request.bodies)
-
-    def _resend(self, dst: bytes, first: int, bodies: int) -> None:
+    def resend(self, dst: bytes, first: int, bodies: int) -> None:
         """Send one backup decisions again; without decisions, only the watermarks."""
         if first <= self._state.stream.stable:
             return  # all replicas hold it: the request is old
@@ -553,7 +542,7 @@ class Primary:
         for server, held in self._replicated.items():
             if min(held, self._durable[server]) + 1 < self._next_forward:
                 name = self._state.config.replicas[server].name.encode()
-                self._resend(name, held + 1, 0)
+                self.resend(name, held + 1, 0)
 
     def expire_sessions(self, now: int) -> None:
         """Expire idle sessions, and drop their waiting units.

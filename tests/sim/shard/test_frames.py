@@ -23,7 +23,7 @@ from ziplog.core.fields import MAX_FRAME, MAX_UNIT_RECORDS
 from ziplog.core.node import Broadcast, Send
 from ziplog.core.view import Replica as Address
 from ziplog.segments.entry import Entry
-from ziplog.wire import Fetch, Fetched, Forward, InsertAck, Limits, Located, Resend, encode
+from ziplog.wire import Fetch, Fetched, Forward, InsertAck, Limits, Located, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ def test_unstable_decisions_are_forwarded_in_frames(
     part._broadcast(1, part._unforwarded[: primary.MAX_FORWARD_DECISIONS])
     for first in (1, number, number + 1):
         for bodies in (0, 1, number):
-            part.on_resend(b"shard-0-1", Resend(0, 0, 1, 1, first, bodies))
+            part.resend(b"shard-0-1", first, bodies)
     assert len(sent(state, Forward)) == 10
 
 

@@ -243,30 +243,44 @@ class Recovery:
             all_of_them = in_limbo(members, first, now)
             if known is None:  # The latest view of any of them is the current one.
                 view = max([view, *(one.report.view for one in all_of_them)])
-            chosen, from_limbo = longest(all_of_them), True
-            if has_forgotten and not all_of_them:
-                self._warn(
-                    f"shard {self.shard} cannot be recovered: the failure handler lost its data"
-                    " directory during a recovery, and does not know the view that was decided."
-                    " Rebuild the membership service (ziplog membership rebuild)"
-                )
-            if all_of_them and chosen is None:
-                self._warn(
-                    f"shard {self.shard} cannot be recovered: none of its servers has its data"
-                    " directory. Restore one, and start its server"
-                )
-            if chosen is not None and hides_damage(chosen, all_of_them, first):
-                self._warn(
-                    f"shard {self.shard} cannot be recovered: view {first} was confirmed, but all"
-                    " readable logs end before it. Restore a damaged data directory, and start its"
-                    " server"
-                )
-                chosen = None
+            chosen, from_limbo = self._longest_log(all_of_them, first, has_forgotten), True
         self._trouble_since = self._trouble_since if candidates else None
         if chosen is None or chosen.member.index in excluded:
             return False
         self._begin(view, known, placement, chosen, now, from_limbo=from_limbo)
         return True
+
+    def _longest_log(
+        self, all_of_them: list[Candidate], first: int, has_forgotten: bool
+    ) -> Candidate | None:
+        """Return the longest log, if all servers are in limbo; warn if none of them may lead.
+
+        Args:
+            all_of_them: the servers, if all of them are in limbo.
+            first: the view that was confirmed last.
+            has_forgotten: this handler lost what it knew of the recovery under way.
+
+        """
+        chosen = longest(all_of_them)
+        if has_forgotten and not all_of_them:
+            problem = (
+                "the failure handler lost its data directory during a recovery, and does not know"
+                " the view that was decided. Rebuild the membership service (ziplog membership"
+                " rebuild)"
+            )
+        elif all_of_them and chosen is None:
+            problem = (
+                "none of its servers has its data directory. Restore one, and start its server"
+            )
+        elif chosen is not None and hides_damage(chosen, all_of_them, first):
+            problem = (
+                f"view {first} was confirmed, but all readable logs end before it. Restore a"
+                " damaged data directory, and start its server"
+            )
+        else:
+            return chosen
+        self._warn(f"shard {self.shard} cannot be recovered: {problem}")
+        return None
 
     def _waits_for_primary(self, candidates: list[Candidate], now: int) -> bool:
         """Whether to wait for the primary's report, as no candidate suspects the primary."""

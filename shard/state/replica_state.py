@@ -87,7 +87,7 @@ class ReplicaState:
 
     #: The insert rate of each client is limited.
     limits_rate = False
-    #: No backup may hold entries that this primary lacks; until then, it decides nothing.
+    #: This primary has compared its log with all backups', or need not; before, it decides nothing.
     is_compared = True
     #: The port of this server's archive; 0: none runs.
     archive_port = 0

@@ -473,6 +473,7 @@ class Replica:
             self._backup.on_primary_space(message.full)
         was_compared = state.is_compared
         if self._old_copies.is_shown_by(message):
+            state.incarnation = (state.incarnation + 1) % 2**63
             self._leave(state.view)
         elif self._primary is not None and not was_compared and state.state == "up":
             self._primary.decide_waiting(self._now)

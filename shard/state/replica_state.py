@@ -97,7 +97,9 @@ class ReplicaState:
     def __init__(self, config: ReplicaConfig, store: Store, incarnation: int) -> None:
         self.config: Final = config
         self.store: Final = store
-        self.incarnation: Final = incarnation
+        #: Also another one once this server finds that its log is an old copy: a request to freeze
+        #: that was meant for a server with the whole log must not make it lead.
+        self.incarnation = incarnation
         self.shard: Final = config.shard
         self.server: Final = config.server
         #: The names of the other replicas.

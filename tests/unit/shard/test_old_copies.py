@@ -17,6 +17,7 @@ from tests.unit.shard.recovery_world import (
     acks,
     begin,
     decision,
+    freeze,
     heard,
     joined,
     log,
@@ -105,6 +106,24 @@ def test_primary_with_an_old_copy_decides_nothing_before_it_is_found() -> None:
     assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
     assert new._state.stream.last <= last
     assert (3, 0) not in {(seq, server) for seq, server, _ in acks(world)}
+
+
+def test_request_to_freeze_from_before_an_old_copy_was_found_is_ignored() -> None:
+    """The handler took the server for one with the whole log; another one has a newer log."""
+    world = start()
+    insert_at_all(world, 1)
+    copy = copied(world, PRIMARY)
+    insert_at_all(world, 2)
+    world.run(1 * S)
+    new = replace(world, PRIMARY, copy)
+    incarnation = new._state.incarnation
+    assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
+    order(world, msgspec.structs.replace(freeze(), incarnation=incarnation), PRIMARY)
+    world.run(100 * MS)
+    assert new._state.state == "limbo"
+    assert not heard(world, wire.Frozen)
+    recover(world, BACKUP, PRIMARY)
+    assert log(world, PRIMARY) == log(world, BACKUP)
 
 
 def test_each_backup_counts() -> None:

@@ -472,7 +472,7 @@ class Replica:
         if message.server == 0 and self._backup is not None:
             self._backup.on_primary_space(message.full)
         was_compared = state.is_compared
-        if self._old_copies.is_shown_by(message):
+        if self._old_copies.compare(message):
             state.incarnation = (state.incarnation + 1) % 2**63
             self._leave(state.view)
         elif self._primary is not None and not was_compared and state.state == "up":

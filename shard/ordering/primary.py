@@ -297,7 +297,7 @@ class Primary:
         self._place_waiting(now)
         if 0 < self._wanted_later < self._state.clock.limit:
             self._wanted, self._wanted_later = max(self._wanted, self._wanted_later), 0
-            self._decide_wanted(now)
+        self._decide_wanted(now)
 
     def on_no_positions(self, now: int) -> None:
         """Turn the remaining positions into no-ops, and refuse all waiting units."""

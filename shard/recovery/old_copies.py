@@ -34,13 +34,15 @@ class OldCopyDetector:
         self._state: Final = state
         self._resumed_view: Final = state.view
         # Without a failure handler, replicas send no heartbeats, and nothing recovers the shard.
-        is_compared = resumes and state.server == 0 and bool(state.config.handlers)
+        has_to_compare = resumes and state.server == 0 and bool(state.config.handlers)
         #: The backups whose logs this primary has to compare with its own.
-        self._left: Final = set(range(1, len(state.config.replicas)) if is_compared else ())
-        state.is_compared = not self._left
+        self._uncompared: Final = set(
+            range(1, len(state.config.replicas)) if has_to_compare else ()
+        )
+        state.is_compared = not self._uncompared
 
-    def is_shown_by(self, beat: Beat) -> bool:
-        """Compare the logs; whether a heartbeat shows that this server's log is an old copy."""
+    def compare(self, beat: Beat) -> bool:
+        """Compare the logs; return whether this server's log is an old copy."""
         state, last = self._state, self._state.stream.last
         if beat.view != state.view or beat.state not in _WHOLE or state.state not in _WHOLE:
             return False
@@ -52,12 +54,12 @@ class OldCopyDetector:
                 f" the shard reports entry {held} in view {state.view}"
             ))  # fmt: skip
             return True
-        self._left.discard(beat.server)
-        state.is_compared = not self._left
+        self._uncompared.discard(beat.server)
+        state.is_compared = not self._uncompared
         return False
 
     def on_view_start(self) -> None:
         """Record that a view starts: a recovery has compared the logs, unless it is an old view."""
         if self._state.view != self._resumed_view:
-            self._left.clear()
+            self._uncompared.clear()
             self._state.is_compared = True

@@ -90,6 +90,7 @@ class Monitor:
 
     def _learn_committed(self) -> None:
         self._learn_leases()
+        self._learn_losses()  # At once: the level in force may change with the next command.
         if self._cluster.plan.regions is not None:
             self._learn_placements()
 
@@ -112,8 +113,11 @@ class Monitor:
             self._ownership.learn(lease_of(run) for run in runs if run.last.stop > known)
 
     def _learn(self) -> None:
-        state = self._cluster.state
         self._learn_leases()
+        self._learn_losses()
+
+    def _learn_losses(self) -> None:
+        state = self._cluster.state
         for loss in state.losses:
             found = (loss.shard, loss.start, loss.stop)
             if found not in self.losses:

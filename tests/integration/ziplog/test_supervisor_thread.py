@@ -186,7 +186,7 @@ def test_a_crash_loop_is_logged_and_slows_down(
     assert [record.getMessage() for record in caplog.records] == [
         "mms-0 ended (signal 9); starting again in 0.2 s",
         *(
-            f"mms-0 ended (exit code 1; its log ends: cannot go on); starting again in {pause} s"
+            f"mms-0 ended (exit code 1; cannot go on); starting again in {pause} s"
             for pause in ("0.4", "0.8", "1.6")
         ),
     ]

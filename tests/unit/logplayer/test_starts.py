@@ -55,4 +55,4 @@ def test_player_that_is_stopped_while_it_starts_claims_nothing(
     monkeypatch.setattr("logplayer.player.check_start", lambda *_: player.stop())
     with pytest.raises(ClosedError):
         player.start()
-    assert player._driver is None
+    assert player._thread is None

@@ -85,6 +85,9 @@ class ReplicaConfig(msgspec.Struct, frozen=True):
 class ReplicaState:
     """The state that a replica's parts share."""
 
+    #: The number of this process. It changes when the server finds that its log is an old copy, so
+    #: that a request to freeze meant for a server with the whole log does not make it lead.
+    incarnation: int
     #: The insert rate of each client is limited.
     limits_rate = False
     #: This primary has compared its log with all backups', or need not; before, it decides nothing.
@@ -97,8 +100,6 @@ class ReplicaState:
     def __init__(self, config: ReplicaConfig, store: Store, incarnation: int) -> None:
         self.config: Final = config
         self.store: Final = store
-        #: Also another one once this server finds that its log is an old copy: a request to freeze
-        #: that was meant for a server with the whole log must not make it lead.
         self.incarnation = incarnation
         self.shard: Final = config.shard
         self.server: Final = config.server

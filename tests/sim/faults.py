@@ -187,11 +187,12 @@ class Faults:
             disk.power_cut()
 
     def stop(self, fault: Fault) -> bool:
-        """Stop a server cleanly, as for a new release."""
+        """Stop a server cleanly, as for a new release; a frozen one counts as failed."""
         (name,) = fault.targets
         server, process = self.cluster.server(name), self.cluster.nodes[name]
         if server is None or process.is_paused or not self.may_fail(name):
             return False
+        self.may_lose |= server.replica.state.state == "frozen"
         process.from_inside(server.stop)
         if process.is_up:
             process.kill()

@@ -17,7 +17,7 @@ import pytest
 import ziplog
 import ziplog.aio
 from tests.unit.ziplog.cli.fakes import run
-from tests.waiting import wait_until
+from tests.waiting import next_turn, wait_until
 from ziplog import CursorHeldError, CursorLostError, RecordId, TrimHeldError
 from ziplog.errors import ConfigError
 from ziplog.local import Cluster
@@ -369,7 +369,7 @@ def test_cancelled_entry_gives_its_claim_up(cluster: Cluster, other: ziplog.Log,
             # The object stays, as it does in the traceback of a cancellation.
             cancelled = log.cursor(name)
             entering = asyncio.ensure_future(cancelled.__aenter__())
-            await asyncio.sleep(0)
+            await next_turn()
             entering.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await entering
@@ -390,7 +390,7 @@ def test_cancelled_close_ends_the_ownership(cluster: Cluster, other: ziplog.Log,
             cursor = await log.cursor(name)
             cursor.commit_soon()
             closing = asyncio.ensure_future(cursor.close())
-            await asyncio.sleep(0)
+            await next_turn()
             closing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await closing

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from hypothesis import strategies as st
 
 from shard.storage.segment_store import SegmentStore
 from shard.storage.store import watermark_after_reset
@@ -20,6 +22,22 @@ _Parts = list[tuple[int, list[SessionTable]]]
 
 CLIENT = b"c" * 16
 HUGE = 2**62
+
+#: The steps of a history that append an entry (see `apply`).
+APPENDS: Final = (
+    st.tuples(
+        st.just("place"),
+        st.integers(0, 3),
+        st.lists(st.integers(1, 3), min_size=1, max_size=4),
+        st.integers(0, 900),
+    ),
+    st.tuples(st.just("skip"), st.integers(0, 3), st.integers(1, 20)),
+    st.tuples(st.just("expire")),
+    st.tuples(st.just("mark"), st.integers(0, 9)),
+    st.tuples(st.just("table"), st.integers(1, 9)),
+    st.tuples(st.just("part"), st.booleans(), st.booleans()),
+    st.tuples(st.just("view")),
+)
 
 
 def place(fseq: int, gsns: list[int], body: bytes = b"body", view: int = 1) -> Entry:

@@ -71,6 +71,15 @@ def insert_at_all(world: World, *seqs: int, f: int = 1) -> None:
         send(world, insert(seq), *shard_names(0, f))
 
 
+def outdated(world: World, f: int = 1) -> Copy:
+    """Insert units 1 and 2; return the primary's directory from between them."""
+    insert_at_all(world, 1, f=f)
+    copy = copied(world, PRIMARY)
+    insert_at_all(world, 2, f=f)
+    world.run(1 * S)
+    return copy
+
+
 @pytest.mark.parametrize("name", [PRIMARY, BACKUP])
 def test_server_with_an_old_copy_enters_limbo_and_copies_the_log(name: str) -> None:
     world = start()
@@ -91,10 +100,7 @@ def test_server_with_an_old_copy_enters_limbo_and_copies_the_log(name: str) -> N
 
 def test_primary_with_an_old_copy_decides_nothing_before_it_is_found() -> None:
     world = start()
-    insert_at_all(world, 1)
-    copy = copied(world, PRIMARY)
-    insert_at_all(world, 2)
-    world.run(1 * S)
+    copy = outdated(world)
     world.paused.add(BACKUP)
     new = replace(world, PRIMARY, copy)
     last = new._state.stream.last
@@ -111,10 +117,7 @@ def test_primary_with_an_old_copy_decides_nothing_before_it_is_found() -> None:
 def test_request_to_freeze_from_before_an_old_copy_was_found_is_ignored() -> None:
     """The handler took the server for one with the whole log; another one has a newer log."""
     world = start()
-    insert_at_all(world, 1)
-    copy = copied(world, PRIMARY)
-    insert_at_all(world, 2)
-    world.run(1 * S)
+    copy = outdated(world)
     new = replace(world, PRIMARY, copy)
     incarnation = new._state.incarnation
     assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
@@ -128,10 +131,7 @@ def test_request_to_freeze_from_before_an_old_copy_was_found_is_ignored() -> Non
 
 def test_each_backup_counts() -> None:
     world = start(f=2)
-    insert_at_all(world, 1, f=2)
-    copy = copied(world, PRIMARY)
-    insert_at_all(world, 2, f=2)
-    world.run(1 * S)
+    copy = outdated(world, f=2)
     world.paused |= {BACKUP, THIRD}
     new = replace(world, PRIMARY, copy, f=2)
     world.send(BACKUP, PRIMARY, wire.Beat(CLUSTER, 0, 1, 1, 7, "up"))  # of an earlier release

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 
 from shard.storage.flusher import MAX_BUFFERS
 from tests.properties import examples
-from tests.unit.shard.logs import HUGE, Oracle, apply, compare, expire, mark, place, reopen, skip
+from tests.unit.shard.logs import (
+    APPENDS,
+    HUGE,
+    Oracle,
+    apply,
+    compare,
+    expire,
+    mark,
+    place,
+    reopen,
+    skip,
+)
 from ziplog.segments.entry import UnreadableError
 
 if TYPE_CHECKING:
@@ -25,23 +36,7 @@ if TYPE_CHECKING:
 
     Opened = Callable[..., SegmentStore]
 
-steps = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("place"),
-            st.integers(0, 3),
-            st.lists(st.integers(1, 3), min_size=1, max_size=3),
-            st.integers(0, 900),
-        ),
-        st.tuples(st.just("skip"), st.integers(0, 3), st.integers(1, 20)),
-        st.tuples(st.just("expire")),
-        st.tuples(st.just("mark"), st.integers(0, 9)),
-        st.tuples(st.just("table"), st.integers(1, 9)),
-        st.tuples(st.just("part"), st.booleans(), st.booleans()),
-        st.tuples(st.just("view")),
-    ),
-    max_size=60,
-)
+steps = st.lists(st.one_of(*APPENDS), max_size=60)
 
 
 def entries_of(history: list[Any]) -> list[Entry]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shard.storage.segment_store import SegmentStore
 from tests.properties import examples
 from tests.unit.shard.logs import (
+    APPENDS,
     HUGE,
     Oracle,
     apply,
@@ -32,18 +33,7 @@ if TYPE_CHECKING:
 
 steps = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("place"),
-            st.integers(0, 3),
-            st.lists(st.integers(1, 3), min_size=1, max_size=4),
-            st.integers(0, 900),
-        ),
-        st.tuples(st.just("skip"), st.integers(0, 3), st.integers(1, 20)),
-        st.tuples(st.just("expire")),
-        st.tuples(st.just("mark"), st.integers(0, 9)),
-        st.tuples(st.just("table"), st.integers(1, 9)),
-        st.tuples(st.just("part"), st.booleans(), st.booleans()),
-        st.tuples(st.just("view")),
+        *APPENDS,
         st.tuples(st.just("truncate"), st.integers(0, 12)),
         st.tuples(st.just("reset"), st.integers(0, 9), st.integers(0, 30)),
         st.tuples(st.just("flush")),

@@ -47,7 +47,7 @@ class FailureDetector:
         self._peer_suspicion_ns: Final = dict.fromkeys(self._others, self._suspicion_ns)
         #: Time of the last healthy heartbeat of each peer.
         self._last_beat: Final = dict.fromkeys(self._others, now + STARTUP_NS)
-        #: The process of each peer that sent the last heartbeat.
+        #: The incarnation in the last heartbeat of each peer.
         self._incarnations: Final[dict[int, int]] = {}
         #: Peers that reported limbo or an older view.
         self._unfit: Final[set[int]] = set()

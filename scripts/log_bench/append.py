@@ -20,8 +20,8 @@ from metrics.closed_loop import medians
 from metrics.cpu import cpu_s, servers_of
 from metrics.picture import BLUE, GREY, OCHRE, axes
 from metrics.rounds import alternate, ratio
-from metrics.setup import cluster as new_cluster
 from metrics.setup import progress
+from metrics.steady_state import steady_cluster
 from metrics.windows import latency_ms, percentile
 from metrics.workers import Workers
 
@@ -60,7 +60,7 @@ def measure(scale: float) -> Figures:
     count, seconds = max(50, int(300 * scale)), min(max(0.5, 1.5 * scale), 4.0)
     figures = {}
     for shards in progress(_SHARDS, "append"):
-        with new_cluster(shards=shards) as cluster:
+        with steady_cluster(shards=shards) as cluster:
             figures[f"{shards} shards"] = {
                 "one_client": one_client(cluster.endpoint, count),
                 "tasks": {f"{size} B": tasks(cluster, size, seconds) for size in _TASK_SIZES},

@@ -19,8 +19,8 @@ from metrics.closed_loop import medians
 from metrics.cpu import cpu_s, servers_of
 from metrics.picture import BLUE, OCHRE, RED, axes
 from metrics.rounds import alternate, ratio
-from metrics.setup import cluster as new_cluster
 from metrics.setup import progress
+from metrics.steady_state import steady_cluster
 from metrics.windows import latency_ms
 
 import ziplog
@@ -49,7 +49,7 @@ def measure(seconds: float) -> Figures:
     ]
     rows = []
     with ExitStack() as stack:
-        running = stack.enter_context(new_cluster())
+        running = stack.enter_context(steady_cluster())
         servers = servers_of(running).values()
         tasks = {_TASKS: partial(_step, servers, partial(_run_tasks, running.endpoint))}
         if Redis.is_installed():

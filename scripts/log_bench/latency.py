@@ -13,6 +13,7 @@ import psutil
 from metrics.cpu import pinned, servers_of, spent
 from metrics.rounds import alternate, ratio
 from metrics.setup import cluster
+from metrics.steady_state import steady_cluster
 from metrics.windows import percentile
 
 from log_bench.baselines import TcpFloor, ZmqFloor
@@ -81,7 +82,7 @@ def latency(rounds: int, count: int, size: int) -> Figures:
     """
     payload = os.urandom(size)
     with ExitStack() as stack:
-        running = stack.enter_context(cluster())
+        running = stack.enter_context(steady_cluster())
         log = stack.enter_context(running.connect())
         targets: list[Target] = [
             ZiplogTarget(log),
@@ -136,7 +137,7 @@ def cpu(count: int) -> Figures:
 
     First the system places all processes, then they are pinned.
     """
-    with cluster() as running, running.connect() as log, ZmqFloor(4096) as floor:
+    with steady_cluster() as running, running.connect() as log, ZmqFloor(4096) as floor:
         ours, own = ZiplogTarget(log), {"client": psutil.Process()}
         echoes = {f"echo {number}": psutil.Process(pid) for number, pid in enumerate(floor.pids)}
 

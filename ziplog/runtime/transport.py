@@ -539,6 +539,8 @@ class Transport:
     def next_timer(self) -> int | None:
         """Time of the next attempt to connect, or the like (`now_ns`); None: none is due."""
         retry_at = None if self._listener is None else self._listener.retry_at
+        if not (self._attempts or self._paused):
+            return retry_at
         times = [*self._attempts.values(), *self._paused.values()]
         return min(times if retry_at is None else [*times, retry_at], default=None)
 

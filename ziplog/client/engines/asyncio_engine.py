@@ -79,7 +79,7 @@ class AsyncioEngine:
     @property
     def is_closed(self) -> bool:
         """Whether the client was closed, or this is a forked child of its process."""
-        return self._is_closed or os.getpid() != self._process
+        return self._is_closed or self.owners.is_in_child
 
     @property
     def has_ended(self) -> bool:
@@ -96,7 +96,7 @@ class AsyncioEngine:
         """
         if self._is_closed:
             raise ClosedError
-        if os.getpid() != self._process:
+        if self.owners.is_in_child:
             raise ClosedError(f"the client of process {self._process}, in its child,")
         try:
             is_other = asyncio.get_running_loop() is not self._loop
@@ -313,7 +313,7 @@ class AsyncioEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        if os.getpid() == self._process:
+        if not self.owners.is_in_child:
             self.shielded(self._close)
 
     def _close(self) -> None:

@@ -104,7 +104,7 @@ class BlockingEngine:
             number: a result of `next_number`, if the caller must know it; 0: a new one.
 
         """
-        if os.getpid() != self._process:
+        if self.owners.is_in_child:
             self._check_process()
         if threading.get_ident() != self._main or not SHIELD.enter(self):
             result = self._call(request, number)
@@ -212,7 +212,7 @@ class BlockingEngine:
 
     def post(self, request: Request) -> None:
         """Make a call without waiting for its result; ignore it if the client is closed."""
-        if not self._is_closed and os.getpid() == self._process:
+        if not (self._is_closed or self.owners.is_in_child):
             # From here on the call is made, whatever a signal handler raises.
             self._incoming.append((0, request, None))
             self.engine.transport.wake()
@@ -230,7 +230,7 @@ class BlockingEngine:
     # --- the driver role ---
 
     def _check_process(self) -> None:
-        if os.getpid() != self._process:
+        if self.owners.is_in_child:
             raise ClosedError(f"the client of process {self._process}, in its child,")
 
     def check_open(self) -> None:
@@ -387,7 +387,7 @@ class BlockingEngine:
     def close(self) -> None:
         """Fail the pending calls and close the engine. Idempotent; from any thread."""
         self._is_closed = True
-        if os.getpid() == self._process:
+        if not self.owners.is_in_child:
             self.shielded(self._close)
             self._futures.close()
             self._timers.stop()

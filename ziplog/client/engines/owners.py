@@ -42,6 +42,8 @@ class Owners:
         self._refs: Final[dict[int, Owned]] = {}
         #: The references to owners that were collected.
         self.collected: Final[deque[Owned]] = deque()
+        #: Whether this is a forked child of the client's process. (`os.getpid` is a system call.)
+        self.is_in_child = False
         _ALL.add(self)
 
     def __len__(self) -> int:
@@ -82,7 +84,10 @@ _ALL: Final[weakref.WeakSet[Owners]] = weakref.WeakSet()
 
 
 def _on_fork() -> None:
-    for owners in list(_ALL):
+    of_clients = list(_ALL)
+    for owners in of_clients:
+        owners.is_in_child = True
+    for owners in of_clients:
         owners.on_fork()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mms.leases import LeasePlan
     from mms.reconfiguration import Reconfiguration
     from mms.recoveries import Recoveries
-    from mms.servers import Servers
+    from mms.servers import Server, Servers
     from mms.state import ClusterState
     from ziplog.core.node import Effect
     from ziplog.core.view import Lease, Placement
@@ -129,14 +129,22 @@ class LeaseProposals:
         self._check_weights()
         return self.propose(now)
 
-    def check_joining(self, shard: int, now: int) -> None:
-        """Make a joining shard live once all of its servers sent heartbeats."""
+    def check_shard(self, server: Server, now: int) -> None:
+        """Change the members at once if a server's heartbeat lets its shard join or return.
+
+        The same if the server is stopping; other changes wait for the next regular check.
+        """
+        shard = server.shard
         placement = self._state.placements.get(shard)
-        if placement is None or placement.state != "joining" or self._state.last is None:
+        if placement is None or self._state.last is None:
             return
-        is_noted = any(changed.shard == shard for changed in self._changes)
-        is_ready = self._servers.has_reported(shard) and self._servers.holds_leases(shard)
-        if is_ready and not is_noted:
+        if placement.state == "live":
+            is_due = server.is_stopping
+        else:
+            is_due = membership_rules.may_be_live(
+                placement, self._servers, now
+            ) and not self._stragglers.is_parked(shard, now)
+        if is_due and all(changed.shard != shard for changed in self._changes):
             self._change_members(now)
 
     def _check_weights(self) -> None:

@@ -116,6 +116,17 @@ def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
     ]
 
 
+def may_be_live(placement: Placement, servers: Servers, now: int) -> bool:
+    """Whether a shard is fit to be live, or to become live."""
+    shard = placement.shard
+    return (
+        placement.state in {"joining", "live", "parked"}
+        and servers.is_fit(shard, now)
+        and (placement.state == "live" or servers.has_reported(shard))
+        and (placement.state != "joining" or servers.holds_leases(shard))
+    )
+
+
 def member_changes(
     state: ClusterState, servers: Servers, stragglers: Stragglers, now: int
 ) -> list[Placement]:
@@ -128,10 +139,7 @@ def member_changes(
     fit = {
         shard
         for shard, placement in state.placements.items()
-        if placement.state in {"joining", "live", "parked"}
-        and servers.is_fit(shard, now)
-        and (placement.state == "live" or servers.has_reported(shard))
-        and (placement.state != "joining" or servers.holds_leases(shard))
+        if may_be_live(placement, servers, now)
     }
     stay = {shard for shard in fit if not stragglers.is_parked(shard, now)} or fit
     if not stay:

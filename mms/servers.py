@@ -97,8 +97,15 @@ class Server:
         """Whether it reported an older view than its shard's."""
         return self.heartbeat is not None and 0 < self.heartbeat.view < self.view
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its process is to end, and waits until its shard is out of the leases."""
+        return self.heartbeat is not None and self.heartbeat.is_stopping
+
     def is_unfit(self, now: int) -> bool:
         """Whether it cannot serve. In a new view, it has some time to report that it can."""
+        if self.is_stopping:
+            return True
         return (self.is_in_limbo or self.is_behind) and now - self.in_view_since >= SILENT_NS
 
     def region(self, placed: str) -> str:

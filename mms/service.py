@@ -363,7 +363,7 @@ class MembershipService(ServiceNode):
             self._effects.append(self.announcements.announce(server, now))
         if server.index == 0 and server.shard in self._leases.live and not server.is_in_limbo:
             self._leases.on_member(message, now)
-        self._leases.check_joining(server.shard, now)
+        self._leases.check_shard(server, now)
         self._effects += self._leases.propose(now)
         self._advance()
 

@@ -232,7 +232,7 @@ def _serve(
             " ulimit -u) or stop other processes, and start the server again"
         ) from error
     _log_ready(identity, transport, limbo=limbo)
-    run_process(driver, transport)
+    run_process(driver, transport, asks_node=True)
     # Nothing more is sent, and the last files may need the descriptors of the connections.
     transport.close()
     publications.close()

@@ -46,6 +46,7 @@ from ziplog.core.node import (
     Received,
     ReportBadMessage,
     SettingsChanged,
+    StopRequested,
     StorageChanged,
     Wakeup,
     WireRecorded,
@@ -139,7 +140,7 @@ class Replica:
             Ahead: self._ahead,
             LeaseAnnounced: self._lease_announced,
             LeaseHistory: self._lease_history,
-            Echo: self._echo,
+            Echo: lambda route, message: self._membership.on_echo(route, message, self._now),
             NodeInfo: self._membership.on_node_info,
             Refused: self._membership.on_refused,
             Sync: self._sync,
@@ -193,6 +194,8 @@ class Replica:
         elif isinstance(event, SettingsChanged):
             self._health.set_suspicion(event.suspicion_ms, now)
             self._admission.set_rate(event.inserts_per_s, event.insert_bytes_per_s)
+        elif isinstance(event, StopRequested):
+            self._membership.stopping.request(self._now)
         elif isinstance(event, WireRecorded):
             self._state.wire_use.on_recorded(event.wire)
         elif isinstance(event, LevelRequested | LevelRecorded):
@@ -356,14 +359,10 @@ class Replica:
             self._primary.decide_waiting(self._now)
         self._on_no_positions()
 
-    def _echo(self, route: bytes, message: Echo) -> None:
-        self._membership.on_echo(route, message, self._now)
-
     def _lease_history(self, route: bytes, message: LeaseHistory) -> None:
-        is_mine = message.cluster == self._state.cluster
         if not self._membership.check_sender(route, message) or self._primary is None:
             return
-        if is_mine and self._primary.on_lease_history(message):
+        if message.cluster == self._state.cluster and self._primary.on_lease_history(message):
             # This server misses leases: its heartbeat reports the last one that it holds.
             self._heartbeat.due = self._now
 
@@ -403,6 +402,7 @@ class Replica:
         self._rates.on_batch_end(self._now)
         state.counters.on_batch_end(state.stream, state.persisted, self._now)
         self._heartbeat.on_batch_end(self._now)
+        self._membership.stopping.on_batch_end(self._now)
         self.plain_inserts.start(self._role, self._now)
 
     def _tick(self) -> None:

@@ -33,6 +33,7 @@ from ziplog.core.node import (
     Received,
     RecordLevel,
     Send,
+    Stop,
     Wakeup,
 )
 from ziplog.core.view import NO_DIGEST, Lease, Member, Placement, run_of
@@ -96,6 +97,8 @@ class World:
         self.link = link or Link()
         self.links: dict[tuple[str, str], Link] = {}
         self.halts: list[tuple[str, str]] = []
+        #: Nodes whose processes may end.
+        self.stopped: set[str] = set()
         self.completed: dict[tuple[str, int], Any] = {}
         self.proposed: list[tuple[str, bytes]] = []
         #: The name under which a node knows another: (node, other) to that name.
@@ -262,6 +265,8 @@ class World:
             case Halt(reason):
                 self.halts.append((name, reason))
                 self.paused.add(name)
+            case Stop():
+                self.stopped.add(name)
             case Complete(id, result):
                 self.completed[name, id] = result
             case Propose(command):

@@ -57,7 +57,9 @@ class HeartbeatSender:
     def _urgent(self) -> tuple[object, ...]:
         """Return the facts whose changes the membership service must know at once."""
         state = self._state
-        return state.shard_state, state.is_sealed, state.full, state.level.reported
+        return (
+            state.shard_state, state.is_sealed, state.full, state.level.reported, state.is_stopping
+        )  # fmt: skip
 
     def on_persisted(self, now: int) -> None:
         """Send a heartbeat at once when a trim point is on the disk: a client waits for it."""
@@ -83,6 +85,7 @@ class HeartbeatSender:
                 config.release.version, state.store.free_bytes, state.store.reserve_bytes,
                 *config.release.wires, state.wire_use.wire, state.level.reported or "",
                 config.region, state.round_trips.on_heartbeat_sent(now),
+                state.is_stopping,
             ),
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shard.membership.publications import Publications
+from shard.membership.stopping import Stopping
 from shard.state.epoch_clock import LeaseConflictError
 from ziplog.core.node import Halt, LogWarning, ReportBadMessage
 from ziplog.core.view import fingerprint
@@ -49,6 +50,7 @@ class LeaseUpdates:
         #: The shard is being recovered, by the last announcement.
         self.is_recovering = False
         self.publications: Final = Publications(state)
+        self.stopping: Final = Stopping(state)
         self._has_warned_of_cluster = False
         #: Time at which the shard has no more positions, in ns; None: it has some.
         self._positions_end_at: int | None = None
@@ -153,10 +155,12 @@ class LeaseUpdates:
         return self._state.has_no_positions
 
     def next_wakeup(self) -> int | None:
-        """Return the time at which the shard's positions end, or a lease is overdue, if known."""
+        """Return when the shard's positions end, a lease is overdue or the process may end."""
         end = None if self._state.has_no_positions else self._positions_end_at
         # A lease is overdue when the last one ends, and the positions do not end later.
-        return self.publications.overdue_at if end is None else end
+        due = self.publications.overdue_at if end is None else end
+        stop = self.stopping.next_wakeup()
+        return due if stop is None else stop if due is None else min(due, stop)
 
     def _on_placement(self, placement: Placement, update: LeaseUpdate) -> LeaseUpdate:
         """Apply the committed placement of this shard."""

@@ -94,6 +94,8 @@ class ReplicaState:
     is_compared = True
     #: The port of this server's archive; 0: none runs.
     archive_port = 0
+    #: The process is to end: the shard needs no positions meanwhile.
+    is_stopping = False
     #: Why the primary refuses new inserts, as this backup has heard last; "": it accepts them.
     primary_full = ""
 

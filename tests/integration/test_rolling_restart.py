@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from tests.waiting import wait_until
 from ziplog.cli import app
 from ziplog.deploy.rolling_restart import RollingRestart
 from ziplog.errors import ConfigError, UnavailableError
@@ -81,3 +82,15 @@ def test_a_cluster_without_a_supervisor_is_refused(tmp_path: Path) -> None:
         pytest.raises(UnavailableError, match="no supervisor is running in"),
     ):
         RollingRestart(tmp_path, log, TIMEOUT_S)
+
+
+def test_a_shard_is_parked_before_its_server_stops(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=2) as cluster, cluster.connect() as log:
+        RollingRestart(tmp_path, log, TIMEOUT_S).run(["shard-0-0"], lambda *_: None)
+        expected = ["parked in view 1", "restarted, process", "live in view 1"]
+
+        def has_happened() -> bool:
+            texts = iter([one["text"] for one in log.events() if one["shard"] == 0])
+            return all(any(text.startswith(wanted) for text in texts) for wanted in expected)
+
+        wait_until(has_happened, f"events of shard 0: {expected}")

@@ -57,6 +57,11 @@ def quiet_ns(rtt_ms: int) -> int:
     return max(20 * NS_PER_MS, _ns(rtt_ms))
 
 
+def stop_notice_ns(rtt_ms: int) -> int:
+    """Return the time after which the service has left a server out that reported its stop."""
+    return 100 * NS_PER_MS + 2 * _ns(rtt_ms)
+
+
 def waiting_ns(rtt_ms: int) -> int:
     """Return how long messages may have been under way when a paused server continues."""
     return max(250 * NS_PER_MS, 2 * _ns(rtt_ms))

@@ -63,6 +63,10 @@ class StorageChanged(Event, frozen=True, gc=False):
     reason: str = ""
 
 
+class StopRequested(Event, frozen=True, gc=False):
+    """The process is to end: the node orders `Stop` when nothing waits for it, or soon anyway."""
+
+
 class ArchiveOpened(Event, frozen=True, gc=False):
     """This server's archive listens at a port; 0: the archive process has ended."""
 
@@ -283,6 +287,10 @@ class LogWarning(Effect, frozen=True, gc=False):
     """Log one line for the operator, about an event that happens once."""
 
     text: str
+
+
+class Stop(Effect, frozen=True, gc=False):
+    """Nothing waits for the node: the process may end, as `StopRequested` asks."""
 
 
 class Halt(Effect, frozen=True, gc=False):

@@ -46,6 +46,7 @@ from ziplog.core.node import (
     RecordWire,
     ReportBadMessage,
     Send,
+    Stop,
     Wakeup,
     WireRecorded,
 )
@@ -197,6 +198,7 @@ class Driver:
             ReportBadMessage: self._report_bad_message,
             LogWarning: self._warn,
             FailCalls: self._warn_of_failure,
+            Stop: lambda _: self.stop(),
             Halt: self._halt,
             **(carry_out or {}),
         }

@@ -6,6 +6,7 @@ import gc
 import signal
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.node import StopRequested
 from ziplog.errors import ConfigError
 from ziplog.runtime.connection_log import ConnectionLog
 
@@ -31,12 +32,24 @@ def require_assertions() -> None:
         )  # fmt: skip
 
 
-def run_process(driver: Driver, transport: Transport) -> None:
-    """Run a driver as its process's main loop, until SIGTERM or SIGINT; from the main thread."""
+def run_process(driver: Driver, transport: Transport, *, asks_node: bool = False) -> None:
+    """Run a driver as its process's main loop, until SIGTERM or SIGINT; from the main thread.
+
+    `asks_node`: SIGTERM only asks the node to stop; a second signal, or SIGINT, ends the loop.
+    """
+
+    def on_signal(number: int, _frame: object) -> None:
+        nonlocal asks_node
+        if asks_node and number == signal.SIGTERM:
+            asks_node = False
+            driver.post(StopRequested())
+        else:
+            driver.stop()
+
     # A signal just before the poll would not interrupt it; the byte does.
     signal.set_wakeup_fd(transport.wake_fd, warn_on_full_buffer=False)
     for number in _STOP_SIGNALS:
-        signal.signal(number, lambda *_: driver.stop())
+        signal.signal(number, on_signal)
     # A process may block these signals while it starts.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     transport.changes = ConnectionLog()

@@ -225,8 +225,7 @@ class Transport:
         self._attempts[connection] = now + _CONNECT_TIMEOUT_NS
 
     def _next_retry(self, connection: Connection) -> int:
-        retry = min(max(2 * connection.retry_ns, _RETRY_NS), _MAX_RETRY_NS)
-        connection.retry_ns = retry
+        connection.retry_ns = retry = min(max(2 * connection.retry_ns, _RETRY_NS), _MAX_RETRY_NS)
         return retry
 
     def _try_again(self, now: int) -> None:
@@ -516,8 +515,7 @@ class Transport:
                     self._readable.append(connection)
                 if mask & select.EPOLLOUT:
                     self._flush(connection)
-        listener = self._listener
-        is_due = self._attempts or self._paused
+        listener, is_due = self._listener, self._attempts or self._paused
         if is_due or (listener is not None and now_ns() >= listener.check_at):
             self._run_timers()
 

@@ -80,6 +80,8 @@ class Heartbeat(Message, tag=VERSION * 256 + 40, frozen=True, gc=False):
     region: Region = ""
     #: When it was sent, by the server's own clock, in µs; 0: it requests no `Echo`.
     sent_us: Unsigned = 0
+    #: It stops as soon as its shard is left out of the leases.
+    is_stopping: bool = False
 
 
 class Echo(Message, tag=VERSION * 256 + 80, frozen=True, gc=False):

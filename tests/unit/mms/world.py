@@ -61,6 +61,8 @@ class FakeServer:
         #: The durability level that it keeps to.
         self.level = ""
         self.region = ""
+        #: Its process is to end.
+        self.is_stopping = False
         self.reports: list[NodeInfo] = []
 
     def heartbeat(self) -> Heartbeat:
@@ -77,7 +79,7 @@ class FakeServer:
             full=self.full, version=self.release.version, first_wire=self.release.wires.first,
             last_wire=self.release.wires.last, wire=self.wire,
             level=self.level,  # type: ignore[arg-type]
-            region=self.region,
+            region=self.region, is_stopping=self.is_stopping,
         )  # fmt: skip
 
     def receive(self, message: Message) -> None:

@@ -44,6 +44,7 @@ EXPECTED: Final = {
     "state_transfer_retry_ns": (100, 340),
     "idle_epoch_interval_ns": (50, 0),
     "quiet_ns": (20, 120),
+    "stop_notice_ns": (100, 340),
     "waiting_ns": (250, 250),
     "min_lease_ms": (160, 720),
     "late_ns": (100, 340),

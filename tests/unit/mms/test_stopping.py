@@ -1,0 +1,60 @@
+"""Servers that are stopping: their shards are parked before they are gone."""
+
+from __future__ import annotations
+
+from tests.unit.mms.world import World, config, members, state
+from tests.world import MS, S
+from ziplog.core.units import NS_PER_S
+
+#: Longest time until a change of the members: two changes keep a distance.
+_NEXT_LEASE = NS_PER_S
+
+
+def working(shards: int = 3) -> World:
+    return World(config(shards=shards)).lead().run(5 * S)
+
+
+def stop(world: World, shard: int) -> None:
+    """Have the first server of a shard report that it is stopping."""
+    server = next(server for server in world.servers if server.shard == shard)
+    server.is_stopping = True
+    world.send_heartbeat(server)
+
+
+def test_the_shard_is_left_out_of_the_next_lease() -> None:
+    world = working()
+    stop(world, 1)
+    world.run(_NEXT_LEASE)
+    assert (state(world, 1), members(world)) == ("parked", [0, 2])
+
+
+def test_the_shard_is_live_again_once_the_server_has_restarted() -> None:
+    world = working()
+    stop(world, 1)
+    world.run(_NEXT_LEASE)
+    server = next(server for server in world.servers if server.shard == 1)
+    server.incarnation, server.is_stopping = server.incarnation + 1, False
+    world.send_heartbeat(server)
+    world.run(_NEXT_LEASE)
+    assert (state(world, 1), members(world)) == ("live", [0, 1, 2])
+
+
+def test_the_last_shard_stays() -> None:
+    world = working(shards=2)
+    stop(world, 0)
+    world.run(_NEXT_LEASE)
+    stop(world, 1)
+    world.run(_NEXT_LEASE)
+    assert members(world) != []
+    assert state(world, 1) == "live", "no member would be left"
+
+
+def test_all_shards_at_once_stay() -> None:
+    world = working(shards=2)
+    for server in world.servers:
+        server.is_stopping = True
+        world.send_heartbeat(server)
+    world.run(5 * MS)
+    before = len(world.lease.members)
+    world.run(_NEXT_LEASE)
+    assert len(world.lease.members) == before > 0

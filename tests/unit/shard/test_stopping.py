@@ -1,0 +1,126 @@
+"""A clean stop: the shard leaves the leases first, and the process ends when no reader waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from shard.membership.stopping import STOP_NS
+from tests.unit.shard.draining import (
+    AGAIN,
+    BACKUP,
+    LEASE,
+    PRIMARY,
+    WITHOUT,
+    announce,
+    last_beat,
+    replica,
+    send,
+    start,
+    without_positions,
+)
+from tests.world import MS, Link, S, World, insert
+from ziplog.core.node import StopRequested
+
+#: The duration of the first lease.
+LEASE_NS = LEASE.epochs * LEASE.epoch_ms * MS
+SERVERS = pytest.mark.parametrize("name", [PRIMARY, BACKUP])
+
+
+def request(world: World, name: str, run: int = 2 * MS) -> None:
+    world.inject(name, StopRequested())
+    world.run(run)
+
+
+@SERVERS
+def test_a_server_reports_at_once_that_it_stops(name: str) -> None:
+    world = start()
+    assert not last_beat(world, name).is_stopping
+    request(world, name)
+    assert last_beat(world, name).is_stopping
+
+
+@SERVERS
+def test_it_stops_once_its_shard_has_no_positions_and_all_is_stable(name: str) -> None:
+    world = start()
+    request(world, name)
+    send(world, insert(1))
+    announce(world, "parked", WITHOUT, starts_in_us=150_000, run=140 * MS)
+    assert not world.stopped, "the shard still has positions"
+    send(world, insert(2))
+    world.run(30 * MS)
+    assert world.stopped == {name}
+    state = replica(world, name)._state
+    assert state.frontier == WITHOUT.stop
+    assert state.stream.stable_end >= LEASE.stop
+
+
+@SERVERS
+def test_a_lease_from_before_its_report_is_no_answer(name: str) -> None:
+    world = start()
+    without_positions(world, "parked")
+    request(world, name)
+    assert not world.stopped, "the service may have decided to let the shard return"
+    announce(world, "live", AGAIN)
+    world.run(120 * MS)
+    assert not world.stopped, "the shard has positions"
+    announce(world, "parked", AGAIN.following(WITHOUT.members))
+    assert world.stopped == {name}
+
+
+def test_it_waits_until_the_last_positions_are_stable() -> None:
+    world = start()
+    world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
+    request(world, PRIMARY)
+    without_positions(world, "parked")
+    world.run(100 * MS)
+    assert not world.stopped, "its last no-ops are not stable"
+    world.links[PRIMARY, BACKUP] = Link()
+    world.run(S)
+    assert world.stopped == {PRIMARY}
+
+
+@SERVERS
+def test_it_stops_at_the_latest_after_some_time(name: str) -> None:
+    world = start()
+    request(world, name)
+    leases = [LEASE]
+    while world.now < STOP_NS - LEASE_NS:  # The service does not leave the shard out.
+        leases.append(leases[-1].following(LEASE.members))
+        announce(world, "live", leases[-1], run=LEASE_NS - MS)
+        assert not world.stopped
+    world.run(2 * LEASE_NS)
+    assert world.stopped == {name}
+
+
+@SERVERS
+def test_it_stops_when_the_leases_end_if_the_service_has_stopped_too(name: str) -> None:
+    world = start()
+    request(world, name, LEASE_NS // 2)
+    assert not world.stopped
+    world.run(LEASE_NS)
+    assert world.stopped == {name}
+
+
+@SERVERS
+def test_it_stops_at_once_if_no_other_shard_would_go_on(name: str) -> None:
+    world = start()
+    announce(world, "live", LEASE.following(LEASE.members[:1]))
+    request(world, name)
+    assert world.stopped == {name}
+
+
+def test_a_server_in_limbo_stops_at_once() -> None:
+    world = start()
+    world.kill(BACKUP)
+    world.restart(BACKUP, clean=False)
+    world.run(5 * MS)
+    assert replica(world, BACKUP)._state.state == "limbo"
+    request(world, BACKUP)
+    assert world.stopped == {BACKUP}
+
+
+def test_without_a_request_nothing_stops() -> None:
+    world = start()
+    without_positions(world, "parked")
+    world.run(3 * S)
+    assert not world.stopped

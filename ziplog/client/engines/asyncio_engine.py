@@ -17,7 +17,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ziplog.client.common.requests import NEVER
+from ziplog.client.common.requests import NEVER, InsertRequest
 from ziplog.client.engines.engine import Engine, pending_error
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
@@ -28,7 +28,7 @@ from ziplog.wire import decode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ziplog.client.common.requests import InsertRequest, Request
+    from ziplog.client.common.requests import Request
     from ziplog.client.engines.engine import Core
     from ziplog.core.message import Message
     from ziplog.runtime.transport import Transport
@@ -57,6 +57,8 @@ class AsyncioEngine:
         self.owners: Final = Owners()
         self._numbers: Final = itertools.count(1)
         self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
+        #: Inserts that the poll submits together: their step may wait for the end of the batch.
+        self._gathered: Final[list[tuple[int, InsertRequest]]] = []
         #: The pending futures of inserts, and the bytes of their payloads.
         self._inserts: Final[set[asyncio.Future[RecordId]]] = set()
         self._insert_bytes = 0
@@ -112,10 +114,17 @@ class AsyncioEngine:
         """Submit a request; return its number and a future of the result."""
         self.check_open()
         number, future = next(self._numbers), self._loop.create_future()
+        if self._is_poll_due and type(request) is InsertRequest:
+            # In this order: a signal handler may raise in between.
+            self._gathered.append((number, request))
+            self._futures[number] = future
+            _BUSY.add(self)
+            return number, future
         is_shielded = self._is_main and SHIELD.enter(self)
         try:
             self._futures[number] = future
             _BUSY.add(self)
+            self._submit_gathered()
             self.engine.submit(number, request)
             if self.engine.has_batch:
                 self._poll_soon()
@@ -125,6 +134,16 @@ class AsyncioEngine:
             if is_shielded:
                 SHIELD.leave(self)
         return number, future
+
+    def _submit_gathered(self) -> None:
+        """Submit the gathered inserts in the order of their calls, without the cancelled ones."""
+        gathered = self._gathered
+        if gathered:
+            for number, request in gathered:
+                future = self._futures.get(number)
+                if future is not None and not future.done():
+                    self.engine.submit(number, request)
+            gathered.clear()
 
     def interrupted(self) -> None:
         """Do nothing: no step of the loop waits."""
@@ -153,6 +172,7 @@ class AsyncioEngine:
             self.call_now(request)
 
     def _fail_calls(self, error: Exception) -> None:
+        self._gathered.clear()
         for number in list(self._futures):
             # In this order: a stream that is cancelled while it opens completes its call.
             self._on_complete(number, copy(error))
@@ -278,6 +298,7 @@ class AsyncioEngine:
     def _step(self) -> None:
         engine = self.engine
         self._submit_endings()
+        self._submit_gathered()
         for _ in range(_BATCH):
             received = engine.transport.receive()
             if received is None:

@@ -79,7 +79,7 @@ class PlainInserts:
     def start(self, number: int, request: InsertRequest, shard: int) -> bool:
         """Send a single insert at an empty window; return False if it is none."""
         window = self._windows.get(shard)
-        if window is None or not request.is_single or request.sealed or not window.is_empty:
+        if window is None or not window.is_empty or not request.is_single or request.sealed:
             return False
         route = self._routing.route(shard)
         if route is None or route.state != "live":

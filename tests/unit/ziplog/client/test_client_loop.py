@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ziplog.client.common.requests import NEVER, TailRequest
+from ziplog.client.common.requests import NEVER, InsertRequest, TailRequest
 from ziplog.client.engines import asyncio_engine as loops
 from ziplog.client.engines.asyncio_engine import AsyncioEngine
+from ziplog.errors import ClosedError
+from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 REQUEST = TailRequest(NEVER)
+INSERT = InsertRequest(NEVER, [b"record"], RecordId(0, 0), None, 0)
 
 
 class Fake:
@@ -33,7 +36,10 @@ class Fake:
         self.core = self.transport = self
         self.arrived: list[int] = []
         self.frames: list[int] = []
-        self.received = self.batches = self.polls = self.submitted = 0
+        self.received = self.batches = self.polls = 0
+        #: The numbers of the submitted and of the cancelled calls.
+        self.submitted: list[int] = []
+        self.cancelled: list[int] = []
         self.has_batch = True
         #: The next timer of the node.
         self.due: int | None = None
@@ -48,10 +54,13 @@ class Fake:
     def fileno(self) -> int:
         return self._read
 
-    def submit(self, _number: int, _request: Any) -> None:
-        self.submitted += 1
+    def submit(self, number: int, _request: Any) -> None:
+        self.submitted.append(number)
         if self.on_submit:
             self.arrive(*self.on_submit)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
 
     def receive(self) -> tuple[bytes, int] | None:
         self.received += 1
@@ -186,9 +195,65 @@ def test_collected_subscription_is_closed_after_an_ack_on_the_short_path() -> No
         del owner
         engine.arrive(1)
         await future
-        assert engine.submitted == 2
+        assert len(engine.submitted) == 2
 
     run(body)
+
+
+# --- inserts of one iteration of the loop ---
+
+
+def test_inserts_after_the_first_are_submitted_together_before_the_batch_ends() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        for _ in range(3):
+            driver.submit(INSERT)
+        assert engine.submitted == [1]
+        await rounds()
+        assert engine.submitted == [1, 2, 3]
+        assert engine.batches == 1
+
+    run(body)
+
+
+def test_other_calls_do_not_overtake_gathered_inserts() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        for request in (INSERT, INSERT, REQUEST, INSERT):
+            driver.submit(request)
+        assert engine.submitted == [1, 2, 3]
+        await rounds()
+        assert engine.submitted == [1, 2, 3, 4]
+
+    run(body)
+
+
+def test_a_cancelled_gathered_insert_is_not_submitted() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        tasks = [asyncio.create_task(driver.call(INSERT)) for _ in range(3)]
+        asyncio.get_running_loop().call_soon(tasks[1].cancel)
+        await rounds()
+        assert engine.submitted == [1, 3]
+        assert tasks[1].cancelled()
+        assert engine.cancelled == [2], "it does not know this call"
+        engine.arrive(1, 3)
+        assert [await tasks[0], await tasks[2]] == ["answer", "answer"]
+
+    run(body)
+
+
+def test_close_fails_gathered_inserts() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        _, first = driver.submit(INSERT)
+        _, second = driver.submit(INSERT)
+        driver.close()
+        for future in (first, second):
+            with pytest.raises(ClosedError):
+                await future
+        assert engine.submitted == [1]
+
+    run(body)
+
+
+# --- input ---
 
 
 def test_event_without_a_frame_is_cleared_once() -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
 HEARTBEAT_NS: Final = NS_PER_S
+#: The same of a server that is stopping, which waits for the answers.
+STOPPING_HEARTBEAT_NS: Final = HEARTBEAT_NS // 10
 #: Interval between heartbeats of a primary with readers; longer with many shards.
 READERS_HEARTBEAT_NS: Final = HEARTBEAT_NS // 4
 _MANY_MEMBERS: Final = 1000
@@ -70,7 +72,7 @@ class HeartbeatSender:
         """Send a heartbeat, and schedule the next one."""
         state, stream, config = self._state, self._state.stream, self._state.config
         last = state.clock.last
-        self.due = now + HEARTBEAT_NS
+        self.due = now + (STOPPING_HEARTBEAT_NS if state.is_stopping else HEARTBEAT_NS)
         self._last_sent = self._urgent()
         state.broadcast(
             state.service,

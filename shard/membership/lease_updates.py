@@ -105,6 +105,7 @@ class LeaseUpdates:
             state.effects.append(Halt(self._foreign(route, message)))
             return None
         state.cluster = message.cluster
+        self.stopping.on_announcement(now)
         if message.is_publication and state.clock.last is None:
             return LeaseUpdate()  # The leases before these are still to come.
         # Count from the sending of the announcement, as all servers of the cluster do.

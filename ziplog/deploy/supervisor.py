@@ -1,8 +1,8 @@
 """Starts, signals and stops the processes of one cluster file on this machine.
 
 Rule: no process outlives its supervisor. A clean stop sends SIGTERM to all processes, on which
-servers write their checkpoints, and kills those that do not stop. If the supervisor itself is
-killed, the kernel sends the SIGTERM; a paused process receives it once it is resumed.
+servers write their checkpoints, repeats it, and kills those that do not stop. If the supervisor
+itself is killed, the kernel sends the SIGTERM; a paused process receives it once it is resumed.
 
 Invariant: one supervisor per data directory, guarded by a lock on `supervisor.pid`
 (docs/protocol.md, section 9: a killed server is in limbo).
@@ -41,6 +41,8 @@ CLUSTER_FILE: Final = "cluster.toml"
 LOCK_FILE: Final = "supervisor.pid"
 #: Time limit for a process to stop after SIGSTOP.
 _STOP_S: Final = 1.0
+#: Time after which a node that has not stopped gets a second SIGTERM.
+_SPARED_S: Final = 0.2
 #: With less free space a node may be unable to write its log, in bytes.
 _FULL_BYTES: Final = 65_536
 
@@ -271,21 +273,33 @@ class Supervisor:
             return killed
 
     def _stop_all(self, timeout_s: float) -> list[str]:
-        killed = []
+        deadline = time.monotonic() + timeout_s
+        self._terminate_all()
+        # After one SIGTERM, a storage server waits until others can spare it; here all stop.
+        if self._await_ends(min(deadline, time.monotonic() + _SPARED_S)):
+            self._terminate_all()
+        killed = self._await_ends(deadline)
+        for name in killed:
+            self._processes[name].kill()
+            self._processes[name].wait()
+        self._processes.clear()
+        return killed
+
+    def _terminate_all(self) -> None:
         for process in self._processes.values():
             # A paused process receives its SIGTERM only once it is resumed.
             process.terminate()
             process.send_signal(signal.SIGCONT)
-        deadline = time.monotonic() + timeout_s
+
+    def _await_ends(self, deadline: float) -> list[str]:
+        """Return the names of the processes that have not ended by then."""
+        running = []
         for name, process in self._processes.items():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                killed.append(name)
-                process.kill()
-                process.wait()
-        self._processes.clear()
-        return killed
+                running.append(name)
+        return running
 
     def _running(self, name: str) -> subprocess.Popen[bytes]:
         self._module(name)

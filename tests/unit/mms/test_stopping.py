@@ -28,6 +28,18 @@ def test_the_shard_is_left_out_of_the_next_lease() -> None:
     assert (state(world, 1), members(world)) == ("parked", [0, 2])
 
 
+def test_each_report_is_answered() -> None:
+    world = working()
+    stop(world, 1)
+    server = next(server for server in world.servers if server.shard == 1)
+    for _ in range(3):
+        world.run(_NEXT_LEASE)
+        before = len(server.announced)
+        world.send_heartbeat(server)
+        world.run(5 * MS)
+        assert len(server.announced) > before
+
+
 def test_the_shard_is_live_again_once_the_server_has_restarted() -> None:
     world = working()
     stop(world, 1)

@@ -13,12 +13,14 @@ from tests.unit.shard.draining import (
     WITHOUT,
     announce,
     last_beat,
+    received,
     replica,
     send,
     start,
     without_positions,
 )
 from tests.world import MS, Link, S, World, insert
+from ziplog import wire
 from ziplog.core.node import StopRequested
 
 #: The duration of the first lease.
@@ -71,33 +73,36 @@ def test_it_waits_until_the_last_positions_are_stable() -> None:
     world = start()
     world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
     request(world, PRIMARY)
-    without_positions(world, "parked")
-    world.run(100 * MS)
+    for _ in range(5):
+        without_positions(world, "parked")
+        world.run(100 * MS)
     assert not world.stopped, "its last no-ops are not stable"
     world.links[PRIMARY, BACKUP] = Link()
-    world.run(S)
+    world.run(100 * MS)
     assert world.stopped == {PRIMARY}
 
 
 @SERVERS
 def test_it_stops_at_the_latest_after_some_time(name: str) -> None:
-    world = start()
+    world, lease = start(), LEASE
     request(world, name)
-    leases = [LEASE]
-    while world.now < STOP_NS - LEASE_NS:  # The service does not leave the shard out.
-        leases.append(leases[-1].following(LEASE.members))
-        announce(world, "live", leases[-1], run=LEASE_NS - MS)
+    end = world.now + STOP_NS
+    while world.now < end:  # The service does not leave the shard out.
         assert not world.stopped
-    world.run(2 * LEASE_NS)
+        lease = lease.following(LEASE.members)
+        announce(world, "live", lease, run=LEASE_NS - MS)
+    world.run(100 * MS)
     assert world.stopped == {name}
 
 
 @SERVERS
-def test_it_stops_when_the_leases_end_if_the_service_has_stopped_too(name: str) -> None:
+def test_it_stops_if_the_service_does_not_answer_its_heartbeats(name: str) -> None:
     world = start()
-    request(world, name, LEASE_NS // 2)
+    request(world, name, 250 * MS)
     assert not world.stopped
-    world.run(LEASE_NS)
+    beats = [beat for beat in received(world, wire.Heartbeat, "mms-0") if beat.is_stopping]
+    assert len(beats) == 3, "a heartbeat every 100 ms"
+    world.run(100 * MS)
     assert world.stopped == {name}
 
 

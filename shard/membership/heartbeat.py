@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
 HEARTBEAT_NS: Final = NS_PER_S
-#: The same of a server that is stopping, which waits for the answers.
+#: The same of a server that is stopping; the service answers each one.
 STOPPING_HEARTBEAT_NS: Final = HEARTBEAT_NS // 10
 #: Interval between heartbeats of a primary with readers; longer with many shards.
 READERS_HEARTBEAT_NS: Final = HEARTBEAT_NS // 4

@@ -83,6 +83,7 @@ EXCEPTIONS: Final = {
         "shard.ordering.backup.REPORT_LINGER_NS",
         "shard.ordering.epoch_closer.EPOCH_END_DELAY_NS",
         "shard.membership.heartbeat.READERS_HEARTBEAT_NS",
+        "shard.membership.heartbeat.STOPPING_HEARTBEAT_NS",
         "shard.recovery.watermark_records.WATERMARK_INTERVAL_NS",
         "shard.state.decision_log.STREAM_ACTIVE_NS",
         "mms.cursor_moves._INTERVAL_NS",

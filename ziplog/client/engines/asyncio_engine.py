@@ -13,6 +13,7 @@ import itertools
 import os
 import threading
 import weakref
+from collections import deque
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -58,7 +59,7 @@ class AsyncioEngine:
         self._numbers: Final = itertools.count(1)
         self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
         #: Inserts that the poll submits together: their step may wait for the end of the batch.
-        self._gathered: Final[list[tuple[int, InsertRequest]]] = []
+        self._gathered: Final[deque[tuple[int, InsertRequest]]] = deque()
         #: The pending futures of inserts, and the bytes of their payloads.
         self._inserts: Final[set[asyncio.Future[RecordId]]] = set()
         self._insert_bytes = 0
@@ -138,12 +139,16 @@ class AsyncioEngine:
     def _submit_gathered(self) -> None:
         """Submit the gathered inserts in the order of their calls, without the cancelled ones."""
         gathered = self._gathered
-        if gathered:
-            for number, request in gathered:
-                future = self._futures.get(number)
-                if future is not None and not future.done():
-                    self.engine.submit(number, request)
-            gathered.clear()
+        while gathered:
+            # In this order: no insert is submitted twice, whatever is raised.
+            number, request = gathered.popleft()
+            future = self._futures.get(number)
+            if future is None or future.done():
+                continue
+            try:
+                self.engine.submit(number, request)
+            except Exception as error:  # noqa: BLE001 - its caller gets it, as of other calls
+                self._on_complete(number, error)
 
     def interrupted(self) -> None:
         """Do nothing: no step of the loop waits."""
@@ -341,6 +346,7 @@ class AsyncioEngine:
         self._loop.remove_reader(self._fd)
         if self._timer is not None:
             self._timer.cancel()
+        self._gathered.clear()
         for number in list(self._futures):
             self._on_complete(number, ClosedError())
         self.engine.close()

@@ -40,6 +40,8 @@ class Fake:
         #: The numbers of the submitted and of the cancelled calls.
         self.submitted: list[int] = []
         self.cancelled: list[int] = []
+        #: The calls whose submission raises.
+        self.refused: list[int] = []
         self.has_batch = True
         #: The next timer of the node.
         self.due: int | None = None
@@ -56,6 +58,8 @@ class Fake:
 
     def submit(self, number: int, _request: Any) -> None:
         self.submitted.append(number)
+        if number in self.refused:
+            raise RuntimeError
         if self.on_submit:
             self.arrive(*self.on_submit)
 
@@ -249,6 +253,21 @@ def test_close_fails_gathered_inserts() -> None:
             with pytest.raises(ClosedError):
                 await future
         assert engine.submitted == [1]
+        assert not driver._gathered, "their payloads are released"
+
+    run(body)
+
+
+def test_a_gathered_insert_that_cannot_be_submitted_fails_alone() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        engine.refused = [3]
+        futures = [driver.submit(INSERT)[1] for _ in range(4)]
+        await rounds()
+        assert engine.submitted == [1, 2, 3, 4], "none of them twice"
+        with pytest.raises(RuntimeError):
+            await futures[2]
+        engine.arrive(1, 2, 4)
+        assert [await futures[index] for index in (0, 1, 3)] == ["answer"] * 3
 
     run(body)
 

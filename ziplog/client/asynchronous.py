@@ -19,6 +19,7 @@ from ziplog.client.async_speculation import AsyncSpeculation
 from ziplog.client.common.requests import (
     NEVER,
     MeasureRequest,
+    PolicyRequest,
     SyncRequest,
     TailRequest,
 )
@@ -345,7 +346,7 @@ class AsyncLog(AsyncAdministration):
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
-        self._core.set_policy(policies.checked("policy", policy))
+        self._engine.post(PolicyRequest(NEVER, policies.checked("policy", policy)))
 
     # --- reading ---
 

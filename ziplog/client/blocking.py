@@ -20,6 +20,7 @@ from ziplog.client.blocking_speculation import Speculation
 from ziplog.client.common.requests import (
     NEVER,
     MeasureRequest,
+    PolicyRequest,
     SyncRequest,
     TailRequest,
 )
@@ -346,7 +347,7 @@ class Log(Administration):
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
-        self._core.set_policy(policies.checked("policy", policy))
+        self._engine.post(PolicyRequest(NEVER, policies.checked("policy", policy)))
 
     # --- reading ---
 

@@ -25,6 +25,7 @@ from ziplog.client.common.requests import (
     InsertRequest,
     MeasureRequest,
     OutlineRequest,
+    PolicyRequest,
     ReadRequest,
     SealRequest,
     SyncRequest,
@@ -121,6 +122,7 @@ class ClientCore:
             InsertRequest: inserts.start,
             ResolveRequest: inserts.resolve,
             MeasureRequest: inserts.measurements.start,
+            PolicyRequest: self._start_policy,
             SyncRequest: syncs.start,
             ReadRequest: reads.start,
             **subscriptions.calls,
@@ -210,6 +212,10 @@ class ClientCore:
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy`."""
         self._inserts.shard_selector.policy = policy
+
+    def _start_policy(self, number: int, request: PolicyRequest) -> None:
+        self.set_policy(request.policy)
+        self._context.complete(number, None)
 
     # --- events ---
 

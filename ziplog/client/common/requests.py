@@ -122,6 +122,12 @@ class MeasureRequest(Request, frozen=True, gc=False):
     """Count the durations of inserts from now on. Result, at once: `Measurements`."""
 
 
+class PolicyRequest(Request, frozen=True, gc=False):
+    """Select the shards of later inserts by a policy. Result, at once: None."""
+
+    policy: Policy
+
+
 class FinishUpgradeRequest(Request, frozen=True, gc=False):
     """Have the cluster use a wire version. Result: the version that it uses then."""
 

@@ -12,7 +12,7 @@ from tests.unit.ziplog.client.served import ServedCluster
 from ziplog import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _TEXT = "still pending after 0.05 s, and may still happen: call flush again or wait"
 _NAMES = pytest.mark.parametrize("name", ["insert_nowait", "append_nowait"])
@@ -84,3 +84,44 @@ def test_asyncio_future_with_an_unknown_outcome_is_not_retriable(
                 await log.flush()
 
     asyncio.run(main())
+
+
+def _noting(asked: list[bytes]) -> Callable[[bytes, bytes | None, Sequence[int]], int]:
+    """Return a policy that notes what it is asked for."""
+
+    def policy(payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
+        asked.append(payload)
+        return live[0]
+
+    return policy
+
+
+def test_a_new_policy_does_not_affect_inserts_before_it(cluster: ServedCluster) -> None:
+    former: list[bytes] = []
+    later: list[bytes] = []
+    with ziplog.connect(cluster.endpoint, policy=_noting(former)) as log:
+        for payload in (b"x", b"y", b"z"):
+            log.insert_nowait(payload)
+        log.set_policy(_noting(later))
+        log.insert_nowait(b"later")
+        log.flush()
+    assert (former, later) == ([b"x", b"y", b"z"], [b"later"])
+
+
+def test_asyncio_a_new_policy_does_not_affect_inserts_before_it(cluster: ServedCluster) -> None:
+    former: list[bytes] = []
+    later: list[bytes] = []
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            ziplog.aio.connect(cluster.endpoint, policy=_noting(former)) as log,
+        ):
+            for payload in (b"x", b"y", b"z"):
+                log.insert_nowait(payload)
+            log.set_policy(_noting(later))
+            log.insert_nowait(b"later")
+            await log.flush()
+
+    asyncio.run(main())
+    assert (former, later) == ([b"x", b"y", b"z"], [b"later"])

@@ -34,6 +34,9 @@ CHECK_NS: Final = 500 * NS_PER_MS
 ACTIVE_NS: Final = 2000 * NS_PER_MS
 #: Time that the first lease waits for all shards; then it omits those that are missing.
 FIRST_LEASE_NS: Final = 2000 * NS_PER_MS
+#: Minimum interval between changes of the members at heartbeats, for each shard of the cluster: a
+#: change looks at all of them.
+_CHANGE_NS_PER_SHARD: Final = 25_000
 
 
 class LeaseProposals:
@@ -59,6 +62,8 @@ class LeaseProposals:
         self.live: set[int] = set()
         #: The placements that change with the next lease, beside those of recoveries.
         self._changes: list[Placement] = []
+        #: When a heartbeat may change the members again, in ns.
+        self._change_at = 0
         self._has_other_weights = False
         #: The weights of the last lease were compared with the rates: after its announcement.
         self._is_compared = True
@@ -132,11 +137,12 @@ class LeaseProposals:
     def check_shard(self, server: Server, now: int) -> None:
         """Change the members at once if a server's heartbeat lets its shard join or return.
 
-        The same if the server is stopping; other changes wait for the next regular check.
+        The same if the server is stopping; other changes wait for the next regular check. So does
+        a change just after another one: servers of many shards may start or stop at once.
         """
         shard = server.shard
         placement = self._state.placements.get(shard)
-        if placement is None or self._state.last is None:
+        if placement is None or self._state.last is None or now < self._change_at:
             return
         if placement.state == "live":
             is_due = server.is_stopping
@@ -145,6 +151,7 @@ class LeaseProposals:
                 placement, self._servers, now
             ) and not self._stragglers.is_parked(shard, now)
         if is_due and all(changed.shard != shard for changed in self._changes):
+            self._change_at = now + len(self._state.placements) * _CHANGE_NS_PER_SHARD
             self._change_members(now)
 
     def _check_weights(self) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
+from mms import membership_rules
 from tests.unit.mms.world import World, config, members, state
 from tests.world import MS, S
 from ziplog.core.units import NS_PER_S
@@ -70,3 +74,27 @@ def test_all_shards_at_once_stay() -> None:
     before = len(world.lease.members)
     world.run(_NEXT_LEASE)
     assert len(world.lease.members) == before > 0
+
+
+def changes() -> Any:
+    """Count how often the service looks at all shards for changes of the members."""
+    return patch.object(membership_rules, "member_changes", wraps=membership_rules.member_changes)
+
+
+def test_reports_of_many_servers_are_one_change() -> None:
+    world = working(shards=8)
+    with changes() as counted:
+        for shard in range(1, 8):
+            stop(world, shard)
+    assert counted.call_count == 1
+    world.run(2 * _NEXT_LEASE)
+    assert members(world) == [0]
+
+
+def test_repeated_reports_of_all_servers_are_one_change() -> None:
+    world = working(shards=8)
+    with changes() as counted:
+        for server in world.servers * 5:
+            server.is_stopping = True
+            world.send_heartbeat(server)
+    assert counted.call_count == 1

@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.fields import MAX_FRAME
+from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _LENGTH: Final = struct.Struct("<I")
 LENGTH_BYTES: Final = _LENGTH.size
 pack_length: Final = _LENGTH.pack
 unpack_length: Final = _LENGTH.unpack_from
+#: Pause before the second attempt to connect.
+_RETRY_NS: Final = 20 * NS_PER_MS
 #: Output that waits for one peer; the protocols limit it further (credit, windows).
 MAX_QUEUED_FRAMES: Final = 10_000
 MAX_QUEUED_BYTES: Final = 4 * MAX_FRAME
@@ -79,7 +82,7 @@ class Connection:
         self.last_active = 0
         #: Whether the transport knows of unread input.
         self.is_readable = False
-        #: Delay before the next attempt to connect.
+        #: The last pause between two attempts to connect; 0: none since it was established.
         self.retry_ns = 0
         self._output: Final[deque[bytes | memoryview]] = deque()
         #: Bytes that wait for the socket.
@@ -94,6 +97,11 @@ class Connection:
         epoll.register(self.fd, events)
         self.read_into: Callable[[bytearray], int] = opened.recv_into
         self.write: Callable[[bytes | memoryview], int] = opened.send
+
+    def next_retry(self, max_ns: int) -> int:
+        """Return the pause before the next attempt to connect; it doubles, up to `max_ns`."""
+        self.retry_ns = min(max(2 * self.retry_ns, _RETRY_NS), max_ns)
+        return self.retry_ns
 
     def close(self, epoll: select.epoll | None = None) -> None:
         """Close the socket; queued output stays. Idempotent.

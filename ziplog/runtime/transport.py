@@ -54,8 +54,9 @@ _MAX_HELD_BYTES: Final = 128 * 1024 * 1024
 #: Output of all connections together. Above it, connections with more than `_COPY_BYTES` get none.
 _MAX_QUEUED_BYTES: Final = 256 * 1024 * 1024
 _LINGER_NS: Final = 100 * NS_PER_MS
-_RETRY_NS: Final = 20 * NS_PER_MS
+#: Longest pause between two attempts to connect; of a node: its shard may wait for the peer.
 _MAX_RETRY_NS: Final = 500 * NS_PER_MS
+_MAX_NODE_RETRY_NS: Final = 100 * NS_PER_MS
 #: An attempt that the peer does not answer ends then; the kernel alone would try ever more rarely.
 _CONNECT_TIMEOUT_NS: Final = 1_500 * NS_PER_MS
 _MAX_WAIT_S: Final = 3600.0
@@ -118,6 +119,7 @@ class Transport:
         self._end.atexit = False
         #: Connections of this process that are not established: the time to try, or to give up.
         self._attempts: Final[dict[Connection, int]] = {}
+        self._max_retry_ns: Final = _MAX_RETRY_NS if bind is None else _MAX_NODE_RETRY_NS
         self._routes = 0
         self._pauses: Final = PausedConnections()
         self._paused: Final = self._pauses.until
@@ -195,7 +197,7 @@ class Transport:
         address = self._resolver.address_of(host)
         now = now_ns()
         if address is None:
-            self._attempts[connection] = now + self._next_retry(connection)
+            self._attempts[connection] = now + connection.next_retry(self._max_retry_ns)
             if problem := self._resolver.problem(host):
                 self.changes[connection.name] = problem
             return
@@ -207,7 +209,7 @@ class Transport:
         try:
             opened = open_socket()
         except OSError as refusal:  # No descriptor is left.
-            self._attempts[connection] = now + self._next_retry(connection)
+            self._attempts[connection] = now + connection.next_retry(self._max_retry_ns)
             self.changes[connection.name] = f"{SHORTAGE}{os.strerror(refusal.errno or 0).lower()}"
             return
         if self._listener is not None:
@@ -223,10 +225,6 @@ class Transport:
         connection.open(opened, select.EPOLLOUT, self._epoll)
         self._open[connection.fd] = connection
         self._attempts[connection] = now + _CONNECT_TIMEOUT_NS
-
-    def _next_retry(self, connection: Connection) -> int:
-        connection.retry_ns = retry = min(max(2 * connection.retry_ns, _RETRY_NS), _MAX_RETRY_NS)
-        return retry
 
     def _try_again(self, now: int) -> None:
         for connection in [one for one, due in self._attempts.items() if due <= now]:
@@ -258,7 +256,7 @@ class Transport:
         if connection.endpoint is None:
             del self._connections[connection.name]
         else:
-            self._attempts[connection] = now_ns() + self._next_retry(connection)
+            self._attempts[connection] = now_ns() + connection.next_retry(self._max_retry_ns)
             self.changes[connection.name] = problem
         if not is_attempt:
             self._queued_bytes -= connection.queued_bytes

@@ -396,6 +396,22 @@ def test_a_wake_before_the_wait_counts(opened: Callable[..., Transport]) -> None
     transport.wait(None)
 
 
+@pytest.mark.parametrize(("bind", "longest"), [("127.0.0.1:0", SECOND // 10), (None, SECOND // 2)])
+def test_a_node_waits_less_for_its_peers_than_a_client(
+    opened: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch, bind: str, longest: int
+) -> None:
+    transport, now = opened(bind), [0]
+    monkeypatch.setattr(transports, "now_ns", lambda: now[0])
+    [free] = free_ports(1, "127.0.0.1")
+    transport.connect(b"server", f"127.0.0.1:{free}")
+    pauses = []
+    for _ in range(20):  # An attempt may take two rounds.
+        now[0] = transport.next_timer() or 0
+        transport.poll()
+        pauses.append(transport._connections[b"server"].retry_ns)
+    assert max(pauses) == longest
+
+
 def test_changes_of_connections_are_reported(opened: Callable[..., Transport]) -> None:
     server, client = opened("127.0.0.1:0"), opened()
     [free] = free_ports(1, "127.0.0.1")

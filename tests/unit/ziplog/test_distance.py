@@ -108,11 +108,12 @@ EXCEPTIONS: Final = {
         "ziplog.runtime.driver._FLUSH_RETRY_NS",
         "ziplog.runtime.driver._STEP_BUDGET_NS",
         "ziplog.runtime.listener._RETRY_NS",
+        "ziplog.runtime.connection._RETRY_NS",
         "ziplog.runtime.transport._LINGER_NS",
-        "ziplog.runtime.transport._RETRY_NS",
         "ziplog.segments.directory._SETTLED_NS",
     },
     "a pause after an answer, not a time for one": {
+        "ziplog.runtime.transport._MAX_NODE_RETRY_NS",
         "mms.leases._REFUSED_NS",
         "ziplog.client.admin.cluster_calls._TRIM_RETRY_NS",
         "ziplog.client.inserts.retransmission.REFUSED_BACKOFF_NS",

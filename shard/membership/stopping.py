@@ -3,8 +3,9 @@
     serving --StopRequested--> leaving the leases --nothing waits for this server--> stopped
 
 The server reports that it is stopping, and the membership service leaves its shard out of the next
-lease. The server goes on until all positions that the shard owns are stable. It does not wait if no
-other shard goes on, or if the service is gone. See docs/protocol.md, section 13.11.
+lease. The server goes on until all positions that the shard owns are stable, and then for a moment,
+in which it refuses the inserts of clients that do not know it yet. It does not wait if no other
+shard goes on, or if the service is gone. See docs/protocol.md, section 13.11.
 """
 
 from __future__ import annotations
@@ -30,16 +31,15 @@ class Stopping:
         self._notice_ns: Final = distance.stop_notice_ns(state.config.limits.rtt_ms)
         #: When the process may end at the latest, in ns; None: no `Stop` is to be ordered.
         self._stop_by: int | None = None
-        #: Until then, the service may announce leases from before it got the report; 0: past.
-        self._noticed_at = 0
+        #: When the shard has been out of the leases for long enough; None: it owns positions.
+        self._spared_at: int | None = None
         #: When the service is gone, unless it announces something.
         self._gone_at = 0
 
     def request(self, now: int) -> None:
         """Leave the leases, then order `Stop`."""
         self._state.is_stopping = True
-        self._noticed_at = now + self._notice_ns
-        self._stop_by = self._noticed_at + STOP_NS
+        self._stop_by = now + self._notice_ns + STOP_NS
         self.on_announcement(now)
 
     def on_announcement(self, now: int) -> None:
@@ -50,8 +50,6 @@ class Stopping:
         """Order `Stop` if no reader waits for this server, or would if it stopped."""
         if self._stop_by is None:
             return
-        if now >= self._noticed_at:
-            self._noticed_at = 0
         if now >= self._stop_by or not self._is_awaited(now):
             self._stop_by = None
             self._state.effects.append(Stop())
@@ -62,12 +60,17 @@ class Stopping:
             return False
         if all(member.shard == state.shard for member in last.members):
             return False  # No other shard goes on.
-        if self._noticed_at:
+        is_out = state.has_no_positions and state.clock.has_ended(state.frontier)
+        if not is_out and state.shard_state != "joining":
+            self._spared_at = None
             return True
-        return not (state.has_no_positions and state.clock.has_ended(state.frontier))
+        if self._spared_at is None:
+            # Clients still insert here, and an older lease may admit the shard again.
+            self._spared_at = now + self._notice_ns
+        return now < self._spared_at
 
     def next_wakeup(self) -> int | None:
         """Return when `Stop` may be due, in ns; None: after another event, or never."""
         if self._stop_by is None:
             return None
-        return min(self._stop_by, self._gone_at, self._noticed_at or self._stop_by)
+        return min(self._stop_by, self._gone_at, self._spared_at or self._stop_by)

@@ -58,7 +58,7 @@ def quiet_ns(rtt_ms: int) -> int:
 
 
 def stop_notice_ns(rtt_ms: int) -> int:
-    """Return the time after which the service has left a server out that reported its stop."""
+    """Return how long a shard is out of the leases until the service and most clients know it."""
     return 100 * NS_PER_MS + 2 * _ns(rtt_ms)
 
 

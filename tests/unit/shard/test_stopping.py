@@ -14,6 +14,7 @@ from tests.unit.shard.draining import (
     announce,
     last_beat,
     received,
+    redirects,
     replica,
     send,
     start,
@@ -21,10 +22,13 @@ from tests.unit.shard.draining import (
 )
 from tests.world import MS, Link, S, World, insert
 from ziplog import wire
+from ziplog.core import distance
 from ziplog.core.node import StopRequested
 
 #: The duration of the first lease.
 LEASE_NS = LEASE.epochs * LEASE.epoch_ms * MS
+#: Time for which the shard is out of the leases before its server stops.
+NOTICE_NS = distance.stop_notice_ns(0)
 SERVERS = pytest.mark.parametrize("name", [PRIMARY, BACKUP])
 
 
@@ -47,13 +51,27 @@ def test_it_stops_once_its_shard_has_no_positions_and_all_is_stable(name: str) -
     request(world, name)
     send(world, insert(1))
     announce(world, "parked", WITHOUT, starts_in_us=150_000, run=140 * MS)
-    assert not world.stopped, "the shard still has positions"
     send(world, insert(2))
-    world.run(30 * MS)
+    world.run(NOTICE_NS)
+    assert not world.stopped, "the shard had positions until a moment ago"
+    world.run(20 * MS)
     assert world.stopped == {name}
     state = replica(world, name)._state
     assert state.frontier == WITHOUT.stop
     assert state.stream.stable_end >= LEASE.stop
+
+
+@SERVERS
+def test_it_refuses_inserts_of_clients_that_do_not_know_yet(name: str) -> None:
+    world = start()
+    request(world, name)
+    without_positions(world, "parked")
+    world.run(NOTICE_NS // 2)
+    send(world, insert(1))
+    assert redirects(world) == [(1, 0), (1, 1)], "the client moves the insert"
+    assert not world.stopped
+    world.run(NOTICE_NS // 2)
+    assert world.stopped == {name}
 
 
 @SERVERS
@@ -66,6 +84,16 @@ def test_a_lease_from_before_its_report_is_no_answer(name: str) -> None:
     world.run(120 * MS)
     assert not world.stopped, "the shard has positions"
     announce(world, "parked", AGAIN.following(WITHOUT.members))
+    world.run(NOTICE_NS)
+    assert world.stopped == {name}
+
+
+@SERVERS
+def test_a_server_of_a_shard_that_joins_waits_for_no_lease(name: str) -> None:
+    world = start()
+    announce(world, "joining", WITHOUT)
+    request(world, name)
+    world.run(NOTICE_NS)
     assert world.stopped == {name}
 
 
@@ -78,7 +106,7 @@ def test_it_waits_until_the_last_positions_are_stable() -> None:
         world.run(100 * MS)
     assert not world.stopped, "its last no-ops are not stable"
     world.links[PRIMARY, BACKUP] = Link()
-    world.run(100 * MS)
+    world.run(100 * MS + NOTICE_NS)
     assert world.stopped == {PRIMARY}
 
 

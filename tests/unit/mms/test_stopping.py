@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 from mms import membership_rules
+from mms.stragglers import Stragglers
 from tests.unit.mms.world import World, config, members, state
 from tests.world import MS, S
 from ziplog.core.units import NS_PER_S
@@ -44,14 +45,19 @@ def test_each_report_is_answered() -> None:
         assert len(server.announced) > before
 
 
+def restart(world: World, shard: int) -> None:
+    """Have the first server of a shard report as a new process."""
+    server = next(server for server in world.servers if server.shard == shard)
+    server.incarnation, server.is_stopping = server.incarnation + 1, False
+    world.send_heartbeat(server)
+
+
 def test_the_shard_is_live_again_once_the_server_has_restarted() -> None:
     world = working()
     stop(world, 1)
-    world.run(_NEXT_LEASE)
-    server = next(server for server in world.servers if server.shard == 1)
-    server.incarnation, server.is_stopping = server.incarnation + 1, False
-    world.send_heartbeat(server)
-    world.run(_NEXT_LEASE)
+    world.run(_NEXT_LEASE + 10 * MS)
+    restart(world, 1)
+    world.run(5 * MS)
     assert (state(world, 1), members(world)) == ("live", [0, 1, 2])
 
 
@@ -98,3 +104,22 @@ def test_repeated_reports_of_all_servers_are_one_change() -> None:
             server.is_stopping = True
             world.send_heartbeat(server)
     assert counted.call_count == 1
+
+
+def test_only_reports_that_change_something_are_changes() -> None:
+    world = working(shards=8).run(100 * MS)  # The next regular check is far.
+    with changes() as counted:
+        world.send_heartbeat(world.servers[0])
+        assert counted.call_count == 0, "it is not stopping"
+        stop(world, 1)
+        assert counted.call_count == 1
+        world.run(5 * MS)
+        assert state(world, 1) == "parked"
+        stop(world, 2)
+        assert counted.call_count == 2
+        world.run(5 * MS)
+        stop(world, 2)
+        assert counted.call_count == 2, "the next lease parks it"
+        with patch.object(Stragglers, "is_parked", return_value=True):
+            restart(world, 1)
+        assert counted.call_count == 2, "it is a straggler, too"

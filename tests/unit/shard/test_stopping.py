@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from shard.membership.stopping import STOP_NS
+from shard.membership.stopping import STOP_NS, Stopping
 from tests.unit.shard.draining import (
     AGAIN,
     BACKUP,
@@ -20,10 +23,11 @@ from tests.unit.shard.draining import (
     start,
     without_positions,
 )
-from tests.world import MS, Link, S, World, insert
+from tests.world import CLUSTER, MS, Link, S, World, insert
 from ziplog import wire
 from ziplog.core import distance
 from ziplog.core.node import StopRequested
+from ziplog.core.view import run_of
 
 #: The duration of the first lease.
 LEASE_NS = LEASE.epochs * LEASE.epoch_ms * MS
@@ -150,6 +154,43 @@ def test_a_server_in_limbo_stops_at_once() -> None:
     assert replica(world, BACKUP)._state.state == "limbo"
     request(world, BACKUP)
     assert world.stopped == {BACKUP}
+
+
+@SERVERS
+def test_a_frozen_server_stops_at_once(name: str) -> None:
+    world = start()
+    freeze = wire.Freeze(CLUSTER, 0, 1, 2, 0, [run_of(LEASE)])
+    world.send("fh-0", name, freeze, reply=True)
+    world.run(5 * MS)
+    assert replica(world, name)._state.state == "frozen"
+    request(world, name)
+    assert world.stopped == {name}
+
+
+def test_it_waits_although_all_positions_of_the_leases_so_far_are_decided() -> None:
+    world = start()
+    send(world, wire.Want(CLUSTER, 0, 0, LEASE.stop - 1), to=(PRIMARY,), run=LEASE_NS)
+    assert replica(world, PRIMARY)._state.frontier == LEASE.stop
+    request(world, PRIMARY, 2 * NOTICE_NS)
+    assert not world.stopped, "the next lease may come at any time"
+
+
+def test_a_service_that_was_silent_before_the_request_may_be_there() -> None:
+    world = start()
+    world.run(S)
+    request(world, PRIMARY)
+    assert not world.stopped
+
+
+def test_its_times_follow_the_round_trip() -> None:
+    notice_ns = distance.stop_notice_ns(120)
+    state = SimpleNamespace(config=SimpleNamespace(limits=wire.Limits(rtt_ms=120)))
+    stopping = Stopping(cast("Any", state))
+    assert stopping.next_wakeup() is None
+    stopping.request(0)
+    assert stopping.next_wakeup() == 3 * notice_ns, "the service is gone"
+    stopping.on_announcement(STOP_NS)
+    assert stopping.next_wakeup() == STOP_NS + notice_ns
 
 
 def test_without_a_request_nothing_stops() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.shard.archive.processes import is_running
-from tests.unit.ziplog.nodes import IDLE, exists, make, ready, rewrite
+from tests.unit.ziplog.nodes import IDLE, PATIENT, exists, make, ready, rewrite
 from tests.waiting import wait_until
 from ziplog.config import load
 from ziplog.config_text import dump
@@ -144,6 +144,13 @@ def test_stop_ends_paused_processes_and_kills_those_that_ignore_it(directory: Pa
     running.pause("mms-0")
     assert running.stop(timeout_s=2.0) == ["shard-0-0"]
     assert not any(exists(pid) for pid in pids)
+    assert running.stop() == []
+
+
+def test_stop_repeats_its_sigterm_for_servers_that_wait_for_others(directory: Path) -> None:
+    rewrite(directory, "shard", PATIENT)
+    running = Supervisor(directory)
+    ready(running, "shard-0-0")
     assert running.stop() == []
 
 

@@ -25,6 +25,13 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 {IDLE}
 """
 
+#: It ends at the second SIGTERM.
+PATIENT = f"""
+import signal
+signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+{IDLE}
+"""
+
 
 def make(directory: Path, *, handler_port: int = 7403) -> None:
     """Write a cluster file, with server modules that only wait."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from shard.ordering.backup import Backup
-from tests.sim.mutation import LOSSY, busy, mutant, replaced
+from tests.sim.mutation import LOSSY, busy, logs_are_not_compared, mutant, replaced
 from tests.sim.plan import Fault, Plan
 from tests.sim.regions import Regions
 from ziplog.client.reads.read import PendingRead, Reads
@@ -98,5 +98,6 @@ def near_backup_knows_what_is_stable() -> Iterator[None]:
         init(self, state)
         self._is_only = True  # type: ignore[misc]
 
-    with replaced(Backup, "__init__", begun):
+    # The third server lacks what this one reports as stable.
+    with replaced(Backup, "__init__", begun), logs_are_not_compared():
         yield

@@ -9,15 +9,14 @@ from unittest.mock import patch
 
 import pytest
 
-from shard.recovery.old_copies import OldCopyDetector
 from tests.properties import seeds
 from tests.sim import faults as kinds
+from tests.sim.mutation import logs_are_not_compared
 from tests.sim.plan import Fault, draw
 from tests.sim.run import run
 
 if TYPE_CHECKING:
     from tests.sim.faults import Faults
-    from ziplog.wire import Beat
 
 #: Time after which a server with an old copy is in service again, with the log of another one.
 _COPIED_MS: Final = 2_500
@@ -73,15 +72,9 @@ def test_nothing_acknowledged_is_lost(block: int) -> None:
     assert sum(old_copies(seed) for seed in range(4 * block, 4 * block + 4)) >= 4
 
 
-def _trusts_all(self: OldCopyDetector, _beat: Beat) -> bool:
-    self._uncompared.clear()
-    self._state.is_compared = True
-    return False
-
-
 def test_without_the_comparison_a_run_fails() -> None:
     with (
-        patch.object(OldCopyDetector, "compare", _trusts_all),
+        logs_are_not_compared(),
         pytest.raises(AssertionError, match=r"was stable|gsns must increase"),
     ):
         list(map(old_copies, range(40)))

@@ -156,7 +156,7 @@ class Transport:
         """Connect `name` to the peer that listens at `endpoint` ("host:port"), until `disconnect`.
 
         The peer need not be up: frames are queued, and a lost connection is opened again.
-        Nothing happens if `name` is connected to this endpoint; from another endpoint, it moves.
+        From another endpoint, `name` moves. If it waits for an attempt, one starts at once.
 
         Raises:
             ConfigError: `endpoint` is not "host:port", or the name is empty or starts with a zero.
@@ -166,6 +166,8 @@ class Transport:
             raise ConfigError("name", name, "non-empty, with a first byte other than 0")
         known = self._connections.get(name)
         if known is not None and known.endpoint == endpoint:
+            if known in self._attempts and known.fd < 0:
+                self._try(known)
             return
         parse_endpoint("endpoint", endpoint)
         self.disconnect(name)

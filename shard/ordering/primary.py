@@ -402,6 +402,7 @@ class Primary:
             decisions = gathered[start : start + MAX_FORWARD_DECISIONS]
             first, self._next_forward = self._next_forward, self._next_forward + len(decisions)
             self._broadcast(first, decisions)
+        self._state.round_trips.on_forward(self._next_forward - 1, now)
 
     def _can_linger(self) -> bool:
         """Whether no reader and no backup needs the decisions at once.
@@ -464,6 +465,7 @@ class Primary:
             self._state.subscribers_until = max(self._subscribed_backups.values(), default=now)
         last = self._state.stream.last
         held, durable = min(report.replicated_up_to, last), min(report.durable, last)
+        self._state.round_trips.on_report(self._state.peers[server - 1], held, now)
         if held <= self._replicated[server] and durable <= self._durable[server]:
             return
         self._replicated[server] = max(self._replicated[server], held)

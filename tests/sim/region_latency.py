@@ -43,8 +43,9 @@ _NEAR_NS: Final = (40 * US, 60 * US)
 _FETCH: Final = 1000
 _READS: Final = 20
 _LIMIT_NS: Final = 3600 * S
-#: Until the first insert: servers have measured the way to the service.
-_WARM_NS: Final = 2 * S
+#: Until the first insert: servers have measured the ways, and primaries gained their head start.
+_WARM_NS: Final = 10 * S
+_ONE_WAY_NS: Final = RoundTrips.one_way_ns
 
 
 class Way(NamedTuple):
@@ -52,12 +53,20 @@ class Way(NamedTuple):
 
     #: Servers subtract the delay of an announcement from the begin of its lease.
     is_aligned: bool = True
+    #: A primary begins leases early by the delay to its backups.
+    has_head_start: bool = True
     #: Idle shards end epochs 50 ms apart, as in a local network, so readers wait for hints.
     has_hints: bool = False
+
+    def one_way_ns(self, trips: RoundTrips, peer: bytes) -> int:
+        """Return the delay to a node of the service, or to a backup, that a server goes by."""
+        counts = self.is_aligned if peer.startswith(b"mms") else self.has_head_start
+        return _ONE_WAY_NS(trips, peer) if counts else 0
 
 
 WAYS: Final = {
     "schedule": Way(),
+    "schedule, no head start": Way(has_head_start=False),
     "schedule, leases not aligned": Way(is_aligned=False),
     "hints": Way(has_hints=True),
     "hints, leases not aligned": Way(is_aligned=False, has_hints=True),
@@ -186,9 +195,11 @@ def cross(
         found = regions.delay_ns(src, dst)
         return found and (found[0], found[0])
 
+    def one_way_ns(trips: RoundTrips, peer: bytes) -> int:
+        return way.one_way_ns(trips, peer)
+
     with simulated(kernel), ExitStack() as stack:
-        if not way.is_aligned:
-            stack.enter_context(patch.object(RoundTrips, "one_way_ns", lambda _self, _node: 0))
+        stack.enter_context(patch.object(RoundTrips, "one_way_ns", one_way_ns))
         if way.has_hints:
             local = distance.idle_epoch_interval_ns(0)
             stack.enter_context(patch.object(distance, "idle_epoch_interval_ns", lambda _: local))

@@ -74,7 +74,7 @@ def min_lease_ms(rtt_ms: int) -> int:
     """Return the minimum length of a lease, in ms.
 
     The next one is proposed half-way: that half must hold a commit (a round trip), an announcement
-    (half of one) and a retry.
+    (half of one), a retry, and the head start of a primary (half of one).
     """
     return max(160, 6 * rtt_ms)
 

@@ -1,4 +1,7 @@
-"""Servers far apart begin leases at the same moment (docs/protocol.md, section 3)."""
+"""Servers far apart begin leases at the same moment, primaries earlier by the delay to the backups.
+
+See docs/protocol.md, section 20.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.memory_store import MemoryStore
 from tests.world import CLUSTER, MS, S, first_lease, placements
 from ziplog import wire
 from ziplog.core import view
-from ziplog.core.node import Broadcast, Received, ReportBadMessage, Wakeup
+from ziplog.core.node import BatchEnd, Broadcast, Received, ReportBadMessage, Wakeup
 
 if TYPE_CHECKING:
     from ziplog.core.message import Message
@@ -27,14 +30,16 @@ START, WAY = 7 * S, 30 * MS
 
 
 class Server:
-    """A primary, and the service 30 ms away."""
+    """A server, by default the primary of a pair, and the service 30 ms away."""
 
-    def __init__(self, rtt_ms: int = 100) -> None:
+    def __init__(self, rtt_ms: int = 100, *, index: int = 0, f: int = 1) -> None:
         nodes = tuple(view.Replica(name.decode(), "host:1") for name in (NODE, OTHER))
-        replicas = tuple(view.Replica(f"shard-0-{i}", f"host:{2 + i}") for i in range(2))
+        replicas = tuple(view.Replica(f"shard-0-{i}", f"host:{2 + i}") for i in range(f + 1))
         config = ReplicaConfig(
-            "shard-0-0", "host:2", 0, 0, replicas, nodes, "memory", 1, wire.Limits(rtt_ms=rtt_ms)
-        )
+            f"shard-0-{index}", f"host:{2 + index}", 0, index, replicas, nodes, "memory", f,
+            wire.Limits(rtt_ms=rtt_ms),
+        )  # fmt: skip
+        self.f = f
         self.now = START
         self.replica = Replica(config, MemoryStore(), None, limbo=False, incarnation=1, now=START)
         self.clock = self.replica._state.clock
@@ -64,7 +69,7 @@ class Server:
         self, lease: view.Lease, starts_ms: int, node: bytes = NODE, *, published: bool = False
     ) -> None:
         message = wire.LeaseAnnounced(
-            CLUSTER, [view.run_of(lease)], starts_ms * 1000, placements(1, 1), 0,
+            CLUSTER, [view.run_of(lease)], starts_ms * 1000, placements(1, self.f), 0,
             is_publication=published,
         )  # fmt: skip
         self.receive(message, node)
@@ -204,3 +209,102 @@ def test_an_echo_of_another_process_or_cluster_is_no_sample() -> None:
     assert server.half_ms == server.replica._state.round_trips.one_way_ns(b"shard-0-1") == 0
     server.receive(echo)
     assert server.half_ms == 10
+
+
+# --- the head start of a primary ---
+
+FAR = 40 * MS
+
+
+def reported(
+    trips: RoundTrips, took: int, *backups: bytes, last: int = 1, now: int = START
+) -> None:
+    """Have the backups report a forward up to entry `last` after `took` ns."""
+    trips.on_forward(last, now)
+    for backup in backups:
+        trips.on_report(backup, last, now + took)
+
+
+def test_the_first_report_that_covers_a_forward_is_a_sample() -> None:
+    trips = RoundTrips(100)
+    trips.on_forward(7, START)
+    trips.on_report(b"near", 6, START + MS)  # of an earlier forward
+    assert trips.one_way_ns(b"near") == 0
+    trips.on_report(b"near", 9, START + FAR)
+    trips.on_report(b"near", 9, START + FAR // 2)  # again
+    trips.on_report(b"far", 7, START + 2 * FAR)
+    assert trips.one_way_ns(b"near") == FAR // 2
+    assert trips.one_way_ns(b"far") == FAR
+
+
+def test_one_forward_is_measured_at_a_time() -> None:
+    trips = RoundTrips(100)
+    trips.on_forward(1, START)
+    trips.on_forward(2, START + 200 * MS)  # the first one may still be reported
+    trips.on_report(b"backup", 2, START + 200 * MS)
+    assert trips.one_way_ns(b"backup") == 100 * MS
+    trips.on_forward(3, START + 201 * MS)
+    trips.on_report(b"backup", 3, START + 211 * MS)
+    assert trips.one_way_ns(b"backup") == 5 * MS
+
+
+def test_a_report_that_took_more_than_two_round_trips_is_no_sample() -> None:
+    trips = RoundTrips(100)
+    reported(trips, 201 * MS, b"backup")
+    assert trips.one_way_ns(b"backup") == 0
+
+
+def test_without_a_round_trip_in_the_cluster_file_no_forward_is_measured() -> None:
+    trips = RoundTrips(0)
+    reported(trips, 0, b"backup")
+    reported(trips, MS, b"backup", last=2, now=START + S)
+    assert trips.one_way_ns(b"backup") == 0
+
+
+def forward(server: Server, *took: int) -> None:
+    """Have the primary close positions for a reader, and each backup report it after `took` ns."""
+    server.receive(wire.Want(CLUSTER, 0, 1, server.clock.next_owned(LEASE.base + 1)), b"reader")
+    last = server.replica._state.stream.last
+    effects = server.replica.step(BatchEnd(), server.now)
+    assert any(isinstance(one, Broadcast) and type(one.message) is wire.Forward for one in effects)
+    sent = server.now
+    for index, ns in enumerate(took, 1):
+        server.now = sent + ns
+        report = wire.Report(CLUSTER, 0, 1, index, 1, last, last)
+        server.receive(report, f"shard-0-{index}".encode())
+
+
+def test_a_primary_begins_a_lease_early_by_the_delay_to_its_backup() -> None:
+    server = Server()
+    server.announce(LEASE, 0)
+    forward(server, FAR)
+    lease = LEASE.following()
+    server.announce(lease, 0)
+    assert server.clock._lease_began_at == server.now - FAR // 2
+    assert server.clock.current_epoch_base(server.now) == lease.base + 2 * lease.epoch_size
+
+
+def test_the_farthest_backup_counts() -> None:
+    server = Server(f=2)
+    server.announce(LEASE, 0)
+    forward(server, FAR // 2, FAR)
+    server.announce(LEASE.following(), 0)
+    assert server.clock._lease_began_at == server.now - FAR // 2
+
+
+def test_a_primary_gains_its_head_start_lease_by_lease() -> None:
+    server = Server()
+    server.announce(LEASE, 0)
+    forward(server, FAR)
+    ends = server.clock.ends_at
+    assert ends is not None
+    server.announce(LEASE.following(), (ends - server.now) // MS)
+    assert server.clock.next_lease_at == ends - 5 * MS  # 1/128 of 640 ms
+
+
+def test_a_backup_begins_leases_with_the_service() -> None:
+    server = Server(index=1)
+    server.announce(LEASE, 0)
+    reported(server.replica._state.round_trips, FAR, b"shard-0-0")
+    server.announce(LEASE.following(), 0)
+    assert server.clock._lease_began_at == server.now

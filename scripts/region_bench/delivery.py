@@ -16,8 +16,11 @@ Figures = dict[str, Any]
 
 _ROUNDS: Final = 2
 _SECONDS: Final = 5.0
-#: Time in which all readers begin, and that they take longer than the writer.
-_LEAD_S: Final = 3.0
+#: Time in which all readers begin, and servers measure the new round trips, which shift their
+#: leases by at most 1/128 each.
+_BEGIN_S: Final = 12.0
+#: How much longer than the writer readers follow.
+_END_S: Final = 3.0
 #: One round trip from A to its neighbour, and two epochs of 20 ms.
 _GOAL_MS: Final = 40.0 + 2 * 20.0
 
@@ -39,8 +42,8 @@ def _measure(bed: Bed, scale: float) -> Figures:
 
     def act() -> dict[str, list[float]]:
         for region in REGIONS[1:]:
-            bed.start(region, "follow", seconds=seconds + 2 * _LEAD_S)
-        time.sleep(_LEAD_S)
+            bed.start(region, "follow", seconds=_BEGIN_S + seconds + _END_S)
+        time.sleep(_BEGIN_S)
         inserted, near = bed.call("A", "pace_and_follow", seconds=seconds)
         return {
             "insert": inserted,

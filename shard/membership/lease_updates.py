@@ -109,8 +109,7 @@ class LeaseUpdates:
         if message.is_publication and state.clock.last is None:
             return LeaseUpdate()  # The leases before these are still to come.
         # Count from the sending of the announcement, as all servers of the cluster do.
-        begins = now + message.starts_in_us * 1000
-        begins -= state.round_trips.one_way_ns(route) + self._head_start_ns
+        begins = now + message.starts_in_us * 1000 - state.round_trips.one_way_ns(route)
         try:
             runs = message.runs or state.clock.unfold(message.after, message.steps, message.digest)
             if not self._ensure_recorded(runs):
@@ -118,7 +117,7 @@ class LeaseUpdates:
             if message.starts_in_us:  # Otherwise it cuts the lease before short.
                 begins = state.clock.begin_of(runs, begins)
             skip_to = runs[0].first.base if runs and message.is_cut else message.trim
-            news = state.clock.announce(runs, begins, now, skip_to)
+            news = state.clock.announce(runs, begins, now, skip_to, head_start=self._head_start_ns)
         except LeaseConflictError as error:
             state.effects.append(Halt(str(error)))
             return None

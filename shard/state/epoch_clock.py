@@ -53,6 +53,8 @@ class EpochClock:
         self._stride = (0, 0)
         #: Time at which `lease` began, in ns.
         self._lease_began_at = 0
+        #: How much the last lease begins before the moment planned for it, in ns.
+        self._head_start = 0
         #: A lease was announced since the start, so the end of the last one is known.
         self._is_announced = False
         #: Leases that have not begun, each with its begin time.
@@ -85,12 +87,20 @@ class EpochClock:
         self._stride = lease.schedule.stride(self.shard)
         self._lease_began_at = now - lease.epochs * lease.epoch_ms * NS_PER_MS
 
-    def announce(self, runs: Sequence[LeaseRun], begins: int, now: int, skip_to: int = 0) -> bool:
+    def announce(
+        self,
+        runs: Sequence[LeaseRun],
+        begins: int,
+        now: int,
+        skip_to: int = 0,
+        *,
+        head_start: int = 0,
+    ) -> bool:
         """Add committed leases, the last of which begins at `begins`; False if all are known.
 
-        Leases between those held and the last one are over when the last one begins. Leases
-        before one that begins at `skip_to` or earlier may be missing: they were trimmed, or are
-        more than a server keeps.
+        The last one begins earlier by `head_start`. Leases between those held and the last one are
+        over when the last one begins. Leases before one that begins at `skip_to` or earlier may be
+        missing: they were trimmed, or are more than a server keeps.
 
         Raises:
             LeaseConflictError: a lease contradicts one that is held.
@@ -101,6 +111,8 @@ class EpochClock:
             news |= self._add_run(run, skip_to)
         self._note_own(runs)
         if news:
+            self._head_start = head_start
+            begins -= head_start
             while self._upcoming and self._upcoming[-1][0] >= begins:
                 self._upcoming.pop()
             self._upcoming.append((begins, self.recent[-1].last))
@@ -111,6 +123,7 @@ class EpochClock:
     def begin_of(self, runs: Sequence[LeaseRun], announced: int) -> int:
         """Return when the last of these leases begins: it follows the one before without a pause.
 
+        These are planned times, without a head start.
         `announced` is late by the delay of the announcement, and delays vary. So the lease begins
         at the end of the lease before, shifted by at most 1/128 of its length towards `announced`.
         If they differ by more than half a lease, it begins at `announced`.
@@ -118,6 +131,7 @@ class EpochClock:
         last, ends = self.last, self.ends_at
         if last is None or ends is None or not self._is_announced or not runs:
             return announced
+        ends += self._head_start
         lease = runs[-1].last
         length = lease.epochs * lease.epoch_ms * NS_PER_MS
         if lease.number != last.number + 1 or abs(announced - ends) > length // 2:

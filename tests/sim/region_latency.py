@@ -43,8 +43,8 @@ _NEAR_NS: Final = (40 * US, 60 * US)
 _FETCH: Final = 1000
 _READS: Final = 20
 _LIMIT_NS: Final = 3600 * S
-#: Until the first insert: servers have measured the ways, and primaries gained their head start.
-_WARM_NS: Final = 10 * S
+#: Until the first insert: servers have measured the ways to the service and to backups.
+_WARM_NS: Final = 2 * S
 _ONE_WAY_NS: Final = RoundTrips.one_way_ns
 
 

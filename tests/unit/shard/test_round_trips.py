@@ -292,14 +292,17 @@ def test_the_farthest_backup_counts() -> None:
     assert server.clock._lease_began_at == server.now - FAR // 2
 
 
-def test_a_primary_gains_its_head_start_lease_by_lease() -> None:
+def test_the_next_lease_has_the_whole_head_start_and_the_one_after_it_none_more() -> None:
     server = Server()
     server.announce(LEASE, 0)
     forward(server, FAR)
     ends = server.clock.ends_at
     assert ends is not None
-    server.announce(LEASE.following(), (ends - server.now) // MS)
-    assert server.clock.next_lease_at == ends - 5 * MS  # 1/128 of 640 ms
+    lease = LEASE.following()
+    server.announce(lease, (ends - server.now) // MS)
+    assert server.clock.next_lease_at == ends - FAR // 2
+    server.announce(lease.following(), (ends - server.now) // MS + 640)
+    assert server.clock._upcoming[-1][0] == ends + 640 * MS - FAR // 2
 
 
 def test_a_backup_begins_leases_with_the_service() -> None:

@@ -92,13 +92,18 @@ class Owner(Client):
         self._has_faults: Final = has_faults
         self._subscription = self._operation = self._claim = 0
         self._cursor = NAMES[0]
+        #: The number of the cursor when the claim was sent; 0: there was none.
+        self._birth = 0
+        #: Where new cursors start.
+        self._start = RID_GENESIS
 
     def next_call(self) -> None:
         name = self.random.choice(NAMES)
         self._cursor, self._claim = name, self._ledger.next_op()
         self._ledger.record(events.Claim(self._claim, self._now, name))
+        self._birth = self._birth_of_cursor
         request = ClaimRequest(
-            self.deadline(_CALL_NS), name, RID_GENESIS, self.name, LEASE_MS, _HOLD_S, wait=True
+            self.deadline(_CALL_NS), name, self._start, self.name, LEASE_MS, _HOLD_S, wait=True
         )
         self.program().call(request, self._claimed)
 
@@ -106,8 +111,16 @@ class Owner(Client):
     def _now(self) -> int:
         return self.shared.cluster.kernel.now
 
+    @property
+    def _birth_of_cursor(self) -> int:
+        cursor = self.shared.cluster.state.cursors.get(self._cursor)
+        return cursor.birth if cursor is not None else 0
+
     def _claimed(self, result: Any) -> None:
-        assert not isinstance(result, TrimmedError), f"C7: {self.name} cannot claim: {result}"
+        if isinstance(result, TrimmedError):
+            existed = 0 < self._birth == self._birth_of_cursor
+            assert not existed, f"C7: {self.name} cannot claim: {result}"
+            self._start = result.first
         if isinstance(result, BaseException):
             self.next_call()
             return

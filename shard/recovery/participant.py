@@ -366,7 +366,7 @@ class RecoveryParticipant:
         state.sessions.reset_idle_time(now)
         assert stream.last == state.store.last_fseq, "the view starts with another log"
         state.state = "up"
-        state.clock.was_excluded = False  # no unit was refused in this view yet
+        state.clock.was_excluded = True  # since the recovery, maybe longer than this server knows
         self.number = state.view
         news = stream.stabilise(stream.last)
         stream.make_durable(stream.last)

@@ -61,7 +61,7 @@ class EpochClock:
         self._upcoming: deque[tuple[int, Lease]] = deque()
         #: The newest leases, the last one included, in order and without a gap.
         self.recent: deque[LeaseRun] = deque(maxlen=KEPT_RUNS)
-        #: A lease without the shard followed a lease with it.
+        #: A lease without the shard followed a lease with it, or may have in the present view.
         self.was_excluded = False
         #: End of the shard's own positions, by the leases held now or before.
         self.own_stop = 0

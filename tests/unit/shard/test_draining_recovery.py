@@ -132,7 +132,23 @@ def test_tombstones_hold_within_one_view() -> None:
         assert not any(
             session.refused for session in replica(world, name)._state.sessions.by_client.values()
         )
-        assert not replica(world, name)._state.clock.was_excluded
+
+
+def test_a_backup_that_missed_that_its_new_view_was_parked_refuses_copies() -> None:
+    """The primary refused the unit while the backup heard nothing of the membership service."""
+    world = start()
+    world.restart(BACKUP, clean=False)
+    announce(world, "recovering", WITHOUT, to=(BACKUP,))
+    recover(world, PRIMARY, BACKUP)
+    announce(world, "parked", WITHOUT, view=2, to=(PRIMARY,))
+    send(world, insert(1, view=2), to=(PRIMARY,))
+    again = AGAIN.following((replace(BOTH[0], view=2), BOTH[1]))
+    announce(world, "live", again, AGAIN, view=2)
+    send(world, insert(1, view=2), to=(BACKUP,))
+    for _ in range(3):
+        send(world, insert(1, view=2))
+        world.run(100 * MS)
+    assert {server for seq, server in redirects(world) if seq == 1} == {0, 1}
 
 
 # --- a storm ---

@@ -112,6 +112,8 @@ class World:
         self.decode: Callable[[bytes], Message] = wire.decode
         #: Duration of a store's flush, in ns.
         self.flush_ns = 0
+        #: The same, of single nodes.
+        self.slow_flushes: dict[str, int] = {}
         #: Plain inserts, forwards and hints take the short path, as in the driver; how many did.
         self.has_short_path = True
         self.plain_inserts = self.plain_forwards = self.plain_hints = 0
@@ -261,7 +263,8 @@ class World:
                     self._send_or_hold(name, dst, message)
             case Persist(entry):
                 self.stores[name].append(entry)
-                self._flushes.setdefault(name, self.now + self.flush_ns)
+                took = self.slow_flushes.get(name, self.flush_ns)
+                self._flushes.setdefault(name, self.now + took)
             case Halt(reason):
                 self.halts.append((name, reason))
                 self.paused.add(name)

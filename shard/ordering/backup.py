@@ -73,6 +73,8 @@ class Backup:
         self._pending: deque[Decision] = deque()
         #: The last decision known to exist, and the gsn after the last one received.
         self._last_known = 0
+        #: The last decision that the primary holds, by its level.
+        self._held_by_primary = state.stream.stable
         self._received_end = 0
         #: Time of the next request for missing decisions; None while none is missing.
         self._request_due: int | None = None
@@ -261,7 +263,10 @@ class Backup:
         stream, pending = self._state.stream, self._pending
         self._state.clock.advance(now)  # Lookups in the current lease are the fastest.
         self._last_forward_at = now
-        self._last_known = max(self._last_known, forward.first + len(forward.decisions) - 1)
+        last = forward.first + len(forward.decisions) - 1
+        self._last_known = max(self._last_known, last)
+        held = last if forward.flushed is None else forward.flushed
+        self._held_by_primary = max(self._held_by_primary, held)
         expected = stream.last + len(pending) + 1
         known = max(expected - forward.first, 0)
         for fseq, decision in enumerate(forward.decisions[:known], forward.first):
@@ -428,12 +433,13 @@ class Backup:
 
     @property
     def _held_by_both(self) -> int:
-        """The last entry that both replicas of a two-replica shard hold.
+        """The last entry that both replicas of a two-replica shard hold, each by its level.
 
-        The primary holds all entries that it forwards; at level `disk`, on its disk. A server that
-        lost entries leaves its view, and a recovery keeps all entries that either replica holds.
+        A server that lost entries leaves its view, and a recovery keeps all entries that either
+        replica holds.
         """
-        return self._state.stream.last if self._level.is_memory else self._durable
+        own = self._state.stream.last if self._level.is_memory else self._durable
+        return min(own, self._held_by_primary)
 
     def _report(self, now: int) -> None:
         state = self._state

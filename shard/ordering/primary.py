@@ -16,6 +16,7 @@ from shard.ordering.admission import refuse_permanently
 from shard.ordering.awaiting_lease import UnitsAwaitingLease
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
 from shard.ordering.waiters import Waiters
+from shard.ordering.watermarks import Watermarks
 from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from shard.state.replica_state import MAX_BACKLOG_BYTES
 from ziplog.core.distance import resend_after_ns
@@ -44,8 +45,6 @@ MAX_FORWARD_BYTES: Final = 4 * 1024 * 1024
 MAX_FORWARD_DECISIONS: Final = 4096
 #: Retransmission timeout of a forward, doubled each time up to the maximum.
 MAX_RESEND_AFTER_NS: Final = 1000 * NS_PER_MS
-#: Longest delay of a watermark to the backups if no decision is forwarded.
-WATERMARK_DELAY_NS: Final = 5 * NS_PER_MS
 #: Longest time that decisions of a batched shard wait to be forwarded, and their largest number.
 LINGER_NS: Final = 2 * NS_PER_MS
 MAX_LINGERING: Final = 64
@@ -58,12 +57,11 @@ class Primary:
     def __init__(self, state: ReplicaState, lag_fix: LagFix) -> None:
         self._state: Final = state
         self._lag_fix: Final = lag_fix
-        #: The last entry that each backup holds, in memory and on stable storage, by its index.
+        #: The last entry that each backup holds, by its level and on stable storage, by its index.
         backups = range(1, len(state.config.replicas))
         self._replicated: Final = dict.fromkeys(backups, state.stream.stable)
         state.counters.replicated = self._replicated
         self._durable: Final = dict.fromkeys(backups, state.stream.durable)
-        self._own_durable = state.stream.last
         #: fseq of the first decision not forwarded yet, and the decisions from there on.
         self._next_forward = state.stream.stable + 1
         self._unforwarded: list[Decision] = []
@@ -81,9 +79,7 @@ class Primary:
         #: Time of the next retransmission, in ns; None while the reports are complete.
         self._resend_due: int | None = None
         self._resend_after = self._min_resend_ns = resend_after_ns(state.config.limits.rtt_ms)
-        #: The last watermarks sent to the backups, and the time at which newer ones are due.
-        self._sent_stable = self._sent_durable = 0
-        self._watermarks_due: int | None = None
+        self._watermarks: Final = Watermarks(state)
         #: Units without slots: waiting here, for a lease, or in their sessions as successors.
         self._undecided_units = 0
         self._undecided_bytes = 0
@@ -343,7 +339,7 @@ class Primary:
         self._decide_wanted(now)
         self._waiters.on_want(route, want)
         if self._waiters and state.stream.stable < state.stream.last:
-            self._watermarks_due = now  # The forward requests the reports at once.
+            self._watermarks.due = now  # The forward requests the reports at once.
 
     def _decide_wanted(self, now: int) -> None:
         """Decide all positions up to the highest wanted one, in one range."""
@@ -421,9 +417,7 @@ class Primary:
     def _broadcast(self, first: int, decisions: list[Decision]) -> None:
         """Send decisions, without bodies, and the watermarks to all backups."""
         decisions = [d.without_body() if type(d) is Place else d for d in decisions]
-        self._sent_stable = self._state.stream.stable
-        self._sent_durable = self._state.stream.durable
-        self._watermarks_due = None
+        self._watermarks.on_sent()
         self._forward(self._state.peers, first, decisions, is_repeated=False)
 
     @property
@@ -446,6 +440,7 @@ class Primary:
         forward = Forward(
             state.cluster, state.shard, state.view, state.incarnation, first, decisions,
             stream.stable, stream.durable, is_repeated or self._awaits_reports,
+            self._watermarks.flushed,
         )  # fmt: skip
         state.broadcast(dsts, forward)
 
@@ -477,31 +472,25 @@ class Primary:
 
     def on_persisted(self, fseq: int, now: int) -> None:
         """Record that this server's own entries up to `fseq` are on stable storage."""
-        self._own_durable = max(self._own_durable, fseq)
+        is_awaited = bool(self._subscribed_backups) and len(self._replicated) == 1
+        self._watermarks.on_persisted(fseq, now, is_awaited=is_awaited)
         if self._waiting:
             self._place_waiting(now)
 
     def stabilise(self, now: int) -> list[Entry]:
         """Advance the watermarks as far as all reports allow; return what became stable."""
-        stream = self._state.stream
-        # Without backups, at level `disk`, only entries on its disk are stable.
-        alone = stream.last if self._state.level.is_memory else self._own_durable
-        news = stream.stabilise(min(self._replicated.values(), default=alone))
-        stream.make_durable(min([self._own_durable, *self._durable.values()]))
+        stream, watermarks = self._state.stream, self._watermarks
+        news = stream.stabilise(min([watermarks.held, *self._replicated.values()]))
+        stream.make_durable(min([watermarks.on_disk, *self._durable.values()]))
         self._waiters.on_durable()
         if news:
             self._waiters.on_frontier()
             self._place_waiting(now)
             self._decide_wanted(now)
-        has_no_positions = self._state.has_no_positions
-        if has_no_positions:
+        if self._state.has_no_positions:
             self._skip_to(self._state.clock.current_lease_base(now))
-        if self._replicated and self._watermarks_due is None and (
-            self._sent_stable < stream.stable
-            # The backups of a shard that has left must learn that all disks have all entries.
-            or (has_no_positions and self._sent_durable < stream.durable)
-        ):  # fmt: skip
-            self._watermarks_due = now + WATERMARK_DELAY_NS
+        if self._replicated:
+            watermarks.on_stable(now)
         return news
 
     def resend(self, dst: bytes, first: int, bodies: int) -> None:
@@ -536,7 +525,7 @@ class Primary:
             self._resend_after = max(after, min(after * 2, MAX_RESEND_AFTER_NS))
             self._resend_due = now + self._resend_after
             self._retransmit()
-        if self._watermarks_due is not None and now >= self._watermarks_due:
+        if self._watermarks.due is not None and now >= self._watermarks.due:
             self._broadcast(self._next_forward, [])
 
     def _retransmit(self) -> None:
@@ -566,7 +555,7 @@ class Primary:
         """Return the time of the next action, in ns; None: none is due."""
         earliest = _NEVER
         for due in (
-            self._awaiting_lease.due, self._watermarks_due, self._resend_due, self._linger_due,
+            self._awaiting_lease.due, self._watermarks.due, self._resend_due, self._linger_due,
             self._lag_fix.due,
         ):  # fmt: skip
             if due is not None and due < earliest:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from shard.ordering.backup import Backup
+from shard.ordering.watermarks import Watermarks
 from shard.state.ack_level import AckLevel
 from tests.sim.mutation import LAN, busy, mutant, replaced
 from tests.sim.plan import LOWER, RAISE, Fault, Plan
@@ -67,6 +69,20 @@ def _raise_the_backup(seed: int) -> Plan:
     )  # fmt: skip
 
 
+def _crashing_primary(seed: int) -> Plan:
+    """The primary crashes as it writes, at level `disk`; its backup has readers."""
+    random = Random(f"levels {seed}")
+    crash = Fault(random.randrange(20, 200), "crash", ("shard-0-0",), 300, random.randrange(1, 4))
+    return busy(seed, crash, durability="disk", conditions=LAN, think_us=0, lanes=4, readers=2)
+
+
+def _full_primary(seed: int) -> Plan:
+    """The disk of the primary is full for a while, at level `disk`."""
+    at_ms = Random(f"levels {seed}").randrange(20, 100)
+    full = Fault(at_ms, "full-disk", ("shard-0-0",), 500)
+    return busy(seed, full, durability="disk", conditions=LAN, think_us=0, lanes=4)
+
+
 @mutant(_raise_and_cut, "the level is raised under load, and then the power is cut")
 def raised_level_is_not_flushed() -> Iterator[None]:
     """A server that raises its level flushes before each ack (section 10)."""
@@ -115,4 +131,23 @@ def level_is_recorded_before_all_is_on_the_disk() -> Iterator[None]:
         return advance(self, now, is_complete=True)
 
     with replaced(AckLevel, "advance", at_once):
+        yield
+
+
+@mutant(_crashing_primary, "the primary crashes as it writes, at level `disk`")
+def forwarded_counts_as_on_the_primarys_disk() -> Iterator[None]:
+    """What a backup of a pair counts as stable is on the primary's disk, too (section 5)."""
+
+    def own(self: Backup) -> int:
+        state = self._state
+        return state.stream.last if state.level.is_memory else self._durable
+
+    with replaced(Backup, "_held_by_both", property(own)):
+        yield
+
+
+@mutant(_full_primary, "the disk of the primary is full for a while, at level `disk`")
+def primary_counts_what_is_not_on_its_disk() -> Iterator[None]:
+    """What a primary counts as stable is on its own disk, too (section 5)."""
+    with replaced(Watermarks, "held", property(lambda self: self._state.stream.last)):
         yield

@@ -132,6 +132,7 @@ class Monitor:
             return
         if state.view > placement.view and not self._cluster.has_lost_servers(state.shard):
             return  # losses of its view are reported when the shard is back
+        self._check_disks(name, state, placement.view)
         log = self.logs.shard(state.shard)
         if self._starts.get(name) != self._cluster.nodes[name].starts:
             self._starts[name] = self._cluster.nodes[name].starts
@@ -144,6 +145,27 @@ class Monitor:
         if stable > known and (not entries or entries[-1].fseq < stable):
             return  # the entries between are unreadable until their repair
         log.observe(name, stable, map(plain, entries), state.frontier)
+
+    def _check_disks(self, name: str, state: ReplicaState, view: int) -> None:
+        """Check that at level `disk` what a server counts as stable is on the disk of each replica.
+
+        Also on that of a replica that crashed: all replicas had joined the view on their disks.
+        """
+        cluster = self._cluster
+        is_damaged = any(fault.kind == "rot" for fault in cluster.plan.faults)
+        if cluster.plan.durability != "disk" or cluster.levels or is_damaged:
+            return
+        if (state.state, state.view) != ("up", view):
+            return
+        for peer in (name, *cluster.peers(name)):
+            other = cluster.state_of(peer)
+            if other is None or other.state not in {"up", "limbo"}:
+                continue
+            on_disk = other.store.flushed_fseq
+            assert state.stream.stable <= on_disk, (
+                f"{name} counts entry {state.stream.stable} as stable, and the disk of {peer}"
+                f" ends at {on_disk}"
+            )
 
     def check_end(self) -> None:
         """Check all entries of the servers of a whole shard."""

@@ -552,6 +552,7 @@ class Driver:
         store = self._store
         assert store is not None, "only a node with a store appends entries"
         fseq = store.last_fseq
+        self._transport.flush_gathered()  # Backups write what is forwarded at the same time.
         if not store.flush():
             return _FLUSH_RETRY_NS
         held, self._held, self._is_dirty = self._held, [], False

@@ -28,6 +28,8 @@ class Forward(Message, tag=VERSION * 256 + 30, frozen=True, gc=False):
     durable: Fseq
     #: Report at once: clients, readers or units wait for the report at the primary.
     report_immediately: bool = True
+    #: The last entry on the primary's own disk; None: the primary acks from its memory.
+    flushed: Fseq | None = None
 
 
 class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):

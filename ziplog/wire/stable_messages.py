@@ -2,7 +2,8 @@
 
 At level `disk`, a message must not report data that a crash of the server could lose. Messages that
 report nothing about stored data need not wait. Neither do those that report only stable data, which
-is on all disks. `Early` reports data that a crash may lose: its readers count on that.
+is on all disks. `Early` and `Forward` report data that a crash may lose. Readers of `Early` count
+on that, and a backup counts the primary's copy once a forward says that its disk has it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ziplog.wire.handler import Suspect
 from ziplog.wire.inserts import Leaving, Located, Refused, Synced
 from ziplog.wire.reads import Deliver, Early, Frontier, ReadReply, TailReply, Trimmed
-from ziplog.wire.replicas import Ahead, Beat
+from ziplog.wire.replicas import Ahead, Beat, Forward
 from ziplog.wire.service import Heartbeat, Rate
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _NEEDS_NO_DISK: Final = (
     Refused, Heartbeat, Rate, Deliver, Trimmed, TailReply, Frontier, Synced, Located, Beat, Suspect,
-    Leaving, Ahead, Early,
+    Leaving, Ahead, Early, Forward,
 )  # fmt: skip
 
 

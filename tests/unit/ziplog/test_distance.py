@@ -78,7 +78,7 @@ EXCEPTIONS: Final = {
         "shard.ordering.rate.REPORT_INTERVAL_NS",
         "shard.ordering.rate.MIN_HEARTBEAT_NS",
         "shard.ordering.rate._NO_PAUSE_NS",
-        "shard.ordering.primary.WATERMARK_DELAY_NS",
+        "shard.ordering.watermarks.WATERMARK_DELAY_NS",
         "shard.ordering.primary.LINGER_NS",
         "shard.ordering.backup.REPORT_LINGER_NS",
         "shard.ordering.epoch_closer.EPOCH_END_DELAY_NS",

@@ -540,7 +540,7 @@ class Transport:
         if not (self._attempts or self._paused):
             return retry_at
         times = [*self._attempts.values(), *self._paused.values()]
-        return min(times if retry_at is None else [*times, retry_at], default=None)
+        return min(times if retry_at is None else [*times, retry_at])
 
     def wake(self) -> None:
         """End the current `wait`, or else the next. From any thread, and from signal handlers."""

@@ -73,11 +73,17 @@ class Announcements:
         #: Membership changes, by the number of the first lease of the run that has them.
         self._changes: dict[int, tuple[tuple[Member, ...], tuple[int, ...]]] = {}
 
-    def is_behind(self, server: Server, now: int) -> bool:
-        """Whether a server lacks committed state that was not announced to it just now."""
+    def is_due(self, server: Server, now: int) -> bool:
+        """Whether a server gets an announcement now.
+
+        It does if it lacks committed state that was not announced to it just now. A stopping server
+        waits for an answer, so it gets one in any case.
+        """
         state, message, last = self._state, server.heartbeat, self._state.last
         if message is None or last is None:
             return False
+        if server.is_stopping:
+            return True
         # A server without a lease gets whole leases, which take time to encode and to send.
         whole_ns = 0 if message.lease else len(last.members) * _WHOLE_NS_PER_MEMBER
         interval_ns = max(_ANNOUNCE_INTERVAL_NS, whole_ns)

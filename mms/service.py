@@ -359,8 +359,7 @@ class MembershipService(ServiceNode):
             return
         self._effects += self._upgrades.answer_heartbeat(src, message)
         self._leases.on_heartbeat(message, now)
-        is_behind = server.is_stopping or self.announcements.is_behind(server, now)
-        if self.state.last is not None and is_behind:
+        if self.announcements.is_due(server, now):
             self._effects.append(self.announcements.announce(server, now))
         if server.index == 0 and server.shard in self._leases.live and not server.is_in_limbo:
             self._leases.on_member(message, now)

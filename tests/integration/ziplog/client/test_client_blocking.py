@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ziplog
+from tests.forking import in_child
 from tests.unit.ziplog.client.served import ServedCluster
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, wire
 from ziplog.client.common.requests import NEVER, Counters, InsertRequest, StatusRequest
@@ -325,25 +326,17 @@ def test_a_call_is_answered_while_another_thread_waits(
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_client_in_a_forked_child_raises_closed_error(log: ziplog.Log) -> None:
     log.insert_after(b"before")
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:  # No test code may run here: it would finish twice.
-        told = b""
-        try:
-            signal.alarm(20)
-            for call in (log.check_tail, partial(log.insert_nowait, b"child"), log.flush):
-                try:
-                    call()
-                except ziplog.ClosedError as error:
-                    told += str(error).encode() + b"\n"
-            log.close()
-            os.write(writing, told)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    told = os.read(reading, 10_000).decode().splitlines()
-    os.close(reading)
-    os.waitpid(child, 0)
+
+    def act() -> str:
+        told = []
+        for call in (log.check_tail, partial(log.insert_nowait, b"child"), log.flush):
+            with pytest.raises(ziplog.ClosedError) as refused:
+                call()
+            told.append(str(refused.value))
+        log.close()
+        return "\n".join(told)
+
+    told = in_child(act).splitlines()
     assert len(told) == 3
     assert set(told) == {
         f"the client of process {os.getpid()}, in its child, is closed; connect again to continue"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import threading
 import weakref
@@ -16,10 +15,12 @@ import pytest
 
 import ziplog
 import ziplog.aio
+from tests.forking import in_child
 from tests.unit.ziplog.client.served import ServedCluster
-from tests.waiting import explicit_collections, wait_until
+from tests.waiting import explicit_collections, until, wait_until
 from ziplog import wire
 from ziplog.client.engines import blocking_engine
+from ziplog.client.engines.asyncio_engine import AsyncioEngine
 from ziplog.client.engines.signals import SHIELD
 
 if TYPE_CHECKING:
@@ -243,22 +244,7 @@ def test_background_thread_starts_again(cluster: ServedCluster, log: ziplog.Log)
     assert log.insert_nowait(b"x").result(10).gsn == 9
 
 
-def in_child(act: Any) -> str:
-    """Return the result of `act` in a forked child."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writing, str(act()).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with os.fdopen(reading) as stream:
-        return stream.read()
-
-
-def test_forked_child_does_not_affect_its_parent(log: ziplog.Log) -> None:
+def test_forked_child_does_not_affect_its_parent(cluster: ServedCluster, log: ziplog.Log) -> None:
     subscription, scan = log.subscribe(), log.scan(0, 1, 6)
     assert next(subscription).payload == b"0"
 
@@ -271,13 +257,14 @@ def test_forked_child_does_not_affect_its_parent(log: ziplog.Log) -> None:
         return "closed"
 
     assert in_child(act) == "closed"
-    assert [record.payload for record in subscription.fetch()] == [b"1", b"2", b"3", b"4"]
-    assert len(list(scan)) >= 1
     assert log.insert_after(b"x").gsn == 6
+    assert not any(isinstance(each, wire.Unsubscribe) for each in cluster.received)
+    assert [next(subscription).payload for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+    assert len(list(scan)) >= 1
 
 
 def test_forked_child_returns_nothing_that_its_parent_read_ahead(log: ziplog.Log) -> None:
-    following, ending = log.subscribe(), log.subscribe(follow=False)
+    following, ending = log.subscribe(timeout=10), log.subscribe(follow=False)
     events = log.speculate(ziplog.RID_GENESIS)
     for stream in (following, ending, events):
         next(stream)
@@ -296,13 +283,19 @@ def test_forked_child_returns_nothing_that_its_parent_read_ahead(log: ziplog.Log
     assert len(list(ending)) == 4
 
 
-def test_forked_child_does_not_touch_its_parents_event_loop(cluster: ServedCluster) -> None:
+def test_forked_child_does_not_touch_its_parents_event_loop(
+    cluster: ServedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without timers, the client receives only what the loop's selector reports.
+    monkeypatch.setattr(AsyncioEngine, "_timed_out", lambda _: None)
+
     async def main() -> None:
         async with ziplog.aio.connect(cluster.endpoint) as log:
             await log.insert_after(b"x")
             assert in_child(lambda: log._engine.close() or "closed") == "closed"
-            async with asyncio.timeout(30):
-                assert (await log.insert_after(b"y")).gsn == 2
+            future = log.insert_nowait(b"y")
+            await until(future.done, "the parent's loop reports the acks", 5.0)
+            assert future.result().gsn == 2
 
     asyncio.run(main())
 
@@ -325,10 +318,11 @@ def test_forked_child_does_not_use_an_asyncio_client_of_its_parent(cluster: Serv
                 return "refused"
 
             assert in_child(act) == "refused"
-            await log.insert_after(b"y")
+            await log.insert_after(b"y", timeout=10)
             inserts = [each for each in cluster.received if isinstance(each, wire.Insert)]
             assert not any(b"child" in each.body for each in inserts)
-            assert (await subscription.fetch(1))[0].payload == b"x"
+            async with asyncio.timeout(10):
+                assert (await subscription.fetch(1))[0].payload == b"x"
 
     asyncio.run(main())
 

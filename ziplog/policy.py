@@ -3,7 +3,8 @@
 A policy is a callable (payload, key, live) -> shard: `live` holds the ids of the shards that take
 records, in increasing order, never empty. Slow shards are left out of it while there are others. A
 policy that names a shard that is not live makes the insert wait for it. An `insert_many` calls the
-policy once, with its first payload.
+policy once, with its first payload. An insert raises what its policy raises; in the place of
+`SystemExit` and other exceptions that no future can have, it raises a RuntimeError.
 
 Policies may be shared between clients; all of them are thread-safe.
 """

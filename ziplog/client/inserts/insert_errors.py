@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 _SHARDS_SHOWN: Final = 8
 
 
+def policy_error(error: BaseException) -> Exception:
+    """Return the error of a call whose policy raised: the same one, if a future can have it."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    name = type(error).__name__
+    found = RuntimeError(f"the policy raised {name}; it must return the id of a shard")
+    found.__cause__ = error
+    return found
+
+
 def deadline_error(
     call: InsertCall,
     windows: Mapping[int, ShardWindow],

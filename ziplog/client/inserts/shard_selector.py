@@ -103,8 +103,8 @@ class ShardSelector:
             live = nearest(live, self.region, self._routing.regions, self.latency_ns)
         try:
             chosen = self.policy(request.payloads[0], request.key_of(0), live)
-        except Exception as error:  # noqa: BLE001 - raised by the caller's policy, returned to the caller
-            return error
+        except BaseException as error:  # noqa: BLE001 - a caller's policy may raise anything
+            return insert_errors.policy_error(error)
         shard = whole(chosen)
         if shard is None:
             return TypeError(f"the policy returned {chosen!r}; a shard id is an int")

@@ -125,3 +125,53 @@ def test_asyncio_a_new_policy_does_not_affect_inserts_before_it(cluster: ServedC
 
     asyncio.run(main())
     assert (former, later) == ([b"x", b"y", b"z"], [b"later"])
+
+
+_RAISED = pytest.mark.parametrize("raised", [SystemExit(1), KeyboardInterrupt(), StopIteration()])
+_FAILED = "the policy raised .*; it must return the id of a shard"
+
+
+def _policy(raised: BaseException) -> Callable[[bytes, object, Sequence[int]], int]:
+    """Return a policy that raises for some payloads."""
+
+    def choose(payload: bytes, _key: object, live: Sequence[int]) -> int:
+        if payload == b"bad":
+            raise raised
+        return live[0]
+
+    return choose
+
+
+@_RAISED
+def test_insert_fails_whatever_its_policy_raises(
+    cluster: ServedCluster, raised: BaseException
+) -> None:
+    with ziplog.connect(cluster.endpoint) as log:
+        log.set_policy(_policy(raised))
+        with pytest.raises(RuntimeError, match=_FAILED):
+            log.insert_after(b"bad")
+        futures = [log.insert_nowait(payload) for payload in (b"a", b"bad", b"b")]
+        with pytest.raises(RuntimeError, match=_FAILED):
+            futures[1].result(10)
+        assert [future.result(10).gsn for future in (futures[0], futures[2])] == [1, 2]
+        with pytest.raises(RuntimeError, match=_FAILED):
+            log.flush()
+
+
+@_RAISED
+def test_asyncio_insert_fails_whatever_its_policy_raises(
+    cluster: ServedCluster, raised: BaseException
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), ziplog.aio.connect(cluster.endpoint) as log:
+            log.set_policy(_policy(raised))
+            with pytest.raises(RuntimeError, match=_FAILED):
+                await log.insert_after(b"bad")
+            futures = [log.insert_nowait(payload) for payload in (b"a", b"bad", b"b")]
+            with pytest.raises(RuntimeError, match=_FAILED):
+                await futures[1]
+            assert [(await future).gsn for future in (futures[0], futures[2])] == [1, 2]
+            with pytest.raises(RuntimeError, match=_FAILED):
+                await log.flush()
+
+    asyncio.run(main())

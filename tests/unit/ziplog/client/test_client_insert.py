@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -471,6 +472,25 @@ def test_a_policy_that_raises_fails_the_call_with_its_own_error() -> None:
     assert isinstance(glass.answers[glass.insert(b"x")], ZeroDivisionError)
     glass.core.set_policy(lambda _p, _k, _l: "0")  # type: ignore[arg-type,return-value]
     assert isinstance(glass.answers[glass.insert(b"x")], TypeError)
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(1), KeyboardInterrupt(), CancelledError(), StopIteration()]
+)
+def test_a_policy_fails_the_call_also_with_what_no_future_can_have(raised: BaseException) -> None:
+    def policy(_payload: bytes, _key: bytes | None, _live: Any) -> int:
+        raise raised
+
+    glass = connected(policy=policy)
+    error, name = glass.answers[glass.insert(b"x")], type(raised).__name__
+    assert isinstance(error, RuntimeError)
+    assert str(error) == f"the policy raised {name}; it must return the id of a shard"
+    assert error.__cause__ is raised
+    glass.core.set_policy(lambda _p, _k, _l: 0)
+    call = glass.insert(b"y")
+    insert = sent_insert(glass)
+    glass.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
+    assert glass.answers[call] == [RecordId(1, 0)]
 
 
 def test_cancelled_insert_is_retransmitted_until_its_outcome_is_known() -> None:

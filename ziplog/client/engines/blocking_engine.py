@@ -21,13 +21,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future
 from copy import copy
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ziplog.client.engines.engine import Engine, pending_error
+from ziplog.client.engines.insert_future import InsertFuture
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
 from ziplog.client.engines.timer_thread import TimerThread
@@ -39,6 +39,7 @@ from ziplog.wire import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from ziplog.client.common.requests import InsertRequest, Request
     from ziplog.client.engines.engine import Core
@@ -414,31 +415,13 @@ class BlockingEngine:
             self._on_complete(number, ClosedError())
 
 
-class _Condition(threading.Condition):
-    """A condition that a signal handler's exception cannot leave locked.
-
-    `Condition.__enter__` is written in Python, so a handler may raise between the lock and the
-    return. The lock would then stay locked, and the background thread would hang.
-    """
-
-    @property
-    def __enter__(self) -> Callable[[], bool]:
-        return self._lock.__enter__  # type: ignore[attr-defined, no-any-return]
-
-
-class _Future(Future[Any]):
-    def __init__(self) -> None:
-        super().__init__()
-        self._condition = _Condition()
-
-
 class _FutureTicket(Ticket):
     __slots__ = ("future", "size")
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size: Final = size
-        self.future: Final = _Future()
+        self.future: Final = InsertFuture()
         # It cannot be cancelled: a sent insert may happen.
         self.future.set_running_or_notify_cancel()
 

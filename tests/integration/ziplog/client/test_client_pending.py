@@ -175,3 +175,24 @@ def test_asyncio_insert_fails_whatever_its_policy_raises(
                 await log.flush()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("raised", [SystemExit(1), KeyboardInterrupt(), ValueError()])
+def test_callback_that_raises_does_not_delay_other_futures(
+    cluster: ServedCluster, caplog: pytest.LogCaptureFixture, raised: BaseException
+) -> None:
+    def fail(_: object) -> None:
+        raise raised
+
+    called: list[object] = []
+    with ziplog.connect(cluster.endpoint) as log:
+        cluster.silent.add(wire.Insert)
+        future = log.insert_nowait(b"x")
+        future.add_done_callback(fail)
+        future.add_done_callback(called.append)
+        cluster.silent.clear()
+        assert log.insert_nowait(b"y").result(10)
+        assert called == [future]
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == [
+        str(raised)
+    ]

@@ -15,7 +15,7 @@ from ziplog.cli.options import (
     is_terminal,
     say,
 )
-from ziplog.cli.positions import allowed, parse
+from ziplog.cli.positions import parse
 from ziplog.cli.progress import bar, waiting
 from ziplog.cli.terminal import counted, print_json
 from ziplog.errors import ConfigError
@@ -63,8 +63,10 @@ def trim(
     find = _finder(before, before_time, keep_bytes)
     with connect(bootstrap, timeout) as log:
         rid = find(log)
-        if rid.gsn <= 0:
-            raise ConfigError("POSITION", before, allowed("genesis", "recent"))
+        if rid.gsn <= 0 and before != "end":
+            raise ConfigError("POSITION", before, "a position from 1 on")
+        # An empty log ends at position 0.
+        rid = max(rid, RecordId(1, 0))
         if dry_run:
             _report(log, rid, json=json)
             return
@@ -94,7 +96,7 @@ def _finder(before: str | None, before_time: str | None, keep_bytes: int | None)
     if before_time is not None:
         return parse(f"@{before_time}", "--before")
     assert before is not None, "checked above"
-    return parse(before, "POSITION")
+    return parse(before, "POSITION", excluded=("genesis", "recent"))
 
 
 def _before_last_bytes(log: Log, count: int) -> RecordId:

@@ -19,13 +19,28 @@ def test_trim(log: FakeLog) -> None:
     assert "nothing to delete: the log has no record before 1@0" in run("trim", "1").stderr
 
 
-@pytest.mark.parametrize("text", ["genesis", "recent", "0"])
-def test_a_trim_needs_a_position_after_the_first(log: FakeLog, text: str) -> None:
+@pytest.mark.parametrize("text", ["genesis", "recent"])
+def test_a_trim_refuses_words_that_stand_for_no_end(log: FakeLog, text: str) -> None:
     result = run("trim", text)
     assert result.exit_code == 2
     assert f"POSITION is '{text}'; it must be 'end', a gsn" in result.stderr
     assert "'epoch:N'" in result.stderr
+    assert log.calls == []
+
+
+@pytest.mark.parametrize("text", ["0", "0@3"])
+def test_a_trim_needs_a_position_from_the_first_on(log: FakeLog, text: str) -> None:
+    result = run("trim", text)
+    assert result.exit_code == 2
+    assert f"POSITION is '{text}'; it must be a position from 1 on" in result.stderr
     assert [call[0] for call in log.calls] == ["connect"]
+
+
+@pytest.mark.parametrize("text", ["end", "-5", "@1h", "epoch:0"])
+def test_an_empty_log_has_nothing_to_delete(log: FakeLog, text: str) -> None:
+    result = run("trim", text)
+    assert (result.exit_code, log.calls[-1]) == (0, ("trim", ziplog.RecordId(1, 0)))
+    assert "nothing to delete: the log has no record before 1@0" in result.stderr
 
 
 def test_a_trim_takes_one_of_position_time_and_size(log: FakeLog) -> None:

@@ -12,6 +12,7 @@ from logdb import defaults, wire
 from logdb.client import single_calls
 from logdb.client.backoff import Backoff
 from logdb.client.core import DatabaseCore
+from logdb.client.requests import DropRequest, SnapshotRequest
 from ziplog.client import placement_arguments
 from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline_ns, endpoints, timeout_s
 from ziplog.client.common.requests import NEVER
@@ -167,6 +168,7 @@ class AsyncDatabaseEngine(_Timeouts):
         self.core: Final = _core(coordinators)
         self._engine: Final = AsyncioEngine(self.core, wire.decode)
         self._engine.resolve = self._resolve
+        self._engine.on_lost_result = self._release
         self.owners: Final = self._engine.owners
         self.check_open: Final = self._engine.check_open
         self.call: Final = self._engine.call
@@ -192,6 +194,11 @@ class AsyncDatabaseEngine(_Timeouts):
     def open(self, function: Callable[..., Coroutine[Any, Any, C]], *args: Any) -> PendingOpen[C]:
         """Return the object that `function(*args)` opens, once it is awaited."""
         return PendingOpen(function(*args))
+
+    def _release(self, request: Request, result: Any) -> None:
+        """Release the snapshot that a call has taken for a task that was cancelled meanwhile."""
+        if isinstance(request, SnapshotRequest):
+            self.post(DropRequest(NEVER, result[0]))
 
     async def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
         return await self.run(single_calls.resolve(self.deadline_ns(timeout), error))

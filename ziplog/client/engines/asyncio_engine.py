@@ -70,6 +70,8 @@ class AsyncioEngine:
         self._is_closed = False
         #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
+        #: Called with the request and the result of a call that was cancelled as it completed.
+        self.on_lost_result: Callable[[Request, Any], None] | None = None
         self._fd: Final = self.engine.transport.fileno()
         # The loop must not keep a dropped client alive; a client with pending calls keeps itself
         # alive.
@@ -164,6 +166,8 @@ class AsyncioEngine:
                     _BUSY.discard(self)
                 self.shielded(self.engine.cancel, number)
                 self._poll_soon()
+            elif self.on_lost_result is not None and _has_result(future):
+                self.on_lost_result(request, future.result())
             raise
 
     def call_now(self, request: Request) -> Any:
@@ -362,6 +366,10 @@ def _forget_ended() -> None:
     for engine in list(_BUSY):  # Loops of other threads may change the set.
         if engine.has_ended:
             _BUSY.discard(engine)
+
+
+def _has_result(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _call(ref: weakref.ref[AsyncioEngine], method: Callable[[AsyncioEngine], object]) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
+import logdb
+import ziplog
 from tests.waiting import wait_until
 from ziplog.cli import app
 from ziplog.deploy.rolling_restart import RollingRestart
@@ -17,8 +20,6 @@ from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import ziplog
 
 TIMEOUT_S = 60.0
 
@@ -58,6 +59,53 @@ def test_no_insert_fails_and_no_record_is_lost(tmp_path: Path) -> None:
         assert all(cluster.pid(name) != pid for name, pid in pids.items())
         found = {record.rid: record.payload for record in log.subscribe(follow=False)}
         assert found == {rid: str(index).encode() for index, rid in enumerate(rids)}
+
+
+def test_commits_and_moves_of_a_cursor_go_on(tmp_path: Path) -> None:
+    stopped, taken = threading.Event(), list[ziplog.RecordId]()
+    counts = {"commits": 0, "moves": 0}
+    #: The counts before the first restart and after each.
+    seen: list[dict[str, int]] = []
+
+    def increment(t: logdb.Transaction) -> None:
+        t.put("n", t.get("n", 0) + 1)
+
+    def commit(db: logdb.Database) -> None:
+        while not stopped.is_set():
+            db.run(increment)
+            counts["commits"] += 1
+
+    def consume(cursor: ziplog.Cursor) -> None:
+        while not stopped.is_set():
+            taken.extend(record.rid for record in cursor.fetch())
+            cursor.commit()
+            counts["moves"] += 1
+
+    with (
+        Cluster(tmp_path, shards=2) as cluster,
+        cluster.connect(timeout=TIMEOUT_S) as log,
+        logdb.Coordinator(log) as coordinator,
+        logdb.connect(coordinator.endpoint, timeout=TIMEOUT_S) as db,
+        log.cursor("consumer") as cursor,
+        cluster.connect() as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        load = [pool.submit(commit, db), pool.submit(consume, cursor)]
+        try:
+            wait_until(lambda: all(counts.values()), "a commit and a move")
+            seen.append(counts.copy())
+            restart = RollingRestart(tmp_path, other, TIMEOUT_S)
+            restart.run(["shard-0-1", "shard-0-0"], lambda *_: seen.append(counts.copy()))
+        finally:
+            stopped.set()
+            db.put("end", 1)  # The consumer may wait for a record.
+            for each in load:
+                each.result()
+        for name in counts:
+            assert seen[0][name] < seen[1][name] < seen[2][name], f"{name} did not go on"
+        assert db.get("n") == counts["commits"]
+        stored = [record.rid for record in log.subscribe(follow=False)]
+        assert taken == stored[: len(taken)]
 
 
 def test_one_node_is_restarted_and_an_unknown_one_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from logdb import wire
 from logdb.embedded import Coordinator
 from logdb.errors import NoCheckpointError
 from logdb.records import KeyRead
-from tests.unit.logdb.glass import SESSION, commit
+from tests.unit.logdb.harness import SESSION, commit
 from tests.waiting import wait_until
 from ziplog.cli.options import DEFAULT_BOOTSTRAP
 from ziplog.deploy.new_shard import free_ports

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.unit.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
+from tests.unit.ziplog.client.fakes import (
+    MS,
+    ClientHarness,
+    S,
+    ack,
+    connected,
+    pinned,
+    refused,
+    sent,
+)
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import metrics
 from ziplog.client.common.requests import NEVER, MeasureRequest
@@ -23,7 +32,7 @@ from ziplog.types import RID_GENESIS, RecordId
 class SteppedLog:
     """A log whose client node the test steps."""
 
-    def __init__(self, glass: Glass | None = None) -> None:
+    def __init__(self, glass: ClientHarness | None = None) -> None:
         self.glass = connected(pinned) if glass is None else glass
 
     def measure(self) -> Any:
@@ -45,7 +54,7 @@ def registered(log: SteppedLog, name: str = "ziplog") -> CollectorRegistry:
     return registry
 
 
-def place(glass: Glass, gsn: int, after: int = 0) -> None:
+def place(glass: ClientHarness, gsn: int, after: int = 0) -> None:
     """Ack the unit in flight, `after` ns after it was sent."""
     (insert,) = sent(glass)
     glass.now += after

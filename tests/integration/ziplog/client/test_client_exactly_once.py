@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tests.unit.ziplog.client.fakes import FakeCluster, Glass, S, refused
+from tests.unit.ziplog.client.fakes import ClientHarness, FakeCluster, S, refused
 from tests.unit.ziplog.client.storms import in_a_storm, insert_all
 from ziplog import wire
 
@@ -18,7 +18,7 @@ from ziplog import wire
 class FailingCluster(FakeCluster):
     """Shards fail and come back in the next view; units of one replica alone may be lost."""
 
-    def __init__(self, glass: Glass, seed: int) -> None:
+    def __init__(self, glass: ClientHarness, seed: int) -> None:
         super().__init__(glass, seed)
         #: The replicas that acked a unit.
         self.holders: dict[tuple[int, int], set[int]] = {}

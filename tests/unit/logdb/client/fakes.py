@@ -27,7 +27,7 @@ from logdb.records import KeyRead, TransactionId, Write
 from logdb.snapshots import Snapshots
 from logdb.state import State
 from logdb.values import encode_value
-from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, SERVICE, FakeCluster, Glass, S
+from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, SERVICE, ClientHarness, FakeCluster, S
 from ziplog import wire
 from ziplog.core.entries import Body, encode_body
 from ziplog.core.node import Received
@@ -49,8 +49,8 @@ def v(value: Any) -> bytes:
     return encode_value(value)
 
 
-class DatabaseGlass(Glass):
-    """A database's core under glass."""
+class DatabaseHarness(ClientHarness):
+    """A test harness of one database's core."""
 
     def __init__(self, coordinators: int = 1) -> None:
         super().__init__()
@@ -200,10 +200,10 @@ class FakeCoordinator:
 class FakeDatabase(FakeCluster):
     """A fake log, its coordinators, and one client."""
 
-    glass: DatabaseGlass
+    glass: DatabaseHarness
 
     def __init__(self, coordinators: int = 1, seed: int = 1, shards: int = 2) -> None:
-        super().__init__(DatabaseGlass(coordinators), seed, shards)
+        super().__init__(DatabaseHarness(coordinators), seed, shards)
         self.coordinators = [FakeCoordinator(self, number) for number in range(coordinators)]
         #: Inserts get no answer, and are not placed.
         self.is_log_silent = False

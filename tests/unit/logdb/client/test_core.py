@@ -22,7 +22,7 @@ from logdb.client.requests import (
 )
 from logdb.errors import SnapshotExpired, TransactionAborted
 from logdb.records import KeyRead, Move
-from tests.unit.logdb.client.fakes import DatabaseGlass, FakeDatabase, v
+from tests.unit.logdb.client.fakes import DatabaseHarness, FakeDatabase, v
 from tests.unit.ziplog.client.fakes import CLUSTER, MS, S
 from ziplog import wire as log_wire
 from ziplog.core.entries import decode_body
@@ -97,7 +97,7 @@ def test_no_coordinator_replies() -> None:
 
 
 def test_absent_coordinators_are_reported_at_once() -> None:
-    glass = DatabaseGlass(coordinators=2)
+    glass = DatabaseHarness(coordinators=2)
     call = glass.call(OpenRequest(glass.until()))
     assert {name for name, _ in glass.sent} == {"coordinator c0:1"}
     glass.step(ConnectionChanged(b"coordinator c0:1", "connection refused"))
@@ -110,7 +110,7 @@ def test_absent_coordinators_are_reported_at_once() -> None:
 
 
 def test_another_node_at_a_coordinators_address_is_named() -> None:
-    glass = DatabaseGlass()
+    glass = DatabaseHarness()
     call = glass.call(OpenRequest(glass.until()))
     info = log_wire.NodeInfo(1, 0, "storage", "shard-0-0", "c", "0.1", 1, 1, [])
     glass.step(Received(b"coordinator c0:1", info))
@@ -118,7 +118,7 @@ def test_another_node_at_a_coordinators_address_is_named() -> None:
 
 
 def test_a_coordinator_of_another_version_is_a_version_error() -> None:
-    glass = DatabaseGlass()
+    glass = DatabaseHarness()
     call = glass.call(OpenRequest(glass.until()))
     version = log_wire.VERSION + 1
     info = log_wire.NodeInfo(1, 0, "coordinator", "c0:1", "", "9.1", version, version, [])
@@ -478,7 +478,7 @@ def test_calls_and_acks_have_the_effects_of_their_events() -> None:
 
 
 def test_no_batch_has_to_end_after_an_insert_on_the_short_path(db: FakeDatabase) -> None:
-    assert not DatabaseGlass().core.is_batch_open
+    assert not DatabaseHarness().core.is_batch_open
     db.put(b"k", 1)
     db.glass.step(BatchEnd())
     assert not db.glass.core.is_batch_open

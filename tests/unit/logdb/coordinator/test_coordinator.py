@@ -12,7 +12,7 @@ from logdb.coordinator.queries import MAX_ROWS, MAX_VALUE_BYTES
 from logdb.records import KeyRead, RangeRead, Value, encode
 from logdb.versions import digest_of
 from tests.unit.logdb.fakelog import FakeLog
-from tests.unit.logdb.glass import (
+from tests.unit.logdb.harness import (
     CLUSTER,
     MS,
     ROUTE,

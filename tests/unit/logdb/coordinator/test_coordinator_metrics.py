@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logdb.coordinator.metrics import CoordinatorMetrics
 from tests.unit.logdb.fakelog import FakeLog
-from tests.unit.logdb.glass import CoordinatorHarness, S, commit
+from tests.unit.logdb.harness import CoordinatorHarness, S, commit
 from tests.unit.logdb.histories import FOREIGN, UNREADABLE
 
 #: The wall clock minus the clock of the harness, in ns.

@@ -10,7 +10,7 @@ import pytest
 from logdb import wire
 from logdb.coordinator.node import CoordinatorNode, Settings
 from tests.cluster import PureCluster
-from tests.unit.logdb.glass import MS, SESSION, S, commit
+from tests.unit.logdb.harness import MS, SESSION, S, commit
 from tests.world import Link, Probe, address, probe
 from ziplog.policy import pin
 

@@ -12,7 +12,7 @@ from logdb.coordinator.log_tailer import LogTailer
 from logdb.errors import NoCheckpointError
 from tests.unit.logdb.cleaner.test_checkpoint import write as write_checkpoint
 from tests.unit.logdb.fakelog import SILENT_OUT, UNAVAILABLE, FakeLog, fail
-from tests.unit.logdb.glass import Core, S, commit, waiter_count
+from tests.unit.logdb.harness import Core, S, commit, waiter_count
 from tests.unit.logdb.histories import UNREADABLE
 from ziplog.client.common.requests import (
     BarrierRequest,

@@ -1,7 +1,7 @@
-"""`Glass`, a client node in virtual time, and `FakeCluster`, an in-memory cluster for it.
+"""Test doubles of a client: a harness of its node, and an in-memory cluster.
 
-`Glass` steps a node, and keeps what it sent and completed. It checks the node's invariants after
-each step, or less often while many calls are open.
+`ClientHarness` steps the node, and keeps what it sent and completed. It checks the node's
+invariants after each step, or less often while many calls are open.
 
 `FakeCluster` plays the membership service and the shards on a simple model of the log; its network
 loses, duplicates and reorders messages at random.
@@ -90,8 +90,8 @@ def info(
     )  # fmt: skip
 
 
-class Glass:
-    """One client node, stepped by hand."""
+class ClientHarness:
+    """A test harness of one client node: stepped by hand in virtual time, its effects kept."""
 
     def __init__(
         self,
@@ -238,25 +238,25 @@ def pinned(_payload: bytes, _key: bytes | None, _live: Any) -> int:
     return 0
 
 
-def connected(policy: Any = None) -> Glass:
-    glass = Glass(policy)
+def connected(policy: Any = None) -> ClientHarness:
+    glass = ClientHarness(policy)
     glass.connect(placement(0), placement(1))
     return glass
 
 
-def learn(glass: Glass, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
+def learn(glass: ClientHarness, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
     """Deliver a shard's view and state."""
     glass.core._inserts.take_over_plain()  # As each step does.
     glass.core._routing.update_placements([placement(shard, view=view, state=state)])
     glass.step(BatchEnd())
 
 
-def sent(glass: Glass) -> list[wire.Insert]:
+def sent(glass: ClientHarness) -> list[wire.Insert]:
     """Return and remove the inserts that were sent to primaries."""
     return [m for name, m in glass.take(wire.Insert) if name.endswith("r0:1")]
 
 
-def resolve(glass: Glass, error: OutcomeUnknownError, timeout: int = 10 * S) -> int:
+def resolve(glass: ClientHarness, error: OutcomeUnknownError, timeout: int = 10 * S) -> int:
     outcome: Any = error.doubt
     return glass.call(ResolveRequest(glass.until(timeout), outcome))
 
@@ -268,7 +268,7 @@ class FakeCluster:
     unit is stable at once. `frontier` moves with inserts and on `Want`.
     """
 
-    def __init__(self, glass: Glass, seed: int, shards: int = 2, replicas: int = 2) -> None:
+    def __init__(self, glass: ClientHarness, seed: int, shards: int = 2, replicas: int = 2) -> None:
         self.glass = glass
         self.service = SERVICE
         self.trim = 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, Glass, S, lease, placement
+from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, ClientHarness, S, lease, placement
 from tests.unit.ziplog.client.reader import unit
 from ziplog import wire
 from ziplog.client.common.requests import (
@@ -34,7 +34,7 @@ def cursor(term: int = 1, position: int = 5, owner: bytes = CLIENT, **more: Any)
     return msgspec.structs.replace(made, **more)
 
 
-class Owner(Glass):
+class Owner(ClientHarness):
     """A client of one shard that claims the cursor "x"."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.unit.ziplog.client.fakes import CLUSTER, Glass, lease, placement
+from tests.unit.ziplog.client.fakes import CLUSTER, ClientHarness, lease, placement
 from ziplog import wire
 from ziplog.client.common.requests import (
     NEVER,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ziplog.client.reads.shard_stream import ShardStream
 
 
-class Reader(Glass):
+class Reader(ClientHarness):
     """A client node with one subscription over two shards that own odd and even gsns."""
 
     def __init__(

@@ -6,7 +6,7 @@ import select
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tests.unit.ziplog.client.fakes import SERVICE, FakeCluster, Glass, endpoint
+from tests.unit.ziplog.client.fakes import SERVICE, ClientHarness, FakeCluster, endpoint
 from ziplog import wire
 from ziplog.core.view import Placement, Replica
 from ziplog.runtime.transport import Transport
@@ -21,7 +21,7 @@ class ServedCluster(FakeCluster):
     """Replies at once, except to message types in `silent`."""
 
     def __init__(self, replicas: int = 2) -> None:
-        super().__init__(Glass(), seed=1, shards=1, replicas=replicas)
+        super().__init__(ClientHarness(), seed=1, shards=1, replicas=replicas)
         names = [SERVICE, *(endpoint(0, server) for server in range(replicas))]
         self._transports = {name: Transport("127.0.0.1:0") for name in names}
         self.endpoint = self.service = self._at(SERVICE)

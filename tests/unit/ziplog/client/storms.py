@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.unit.ziplog.client.fakes import MS, FakeCluster, Glass, S, pinned, resolve
+from tests.unit.ziplog.client.fakes import MS, ClientHarness, FakeCluster, S, pinned, resolve
 from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.errors import OutcomeUnknownError, UnavailableError
 
@@ -22,7 +22,7 @@ def by_length(payload: bytes, _key: bytes | None, live: Sequence[int]) -> int:
 
 def in_a_storm(kind: type[Kind], seed: int, loss: float, repetition: float, *, pin: bool) -> Kind:
     """Return a cluster with a client, and a network that loses and duplicates from now on."""
-    glass = Glass(pinned if pin else by_length)
+    glass = ClientHarness(pinned if pin else by_length)
     cluster = kind(glass, seed)
     glass.connect(*cluster.placements())
     cluster.loss, cluster.repetition = loss, repetition
@@ -59,6 +59,6 @@ def insert_all(
     assert cluster.log == sorted((rid.gsn, payload) for rid, payload in expected.items())
 
 
-def shards_in_flight(glass: Glass) -> list[int]:
+def shards_in_flight(glass: ClientHarness) -> list[int]:
     """Return the shards with units in flight."""
     return [shard for shard, window in glass.core._inserts.windows.items() if window.inflight]

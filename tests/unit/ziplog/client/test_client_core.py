@@ -16,7 +16,7 @@ from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
     SERVICE,
-    Glass,
+    ClientHarness,
     S,
     ack,
     info,
@@ -54,7 +54,7 @@ from ziplog.types import RecordId
 
 
 def test_connect_asks_all_endpoints_and_names_them_without_a_reply() -> None:
-    glass = Glass(endpoints=["a:1", "b:2"])
+    glass = ClientHarness(endpoints=["a:1", "b:2"])
     call = glass.call(ConnectRequest(glass.until(2 * S)))
     assert [name for name, _ in glass.sent] == ["a:1", "b:2"]
     glass.pass_time(2 * S)
@@ -64,7 +64,7 @@ def test_connect_asks_all_endpoints_and_names_them_without_a_reply() -> None:
 
 
 def test_the_first_contact_ends_at_once_if_no_node_can_be_reached() -> None:
-    glass = Glass(endpoints=["a:1", "b:2"])
+    glass = ClientHarness(endpoints=["a:1", "b:2"])
     call = glass.call(ConnectRequest(glass.until()))
     glass.step(ConnectionChanged(b"a:1", "connection refused"))
     assert call not in glass.answers
@@ -85,7 +85,7 @@ def node_info(role: str, wire_version: int = wire.VERSION) -> wire.NodeInfo:
 
 
 def test_a_node_of_another_service_is_named_at_once() -> None:
-    glass = Glass(endpoints=["a:1"])
+    glass = ClientHarness(endpoints=["a:1"])
     call = glass.call(ConnectRequest(glass.until()))
     glass.step(Received(b"elsewhere:1", node_info("handler")))
     assert call not in glass.answers
@@ -97,7 +97,7 @@ def test_a_node_of_another_service_is_named_at_once() -> None:
 
 
 def test_a_cluster_of_another_version_is_a_version_error() -> None:
-    glass = Glass(endpoints=["a:1", "b:2"])
+    glass = ClientHarness(endpoints=["a:1", "b:2"])
     call = glass.call(ConnectRequest(glass.until()))
     glass.step(Received(b"a:1", node_info("membership", wire.VERSION + 1)))
     assert call not in glass.answers
@@ -108,7 +108,7 @@ def test_a_cluster_of_another_version_is_a_version_error() -> None:
 
 
 def test_a_client_ignores_descriptions_after_a_reply() -> None:
-    glass = Glass(endpoints=["a:1"])
+    glass = ClientHarness(endpoints=["a:1"])
     glass.connect(placement(0))
     call = glass.call(StatusRequest(glass.until(S)))
     for name in (b"a:1", SERVICE.encode()):
@@ -118,7 +118,7 @@ def test_a_client_ignores_descriptions_after_a_reply() -> None:
 
 
 def test_a_cluster_that_uses_a_later_version_fails_all_calls() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     assert glass.core._routing.wire == 1
     glass.call(TailRequest(glass.until(60 * S)))
@@ -133,7 +133,7 @@ def test_a_cluster_that_uses_a_later_version_fails_all_calls() -> None:
 
 
 def test_an_upgrade_is_finished_or_the_obstacle_is_named() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     for wire_in_use, obstacle in ((1, "shard-0-1 is down"), (2, "")):
         call = glass.call(FinishUpgradeRequest(glass.until(S), 2))
@@ -154,7 +154,7 @@ def test_an_upgrade_is_finished_or_the_obstacle_is_named() -> None:
 
 
 def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster() -> None:
-    glass = Glass(endpoints=["a:1", "b:2"])
+    glass = ClientHarness(endpoints=["a:1", "b:2"])
     glass.connect(placement(0))
     refusal = wire.Refused(CLUSTER + 1, 0, 0, 0, 1, "wrong-cluster", "this is another one")
     glass.step(ConnectionChanged(SERVICE.encode(), "connection refused"))
@@ -171,7 +171,7 @@ def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster(
 
 
 def test_a_node_counts_no_longer_as_another_clusters_once_its_process_changed() -> None:
-    glass = Glass(endpoints=["a:1", "b:2"])
+    glass = ClientHarness(endpoints=["a:1", "b:2"])
     glass.connect(placement(0))
     refusal = wire.Refused(CLUSTER + 1, 0, 0, 0, 1, "wrong-cluster", "this is another one")
     for name in (b"a:1", SERVICE.encode()):
@@ -182,7 +182,7 @@ def test_a_node_counts_no_longer_as_another_clusters_once_its_process_changed() 
 
 
 def test_a_silent_node_is_distinguished_from_an_absent_one() -> None:
-    glass = Glass(endpoints=["a:1"])
+    glass = ClientHarness(endpoints=["a:1"])
     call = glass.call(ConnectRequest(glass.until(S)))
     glass.step(ConnectionChanged(b"a:1", ""))
     glass.pass_time(S)
@@ -191,7 +191,7 @@ def test_a_silent_node_is_distinguished_from_an_absent_one() -> None:
 
 
 def test_a_client_that_reached_its_cluster_waits_for_nodes_that_restart() -> None:
-    glass = Glass(endpoints=["a:1"])
+    glass = ClientHarness(endpoints=["a:1"])
     glass.connect(placement(0))
     call = glass.call(StatusRequest(glass.until(S)))
     for name in (b"a:1", SERVICE.encode()):
@@ -203,7 +203,7 @@ def test_a_client_that_reached_its_cluster_waits_for_nodes_that_restart() -> Non
 
 
 def test_later_requests_go_to_the_leader_and_follow_it() -> None:
-    glass = Glass(endpoints=["a:1", "b:2"])
+    glass = ClientHarness(endpoints=["a:1", "b:2"])
     glass.connect(placement(0))
     call = glass.call(StatusRequest(glass.until()))
     [(name, request)] = glass.take(wire.StatusQuery)
@@ -220,7 +220,7 @@ def test_later_requests_go_to_the_leader_and_follow_it() -> None:
 
 
 def test_a_message_of_another_cluster_is_dropped_and_counted() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = glass.insert(b"x")
     insert = glass.take(wire.Insert)[0][1]
@@ -230,14 +230,14 @@ def test_a_message_of_another_cluster_is_dropped_and_counted() -> None:
 
 
 def test_a_message_that_only_servers_may_get_is_counted() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     glass.give(wire.Report(CLUSTER, 0, 1, 1, 1, 1, 1))
     assert glass.core.counters.protocol_errors == 1
 
 
 def test_client_without_pending_calls_sends_nothing() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     glass.sent.clear()
     glass.pass_time(3600 * S)
@@ -246,7 +246,7 @@ def test_client_without_pending_calls_sends_nothing() -> None:
 
 
 def test_placements_are_requested_once_a_second_while_a_call_is_pending() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     glass.call(ReadRequest(glass.until(60 * S), RecordId(1, 0)))
     times = 0
@@ -259,7 +259,7 @@ def test_placements_are_requested_once_a_second_while_a_call_is_pending() -> Non
 
 
 def test_an_older_view_does_not_replace_a_newer_one() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0, view=3))
     glass.insert(b"x", timeout=60 * S)
     glass.pass_time(2 * S)
@@ -270,7 +270,7 @@ def test_an_older_view_does_not_replace_a_newer_one() -> None:
 
 
 def test_replicas_are_connected_on_use_and_disconnected_when_they_move() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(*(placement(shard) for shard in range(100)))
     assert len(glass.connected) == 1
     glass.insert(b"x", timeout=60 * S)
@@ -347,7 +347,7 @@ ERRORS: dict[type, list[str]] = {
 @examples(60)
 @given(data=st.data())
 def test_no_message_breaks_a_client(data: st.DataObject) -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), placement(1), leases=[run_of(lease([0, 1]))])
     subscription = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
     request = glass.take(wire.LeaseQuery)[-1][1]
@@ -422,7 +422,7 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
 def test_the_same_events_at_the_same_times_have_the_same_effects() -> None:
     traces = []
     for _ in range(2):
-        glass = Glass()
+        glass = ClientHarness()
         glass.connect(placement(0), placement(1))
         calls = [glass.insert(b"x") for _ in range(3)]
         insert = glass.take(wire.Insert)[0][1]
@@ -433,7 +433,7 @@ def test_the_same_events_at_the_same_times_have_the_same_effects() -> None:
 
 
 def test_an_early_wakeup_and_an_unknown_cancellation_do_nothing() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     glass.insert(b"x")
     glass.sent.clear()

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.ziplog.client.fakes import CLUSTER, MS, Glass, S, connected, lease, placement
+from tests.unit.ziplog.client.fakes import (
+    CLUSTER,
+    MS,
+    ClientHarness,
+    S,
+    connected,
+    lease,
+    placement,
+)
 from ziplog import Extent, Extents, RecordId, wire
 from ziplog.client.bulk.extents import extents_of
 from ziplog.client.common.requests import ExtentsRequest
@@ -33,11 +41,11 @@ def history(*members: tuple[int, ...], epochs: int = 3, size: int = 10) -> list[
     return runs
 
 
-def start_query(glass: Glass, start: int, stop: int | None) -> int:
+def start_query(glass: ClientHarness, start: int, stop: int | None) -> int:
     return glass.call(ExtentsRequest(glass.until(), start, stop))
 
 
-def reply_leases(glass: Glass, runs: list[LeaseRun], trim: int = 0) -> int:
+def reply_leases(glass: ClientHarness, runs: list[LeaseRun], trim: int = 0) -> int:
     """Reply to the open lease request; return the gsn that it asked for."""
     question = glass.take(wire.LeaseQuery)[-1][1]
     known = [placement(0), placement(1)]
@@ -215,7 +223,7 @@ def test_cancelled_extents_call_sends_no_request() -> None:
 
 
 def test_placements_of_the_answer_are_learned() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     start_query(glass, 1, 5)
     reply_leases(glass, history((0,)))

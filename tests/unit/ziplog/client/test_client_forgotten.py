@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.ziplog.client.fakes import (
     MS,
-    Glass,
+    ClientHarness,
     S,
     ack,
     connected,
@@ -44,7 +44,7 @@ def test_units_carry_the_decided_position_of_their_creation() -> None:
 
 
 def test_first_unit_uses_the_frontier_of_the_membership_service() -> None:
-    glass = Glass(pinned)
+    glass = ClientHarness(pinned)
     glass.connect(placement(0))
     news = msgspec.structs.replace(info(99, [placement(0), placement(1)], []), frontiers=[40, 0])
     glass.core._routing.update(news)

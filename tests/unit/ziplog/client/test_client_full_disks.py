@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from tests.unit.ziplog.client.fakes import MS, Glass, S, ack, connected, pinned, refused, sent
+from tests.unit.ziplog.client.fakes import (
+    MS,
+    ClientHarness,
+    S,
+    ack,
+    connected,
+    pinned,
+    refused,
+    sent,
+)
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.errors import UnavailableError
@@ -25,7 +34,7 @@ def no_space(insert: wire.Insert) -> list[wire.Refused]:
     return [msgspec.structs.replace(one, detail=REASON) for one in found]
 
 
-def fill_both(glass: Glass) -> int:
+def fill_both(glass: ClientHarness) -> int:
     """Insert a record that both shards refuse; return the call."""
     call = glass.insert(b"x")
     for _ in range(2):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.properties import examples
 from tests.unit.ziplog.client.fakes import (
     MS,
-    Glass,
+    ClientHarness,
     S,
     ack,
     connected,
@@ -55,11 +55,13 @@ def payloads(insert: wire.Insert) -> list[bytes]:
     return body(insert).payloads
 
 
-def place(glass: Glass, insert: wire.Insert, *gsns: int) -> None:
+def place(glass: ClientHarness, insert: wire.Insert, *gsns: int) -> None:
     glass.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
 
 
-def group_of(glass: Glass, *records: bytes, **options: Any) -> tuple[list[int], wire.Insert]:
+def group_of(
+    glass: ClientHarness, *records: bytes, **options: Any
+) -> tuple[list[int], wire.Insert]:
     """Insert records that share a unit in flight; the window has no other unit."""
     first = glass.insert(b"first")
     (alone,) = sent(glass)

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from tests.properties import examples
 from tests.unit.ziplog.client.fakes import (
     MS,
+    ClientHarness,
     FakeCluster,
-    Glass,
     S,
     ack,
     endpoint,
@@ -42,13 +42,13 @@ from ziplog.errors import (
 from ziplog.types import RecordId
 
 
-def connected(*, shards: int = 1, replicas: int = 2, policy: Any = None) -> Glass:
-    glass = Glass(policy)
+def connected(*, shards: int = 1, replicas: int = 2, policy: Any = None) -> ClientHarness:
+    glass = ClientHarness(policy)
     glass.connect(*(placement(shard, replicas) for shard in range(shards)))
     return glass
 
 
-def sent_insert(glass: Glass) -> wire.Insert:
+def sent_insert(glass: ClientHarness) -> wire.Insert:
     inserts = glass.take(wire.Insert)
     assert inserts
     message: wire.Insert = inserts[0][1]
@@ -185,7 +185,7 @@ def test_unit_ranges_cover_all_payloads_within_their_limits(
 
 
 def test_window_limits_the_units_in_flight() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), limits=wire.Limits(max_unsettled_units=4))
     calls = [glass.insert(b"x") for _ in range(6)]
     inserts = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
@@ -359,7 +359,7 @@ def test_no_ack_until_the_deadline_is_an_unknown_outcome() -> None:
 
 
 def test_an_insert_that_was_never_sent_ends_as_a_deadline() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect()
     call = glass.insert(b"x", timeout=1 * S)
     glass.pass_time(1 * S)
@@ -518,7 +518,7 @@ def test_cancelled_insert_is_retransmitted_until_its_outcome_is_known() -> None:
 def test_every_record_is_in_the_log_once_at_its_returned_rid(
     seed: int, loss: float, repetition: float, counts: list[int]
 ) -> None:
-    glass = Glass(lambda _p, _k, live: live[seed % len(live)])
+    glass = ClientHarness(lambda _p, _k, live: live[seed % len(live)])
     cluster = FakeCluster(glass, seed, replicas=1 + seed % 3)
     glass.connect(*cluster.placements())
     cluster.loss, cluster.repetition = loss, repetition

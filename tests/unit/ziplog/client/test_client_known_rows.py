@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tests.unit.ziplog.client.fakes import CLUSTER, FakeCluster, Glass, S, lease, placement, refused
+from tests.unit.ziplog.client.fakes import (
+    CLUSTER,
+    ClientHarness,
+    FakeCluster,
+    S,
+    lease,
+    placement,
+    refused,
+)
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client.common.requests import (
@@ -393,7 +401,7 @@ class RowLog(FakeCluster):
 @examples(60, deadline=None)
 @given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.2]))
 def test_any_start_gives_what_the_first_position_gives(seed: int, loss: float) -> None:
-    glass = Glass()
+    glass = ClientHarness()
     cluster = RowLog(glass, seed)
     glass.connect(*cluster.placements())
     cluster.write(40)
@@ -418,7 +426,7 @@ def test_any_start_gives_what_the_first_position_gives(seed: int, loss: float) -
 @given(seed=st.integers(0, 2**32))
 def test_archives_that_lack_the_rows_before_a_trim_hide_no_others(seed: int) -> None:
     """One of a shard's two archives made its block files after the trim; the other one before."""
-    glass = Glass()
+    glass = ClientHarness()
     cluster = RowLog(glass, seed)
     glass.connect(*cluster.placements())
     cluster.write(40)
@@ -440,7 +448,7 @@ def test_archives_that_lack_the_rows_before_a_trim_hide_no_others(seed: int) -> 
 @examples(30, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_trim_while_a_reader_begins_makes_only_rows_it_has_trimmed_new(seed: int) -> None:
-    glass = Glass()
+    glass = ClientHarness()
     cluster = RowLog(glass, seed)
     glass.connect(*cluster.placements())
     cluster.write(40)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
-    Glass,
+    ClientHarness,
     S,
     info,
     lease,
@@ -37,31 +37,31 @@ from ziplog.types import RID_GENESIS, RecordId
 SERVERS = ("s0r0:1", "s0r1:1", "s0r2:1")
 
 
-def client(*regions: str, region: str = "a") -> Glass:
+def client(*regions: str, region: str = "a") -> ClientHarness:
     """Return a client of a shard with a replica in each of these regions."""
-    glass = Glass(region=region)
+    glass = ClientHarness(region=region)
     limits = wire.Limits(rtt_ms=100)
     glass.connect(placement(0, len(regions), regions=regions), limits=limits)
     return glass
 
 
-def read(glass: Glass) -> int:
+def read(glass: ClientHarness) -> int:
     return glass.call(ReadRequest(glass.until(), RID))
 
 
-def answer(glass: Glass, server: int, after: int = 0, **fields: object) -> None:
+def answer(glass: ClientHarness, server: int, after: int = 0, **fields: object) -> None:
     """Answer the last read from a server, after some time."""
     _, message = asked(glass)
     glass.pass_time(after)
     glass.give(reply(message, server, "record", **fields))
 
 
-def names(glass: Glass) -> list[str]:
+def names(glass: ClientHarness) -> list[str]:
     """Return the servers that were asked since the last time."""
     return [name for name, _ in glass.take(wire.Read)]
 
 
-def measured(glass: Glass, *round_trips_ms: int) -> None:
+def measured(glass: ClientHarness, *round_trips_ms: int) -> None:
     """Measure the round trip to each replica, in this order of time, with a tail query."""
     call = glass.call(TailRequest(glass.until()))
     query = glass.take(wire.LeaseQuery)[-1][1]
@@ -256,7 +256,7 @@ def test_a_replica_that_refused_or_cannot_know_is_last() -> None:
 # --- streams and archives ------------------------------------------------------------------------
 
 
-def opened(glass: Glass) -> list[str]:
+def opened(glass: ClientHarness) -> list[str]:
     """Open a subscription; return the servers of its streams."""
     glass.call(SubscribeRequest(NEVER, RID_GENESIS, follow=True))
     glass.pass_time(1)
@@ -316,7 +316,7 @@ def test_archives_are_in_the_order_of_nearness() -> None:
 # --- the membership service ----------------------------------------------------------------------
 
 
-def hello(glass: Glass) -> tuple[str, wire.Hello]:
+def hello(glass: ClientHarness) -> tuple[str, wire.Hello]:
     """Return the node that gets the next `Hello`, and the message."""
     glass.core._routing.refresh()
     glass.pass_time(100 * MS)
@@ -324,7 +324,7 @@ def hello(glass: Glass) -> tuple[str, wire.Hello]:
     return name, message
 
 
-def knows(glass: Glass, request: int, regions: list[str]) -> None:
+def knows(glass: ClientHarness, request: int, regions: list[str]) -> None:
     found = info(request, [placement(0, 2, regions=("a", "b"))], [])
     glass.give(msgspec.structs.replace(found, mms=["m0:1", "m1:1", "m2:1"], regions=regions))
 
@@ -342,7 +342,7 @@ def knows(glass: Glass, request: int, regions: list[str]) -> None:
 def test_every_other_hello_goes_to_the_nearest_node(
     regions: list[str], region: str, expected: list[str]
 ) -> None:
-    glass = Glass(region=region)
+    glass = ClientHarness(region=region)
     glass.call(ConnectRequest(glass.until()))
     knows(glass, glass.take(wire.Hello)[-1][1].request, regions)
     found = []
@@ -355,7 +355,7 @@ def test_every_other_hello_goes_to_the_nearest_node(
 
 @pytest.mark.parametrize("is_under_way", [True, False])
 def test_a_node_that_lags_does_not_decide_whether_a_shard_exists(is_under_way: bool) -> None:
-    glass = Glass(region="a")
+    glass = ClientHarness(region="a")
     glass.call(ConnectRequest(glass.until()))
     regions = ["b", "c", "a"]
     knows(glass, glass.take(wire.Hello)[-1][1].request, regions)
@@ -375,7 +375,7 @@ def test_a_node_that_lags_does_not_decide_whether_a_shard_exists(is_under_way: b
 
 
 def test_a_hello_without_a_reply_goes_to_all_nodes_and_the_silent_one_is_last() -> None:
-    glass = Glass(region="a")
+    glass = ClientHarness(region="a")
     glass.call(ConnectRequest(glass.until()))
     regions = ["b", "c", "a"]
     knows(glass, glass.take(wire.Hello)[-1][1].request, regions)

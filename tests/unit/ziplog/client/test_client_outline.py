@@ -10,7 +10,7 @@ import pytest
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
-    Glass,
+    ClientHarness,
     S,
     connected,
     learn,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
 
 
-def start_query(glass: Glass, shard: int = 0) -> tuple[int, wire.Outline]:
+def start_query(glass: ClientHarness, shard: int = 0) -> tuple[int, wire.Outline]:
     call = glass.call(OutlineRequest(glass.until(), shard, 5, 100))
     return call, glass.take(wire.Outline)[-1][1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.ziplog.client.fakes import MS, Glass, S, connected, info, placement, sent
+from tests.unit.ziplog.client.fakes import MS, ClientHarness, S, connected, info, placement, sent
 from ziplog import wire
 from ziplog.core.distance import initial_retransmit_ns
 
@@ -17,7 +17,7 @@ def test_silent_shard_makes_the_client_refresh_the_placements() -> None:
     assert glass.take(wire.Hello), "silence refreshes the placements at once"
 
 
-def hellos_within(glass: Glass, seconds: int, latency: int, limits: wire.Limits) -> int:
+def hellos_within(glass: ClientHarness, seconds: int, latency: int, limits: wire.Limits) -> int:
     """Return how often the client requests the placements, with replies after `latency`."""
     end, count = glass.now + seconds * S, 0
     while glass.now < end:
@@ -39,7 +39,7 @@ def test_placements_are_requested_often_while_a_shard_is_silent(
 ) -> None:
     """The time of a round trip is no sign of a busy service."""
     limits = wire.Limits(rtt_ms=rtt_ms)
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), limits=limits)
     glass.insert(b"x", timeout=60 * S)
     glass.pass_time(initial_retransmit_ns(rtt_ms) + MS)

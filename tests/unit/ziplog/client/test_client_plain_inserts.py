@@ -13,7 +13,7 @@ from tests.properties import examples
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
-    Glass,
+    ClientHarness,
     S,
     ack,
     connected,
@@ -39,7 +39,7 @@ def _groups(_no_groups: None) -> Any:
         yield
 
 
-def warm() -> Glass:
+def warm() -> ClientHarness:
     """Return a client whose next insert takes the short path."""
     glass = connected(pinned)
     glass.core._inserts._copies._budget._acks = 0
@@ -50,7 +50,7 @@ def warm() -> Glass:
     return glass
 
 
-def is_plain(glass: Glass) -> bool:
+def is_plain(glass: ClientHarness) -> bool:
     return glass.core._inserts.plain.insert is not None
 
 
@@ -188,7 +188,7 @@ EVENTS = st.lists(ROUND, min_size=1, max_size=5).map(
 class Driver:
     """Delivers events to one client, and notes all that it does."""
 
-    def __init__(self, glass: Glass) -> None:
+    def __init__(self, glass: ClientHarness) -> None:
         self.glass = glass
         self.calls: list[int] = []
         self.inserts: list[wire.Insert] = []

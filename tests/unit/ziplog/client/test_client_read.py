@@ -14,8 +14,8 @@ from tests.properties import examples
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
+    ClientHarness,
     FakeCluster,
-    Glass,
     S,
     lease,
     placement,
@@ -31,13 +31,13 @@ from ziplog.types import Record, RecordId
 RID = RecordId(5, 0)
 
 
-def reading(rid: RecordId = RID, *, replicas: int = 2) -> tuple[Glass, int]:
-    glass = Glass()
+def reading(rid: RecordId = RID, *, replicas: int = 2) -> tuple[ClientHarness, int]:
+    glass = ClientHarness()
     glass.connect(placement(0, replicas), placement(1, replicas))
     return glass, glass.call(ReadRequest(glass.until(), rid))
 
 
-def asked(glass: Glass) -> tuple[list[str], wire.Read]:
+def asked(glass: ClientHarness) -> tuple[list[str], wire.Read]:
     reads = glass.take(wire.Read)
     return [name for name, _ in reads], reads[-1][1]
 
@@ -319,7 +319,7 @@ def test_a_cancelled_read_sends_nothing_more() -> None:
 @examples(25)
 @given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3]))
 def test_every_record_that_was_inserted_can_be_read(seed: int, loss: float) -> None:
-    glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])
+    glass = ClientHarness(lambda payload, _k, live: live[len(payload) % len(live)])
     cluster = FakeCluster(glass, seed)
     glass.connect(*cluster.placements())
     cluster.loss = loss
@@ -332,7 +332,7 @@ def test_every_record_that_was_inserted_can_be_read(seed: int, loss: float) -> N
 # --- while the shard recovers ---
 
 
-def recovering(glass: Glass, view: int = 1, state: str = "recovering") -> None:
+def recovering(glass: ClientHarness, view: int = 1, state: str = "recovering") -> None:
     glass.core._routing.update_placements([placement(0, view=view, state=state)])
     glass.step(BatchEnd())
 

@@ -12,7 +12,7 @@ from tests.unit.ziplog.client.fakes import (
     CLIENT,
     CLUSTER,
     MS,
-    Glass,
+    ClientHarness,
     S,
     ack,
     connected,
@@ -33,7 +33,7 @@ from ziplog.errors import DeadlineError, OutcomeUnknownError, UnavailableError
 from ziplog.types import RecordId
 
 
-def sent_locates(glass: Glass) -> list[wire.Locate]:
+def sent_locates(glass: ClientHarness) -> list[wire.Locate]:
     return [m for _, m in glass.take(wire.Locate)]
 
 
@@ -50,7 +50,7 @@ def located(
 
 def with_pending_insert(
     *, policy: Any = None, timeout: int = 10 * S
-) -> tuple[Glass, int, wire.Insert]:
+) -> tuple[ClientHarness, int, wire.Insert]:
     """Return a client with one insert at shard 0, which then becomes unavailable."""
     glass = connected(policy)
     call = glass.insert(b"x", timeout=timeout)
@@ -267,7 +267,7 @@ def test_duplicate_refusal_counts_for_one_server() -> None:
 
 def test_duplicate_refusal_does_not_count_for_a_later_copy() -> None:
     """Found by the simulator (seed 2034): the second copy was accepted too: a duplicate."""
-    glass = Glass(pinned)
+    glass = ClientHarness(pinned)
     glass.connect(placement(0, 1), placement(1, 1))
     call = glass.insert(b"x")
     (insert,) = sent(glass)
@@ -349,7 +349,7 @@ def test_queued_calls_of_a_silent_shard_are_rerouted() -> None:
         choices.append(int(live[0]))
         return choices[-1]
 
-    glass = Glass(policy)
+    glass = ClientHarness(policy)
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
     calls = [glass.insert(b"%d" % number) for number in range(5)]
     assert [m.shard for m in sent(glass)] == [0, 0]
@@ -401,7 +401,7 @@ def test_backup_that_knew_the_primarys_decision_is_the_fast_path() -> None:
 
 def with_unknown_outcome(
     *payloads: bytes, policy: Any = pinned
-) -> tuple[Glass, OutcomeUnknownError, Any]:
+) -> tuple[ClientHarness, OutcomeUnknownError, Any]:
     """Return a client with an insert of unknown outcome."""
     glass = connected(policy)
     call = glass.insert(*(payloads or [b"x"]), timeout=1 * S)

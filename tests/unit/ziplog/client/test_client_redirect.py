@@ -13,8 +13,8 @@ from tests.properties import examples
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
+    ClientHarness,
     FakeCluster,
-    Glass,
     S,
     ack,
     connected,
@@ -39,7 +39,7 @@ def redirect(insert: wire.Insert, server: int, **fields: Any) -> wire.Refused:
     return msgspec.structs.replace(refused(insert, server, "redirect"), **fields)
 
 
-def moved(glass: Glass) -> list[int]:
+def moved(glass: ClientHarness) -> list[int]:
     """Return the shards other than 0 that got a message."""
     return [m.shard for m in sent(glass) if m.shard]
 
@@ -272,9 +272,9 @@ def test_many_unassigned_calls_cost_no_more_messages_than_few() -> None:
     assert len(choices) <= 500, "one refresh retries each call once"
 
 
-def half_placed(**options: Any) -> tuple[Glass, int, list[int]]:
+def half_placed(**options: Any) -> tuple[ClientHarness, int, list[int]]:
     """Return a call of three units at shard 0, with only the first one placed, and its gsns."""
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=2))
     payloads = [b"%d" % index for index in range(3 * UNIT_RECORDS)]
     call = glass.insert(*payloads, **options)
@@ -340,7 +340,7 @@ def test_partly_placed_call_of_a_removed_shard_fails_at_once() -> None:
 
 
 def test_partly_placed_call_of_a_leaving_full_shard_is_sent_again() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), placement(1))
     call = glass.insert(*[b"x"] * (2 * UNIT_RECORDS))
     first, second = sent(glass)
@@ -362,7 +362,7 @@ def test_partly_placed_call_of_a_leaving_full_shard_is_sent_again() -> None:
 class ReshapedCluster(FakeCluster):
     """Shards leave, or have no positions for a while; backups guess units that are not placed."""
 
-    def __init__(self, glass: Glass, seed: int) -> None:
+    def __init__(self, glass: ClientHarness, seed: int) -> None:
         super().__init__(glass, seed, shards=3)
         #: The shards without positions now, and those that ever had none.
         self.out: set[int] = set()

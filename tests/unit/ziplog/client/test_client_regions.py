@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ziplog.client.fakes import CLUSTER, Glass, S, ack, placement, refused
+from tests.unit.ziplog.client.fakes import CLUSTER, ClientHarness, S, ack, placement, refused
 from ziplog import policy, wire
 from ziplog.client import arguments, placement_arguments
 from ziplog.client.common.requests import InsertRequest
@@ -26,8 +26,8 @@ def client(
     of_cluster: int = 1,
     states: dict[int, str] | None = None,
     **options: Any,
-) -> Glass:
-    glass = Glass(**options)
+) -> ClientHarness:
+    glass = ClientHarness(**options)
     found = regions or MIXED
     glass.connect(
         *(placement(s, regions=r, state=(states or {}).get(s, "live")) for s, r in found.items()),
@@ -36,7 +36,7 @@ def client(
     return glass
 
 
-def insert(glass: Glass, regions: int = 0, shard: int | None = None, **options: Any) -> int:
+def insert(glass: ClientHarness, regions: int = 0, shard: int | None = None, **options: Any) -> int:
     deadline = glass.until(options.pop("timeout", 10 * S))
     return glass.call(
         InsertRequest(
@@ -45,11 +45,11 @@ def insert(glass: Glass, regions: int = 0, shard: int | None = None, **options: 
     )
 
 
-def shards(glass: Glass) -> list[int]:
+def shards(glass: ClientHarness) -> list[int]:
     return [message.shard for name, message in glass.take(wire.Insert) if name.endswith("r0:1")]
 
 
-def show(glass: Glass, *placements: Any) -> None:
+def show(glass: ClientHarness, *placements: Any) -> None:
     glass.core._inserts.take_over_plain()
     glass.core._routing.update_placements(placements)
     glass.step(BatchEnd())

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
+    ClientHarness,
     FakeCluster,
-    Glass,
     S,
     ack,
     connected,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement
 
 
-def leave(glass: Glass, shard: int = 0, view: int = 1) -> None:
+def leave(glass: ClientHarness, shard: int = 0, view: int = 1) -> None:
     glass.give(wire.Leaving(CLUSTER, shard, view))
 
 
@@ -70,7 +70,7 @@ def test_unsent_calls_are_rerouted_and_started_calls_finish_at_their_shard() -> 
     def policy(_payload: bytes, _key: bytes | None, live: Any) -> int:
         return int(live[0])
 
-    glass = Glass(policy)
+    glass = ClientHarness(policy)
     glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=1))
     long = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
     glass.insert(b"waits")
@@ -92,7 +92,7 @@ def test_unsent_calls_are_rerouted_and_started_calls_finish_at_their_shard() -> 
 def test_leaving_counts_only_in_the_newest_known_view(
     word: tuple[int, int], is_believed: bool
 ) -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0, view=2), placement(1))
     leave(glass, *word)
     glass.insert(b"x")
@@ -162,7 +162,7 @@ class LeftCluster(FakeCluster):
 
 @pytest.mark.parametrize("state", ["leaving", "finalized"])
 def test_records_of_a_removed_shard_can_be_read(state: str) -> None:
-    glass = Glass(lambda payload, _k, _live: int(payload))
+    glass = ClientHarness(lambda payload, _k, _live: int(payload))
     cluster = LeftCluster(glass, 1)
     glass.connect(*cluster.placements())
     rids = [cluster.result(glass.insert(b"%d" % (n % 2)))[0] for n in range(6)]
@@ -200,7 +200,7 @@ SERVERS = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
 
 
 def change(
-    glass: Glass, what: Any, shard: int = 2, *, timeout: int = 10 * S
+    glass: ClientHarness, what: Any, shard: int = 2, *, timeout: int = 10 * S
 ) -> tuple[int, wire.ChangeShard]:
     """Start a change; return the call, and the request to the service."""
     request = placement_arguments.change(shard, what, glass.until(timeout), SERVERS)
@@ -209,7 +209,7 @@ def change(
     return call, message
 
 
-def changed(glass: Glass, message: wire.ChangeShard, error: Any = "") -> None:
+def changed(glass: ClientHarness, message: wire.ChangeShard, error: Any = "") -> None:
     glass.give(wire.ShardChanged(CLUSTER, message.request, message.shard, error))
 
 

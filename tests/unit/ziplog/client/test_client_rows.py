@@ -13,8 +13,8 @@ from tests.properties import examples
 from tests.unit.ziplog.client.fakes import (
     CLIENT,
     MS,
+    ClientHarness,
     FakeCluster,
-    Glass,
     S,
     ack,
     connected,
@@ -51,7 +51,7 @@ def single_row_units() -> Iterator[None]:
 
 
 def rows(
-    glass: Glass, *payloads: bytes, keys: Any = None, batch: int = 3, row: int = 0,
+    glass: ClientHarness, *payloads: bytes, keys: Any = None, batch: int = 3, row: int = 0,
     timeout: int = 10 * S, shard: int = 0,
 ) -> int:  # fmt: skip
     return glass.call(
@@ -66,7 +66,7 @@ def body(insert: wire.Insert) -> Body:
     return decode_body(insert.body, insert.count)
 
 
-def done(glass: Glass, insert: wire.Insert, first: int) -> None:
+def done(glass: ClientHarness, insert: wire.Insert, first: int) -> None:
     """Ack a unit from both replicas at these positions."""
     gsns = list(range(first, first + 2 * insert.count, 2))
     glass.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
@@ -302,7 +302,7 @@ def test_crashed_client_leaves_a_prefix_of_its_rows(
 ) -> None:
     """One client after another crashes; the last one does not."""
     payloads = [b"%d" % number for number in range(len(keys))]
-    cluster = ReorderingCluster(Glass(), seed)
+    cluster = ReorderingCluster(ClientHarness(), seed)
     cluster.loss = cluster.repetition = loss
     for life_ms in [*lives_ms, None]:
         glass = replace_client(cluster)
@@ -321,10 +321,10 @@ def test_crashed_client_leaves_a_prefix_of_its_rows(
     assert [record.payload for record in cluster.fetch_all(cluster.subscribe())] == payloads
 
 
-def replace_client(cluster: FakeCluster) -> Glass:
+def replace_client(cluster: FakeCluster) -> ClientHarness:
     """Replace the client by a new one; units in flight are dropped."""
     now = cluster.glass.now + 1 * S
-    glass = cluster.glass = Glass()
+    glass = cluster.glass = ClientHarness()
     glass.now = now
     glass.connect(*cluster.placements())
     cluster.in_flight.clear()

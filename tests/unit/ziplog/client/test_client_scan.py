@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tests.unit.ziplog.client.fakes import CLUSTER, MS, FakeCluster, Glass, S, placement, refused
+from tests.unit.ziplog.client.fakes import (
+    CLUSTER,
+    MS,
+    ClientHarness,
+    FakeCluster,
+    S,
+    placement,
+    refused,
+)
 from tests.unit.ziplog.client.reader import unit
 from ziplog import wire
 from ziplog.client.common.requests import (
@@ -27,7 +35,7 @@ from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
 from ziplog.types import RID_GENESIS
 
 
-class Scanner(Glass):
+class Scanner(ClientHarness):
     """A client node that scans shard 0, which owns odd gsns."""
 
     def __init__(self, start: int = 1, stop: int = 100) -> None:
@@ -213,7 +221,7 @@ def test_an_empty_range_is_read_without_a_stream() -> None:
 
 
 def test_unknown_shard_refreshes_the_placements() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     calls = [glass.call(ScanRequest(glass.until(), shard, 1, 9)) for shard in (1, 2)]
     glass.pass_time(100 * MS)
@@ -224,7 +232,7 @@ def test_unknown_shard_refreshes_the_placements() -> None:
 
 
 def test_the_deadline_of_opening() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = glass.call(ScanRequest(glass.until(1 * S), 1, 1, 9))
     glass.pass_time(1 * S)
@@ -251,7 +259,7 @@ def test_cancelled_fetch_consumes_nothing() -> None:
 
 
 def test_scan_and_subscription_are_independent() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     cluster = FakeCluster(glass, seed=3)
     glass.connect(*cluster.placements())
     for count in range(20):
@@ -289,7 +297,7 @@ def scan_all(cluster: FakeCluster, shard: int, start: int, stop: int) -> list[tu
 def test_scan_returns_the_whole_range_despite_network_faults(
     seed: int, start: int, length: int, loss: float, repetition: float
 ) -> None:
-    glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])
+    glass = ClientHarness(lambda payload, _k, live: live[len(payload) % len(live)])
     cluster = FakeCluster(glass, seed)
     glass.connect(*cluster.placements())
     for count in range(30):

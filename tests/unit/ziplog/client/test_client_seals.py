@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.ziplog.client.fakes import CLUSTER, MS, Glass, S, ack, lease, placement
+from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, S, ack, lease, placement
 from ziplog import wire
 from ziplog.client.common.requests import InsertRequest, SealRequest, TailRequest
 from ziplog.client.common.unknown_outcome import ResolveRequest
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FIRST = lease([0, 1], size=20)  # shard 0 owns the odd positions up to 20, shard 1 the even ones
 
 
-class Sealer(Glass):
+class Sealer(ClientHarness):
     """A client of two shards, with two replicas each."""
 
     def __init__(self) -> None:

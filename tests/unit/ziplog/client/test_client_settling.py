@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from tests.unit.ziplog.client.fakes import Glass, S, ack, connected, learn, refused
+from tests.unit.ziplog.client.fakes import ClientHarness, S, ack, connected, learn, refused
 from ziplog import wire
 from ziplog.client.common.requests import Counters
 from ziplog.client.engines.engine import Engine
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ziplog.runtime.transport import Transport
 
 
-def settle(glass: Glass, *inserts: wire.Insert) -> None:
+def settle(glass: ClientHarness, *inserts: wire.Insert) -> None:
     for insert in inserts:
         for server in range(2):
             glass.give(
@@ -24,13 +24,13 @@ def settle(glass: Glass, *inserts: wire.Insert) -> None:
             )
 
 
-def insert_units(glass: Glass, units: int) -> None:
+def insert_units(glass: ClientHarness, units: int) -> None:
     """Insert this many units by one call, and complete them."""
     glass.insert(*[b"x"] * (256 * units))
     settle(glass, *(message for name, message in glass.take(wire.Insert) if name == "s0r0:1"))
 
 
-def reports(glass: Glass) -> list[tuple[str, int]]:
+def reports(glass: ClientHarness) -> list[tuple[str, int]]:
     return [(name, message.first_incomplete) for name, message in glass.take(wire.Settled)]
 
 

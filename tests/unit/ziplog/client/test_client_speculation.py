@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tests.unit.ziplog.client.fakes import CLUSTER, MS, Glass, S, lease, placement
+from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, S, lease, placement
 from tests.unit.ziplog.client.reader import unit
 from ziplog import wire
 from ziplog.client.common.requests import (
@@ -39,7 +39,7 @@ def written(gsn: int, batch: int, row: int = 0) -> Unit:
     return Unit(0, [gsn], encode_body(body))
 
 
-class Speculator(Glass):
+class Speculator(ClientHarness):
     """A client node with one speculation, over shards that own the gsns in turn."""
 
     def __init__(
@@ -415,7 +415,7 @@ def test_closed_speculation_ends() -> None:
 
 
 def test_chosen_shards_are_those_of_both() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), placement(1))
     request = SpeculateRequest(glass.until(), RecordId(1, 0), True, frozenset([1]))
     glass.call(request)

@@ -12,8 +12,8 @@ from tests.properties import examples
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
+    ClientHarness,
     FakeCluster,
-    Glass,
     S,
     lease,
     placement,
@@ -72,7 +72,7 @@ def test_lost_fetch_result_is_returned_again() -> None:
 
 
 def test_subscription_closed_while_opening_completes_its_call() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
     glass.call(UnsubscribeRequest(NEVER, call))
@@ -383,7 +383,7 @@ def test_the_backlog_is_what_servers_reported_and_the_reader_has_not_got() -> No
 
 
 def test_a_trimmed_start_is_an_error_that_names_the_first_position() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), placement(1))
     number = glass.call(SubscribeRequest(glass.until(), RecordId(0, 0), True))
     question = glass.take(wire.LeaseQuery)[-1][1]
@@ -473,7 +473,7 @@ def test_a_fetch_ends_at_its_deadline() -> None:
 
 
 def test_subscription_without_leases_ends_at_its_deadline() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = glass.call(SubscribeRequest(glass.until(2 * S), RecordId(1, 0), True))
     glass.pass_time(2 * S)
@@ -507,7 +507,7 @@ def test_closing_ends_the_streams_and_the_readers() -> None:
 def test_a_reader_gets_the_whole_log_in_order_each_record_once(
     seed: int, loss: float, repetition: float, shards: int, counts: list[int], start: int
 ) -> None:
-    glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])
+    glass = ClientHarness(lambda payload, _k, live: live[len(payload) % len(live)])
     cluster = FakeCluster(glass, seed, shards)
     glass.connect(*cluster.placements())
     follower = cluster.subscribe(follow=True)
@@ -529,7 +529,7 @@ def test_a_reader_gets_the_whole_log_in_order_each_record_once(
 @examples(10)
 @given(seed=st.integers(0, 2**32))
 def test_recent_begins_with_the_last_record(seed: int) -> None:
-    glass = Glass(lambda payload, _k, live: live[len(payload) % len(live)])
+    glass = ClientHarness(lambda payload, _k, live: live[len(payload) % len(live)])
     cluster = FakeCluster(glass, seed)
     glass.connect(*cluster.placements())
     assert cluster.fetch_all(cluster.subscribe(RID_RECENT)) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.ziplog.client.fakes import CLUSTER, MS, Glass, lease, placement
+from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, lease, placement
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client.common.requests import NEVER, SubscribeRequest, UnsubscribeRequest
@@ -73,7 +73,7 @@ def test_missing_lease_is_requested() -> None:
 
 
 def test_start_without_an_owner_waits() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     number = glass.call(SubscribeRequest(glass.until(), RecordId(10**9, 0), True))
     for runs in ([], [run_of(lease([0]))]):
@@ -85,7 +85,7 @@ def test_start_without_an_owner_waits() -> None:
 
 def test_lease_of_the_start_is_requested_although_a_later_one_is_known() -> None:
     """The client stood still for two leases, so the newest one begins after the start."""
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), leases=[run_of(lease([0], 3, 21, size=10))])
     glass.call(SubscribeRequest(glass.until(), RecordId(11, 0), True))
     first = glass.take(wire.LeaseQuery)[-1][1]

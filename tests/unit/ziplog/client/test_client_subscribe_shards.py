@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ziplog.client.fakes import CLUSTER, MS, Glass, S, lease, placement
+from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, S, lease, placement
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client import arguments
@@ -70,13 +70,13 @@ def test_leases_without_a_chosen_shard_are_passed_and_requested_once_a_second() 
 
 
 def subscribe(
-    glass: Glass, *shards: int, start: RecordId = RID_GENESIS, follow: bool = True
+    glass: ClientHarness, *shards: int, start: RecordId = RID_GENESIS, follow: bool = True
 ) -> int:
     return glass.call(SubscribeRequest(glass.until(), start, follow, frozenset(shards)))
 
 
 def test_a_shard_that_never_was_is_an_error() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), placement(1))
     call = subscribe(glass, 0, 7)
     assert not glass.take(wire.LeaseQuery), "the service is asked for shard 7 first"
@@ -89,7 +89,7 @@ def test_a_shard_that_never_was_is_an_error() -> None:
 
 
 def test_a_shard_that_this_client_does_not_know_yet_is_looked_up() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = subscribe(glass, 1)
     glass.pass_time(100 * MS)
@@ -102,7 +102,7 @@ def test_a_shard_that_this_client_does_not_know_yet_is_looked_up() -> None:
 
 
 def test_without_a_reply_about_an_unknown_shard_it_fails_at_the_deadline() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = subscribe(glass, 7)
     glass.pass_time(11 * S)
@@ -111,7 +111,7 @@ def test_without_a_reply_about_an_unknown_shard_it_fails_at_the_deadline() -> No
 
 @pytest.mark.parametrize("start", [RID_GENESIS, RID_RECENT])
 def test_the_end_is_that_of_the_chosen_shards(start: RecordId) -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), placement(1))
     call = subscribe(glass, 0, start=start, follow=False)
     known = [placement(0), placement(1)]

@@ -7,7 +7,7 @@ from typing import Any
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
-    Glass,
+    ClientHarness,
     S,
     ack,
     connected,
@@ -28,7 +28,7 @@ def synced(sync: wire.Sync, durable: int, view: int = 1) -> wire.Synced:
     return wire.Synced(CLUSTER, sync.shard, view, sync.request, durable)
 
 
-def with_records(policy: Any = None) -> Glass:
+def with_records(policy: Any = None) -> ClientHarness:
     """Return a client with a record at gsn 3 of shard 0 and at gsn 8 of shard 1."""
     shards = iter([0, 1])
     glass = connected(lambda _p, _k, _l: next(shards))
@@ -112,7 +112,7 @@ def test_sync_covers_inserts_that_a_recovery_placed() -> None:
     assert {m.gsn for _, m in glass.take(wire.Sync)} == {7}
 
 
-def sync_reports_loss(glass: Glass) -> int:
+def sync_reports_loss(glass: ClientHarness) -> int:
     """Call `sync`, and refuse what it asks for as lost; return the lost gsn."""
     call = glass.call(SyncRequest(glass.until()))
     ((_, question),) = glass.take(wire.Sync)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
-    Glass,
+    ClientHarness,
     S,
     placement,
 )
@@ -26,8 +26,8 @@ from ziplog.errors import (
 from ziplog.types import RID_GENESIS, RecordId
 
 
-def tailing(deadline: int = 10 * S) -> tuple[Glass, int]:
-    glass = Glass()
+def tailing(deadline: int = 10 * S) -> tuple[ClientHarness, int]:
+    glass = ClientHarness()
     glass.connect(placement(0), placement(1))
     call = glass.call(TailRequest(glass.until(deadline)))
     request = glass.take(wire.LeaseQuery)[-1][1]
@@ -142,7 +142,7 @@ def test_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("error", ["", "no-such-position"])
 def test_trims(error: Any) -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
     trim = glass.take(wire.Trim)[-1][1]
@@ -152,7 +152,7 @@ def test_trims(error: Any) -> None:
 
 
 def test_trim_of_an_unstable_position_is_retried() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
     for error in ("not-stable", ""):
@@ -173,7 +173,7 @@ def test_trim_of_an_unstable_position_is_retried() -> None:
 def test_the_error_of_a_trim_states_what_is_known_of_it(
     trim: int, obstacle: str, known: str
 ) -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0))
     call = glass.call(TrimRequest(glass.until(5 * S), RecordId(9, 0)))
     request = glass.take(wire.Trim)[-1][1].request

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.ziplog.client.fakes import (
     MS,
-    Glass,
+    ClientHarness,
     S,
     ack,
     connected,
@@ -40,7 +40,7 @@ def single_record_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_recovered_shard(
     payloads: Sequence[bytes] = PAYLOADS, timeout: int = 60 * S
-) -> tuple[Glass, int, list[Insert]]:
+) -> tuple[ClientHarness, int, list[Insert]]:
     """Return a client with a call of several units, sent before a recovery of their shard."""
     glass = connected(pinned)
     call = glass.call(
@@ -57,7 +57,7 @@ def placed(insert: Insert, gsn: int) -> list[Any]:
     return [ack(insert, 0, [gsn]), ack(insert, 1, [gsn])]
 
 
-def failed(glass: Glass, call: int, *gsns: int) -> None:
+def failed(glass: ClientHarness, call: int, *gsns: int) -> None:
     """Check that a call failed permanently, with these positions (0: none)."""
     glass.pass_time(1)
     sent_locates(glass)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.unit.ziplog.client.fakes import (
     MS,
-    Glass,
+    ClientHarness,
     S,
     ack,
     connected,
@@ -28,7 +28,7 @@ from ziplog.core.distance import initial_retransmit_ns, min_retransmit_ns
 from ziplog.types import RecordId
 
 
-def settle(glass: Glass, insert: Any, *servers: int, copy: int | None = None) -> None:
+def settle(glass: ClientHarness, insert: Any, *servers: int, copy: int | None = None) -> None:
     for server in servers or (0, 1):
         gsn = 2 * insert.seq
         glass.give(ack(insert, server, [gsn], copy=insert.copy if copy is None else copy))
@@ -186,7 +186,7 @@ def test_no_copy_is_sent_within_two_round_trips() -> None:
 
 
 def test_a_client_learns_the_round_trip_from_the_cluster() -> None:
-    glass = Glass()
+    glass = ClientHarness()
     glass.connect(placement(0), limits=wire.Limits(rtt_ms=120))
     glass.call(ReadRequest(glass.until(), RecordId(1, 0)))
     assert len(glass.take(wire.Read)) == 1

@@ -32,11 +32,11 @@ from ziplog.types import RID_GENESIS, RecordId
 class SteppedLog:
     """A log whose client node the test steps."""
 
-    def __init__(self, glass: ClientHarness | None = None) -> None:
-        self.glass = connected(pinned) if glass is None else glass
+    def __init__(self, harness: ClientHarness | None = None) -> None:
+        self.harness = connected(pinned) if harness is None else harness
 
     def measure(self) -> Any:
-        return self.glass.answers.pop(self.glass.call(MeasureRequest(NEVER)))
+        return self.harness.answers.pop(self.harness.call(MeasureRequest(NEVER)))
 
 
 def scrape(registry: CollectorRegistry) -> list[str]:
@@ -54,20 +54,20 @@ def registered(log: SteppedLog, name: str = "ziplog") -> CollectorRegistry:
     return registry
 
 
-def place(glass: ClientHarness, gsn: int, after: int = 0) -> None:
+def place(harness: ClientHarness, gsn: int, after: int = 0) -> None:
     """Ack the unit in flight, `after` ns after it was sent."""
-    (insert,) = sent(glass)
-    glass.now += after
+    (insert,) = sent(harness)
+    harness.now += after
     gsns = list(range(gsn, gsn + insert.count))
-    glass.give(ack(insert, 1, gsns), ack(insert, 0, gsns))
+    harness.give(ack(insert, 1, gsns), ack(insert, 0, gsns))
 
 
 def test_exposition_has_every_metric_with_its_type() -> None:
     log = SteppedLog()
     registry = registered(log, "orders")
-    log.glass.insert(b"x")
-    place(log.glass, 10, 100_000)
-    log.glass.insert(b"y")
+    log.harness.insert(b"x")
+    place(log.harness, 10, 100_000)
+    log.harness.insert(b"y")
     text = generate_latest(registry).decode()
     bounds = [line for line in text.splitlines() if "_bucket" in line]
     assert bounds[:2] == [
@@ -101,21 +101,21 @@ def test_exposition_has_every_metric_with_its_type() -> None:
 
 def test_durations_count_from_the_registration_on_both_paths() -> None:
     log = SteppedLog()
-    glass = log.glass
-    glass.insert(b"before")
-    place(glass, 10, MS)
-    timeout = glass.core._inserts.windows[0].retransmit_timeout
+    harness = log.harness
+    harness.insert(b"before")
+    place(harness, 10, MS)
+    timeout = harness.core._inserts.windows[0].retransmit_timeout
     registry = registered(log)
-    continued = glass.core._inserts.windows[0].retransmit_timeout
+    continued = harness.core._inserts.windows[0].retransmit_timeout
     assert (continued.ns, continued._smoothed, continued._variance) == (
         timeout.ns, timeout._smoothed, timeout._variance,
     )  # fmt: skip
-    glass.insert(b"short path")
-    assert glass.core._inserts.plain.insert is not None
-    place(glass, 20, MS)
-    glass.insert(b"a", b"b")
-    assert glass.core._inserts.plain.insert is None
-    place(glass, 30, 2 * MS)
+    harness.insert(b"short path")
+    assert harness.core._inserts.plain.insert is not None
+    place(harness, 20, MS)
+    harness.insert(b"a", b"b")
+    assert harness.core._inserts.plain.insert is None
+    place(harness, 30, 2 * MS)
     assert series(registry, "insert_duration_seconds_count") == [
         'ziplog_client_insert_duration_seconds_count{client="ziplog"} 2.0'
     ]
@@ -127,36 +127,36 @@ def test_durations_count_from_the_registration_on_both_paths() -> None:
 
 def test_failed_inserts_count_by_what_is_known_of_them() -> None:
     log = SteppedLog()
-    glass, registry = log.glass, registered(log)
-    call = glass.insert(b"refused", after=RecordId(999, 0))
-    (insert,) = sent(glass)
-    glass.give(refused(insert, 0, "no-such-position"))
-    assert isinstance(glass.answers.pop(call), Exception)
-    call = glass.insert(b"a", b"b", timeout=S)
-    sent(glass)
+    harness, registry = log.harness, registered(log)
+    call = harness.insert(b"refused", after=RecordId(999, 0))
+    (insert,) = sent(harness)
+    harness.give(refused(insert, 0, "no-such-position"))
+    assert isinstance(harness.answers.pop(call), Exception)
+    call = harness.insert(b"a", b"b", timeout=S)
+    sent(harness)
     assert series(registry, "window_units") == ['ziplog_client_window_units{client="ziplog"} 1.0']
-    glass.pass_time(2 * S)
-    error = glass.answers.pop(call)
+    harness.pass_time(2 * S)
+    error = harness.answers.pop(call)
     assert isinstance(error, OutcomeUnknownError)
     assert not isinstance(error, DeadlineError)
     assert [line.rpartition(",")[2] for line in series(registry, "inserts_total")] == [
         'result="ok"} 0.0', 'result="ok"} 0.0', 'result="error"} 1.0', 'result="unknown"} 2.0',
     ]  # fmt: skip
     retries = float(series(registry, "retries_total")[0].rpartition(" ")[2])
-    assert retries == glass.core.counters.retries > 0
+    assert retries == harness.core.counters.retries > 0
 
 
 def test_records_that_an_insert_of_many_placed_do_not_count_as_failed() -> None:
     log = SteppedLog()
-    glass, registry = log.glass, registered(log)
+    harness, registry = log.harness, registered(log)
     many = 600  # more than a unit's records
-    glass.insert(*[b"x"] * many, timeout=S)
-    first, *rest = sent(glass)
+    harness.insert(*[b"x"] * many, timeout=S)
+    first, *rest = sent(harness)
     assert rest
     gsns = list(range(10, 10 + first.count))
-    glass.give(ack(first, 1, gsns), ack(first, 0, gsns))
-    glass.pass_time(2 * S)
-    assert glass.core.counters.unknown == many - first.count
+    harness.give(ack(first, 1, gsns), ack(first, 0, gsns))
+    harness.pass_time(2 * S)
+    assert harness.core.counters.unknown == many - first.count
     assert series(registry, "inserts_total")[0].endswith(f" {float(first.count)}")
 
 
@@ -186,14 +186,14 @@ def test_the_lag_of_the_slowest_subscription_is_exported(monkeypatch: pytest.Mon
     assert lag_s(5) == 0
     reader.deliver(0, 11, 21, [15], stable=21)
     assert [lag_s(5), lag_s(5)] == [0, 5]
-    log.glass.step(Closing())
+    log.harness.step(Closing())
     assert lag_s(5) == 0
 
 
 def test_a_scrape_releases_the_memory_of_clients_that_the_program_dropped() -> None:
     log = SteppedLog()
     registry = registered(log)
-    subscriptions = weakref.ref(log.glass.core._subscriptions)
+    subscriptions = weakref.ref(log.harness.core._subscriptions)
     del log
     assert scrape(registry) == []
     gc.collect()
@@ -207,14 +207,14 @@ def test_a_name_belongs_to_one_open_client() -> None:
     with pytest.raises(ConfigError, match="client is 'a'; it must be another name"):
         metrics.register(registry, second, "a")  # type: ignore[arg-type]
     metrics.register(registry, second, "b")  # type: ignore[arg-type]
-    second.glass.insert(b"x")
+    second.harness.insert(b"x")
     assert series(registry, "window_units") == [
         'ziplog_client_window_units{client="a"} 0.0', 'ziplog_client_window_units{client="b"} 1.0',
     ]  # fmt: skip
-    first.glass.step(Closing())
+    first.harness.step(Closing())
     third = SteppedLog()
     metrics.register(registry, third, "a")  # type: ignore[arg-type]
-    third.glass.insert(b"x", after=RID_GENESIS)
+    third.harness.insert(b"x", after=RID_GENESIS)
     assert series(registry, "window_units")[0].endswith('client="a"} 1.0')
     del third
     assert series(registry, "window_units") == ['ziplog_client_window_units{client="b"} 1.0']

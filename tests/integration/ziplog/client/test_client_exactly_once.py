@@ -18,8 +18,8 @@ from ziplog import wire
 class FailingCluster(FakeCluster):
     """Shards fail and come back in the next view; units of one replica alone may be lost."""
 
-    def __init__(self, glass: ClientHarness, seed: int) -> None:
-        super().__init__(glass, seed)
+    def __init__(self, harness: ClientHarness, seed: int) -> None:
+        super().__init__(harness, seed)
         #: The replicas that acked a unit.
         self.holders: dict[tuple[int, int], set[int]] = {}
         self.quiet: set[int] = set()

@@ -161,7 +161,7 @@ class FakeCoordinator:
         return max(tail, message.at_least)
 
     def answer(self, message: Any) -> None:
-        now = self.database.glass.now
+        now = self.database.harness.now
         try:
             match message:
                 case messages.Open():
@@ -200,7 +200,7 @@ class FakeCoordinator:
 class FakeDatabase(FakeCluster):
     """A fake log, its coordinators, and one client."""
 
-    glass: DatabaseHarness
+    harness: DatabaseHarness
 
     def __init__(self, coordinators: int = 1, seed: int = 1, shards: int = 2) -> None:
         super().__init__(DatabaseHarness(coordinators), seed, shards)
@@ -260,7 +260,7 @@ class FakeDatabase(FakeCluster):
 
     def say(self, coordinator: int, message: Any) -> None:
         """Let a coordinator's message travel to the client."""
-        self.carry(lambda: self.glass.hear(coordinator, message))
+        self.carry(lambda: self.harness.hear(coordinator, message))
 
     # --- other clients ---
 
@@ -292,7 +292,7 @@ class FakeDatabase(FakeCluster):
     def begin(self, request_type: Callable[..., Request], *args: Any, **kwargs: Any) -> int:
         """Begin a call that has 10 s, or `within` nanoseconds."""
         within = kwargs.pop("within", 10 * S)
-        return self.glass.call(request_type(self.glass.until(within), *args, **kwargs))
+        return self.harness.call(request_type(self.harness.until(within), *args, **kwargs))
 
     def do(self, request_type: Callable[..., Request], *args: Any, **kwargs: Any) -> Any:
         """Make a call, and return its result; raises it if it is an exception."""
@@ -306,7 +306,7 @@ class FakeDatabase(FakeCluster):
 
     def open(self) -> FakeDatabase:
         self.do(OpenRequest)
-        self.glass.sent.clear()
+        self.harness.sent.clear()
         return self
 
     def put(self, key: bytes, value: Any, **kwargs: Any) -> RecordId:
@@ -334,7 +334,7 @@ class FakeDatabase(FakeCluster):
         try:
             request = next(steps)
             while True:
-                result = self.result(self.glass.call(request))
+                result = self.result(self.harness.call(request))
                 if isinstance(result, Exception):
                     request = steps.throw(result)
                 else:

@@ -50,14 +50,14 @@ def learn(db: FakeDatabase, view: int, state: str) -> None:
     """Let the client learn of the shards' view and state."""
     db.states = dict.fromkeys(db.states, state)
     placements = [placement(shard, view=view, state=state) for shard in db.states]
-    db.glass.core._calls.core._routing.update_placements(placements)
+    db.harness.core._calls.core._routing.update_placements(placements)
 
 
 #: Moments of a commit: what has to have happened.
 MOMENTS: dict[str, Callable[[FakeDatabase], bool]] = {
     "before the insert arrives": lambda _: True,
     "once it is placed": lambda db: bool(db.commits()),
-    "once it is acked": lambda db: db.glass.core.stats()["inserts"] > 0,
+    "once it is acked": lambda db: db.harness.core.stats()["inserts"] > 0,
     "once it is decided": lambda db: bool(db.first.decisions),
 }
 
@@ -77,9 +77,9 @@ def test_the_coordinator_dies(moment: str, others: int) -> None:
             db.first.restart()
 
         db.later(1500, back)
-    before = db.glass.now
+    before = db.harness.now
     assert isinstance(db.end(call), RecordId)
-    assert db.glass.now - before < 3 * S
+    assert db.harness.now - before < 3 * S
     assert len(db.commits()) == 1
     assert value_of(db) == 1
 
@@ -88,11 +88,11 @@ def test_commits_have_the_times_of_a_wall_clock_that_was_corrected() -> None:
     db = FakeDatabase().open()
     db.put(b"k", 1)
     before = len(db.inserts)
-    db.glass.wall_offset_ns, started = 10**9 * S, db.glass.now
+    db.harness.wall_offset_ns, started = 10**9 * S, db.harness.now
     assert isinstance(db.end(db.increment(b"k")), RecordId)
     times = {decode_body(one.body, 1).timestamp_us for one in db.inserts[before:]}
     assert times
-    assert all(10**9 * S + started <= 1000 * at <= 10**9 * S + db.glass.now for at in times)
+    assert all(10**9 * S + started <= 1000 * at <= 10**9 * S + db.harness.now for at in times)
 
 
 def test_the_coordinator_never_returns() -> None:
@@ -214,7 +214,7 @@ def decided(id_: records.TransactionId, outcome: Any, gsn: int) -> wire.Decided:
 def test_expired_is_final_for_a_single_copy() -> None:
     db = FakeDatabase().open()
     call, id_ = begun(db, 1)
-    db.glass.hear(0, decided(id_, "expired", 99))
+    db.harness.hear(0, decided(id_, "expired", 99))
     with pytest.raises(TransactionAborted, match="too many transactions committed in the meantime"):
         db.end(call)
 
@@ -224,20 +224,20 @@ def test_expired_is_not_final_while_another_copy_may_precede(outcome: str) -> No
     """A coordinator that began behind the copy that expired knows only that it was aborted."""
     db = FakeDatabase().open()
     call, id_ = begun(db, 2)
-    db.glass.hear(0, decided(id_, outcome, 99))
-    assert call not in db.glass.answers
-    db.glass.hear(0, decided(id_, "committed", 7))
+    db.harness.hear(0, decided(id_, outcome, 99))
+    assert call not in db.harness.answers
+    db.harness.hear(0, decided(id_, "committed", 7))
     assert db.end(call) == RecordId(7, 0)
 
 
 def test_decisions_of_other_sessions_and_old_ones_are_ignored() -> None:
     db = FakeDatabase().open()
     call, id_ = begun(db, 1)
-    db.glass.hear(0, decided(records.TransactionId(b"anothers", id_.number), "committed", 5))
-    db.glass.hear(0, decided(records.TransactionId(id_.session, id_.number + 1), "committed", 5))
-    assert call not in db.glass.answers
-    db.glass.hear(0, decided(id_, "conflict", 6))
-    db.glass.hear(0, decided(id_, "conflict", 6))
+    db.harness.hear(0, decided(records.TransactionId(b"anothers", id_.number), "committed", 5))
+    db.harness.hear(0, decided(records.TransactionId(id_.session, id_.number + 1), "committed", 5))
+    assert call not in db.harness.answers
+    db.harness.hear(0, decided(id_, "conflict", 6))
+    db.harness.hear(0, decided(id_, "conflict", 6))
     with pytest.raises(TransactionAborted):
         db.end(call)
 
@@ -245,7 +245,7 @@ def test_decisions_of_other_sessions_and_old_ones_are_ignored() -> None:
 def test_a_decision_of_any_coordinator_counts() -> None:
     db = FakeDatabase(2).open()
     call, id_ = begun(db, 1)
-    db.glass.hear(1, decided(id_, "committed", 6))
+    db.harness.hear(1, decided(id_, "committed", 6))
     assert db.end(call) == RecordId(6, 0)
 
 
@@ -255,11 +255,11 @@ def test_a_decision_of_any_coordinator_counts() -> None:
 def test_a_cancelled_commit_is_forgotten() -> None:
     db = FakeDatabase().open()
     call, id_ = begun(db, 1)
-    db.glass.cancel(call)
-    assert not db.glass.core._commits._open
-    assert not db.glass.core._tasks
-    db.glass.hear(0, decided(id_, "committed", 6))
-    assert call not in db.glass.answers
+    db.harness.cancel(call)
+    assert not db.harness.core._commits._open
+    assert not db.harness.core._tasks
+    db.harness.hear(0, decided(id_, "committed", 6))
+    assert call not in db.harness.answers
 
 
 def test_cancelled_reads_and_sleeps_are_forgotten() -> None:
@@ -268,15 +268,15 @@ def test_cancelled_reads_and_sleeps_are_forgotten() -> None:
     db.first.cache.drop(b"k")
     db.gone.add(rid.gsn)
     call = db.begin(GetRequest, [b"k"])
-    db.run(lambda: bool(db.glass.core._step_runner.sleepers))
-    db.glass.cancel(call)
-    db.glass.pass_time(S)
-    assert not db.glass.core._tasks
+    db.run(lambda: bool(db.harness.core._step_runner.sleepers))
+    db.harness.cancel(call)
+    db.harness.pass_time(S)
+    assert not db.harness.core._tasks
     db.first.silent = {wire.Get}
     call = db.begin(GetRequest, [b"k"])
-    db.glass.cancel(call)
-    assert not db.glass.core._coordinators._queries
-    assert not db.glass.answers
+    db.harness.cancel(call)
+    assert not db.harness.core._coordinators._queries
+    assert not db.harness.answers
 
 
 # --- everything at once ---

@@ -38,7 +38,7 @@ def db() -> FakeDatabase:
 
 def sent(db: FakeDatabase) -> list[str]:
     """Return the kinds of what was sent, and not looked at; the rest of the log's upkeep aside."""
-    return [type(message).__name__ for _, message in db.glass.sent]
+    return [type(message).__name__ for _, message in db.harness.sent]
 
 
 # --- messages, counted ---
@@ -47,22 +47,22 @@ def sent(db: FakeDatabase) -> list[str]:
 def test_a_put_is_one_insert_and_one_decision(db: FakeDatabase) -> None:
     call = db.begin(PutRequest, {b"k": v(1)})
     assert sent(db) == ["Insert", "Insert"]
-    (primary, insert), (backup, _) = db.glass.sent
+    (primary, insert), (backup, _) = db.harness.sent
     assert primary != backup
     # The decision alone ends it, even if it comes before the acks.
     (commit,) = [records.decode(p) for p in decode_body(insert.body, 1).payloads]
     assert isinstance(commit, records.Commit)
-    db.glass.hear(
+    db.harness.hear(
         0,
         wire.Decided(CLUSTER, commit.id.session, commit.id.number, RecordId(7, 0), "committed", []),
     )
-    assert db.glass.answers[call] == RecordId(7, 0)
+    assert db.harness.answers[call] == RecordId(7, 0)
     assert sent(db) == ["Insert", "Insert"]
 
 
 def test_a_get_is_one_request_and_one_reply(db: FakeDatabase) -> None:
     db.put(b"k", 1)
-    db.glass.sent.clear()
+    db.harness.sent.clear()
     call = db.begin(GetRequest, [b"k"], True)
     assert sent(db) == ["Get"]
     assert db.end(call).values == [v(1)]
@@ -71,7 +71,7 @@ def test_a_get_is_one_request_and_one_reply(db: FakeDatabase) -> None:
 
 def test_read_modify_write_is_one_request_and_one_insert(db: FakeDatabase) -> None:
     db.put(b"k", 1)
-    db.glass.sent.clear()
+    db.harness.sent.clear()
     everything: list[str] = []
     serve = db.serve
 
@@ -97,33 +97,33 @@ def test_no_coordinator_replies() -> None:
 
 
 def test_absent_coordinators_are_reported_at_once() -> None:
-    glass = DatabaseHarness(coordinators=2)
-    call = glass.call(OpenRequest(glass.until()))
-    assert {name for name, _ in glass.sent} == {"coordinator c0:1"}
-    glass.step(ConnectionChanged(b"coordinator c0:1", "connection refused"))
-    assert {name for name, _ in glass.sent} == {"coordinator c0:1", "coordinator c1:1"}
-    assert call not in glass.answers
-    glass.step(ConnectionChanged(b"coordinator c1:1", "connection refused"))
-    error = glass.answers[call]
+    harness = DatabaseHarness(coordinators=2)
+    call = harness.call(OpenRequest(harness.until()))
+    assert {name for name, _ in harness.sent} == {"coordinator c0:1"}
+    harness.step(ConnectionChanged(b"coordinator c0:1", "connection refused"))
+    assert {name for name, _ in harness.sent} == {"coordinator c0:1", "coordinator c1:1"}
+    assert call not in harness.answers
+    harness.step(ConnectionChanged(b"coordinator c1:1", "connection refused"))
+    error = harness.answers[call]
     assert type(error) is UnavailableError
     assert "at c0:1 (connection refused), c1:1 (connection refused); check" in str(error)
 
 
 def test_another_node_at_a_coordinators_address_is_named() -> None:
-    glass = DatabaseHarness()
-    call = glass.call(OpenRequest(glass.until()))
+    harness = DatabaseHarness()
+    call = harness.call(OpenRequest(harness.until()))
     info = log_wire.NodeInfo(1, 0, "storage", "shard-0-0", "c", "0.1", 1, 1, [])
-    glass.step(Received(b"coordinator c0:1", info))
-    assert "c0:1 (this is storage server shard-0-0 of cluster 'c');" in str(glass.answers[call])
+    harness.step(Received(b"coordinator c0:1", info))
+    assert "c0:1 (this is storage server shard-0-0 of cluster 'c');" in str(harness.answers[call])
 
 
 def test_a_coordinator_of_another_version_is_a_version_error() -> None:
-    glass = DatabaseHarness()
-    call = glass.call(OpenRequest(glass.until()))
+    harness = DatabaseHarness()
+    call = harness.call(OpenRequest(harness.until()))
     version = log_wire.VERSION + 1
     info = log_wire.NodeInfo(1, 0, "coordinator", "c0:1", "", "9.1", version, version, [])
-    glass.step(Received(b"coordinator c0:1", info))
-    error = glass.answers[call]
+    harness.step(Received(b"coordinator c0:1", info))
+    error = harness.answers[call]
     assert type(error) is VersionError
     assert f"Ziplog 9.1 there speaks wire version {version}, this client" in str(error)
 
@@ -132,8 +132,8 @@ def test_a_coordinator_that_restarts_is_waited_for() -> None:
     db = FakeDatabase(1)
     db.do(OpenRequest)
     call = db.begin(GetRequest, [b"k"])
-    db.glass.step(ConnectionChanged(b"coordinator c0:1", "connection refused"))
-    assert call not in db.glass.answers
+    db.harness.step(ConnectionChanged(b"coordinator c0:1", "connection refused"))
+    assert call not in db.harness.answers
 
 
 def test_a_replaying_coordinator_is_waited_for_and_named() -> None:
@@ -156,7 +156,7 @@ def test_another_ready_coordinator_is_used() -> None:
 def test_a_coordinator_of_another_log_is_replaced_and_named() -> None:
     db = FakeDatabase()
     call = db.begin(OpenRequest, within=S)
-    db.glass.hear(0, wire.Invalid(9, 2**40 + 1, "wrong-cluster", "of log 9"))
+    db.harness.hear(0, wire.Invalid(9, 2**40 + 1, "wrong-cluster", "of log 9"))
     db.first.is_dead = True
     with pytest.raises(UnavailableError, match="serves another log"):
         db.end(call)
@@ -257,13 +257,13 @@ def test_a_closed_watch_completes_immediately(db: FakeDatabase) -> None:
     closed.is_closed = True
     assert db.do(UnwatchRequest, closed) is None
     assert [db.end(call) for call in calls[:2]] == [None, None]
-    assert db.glass.core._tasks.keys() == {calls[2]}
+    assert db.harness.core._tasks.keys() == {calls[2]}
     # A coordinator that has not seen the watch does not restart it.
     assert db.do(WatchRequest, b"k", state.version, closed) is None
     assert db.do(UnwatchRequest, closed) is None
     db.write(b"k", 5)
     assert db.end(calls[2]).value == v(5)
-    assert not db.glass.core._watch_handles
+    assert not db.harness.core._watch_handles
 
 
 def test_a_watch_continues_at_another_coordinator() -> None:
@@ -330,17 +330,17 @@ def test_a_silent_owner_of_a_snapshot_times_out_sooner_if_others_exist(
     db = FakeDatabase(coordinators).open()
     snapshot, _ = db.do(SnapshotRequest)
     db.first.is_dead = True
-    before = db.glass.now
+    before = db.harness.now
     with pytest.raises(SnapshotExpired):
         db.do(GetRequest, [b"k"], snapshot=snapshot)
-    assert seconds * S <= db.glass.now - before < (seconds + 0.5) * S
+    assert seconds * S <= db.harness.now - before < (seconds + 0.5) * S
 
 
 def test_the_message_of_a_call_after_its_deadline(db: FakeDatabase) -> None:
     with pytest.raises(DeadlineError, match=r"timed out before.* nothing was written"):
         db.put(b"k", 1, within=0)
     assert not db.inserts
-    db.glass.pass_time(100 * MS)
+    db.harness.pass_time(100 * MS)
     for begin in (lambda: db.put(b"k", 1, within=0), lambda: db.do(GetRequest, [b"k"], within=0)):
         with pytest.raises(DeadlineError, match="timeout is too short"):
             begin()
@@ -358,8 +358,8 @@ def test_a_snapshot_of_a_cancelled_call_is_dropped() -> None:
     snapshot, _ = db.do(SnapshotRequest)
     (late,) = {m.request for m in db.first.received if isinstance(m, wire.TakeSnapshot)}
     assert snapshot.coordinator == b"coordinator c1:1"
-    db.glass.hear(0, wire.SnapshotTaken(CLUSTER, late, 77, RecordId(1, 0)))
-    assert ("coordinator c0:1", wire.DropSnapshot(CLUSTER, 77)) in db.glass.sent
+    db.harness.hear(0, wire.SnapshotTaken(CLUSTER, late, 77, RecordId(1, 0)))
+    assert ("coordinator c0:1", wire.DropSnapshot(CLUSTER, 77)) in db.harness.sent
 
 
 # --- late, repeated and unrelated replies ---
@@ -371,7 +371,7 @@ def test_repeated_replies_count_once(db: FakeDatabase) -> None:
         db.put(b"k", number)
         assert db.get(b"k") == [v(number)]
     assert len(db.commits()) == 5
-    assert db.glass.core.stats()["protocol_errors"] == 0
+    assert db.harness.core.stats()["protocol_errors"] == 0
 
 
 def test_the_reply_of_a_former_coordinator_counts() -> None:
@@ -389,12 +389,12 @@ def test_the_reply_of_a_former_coordinator_counts() -> None:
 def test_a_reply_of_the_wrong_type_is_counted_and_dropped(db: FakeDatabase) -> None:
     db.first.silent = {wire.Get}
     call = db.begin(GetRequest, [b"k"], within=S)
-    number = db.glass.sent[-1][1].request
-    db.glass.hear(0, wire.Validated(CLUSTER, number, RecordId(1, 0), []))
-    db.glass.hear(0, wire.Got(CLUSTER + 1, number, RecordId(1, 0), [wire.KeyResult(None)], []))
-    assert call not in db.glass.answers
-    assert db.glass.core.stats()["protocol_errors"] == 2
-    db.glass.hear(0, wire.Got(CLUSTER, number, RecordId(1, 0), [wire.KeyResult(None)], []))
+    number = db.harness.sent[-1][1].request
+    db.harness.hear(0, wire.Validated(CLUSTER, number, RecordId(1, 0), []))
+    db.harness.hear(0, wire.Got(CLUSTER + 1, number, RecordId(1, 0), [wire.KeyResult(None)], []))
+    assert call not in db.harness.answers
+    assert db.harness.core.stats()["protocol_errors"] == 2
+    db.harness.hear(0, wire.Got(CLUSTER, number, RecordId(1, 0), [wire.KeyResult(None)], []))
     assert db.end(call).values == [None]
 
 
@@ -402,17 +402,17 @@ def test_a_silent_coordinator_is_replaced_by_the_next() -> None:
     db = FakeDatabase(3).open()
     db.put(b"k", 1)
     db.first.is_dead = db.coordinators[1].is_dead = True
-    before = db.glass.now
+    before = db.harness.now
     assert db.get(b"k") == [v(1)]
-    assert db.glass.now - before < S
+    assert db.harness.now - before < S
 
 
 def test_a_coordinator_without_the_log_is_replaced_after_one_second() -> None:
     db = FakeDatabase(2).open()
     db.first.is_stuck = True
-    before = db.glass.now
+    before = db.harness.now
     position = db.put(b"k", 1)
-    assert S <= db.glass.now - before < 2 * S
+    assert S <= db.harness.now - before < 2 * S
     assert db.get(b"k") == [v(1)]
     assert db.first.passed < position.gsn
 
@@ -440,9 +440,9 @@ def test_a_responsive_coordinator_with_an_idle_log_is_kept() -> None:
     for coordinator in db.coordinators:
         coordinator.is_stuck = True
     db.write(b"k", 1)
-    begun = db.glass.now
+    begun = db.harness.now
     calls = []
-    while db.glass.now < begun + 900 * MS:
+    while db.harness.now < begun + 900 * MS:
         calls.append(db.begin(GetRequest, [b"k"], fresh=True))
         pause(db, 7 + len(calls) * 13 % 53)
     assert not db.coordinators[1].received
@@ -460,7 +460,7 @@ def test_a_responsive_coordinator_with_an_idle_log_is_kept() -> None:
 def test_calls_and_acks_have_the_effects_of_their_events() -> None:
     def run(*, by_events: bool) -> tuple[list[Any], list[Any], dict[int, Any]]:
         db = FakeDatabase()
-        db.glass.by_events = by_events
+        db.harness.by_events = by_events
         db.open()
         everything: list[Any] = []
         serve = db.serve
@@ -472,7 +472,7 @@ def test_calls_and_acks_have_the_effects_of_their_events() -> None:
         db.serve = spy  # type: ignore[method-assign]
         for _ in range(3):
             db.end(db.increment(b"k"))
-        return everything, db.log, db.glass.answers
+        return everything, db.log, db.harness.answers
 
     assert run(by_events=False) == run(by_events=True)
 
@@ -480,9 +480,9 @@ def test_calls_and_acks_have_the_effects_of_their_events() -> None:
 def test_no_batch_has_to_end_after_an_insert_on_the_short_path(db: FakeDatabase) -> None:
     assert not DatabaseHarness().core.is_batch_open
     db.put(b"k", 1)
-    db.glass.step(BatchEnd())
-    assert not db.glass.core.is_batch_open
+    db.harness.step(BatchEnd())
+    assert not db.harness.core.is_batch_open
     db.put(b"k", 2)
-    assert not db.glass.core.is_batch_open
-    db.glass.step(Wakeup())
-    assert db.glass.core.is_batch_open
+    assert not db.harness.core.is_batch_open
+    db.harness.step(Wakeup())
+    assert db.harness.core.is_batch_open

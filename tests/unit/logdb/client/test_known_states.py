@@ -166,7 +166,7 @@ def db() -> FakeDatabase:
 
 
 def read(db: FakeDatabase, sets: TransactionSets, *wanted: bytes) -> list[bytes | None]:
-    return db.drive(sets.get(wanted, db.glass.until()))
+    return db.drive(sets.get(wanted, db.harness.until()))
 
 
 def increment(db: FakeDatabase, key: bytes) -> int:
@@ -174,7 +174,7 @@ def increment(db: FakeDatabase, key: bytes) -> int:
     (found,) = read(db, sets, key)
     value = 1 if found is None else found[0] + 1
     sets.write(key, v(value))
-    db.drive(sets.commit(db.glass.until()))
+    db.drive(sets.commit(db.harness.until()))
     return value
 
 
@@ -189,7 +189,7 @@ def test_a_lone_client_reads_what_it_wrote_without_a_request(db: FakeDatabase) -
     assert increment(db, b"k") == QUIET_REPLIES + 1
     assert increment(db, b"k") == QUIET_REPLIES + 2
     assert requests(db) == []
-    assert db.glass.core.stats()["known_reads"] >= 2
+    assert db.harness.core.stats()["known_reads"] >= 2
     assert db.get(b"k") == [v(QUIET_REPLIES + 2)]
     assert requests(db) == [wire.Get], "a read outside a transaction is fresh"
 
@@ -206,7 +206,7 @@ def test_an_absent_key_is_known_once_it_was_read(db: FakeDatabase) -> None:
     assert requests(db) == [wire.Get]
     sets = TransactionSets(LARGEST)
     assert read(db, sets, b"absent", b"k") == [None, v(QUIET_REPLIES)]
-    assert not db.drive(sets.exists(b"absent", db.glass.until()))
+    assert not db.drive(sets.exists(b"absent", db.harness.until()))
     assert requests(db) == []
 
 
@@ -232,7 +232,7 @@ def test_a_client_beside_others_requests_each_read(db: FakeDatabase) -> None:
 
 
 def test_states_are_used_for_a_moment_only(db: FakeDatabase) -> None:
-    db.glass.now += FRESH_NS + 1
+    db.harness.now += FRESH_NS + 1
     increment(db, b"k")
     assert requests(db) == [wire.Get]
     assert FRESH_NS < 50 * MS
@@ -293,11 +293,11 @@ def test_a_coordinator_of_the_release_before_reports_no_changes(db: FakeDatabase
 
 
 def test_the_states_of_a_former_cluster_are_dropped(db: FakeDatabase) -> None:
-    core = db.glass.core
+    core = db.harness.core
     position = core.known_position.gsn
 
     def find() -> object:
-        return core.known_states.find([b"k"], [], position, db.glass.now)
+        return core.known_states.find([b"k"], [], position, db.harness.now)
 
     with patch.object(known_states, "QUIET_REPLIES", 0):
         assert find() is not None

@@ -36,7 +36,7 @@ def db() -> FakeDatabase:
 
 
 def get(db: FakeDatabase, sets: TransactionSets, *keys: bytes) -> list[bytes | None]:
-    return db.drive(sets.get(keys, db.glass.until()))
+    return db.drive(sets.get(keys, db.harness.until()))
 
 
 def scan(db: FakeDatabase, sets: TransactionSets, **bounds: Any) -> list[tuple[Any, Any]]:
@@ -47,14 +47,14 @@ def scan(db: FakeDatabase, sets: TransactionSets, **bounds: Any) -> list[tuple[A
     start: bytes | None = None if asked.is_empty else asked.start
     left = asked.limit
     while start is not None and left != 0:
-        page, start = db.drive(sets.page(asked, start, left, db.glass.until()))
+        page, start = db.drive(sets.page(asked, start, left, db.harness.until()))
         left = None if left is None else left - len(page)
         rows += map(asked.row, page)
     return rows
 
 
 def commit(db: FakeDatabase, sets: TransactionSets) -> RecordId | None:
-    db.drive(sets.commit(db.glass.until()))
+    db.drive(sets.commit(db.harness.until()))
     return sets.position
 
 
@@ -103,10 +103,10 @@ def test_each_read_is_validated_against_all_earlier_ones(db: FakeDatabase) -> No
 def test_reads_of_two_tasks_are_validated_against_each_other(db: FakeDatabase) -> None:
     db.put(b"a", 1)
     sets = TransactionSets(LARGEST)
-    one, two = (sets.get([key], db.glass.until()) for key in (b"a", b"b"))
+    one, two = (sets.get([key], db.harness.until()) for key in (b"a", b"b"))
     first, second = next(one), next(two)
-    answer = db.result(db.glass.call(second))
-    other = db.result(db.glass.call(first))
+    answer = db.result(db.harness.call(second))
+    other = db.result(db.harness.call(first))
     with pytest.raises(StopIteration):
         two.send(answer)
     # The other task's reply was not validated against this read, so it is requested again.
@@ -120,7 +120,7 @@ def test_exists_in_a_transaction(db: FakeDatabase) -> None:
     sets = TransactionSets(LARGEST)
 
     def exists(key: bytes) -> bool:
-        return db.drive(sets.exists(key, db.glass.until()))
+        return db.drive(sets.exists(key, db.harness.until()))
 
     assert exists(b"k")
     assert not exists(b"l")
@@ -131,7 +131,7 @@ def test_exists_in_a_transaction(db: FakeDatabase) -> None:
     assert len(asked(db)) == 2
     # The version is known, the value is not.
     other = TransactionSets(LARGEST)
-    db.drive(other.exists(b"k", db.glass.until()))
+    db.drive(other.exists(b"k", db.harness.until()))
     assert get(db, other, b"k") == [v(1)]
     assert [read.key for read in asked(db)[-1].reads] == [b"k"]
 
@@ -282,12 +282,12 @@ def test_scans_return_the_rows_of_a_sorted_dictionary(
         patch.setattr("logdb.client.transaction.PAGE_ROWS", page)
         patch.setattr("logdb.client.scanning.PAGE_ROWS", page)
         bounds = arguments.bounds(start, stop, prefix, limit)
-        outside = OpenScan(bounds, db.glass.until)
+        outside = OpenScan(bounds, db.harness.until)
         found = []
         while not outside.is_over:
             found += [bounds.row(row) for row in db.drive(outside.page())]
         for request in outside.close():
-            db.result(db.glass.call(request))
+            db.result(db.harness.call(request))
         assert found == _expected(stored, start, stop, prefix, limit)
         sets = TransactionSets(LARGEST)
         for key, value in written.items():
@@ -297,14 +297,14 @@ def test_scans_return_the_rows_of_a_sorted_dictionary(
         wanted = _expected(merged, start, stop, prefix, limit)
         is_bytes = any(bound is not None for bound in (start, stop, prefix))
         assert rows == wanted, is_bytes
-        db.drive(sets.commit(db.glass.until()))
+        db.drive(sets.commit(db.harness.until()))
 
 
 def _put(db: FakeDatabase, values: dict[bytes, int]) -> Any:
     sets = TransactionSets(LARGEST)
     for key, value in values.items():
         sets.write(key, v(value))
-    return sets.commit(db.glass.until())
+    return sets.commit(db.harness.until())
 
 
 def _expected(
@@ -330,7 +330,7 @@ def test_a_long_scan_reads_one_state(db: FakeDatabase, monkeypatch: pytest.Monke
     monkeypatch.setattr("logdb.client.scanning.PAGE_ROWS", 2)
     for key in (b"a", b"b", b"c", b"d", b"e"):
         db.put(key, 1)
-    scanning = OpenScan(arguments.bounds(None, None, None, None), db.glass.until)
+    scanning = OpenScan(arguments.bounds(None, None, None, None), db.harness.until)
     rows = db.drive(scanning.page())
     db.put(b"b", 2)
     db.put(b"d", 2)
@@ -348,7 +348,7 @@ def test_a_long_scan_reads_one_state(db: FakeDatabase, monkeypatch: pytest.Monke
 
 def test_a_short_scan_is_one_request(db: FakeDatabase) -> None:
     db.put(b"a", 1)
-    scanning = OpenScan(arguments.bounds(None, None, None, None), db.glass.until)
+    scanning = OpenScan(arguments.bounds(None, None, None, None), db.harness.until)
     assert db.drive(scanning.page()) == [(b"a", v(1))]
     assert scanning.is_over
     assert not scanning.close()
@@ -369,7 +369,7 @@ def test_phantoms_abort(db: FakeDatabase) -> None:
 
 
 def test_requests_carry_their_deadline(db: FakeDatabase) -> None:
-    until = db.glass.until(3 * S)
+    until = db.harness.until(3 * S)
     sets = TransactionSets(LARGEST)
     request = next(sets.get([b"k"], until))
     assert request.deadline == until

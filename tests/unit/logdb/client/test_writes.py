@@ -33,19 +33,19 @@ def db() -> FakeDatabase:
 
 def sent(db: FakeDatabase) -> list[str]:
     """Return the kinds of what was sent, and not looked at; the rest of the log's upkeep aside."""
-    return [type(message).__name__ for _, message in db.glass.sent]
+    return [type(message).__name__ for _, message in db.harness.sent]
 
 
 def test_nothing_is_written_without_a_live_coordinator(db: FakeDatabase) -> None:
     db.first.is_dead = True
-    db.glass.pass_time(100 * MS)
+    db.harness.pass_time(100 * MS)
     with pytest.raises(UnavailableError, match="nothing was written"):
         db.put(b"k", 1)
     assert not db.inserts
 
 
 def test_an_idle_period_costs_one_liveness_probe(db: FakeDatabase) -> None:
-    db.glass.pass_time(100 * MS)
+    db.harness.pass_time(100 * MS)
     calls = [db.begin(PutRequest, {b"k%d" % number: v(number)}) for number in range(3)]
     assert sent(db) == ["Open"]
     for call in calls:
@@ -78,7 +78,7 @@ def test_a_large_value_is_inserted_after_the_reads(db: FakeDatabase) -> None:
         made = [insert for insert in db.inserts if insert.copy == 1]
         assert made
         assert all(insert.after >= found.versions[0] for insert in made)
-    assert db.glass.core.stats()["aborts"] == 0
+    assert db.harness.core.stats()["aborts"] == 0
 
 
 def test_an_overtaken_blind_write_is_retried(db: FakeDatabase) -> None:
@@ -99,7 +99,7 @@ def test_an_overtaken_blind_write_is_retried(db: FakeDatabase) -> None:
     db.serve = spy  # type: ignore[method-assign]
     db.do(PutRequest, {b"k": b"x" * 50_000})
     assert db.get(b"k") == [b"x" * 50_000]
-    assert db.glass.core.stats()["repeated_puts"] == 1
+    assert db.harness.core.stats()["repeated_puts"] == 1
 
 
 def test_a_conflict_aborts_and_names_the_key(db: FakeDatabase) -> None:
@@ -183,7 +183,7 @@ def test_an_overtaken_test_and_put_is_retried(db: FakeDatabase) -> None:
     before_its_insert(db, lambda: db.write(b"k", 7))
     assert db.do(CompareAndPutRequest, {b"k": 2}, {b"k": v(3)}) is False
     assert db.get(b"k") == [v(7)]
-    assert db.glass.core.stats()["aborts"] == 2
+    assert db.harness.core.stats()["aborts"] == 2
 
 
 def test_a_difference_in_an_old_state_is_read_again(db: FakeDatabase) -> None:

@@ -239,26 +239,26 @@ def pinned(_payload: bytes, _key: bytes | None, _live: Any) -> int:
 
 
 def connected(policy: Any = None) -> ClientHarness:
-    glass = ClientHarness(policy)
-    glass.connect(placement(0), placement(1))
-    return glass
+    harness = ClientHarness(policy)
+    harness.connect(placement(0), placement(1))
+    return harness
 
 
-def learn(glass: ClientHarness, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
+def learn(harness: ClientHarness, view: int = 1, state: str = "recovering", shard: int = 0) -> None:
     """Deliver a shard's view and state."""
-    glass.core._inserts.take_over_plain()  # As each step does.
-    glass.core._routing.update_placements([placement(shard, view=view, state=state)])
-    glass.step(BatchEnd())
+    harness.core._inserts.take_over_plain()  # As each step does.
+    harness.core._routing.update_placements([placement(shard, view=view, state=state)])
+    harness.step(BatchEnd())
 
 
-def sent(glass: ClientHarness) -> list[wire.Insert]:
+def sent(harness: ClientHarness) -> list[wire.Insert]:
     """Return and remove the inserts that were sent to primaries."""
-    return [m for name, m in glass.take(wire.Insert) if name.endswith("r0:1")]
+    return [m for name, m in harness.take(wire.Insert) if name.endswith("r0:1")]
 
 
-def resolve(glass: ClientHarness, error: OutcomeUnknownError, timeout: int = 10 * S) -> int:
+def resolve(harness: ClientHarness, error: OutcomeUnknownError, timeout: int = 10 * S) -> int:
     outcome: Any = error.doubt
-    return glass.call(ResolveRequest(glass.until(timeout), outcome))
+    return harness.call(ResolveRequest(harness.until(timeout), outcome))
 
 
 class FakeCluster:
@@ -268,8 +268,10 @@ class FakeCluster:
     unit is stable at once. `frontier` moves with inserts and on `Want`.
     """
 
-    def __init__(self, glass: ClientHarness, seed: int, shards: int = 2, replicas: int = 2) -> None:
-        self.glass = glass
+    def __init__(
+        self, harness: ClientHarness, seed: int, shards: int = 2, replicas: int = 2
+    ) -> None:
+        self.harness = harness
         self.service = SERVICE
         self.trim = 0
         self.random = random.Random(seed)
@@ -299,36 +301,36 @@ class FakeCluster:
         copies = 2 if self.random.random() < self.repetition else 1
         for _ in range(copies):
             if self.random.random() >= self.loss:
-                at = self.glass.now + self.random.randrange(10_000, 2 * MS)
+                at = self.harness.now + self.random.randrange(10_000, 2 * MS)
                 self.in_flight.append((at, next(self.counter), deliver))
 
     def later(self, ms: int, act: Callable[[], object]) -> None:
         """Schedule an action after a duration."""
-        self.in_flight.append((self.glass.now + ms * MS, next(self.counter), act))
+        self.in_flight.append((self.harness.now + ms * MS, next(self.counter), act))
 
     def run(self, done: Callable[[], bool], within: int = 300 * S) -> None:
         """Advance the time until `done`."""
-        end = self.glass.now + within
+        end = self.harness.now + within
         while not done():
-            assert self.glass.now < end, "the run did not finish"
-            sent, self.glass.sent = self.glass.sent, []
+            assert self.harness.now < end, "the run did not finish"
+            sent, self.harness.sent = self.harness.sent, []
             for name, message in sent:
                 self.carry(lambda name=name, message=message: self.serve(name, message))  # type: ignore[misc]
-            due = self.glass.core.next_wakeup()
+            due = self.harness.core.next_wakeup()
             times = [item[0] for item in self.in_flight] + ([due] if due is not None else [])
             assert times, "no event is scheduled"
-            self.glass.now = max(self.glass.now, min(times))
-            ready = sorted(item for item in self.in_flight if item[0] <= self.glass.now)
-            self.in_flight = [item for item in self.in_flight if item[0] > self.glass.now]
+            self.harness.now = max(self.harness.now, min(times))
+            ready = sorted(item for item in self.in_flight if item[0] <= self.harness.now)
+            self.in_flight = [item for item in self.in_flight if item[0] > self.harness.now]
             for _, _, deliver in ready:
                 deliver()
-            self.glass.step(BatchEnd())
-            if due is not None and due <= self.glass.now:
-                self.glass.step(Wakeup())
+            self.harness.step(BatchEnd())
+            if due is not None and due <= self.harness.now:
+                self.harness.step(Wakeup())
 
     def reply(self, message: Message) -> None:
         frame = wire.encode(message)
-        self.carry(lambda: self.glass.step(Received(b"server", wire.decode(frame))))
+        self.carry(lambda: self.harness.step(Received(b"server", wire.decode(frame))))
 
     # --- the servers ---
 
@@ -531,14 +533,14 @@ class FakeCluster:
 
     def result(self, call: int) -> Any:
         """Run until a call is completed; return its result."""
-        self.run(lambda: call in self.glass.answers)
-        return self.glass.answers.pop(call)
+        self.run(lambda: call in self.harness.answers)
+        return self.harness.answers.pop(call)
 
     def fetch_all(self, subscription: int) -> list[Record]:
         """Fetch until the end of a subscription."""
         records: list[Record] = []
         while True:
-            batch = self.result(self.glass.call(FetchRequest(NEVER, subscription, 7)))
+            batch = self.result(self.harness.call(FetchRequest(NEVER, subscription, 7)))
             assert isinstance(batch, Fetched), batch
             records += batch.records
             if batch.ended:
@@ -547,8 +549,8 @@ class FakeCluster:
     def subscribe(
         self, start: RecordId = RID_GENESIS, *, follow: bool = False, known_rows: bool = False
     ) -> int:
-        until = self.glass.until(60 * S)
+        until = self.harness.until(60 * S)
         request = SubscribeRequest(until, start, follow, known_rows=known_rows)
-        number = self.result(self.glass.call(request))
+        number = self.result(self.harness.call(request))
         assert isinstance(number, int), number
         return number

@@ -27,117 +27,117 @@ class BarrierReader(Reader):
 
 def slow_shard_reader() -> BarrierReader:
     """Return a subscription with shard 1 as the slowest shard."""
-    glass = BarrierReader()
-    glass.deliver(0, 1, 9)
-    glass.deliver(1, 1, 4)
-    return glass
+    harness = BarrierReader()
+    harness.deliver(0, 1, 9)
+    harness.deliver(1, 1, 4)
+    return harness
 
 
 def test_slowest_shard_bounds_all_readers_by_its_next_position() -> None:
-    glass = slow_shard_reader()
-    call = glass.ask()
-    questions = glass.questions()
+    harness = slow_shard_reader()
+    call = harness.ask()
+    questions = harness.questions()
     assert sorted(questions) == ["s1r0:1", "s1r1:1"]
-    glass.answer(questions["s1r0:1"], 0, 21)
-    assert call not in glass.answers, "a replaced replica may reply, but not all can"
-    glass.answer(questions["s1r1:1"], 1, 17)
+    harness.answer(questions["s1r0:1"], 0, 21)
+    assert call not in harness.answers, "a replaced replica may reply, but not all can"
+    harness.answer(questions["s1r1:1"], 1, 17)
     # Shard 0 owns 17. The backup has not even decided 18, so no reader has passed it.
-    assert glass.answers.pop(call).gsn == 18
-    assert not glass.core._is_waiting()
+    assert harness.answers.pop(call).gsn == 18
+    assert not harness.core._is_waiting()
 
 
 def test_barrier_needs_replies_of_all_replicas_in_the_newest_known_view() -> None:
-    glass = slow_shard_reader()
-    call = glass.ask()
-    tail = glass.questions()["s1r0:1"]
-    glass.answer(tail, 0, 5)
-    glass.answer(tail, 1, 31, view=2)
-    assert call not in glass.answers
-    glass.answer(tail, 0, 33, view=2)
-    assert glass.answers.pop(call).gsn == 32
+    harness = slow_shard_reader()
+    call = harness.ask()
+    tail = harness.questions()["s1r0:1"]
+    harness.answer(tail, 0, 5)
+    harness.answer(tail, 1, 31, view=2)
+    assert call not in harness.answers
+    harness.answer(tail, 0, 33, view=2)
+    assert harness.answers.pop(call).gsn == 32
 
 
 def test_reply_of_an_earlier_round_is_ignored() -> None:
-    glass = slow_shard_reader()
-    call = glass.ask()
-    first = glass.questions()["s1r0:1"]
-    glass.answer(first, 0, 5)
-    glass.pass_time(15 * MS)
-    second = glass.questions()["s1r0:1"]
+    harness = slow_shard_reader()
+    call = harness.ask()
+    first = harness.questions()["s1r0:1"]
+    harness.answer(first, 0, 5)
+    harness.pass_time(15 * MS)
+    second = harness.questions()["s1r0:1"]
     assert second.request != first.request
-    glass.answer(first, 1, 5)
-    glass.answer(second, 1, 9)
-    assert call not in glass.answers
-    glass.answer(second, 0, 9)
-    assert glass.answers.pop(call).gsn == 10
+    harness.answer(first, 1, 5)
+    harness.answer(second, 1, 9)
+    assert call not in harness.answers
+    harness.answer(second, 0, 9)
+    assert harness.answers.pop(call).gsn == 10
 
 
 def test_shard_without_known_later_positions_gives_no_bound() -> None:
     """Its end may be where it left the leases; other shards and readers may have continued."""
-    glass = BarrierReader(
+    harness = BarrierReader(
         leases=[run_of(lease([0, 1], size=10)), run_of(lease([0], 2, 11, size=100))]
     )
-    glass.deliver(0, 1, 9)
-    glass.deliver(1, 1, 4)
-    call = glass.ask()
-    tail = glass.questions()["s1r0:1"]
-    glass.answer(tail, 0, 11)
-    glass.answer(tail, 1, 11)
-    assert call not in glass.answers
+    harness.deliver(0, 1, 9)
+    harness.deliver(1, 1, 4)
+    call = harness.ask()
+    tail = harness.questions()["s1r0:1"]
+    harness.answer(tail, 0, 11)
+    harness.answer(tail, 1, 11)
+    assert call not in harness.answers
     # It has left the leases: the next round asks the other shard.
-    glass.deliver(1, 4, 11)
-    glass.pass_time(30 * MS)
-    questions: dict[str, Any] = glass.questions()
+    harness.deliver(1, 4, 11)
+    harness.pass_time(30 * MS)
+    questions: dict[str, Any] = harness.questions()
     assert sorted(questions)[:2] == ["s0r0:1", "s0r1:1"]
     for server in range(2):
-        glass.answer(questions[f"s0r{server}:1"], server, 40)
-    assert glass.answers.pop(call).gsn == 40
+        harness.answer(questions[f"s0r{server}:1"], server, 40)
+    assert harness.answers.pop(call).gsn == 40
 
 
 def test_barrier_is_retried_until_its_deadline() -> None:
-    glass = slow_shard_reader()
-    call = glass.ask(S)
-    glass.questions()
-    glass.pass_time(500 * MS)
-    assert len(glass.take(wire.Tail)) >= 4
-    glass.pass_time(600 * MS)
-    error = glass.answers.pop(call)
+    harness = slow_shard_reader()
+    call = harness.ask(S)
+    harness.questions()
+    harness.pass_time(500 * MS)
+    assert len(harness.take(wire.Tail)) >= 4
+    harness.pass_time(600 * MS)
+    error = harness.answers.pop(call)
     assert isinstance(error, DeadlineError)
     assert "shard 1" in str(error)
-    assert not glass.core._is_waiting()
+    assert not harness.core._is_waiting()
 
 
 def test_refused_barrier_refreshes_the_placements() -> None:
-    glass = slow_shard_reader()
-    glass.pass_time(S)
-    glass.questions()
-    glass.ask()
-    glass.take(wire.Hello)
-    tail = glass.questions()["s1r0:1"]
-    glass.give(refused(tail, 0, "wrong-view", tail.request))
-    glass.pass_time(S // 2)
-    assert glass.take(wire.Hello)
-    glass.learn(placement(1, view=2))
-    glass.pass_time(S // 4)
-    assert {tail.view for _, tail in glass.take(wire.Tail)[-2:]} == {2}
+    harness = slow_shard_reader()
+    harness.pass_time(S)
+    harness.questions()
+    harness.ask()
+    harness.take(wire.Hello)
+    tail = harness.questions()["s1r0:1"]
+    harness.give(refused(tail, 0, "wrong-view", tail.request))
+    harness.pass_time(S // 2)
+    assert harness.take(wire.Hello)
+    harness.learn(placement(1, view=2))
+    harness.pass_time(S // 4)
+    assert {tail.view for _, tail in harness.take(wire.Tail)[-2:]} == {2}
 
 
 def test_barrier_of_a_closed_subscription_fails() -> None:
-    glass = slow_shard_reader()
-    waiting = glass.ask()
-    glass.call(UnsubscribeRequest(glass.until(), glass.subscription))
-    late = glass.ask()
-    assert isinstance(glass.answers.pop(late), ClosedError)
-    glass.pass_time(20 * MS)
-    assert isinstance(glass.answers.pop(waiting), ClosedError)
+    harness = slow_shard_reader()
+    waiting = harness.ask()
+    harness.call(UnsubscribeRequest(harness.until(), harness.subscription))
+    late = harness.ask()
+    assert isinstance(harness.answers.pop(late), ClosedError)
+    harness.pass_time(20 * MS)
+    assert isinstance(harness.answers.pop(waiting), ClosedError)
 
 
 def test_cancelled_barrier_gets_no_result() -> None:
-    glass = slow_shard_reader()
-    call = glass.ask()
-    tail = glass.questions()["s1r0:1"]
-    glass.cancel(call)
-    assert not glass.core._is_waiting()
-    glass.answer(tail, 0, 5)
-    glass.answer(tail, 1, 5)
-    assert call not in glass.answers
+    harness = slow_shard_reader()
+    call = harness.ask()
+    tail = harness.questions()["s1r0:1"]
+    harness.cancel(call)
+    assert not harness.core._is_waiting()
+    harness.answer(tail, 0, 5)
+    harness.answer(tail, 1, 5)
+    assert call not in harness.answers

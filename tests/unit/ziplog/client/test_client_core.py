@@ -54,25 +54,25 @@ from ziplog.types import RecordId
 
 
 def test_connect_asks_all_endpoints_and_names_them_without_a_reply() -> None:
-    glass = ClientHarness(endpoints=["a:1", "b:2"])
-    call = glass.call(ConnectRequest(glass.until(2 * S)))
-    assert [name for name, _ in glass.sent] == ["a:1", "b:2"]
-    glass.pass_time(2 * S)
-    error = glass.answers[call]
+    harness = ClientHarness(endpoints=["a:1", "b:2"])
+    call = harness.call(ConnectRequest(harness.until(2 * S)))
+    assert [name for name, _ in harness.sent] == ["a:1", "b:2"]
+    harness.pass_time(2 * S)
+    error = harness.answers[call]
     assert type(error) is UnavailableError
     assert "at a:1 (no reply), b:2 (no reply); check" in str(error)
 
 
 def test_the_first_contact_ends_at_once_if_no_node_can_be_reached() -> None:
-    glass = ClientHarness(endpoints=["a:1", "b:2"])
-    call = glass.call(ConnectRequest(glass.until()))
-    glass.step(ConnectionChanged(b"a:1", "connection refused"))
-    assert call not in glass.answers
-    glass.step(ConnectionChanged(b"b:2", ""))
-    glass.step(ConnectionChanged(b"elsewhere:3", "connection refused"))
-    assert call not in glass.answers
-    glass.step(ConnectionChanged(b"b:2", "the name does not resolve: unknown"))
-    error = glass.answers[call]
+    harness = ClientHarness(endpoints=["a:1", "b:2"])
+    call = harness.call(ConnectRequest(harness.until()))
+    harness.step(ConnectionChanged(b"a:1", "connection refused"))
+    assert call not in harness.answers
+    harness.step(ConnectionChanged(b"b:2", ""))
+    harness.step(ConnectionChanged(b"elsewhere:3", "connection refused"))
+    assert call not in harness.answers
+    harness.step(ConnectionChanged(b"b:2", "the name does not resolve: unknown"))
+    error = harness.answers[call]
     assert type(error) is UnavailableError
     reached = "a:1 (connection refused), b:2 (the name does not resolve: unknown)"
     assert f"at {reached}; check" in str(error)
@@ -85,84 +85,84 @@ def node_info(role: str, wire_version: int = wire.VERSION) -> wire.NodeInfo:
 
 
 def test_a_node_of_another_service_is_named_at_once() -> None:
-    glass = ClientHarness(endpoints=["a:1"])
-    call = glass.call(ConnectRequest(glass.until()))
-    glass.step(Received(b"elsewhere:1", node_info("handler")))
-    assert call not in glass.answers
-    glass.step(Received(b"a:1", node_info("storage")))
-    error = glass.answers[call]
+    harness = ClientHarness(endpoints=["a:1"])
+    call = harness.call(ConnectRequest(harness.until()))
+    harness.step(Received(b"elsewhere:1", node_info("handler")))
+    assert call not in harness.answers
+    harness.step(Received(b"a:1", node_info("storage")))
+    error = harness.answers[call]
     assert type(error) is UnavailableError
     why = "this is storage server x-0 of cluster 'c'; its membership service is at mms:1"
     assert f"at a:1 ({why});" in str(error)
 
 
 def test_a_cluster_of_another_version_is_a_version_error() -> None:
-    glass = ClientHarness(endpoints=["a:1", "b:2"])
-    call = glass.call(ConnectRequest(glass.until()))
-    glass.step(Received(b"a:1", node_info("membership", wire.VERSION + 1)))
-    assert call not in glass.answers
-    glass.step(ConnectionChanged(b"b:2", "connection refused"))
-    error = glass.answers[call]
+    harness = ClientHarness(endpoints=["a:1", "b:2"])
+    call = harness.call(ConnectRequest(harness.until()))
+    harness.step(Received(b"a:1", node_info("membership", wire.VERSION + 1)))
+    assert call not in harness.answers
+    harness.step(ConnectionChanged(b"b:2", "connection refused"))
+    error = harness.answers[call]
     assert type(error) is VersionError
     assert f"Ziplog 9.1.0 there speaks wire version {wire.VERSION + 1}, this client" in str(error)
 
 
 def test_a_client_ignores_descriptions_after_a_reply() -> None:
-    glass = ClientHarness(endpoints=["a:1"])
-    glass.connect(placement(0))
-    call = glass.call(StatusRequest(glass.until(S)))
+    harness = ClientHarness(endpoints=["a:1"])
+    harness.connect(placement(0))
+    call = harness.call(StatusRequest(harness.until(S)))
     for name in (b"a:1", SERVICE.encode()):
-        glass.step(Received(name, node_info("membership", wire.VERSION + 1)))
-    assert call not in glass.answers
-    assert not glass.failures
+        harness.step(Received(name, node_info("membership", wire.VERSION + 1)))
+    assert call not in harness.answers
+    assert not harness.failures
 
 
 def test_a_cluster_that_uses_a_later_version_fails_all_calls() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    assert glass.core._routing.wire == 1
-    glass.call(TailRequest(glass.until(60 * S)))
-    glass.pass_time(2 * S)
-    hello = next(message for _, message in reversed(glass.sent) if type(message) is wire.Hello)
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    assert harness.core._routing.wire == 1
+    harness.call(TailRequest(harness.until(60 * S)))
+    harness.pass_time(2 * S)
+    hello = next(message for _, message in reversed(harness.sent) if type(message) is wire.Hello)
     reply = msgspec.structs.replace(info(hello.request, [placement(0)], []), wire=2)
-    glass.step(Received(SERVICE.encode(), reply))
-    [error] = glass.failures
+    harness.step(Received(SERVICE.encode(), reply))
+    [error] = harness.failures
     assert type(error) is VersionError
     known = "uses wire version 2, but this client knows 1: install a release that knows 2"
     assert known in str(error)
 
 
 def test_an_upgrade_is_finished_or_the_obstacle_is_named() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
+    harness = ClientHarness()
+    harness.connect(placement(0))
     for wire_in_use, obstacle in ((1, "shard-0-1 is down"), (2, "")):
-        call = glass.call(FinishUpgradeRequest(glass.until(S), 2))
-        request = next(m for _, m in reversed(glass.sent) if type(m) is wire.FinishUpgrade)
+        call = harness.call(FinishUpgradeRequest(harness.until(S), 2))
+        request = next(m for _, m in reversed(harness.sent) if type(m) is wire.FinishUpgrade)
         assert request.wire == 2
         reply = wire.UpgradeFinished(CLUSTER, request.request, wire_in_use, obstacle)
-        glass.step(Received(SERVICE.encode(), reply))
+        harness.step(Received(SERVICE.encode(), reply))
         if obstacle:
-            error = glass.answers[call]
+            error = harness.answers[call]
             assert type(error) is UnavailableError
             assert "still uses wire version 1, because not all nodes know version 2:" in str(error)
             assert f"version 2: {obstacle}. Start a release there" in str(error)
         else:
-            assert glass.answers[call] == 2
-    call = glass.call(FinishUpgradeRequest(glass.until(S), 2))
-    glass.pass_time(S)
-    assert "did not confirm the use of wire version 2" in str(glass.answers[call])
+            assert harness.answers[call] == 2
+    call = harness.call(FinishUpgradeRequest(harness.until(S), 2))
+    harness.pass_time(S)
+    assert "did not confirm the use of wire version 2" in str(harness.answers[call])
 
 
 def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster() -> None:
-    glass = ClientHarness(endpoints=["a:1", "b:2"])
-    glass.connect(placement(0))
+    harness = ClientHarness(endpoints=["a:1", "b:2"])
+    harness.connect(placement(0))
     refusal = wire.Refused(CLUSTER + 1, 0, 0, 0, 1, "wrong-cluster", "this is another one")
-    glass.step(ConnectionChanged(SERVICE.encode(), "connection refused"))
-    glass.step(Received(b"a:1", refusal))
-    glass.step(Received(b"127.0.0.1:8000", refusal))  # A storage server does not count.
-    assert not glass.failures
-    glass.step(Received(b"b:2", refusal))
-    [error] = glass.failures
+    harness.step(ConnectionChanged(SERVICE.encode(), "connection refused"))
+    harness.step(Received(b"a:1", refusal))
+    harness.step(Received(b"127.0.0.1:8000", refusal))  # A storage server does not count.
+    assert not harness.failures
+    harness.step(Received(b"b:2", refusal))
+    [error] = harness.failures
     assert isinstance(error, ClusterMismatchError)
     assert (error.expected, error.found) == (f"{CLUSTER:032x}", f"{CLUSTER + 1:032x}")
     assert error.endpoint == "b:2"
@@ -171,113 +171,113 @@ def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster(
 
 
 def test_a_node_counts_no_longer_as_another_clusters_once_its_process_changed() -> None:
-    glass = ClientHarness(endpoints=["a:1", "b:2"])
-    glass.connect(placement(0))
+    harness = ClientHarness(endpoints=["a:1", "b:2"])
+    harness.connect(placement(0))
     refusal = wire.Refused(CLUSTER + 1, 0, 0, 0, 1, "wrong-cluster", "this is another one")
     for name in (b"a:1", SERVICE.encode()):
-        glass.step(Received(name, refusal))
-    glass.step(ConnectionChanged(b"a:1", ""))
-    glass.step(Received(b"b:2", refusal))
-    assert not glass.failures
+        harness.step(Received(name, refusal))
+    harness.step(ConnectionChanged(b"a:1", ""))
+    harness.step(Received(b"b:2", refusal))
+    assert not harness.failures
 
 
 def test_a_silent_node_is_distinguished_from_an_absent_one() -> None:
-    glass = ClientHarness(endpoints=["a:1"])
-    call = glass.call(ConnectRequest(glass.until(S)))
-    glass.step(ConnectionChanged(b"a:1", ""))
-    glass.pass_time(S)
-    text = str(glass.answers[call])
+    harness = ClientHarness(endpoints=["a:1"])
+    call = harness.call(ConnectRequest(harness.until(S)))
+    harness.step(ConnectionChanged(b"a:1", ""))
+    harness.pass_time(S)
+    text = str(harness.answers[call])
     assert "at a:1 (something listens there, but does not reply: no Ziplog node, or" in text
 
 
 def test_a_client_that_reached_its_cluster_waits_for_nodes_that_restart() -> None:
-    glass = ClientHarness(endpoints=["a:1"])
-    glass.connect(placement(0))
-    call = glass.call(StatusRequest(glass.until(S)))
+    harness = ClientHarness(endpoints=["a:1"])
+    harness.connect(placement(0))
+    call = harness.call(StatusRequest(harness.until(S)))
     for name in (b"a:1", SERVICE.encode()):
-        glass.step(ConnectionChanged(name, "connection refused"))
-    assert call not in glass.answers
-    [(_, request)] = glass.take(wire.StatusQuery)
-    glass.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
-    assert glass.answers[call] == b"{}"
+        harness.step(ConnectionChanged(name, "connection refused"))
+    assert call not in harness.answers
+    [(_, request)] = harness.take(wire.StatusQuery)
+    harness.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
+    assert harness.answers[call] == b"{}"
 
 
 def test_later_requests_go_to_the_leader_and_follow_it() -> None:
-    glass = ClientHarness(endpoints=["a:1", "b:2"])
-    glass.connect(placement(0))
-    call = glass.call(StatusRequest(glass.until()))
-    [(name, request)] = glass.take(wire.StatusQuery)
+    harness = ClientHarness(endpoints=["a:1", "b:2"])
+    harness.connect(placement(0))
+    call = harness.call(StatusRequest(harness.until()))
+    [(name, request)] = harness.take(wire.StatusQuery)
     assert name == SERVICE
-    glass.give(wire.NotLeader(CLUSTER, request.request, "new:3"))
-    [(name, again)] = glass.take(wire.StatusQuery)
+    harness.give(wire.NotLeader(CLUSTER, request.request, "new:3"))
+    [(name, again)] = harness.take(wire.StatusQuery)
     assert (name, again.request) == ("new:3", request.request)
-    glass.give(wire.NotLeader(CLUSTER, request.request, SERVICE))
-    assert not glass.take(wire.StatusQuery), "two nodes redirect to each other"
-    glass.pass_time(150 * MS)
-    assert {name for name, _ in glass.take(wire.StatusQuery)} >= {SERVICE, "new:3", "a:1", "b:2"}
-    glass.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
-    assert glass.answers[call] == b"{}"
+    harness.give(wire.NotLeader(CLUSTER, request.request, SERVICE))
+    assert not harness.take(wire.StatusQuery), "two nodes redirect to each other"
+    harness.pass_time(150 * MS)
+    assert {name for name, _ in harness.take(wire.StatusQuery)} >= {SERVICE, "new:3", "a:1", "b:2"}
+    harness.give(wire.StatusReply(CLUSTER, request.request, b"{}"))
+    assert harness.answers[call] == b"{}"
 
 
 def test_a_message_of_another_cluster_is_dropped_and_counted() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    call = glass.insert(b"x")
-    insert = glass.take(wire.Insert)[0][1]
-    glass.give(*(ack(insert, server, [1], cluster=8) for server in (0, 1)))
-    assert call not in glass.answers
-    assert glass.core.counters.protocol_errors == 2
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    call = harness.insert(b"x")
+    insert = harness.take(wire.Insert)[0][1]
+    harness.give(*(ack(insert, server, [1], cluster=8) for server in (0, 1)))
+    assert call not in harness.answers
+    assert harness.core.counters.protocol_errors == 2
 
 
 def test_a_message_that_only_servers_may_get_is_counted() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    glass.give(wire.Report(CLUSTER, 0, 1, 1, 1, 1, 1))
-    assert glass.core.counters.protocol_errors == 1
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    harness.give(wire.Report(CLUSTER, 0, 1, 1, 1, 1, 1))
+    assert harness.core.counters.protocol_errors == 1
 
 
 def test_client_without_pending_calls_sends_nothing() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    glass.sent.clear()
-    glass.pass_time(3600 * S)
-    assert not glass.sent
-    assert glass.core.next_wakeup() is None
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    harness.sent.clear()
+    harness.pass_time(3600 * S)
+    assert not harness.sent
+    assert harness.core.next_wakeup() is None
 
 
 def test_placements_are_requested_once_a_second_while_a_call_is_pending() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    glass.call(ReadRequest(glass.until(60 * S), RecordId(1, 0)))
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    harness.call(ReadRequest(harness.until(60 * S), RecordId(1, 0)))
     times = 0
     for _ in range(100):
-        glass.pass_time(100 * MS)
-        for _, hello in glass.take(wire.Hello):
+        harness.pass_time(100 * MS)
+        for _, hello in harness.take(wire.Hello):
             times += 1
-            glass.give(info(hello.request, [placement(0)], []))
+            harness.give(info(hello.request, [placement(0)], []))
     assert 8 <= times <= 12
 
 
 def test_an_older_view_does_not_replace_a_newer_one() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0, view=3))
-    glass.insert(b"x", timeout=60 * S)
-    glass.pass_time(2 * S)
-    glass.take(wire.Insert)
-    glass.inform(placement(0, view=2))
-    glass.pass_time(2 * S)
-    assert {m.view for _, m in glass.take(wire.Insert)} == {3}
+    harness = ClientHarness()
+    harness.connect(placement(0, view=3))
+    harness.insert(b"x", timeout=60 * S)
+    harness.pass_time(2 * S)
+    harness.take(wire.Insert)
+    harness.inform(placement(0, view=2))
+    harness.pass_time(2 * S)
+    assert {m.view for _, m in harness.take(wire.Insert)} == {3}
 
 
 def test_replicas_are_connected_on_use_and_disconnected_when_they_move() -> None:
-    glass = ClientHarness()
-    glass.connect(*(placement(shard) for shard in range(100)))
-    assert len(glass.connected) == 1
-    glass.insert(b"x", timeout=60 * S)
-    assert glass.connected[1:] == ["Connect s0r0:1", "Connect s0r1:1"]
-    glass.pass_time(1100 * MS)
-    glass.inform(msgspec.structs.replace(placement(7), shard=0, view=2))
-    assert set(glass.connected[3:]) == {
+    harness = ClientHarness()
+    harness.connect(*(placement(shard) for shard in range(100)))
+    assert len(harness.connected) == 1
+    harness.insert(b"x", timeout=60 * S)
+    assert harness.connected[1:] == ["Connect s0r0:1", "Connect s0r1:1"]
+    harness.pass_time(1100 * MS)
+    harness.inform(msgspec.structs.replace(placement(7), shard=0, view=2))
+    assert set(harness.connected[3:]) == {
         "Disconnect s0r0:1", "Disconnect s0r1:1", "Connect s7r0:1", "Connect s7r1:1",
     }  # fmt: skip
 
@@ -347,36 +347,36 @@ ERRORS: dict[type, list[str]] = {
 @examples(60)
 @given(data=st.data())
 def test_no_message_breaks_a_client(data: st.DataObject) -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0), placement(1), leases=[run_of(lease([0, 1]))])
-    subscription = glass.call(SubscribeRequest(glass.until(), RecordId(1, 0), True))
-    request = glass.take(wire.LeaseQuery)[-1][1]
-    glass.give(wire.LeaseHistory(CLUSTER, request.request, [run_of(lease([0, 1]))], [], 0))
+    harness = ClientHarness()
+    harness.connect(placement(0), placement(1), leases=[run_of(lease([0, 1]))])
+    subscription = harness.call(SubscribeRequest(harness.until(), RecordId(1, 0), True))
+    request = harness.take(wire.LeaseQuery)[-1][1]
+    harness.give(wire.LeaseHistory(CLUSTER, request.request, [run_of(lease([0, 1]))], [], 0))
     requests = [
-        ReadRequest(glass.until(), RecordId(3, 0)),
-        TailRequest(glass.until()),
-        TrimRequest(glass.until(), RecordId(3, 0)),
+        ReadRequest(harness.until(), RecordId(3, 0)),
+        TailRequest(harness.until()),
+        TrimRequest(harness.until(), RecordId(3, 0)),
         FetchRequest(NEVER, subscription, 10),
-        ChangeRequest(glass.until(), 1, "remove"),
+        ChangeRequest(harness.until(), 1, "remove"),
     ]
     for request in requests:
-        glass.call(request)
-    done = glass.insert(b"w")
-    insert = glass.take(wire.Insert)[0][1]
-    glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
-    assert done in glass.answers
-    glass.call(SyncRequest(glass.until()))
-    glass.insert(b"x")
-    doubtful = glass.insert(*[b"y"] * 300, timeout=0)
-    glass.pass_time(0)
-    error: Any = glass.answers[doubtful]
-    glass.call(ResolveRequest(glass.until(), error.doubt))
+        harness.call(request)
+    done = harness.insert(b"w")
+    insert = harness.take(wire.Insert)[0][1]
+    harness.give(*(ack(insert, server, [1]) for server in (0, 1)))
+    assert done in harness.answers
+    harness.call(SyncRequest(harness.until()))
+    harness.insert(b"x")
+    doubtful = harness.insert(*[b"y"] * 300, timeout=0)
+    harness.pass_time(0)
+    error: Any = harness.answers[doubtful]
+    harness.call(ResolveRequest(harness.until(), error.doubt))
     if data.draw(st.booleans()):
         state = data.draw(st.sampled_from(["parked", "leaving", "finalized"]))
         view = data.draw(st.integers(1, 2))
-        glass.core._routing.update_placements([placement(0, view=view, state=state)])
-    numbers = sorted({m.request for _, m in glass.sent if hasattr(m, "request")} | {1, 2})
-    numbers += sorted({m.subscription for _, m in glass.sent if hasattr(m, "subscription")})
+        harness.core._routing.update_placements([placement(0, view=view, state=state)])
+    numbers = sorted({m.request for _, m in harness.sent if hasattr(m, "request")} | {1, 2})
+    numbers += sorted({m.subscription for _, m in harness.sent if hasattr(m, "subscription")})
     small = st.integers(0, 12)
     for _ in range(12):
         kind = data.draw(st.sampled_from(TYPES))
@@ -414,33 +414,33 @@ def test_no_message_breaks_a_client(data: st.DataObject) -> None:
         for name in ("gsn", "frontier", "first", "filled", "trim", "last_below", "durable"):
             fields[name] = data.draw(small)
         known = {f: v for f, v in fields.items() if f in kind.__struct_fields__}
-        glass.give(kind(**known))
+        harness.give(kind(**known))
         if data.draw(st.booleans()):
-            glass.pass_time(data.draw(st.integers(0, 2 * S)))
+            harness.pass_time(data.draw(st.integers(0, 2 * S)))
 
 
 def test_the_same_events_at_the_same_times_have_the_same_effects() -> None:
     traces = []
     for _ in range(2):
-        glass = ClientHarness()
-        glass.connect(placement(0), placement(1))
-        calls = [glass.insert(b"x") for _ in range(3)]
-        insert = glass.take(wire.Insert)[0][1]
-        glass.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
-        glass.pass_time(3 * S)
-        traces.append((glass.sent, calls))
+        harness = ClientHarness()
+        harness.connect(placement(0), placement(1))
+        calls = [harness.insert(b"x") for _ in range(3)]
+        insert = harness.take(wire.Insert)[0][1]
+        harness.give(refused(insert, 0, "full"), refused(insert, 1, "full"))
+        harness.pass_time(3 * S)
+        traces.append((harness.sent, calls))
     assert traces[0] == traces[1]
 
 
 def test_an_early_wakeup_and_an_unknown_cancellation_do_nothing() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    glass.insert(b"x")
-    glass.sent.clear()
-    glass.step(Wakeup())
-    glass.step(BatchEnd())
-    glass.cancel(99)
-    glass.step(Received(b"", info(1, [], [])))
-    assert not glass.sent
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    harness.insert(b"x")
+    harness.sent.clear()
+    harness.step(Wakeup())
+    harness.step(BatchEnd())
+    harness.cancel(99)
+    harness.step(Received(b"", info(1, [], [])))
+    assert not harness.sent
     with pytest.raises(KeyError):
-        glass.step(Call(5, "no request"))
+        harness.step(Call(5, "no request"))

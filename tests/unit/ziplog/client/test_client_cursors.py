@@ -413,15 +413,15 @@ def test_claims_with_and_without_subscriptions_are_renewed_together() -> None:
 
 
 def test_list_continues_until_it_is_whole() -> None:
-    glass = Owner()
-    call = glass.call(CursorsRequest(glass.until()))
-    first = glass.take(wire.CursorQuery)[-1][1]
+    harness = Owner()
+    call = harness.call(CursorsRequest(harness.until()))
+    first = harness.take(wire.CursorQuery)[-1][1]
     a, b = msgspec.structs.replace(cursor(), name="a"), cursor(owner=b"", is_paused=True)
-    glass.give(wire.CursorList(CLUSTER, first.request, [a], [0], True, [True]))
-    second = glass.take(wire.CursorQuery)[-1][1]
+    harness.give(wire.CursorList(CLUSTER, first.request, [a], [0], True, [True]))
+    second = harness.take(wire.CursorQuery)[-1][1]
     assert second.after == "a"
-    glass.give(wire.CursorList(CLUSTER, second.request, [b], [4]))
-    found = glass.answers[call]
+    harness.give(wire.CursorList(CLUSTER, second.request, [b], [4]))
+    found = harness.answers[call]
     # The second list has no `silent`: it came from an earlier release.
     assert [(one.name, one.state, one.position, one.is_silent) for one in found] == [
         ("a", "owned", RecordId(5, 0), True), ("x", "paused", RecordId(5, 4), False)
@@ -429,11 +429,11 @@ def test_list_continues_until_it_is_whole() -> None:
 
 
 def test_change_returns_the_cursor() -> None:
-    glass = Owner()
-    call = glass.call(EditRequest(glass.until(), "x", "seek", RecordId(9, 0)))
-    request = glass.reply(wire.CursorEdit, cursor(position=9, owner=b""))
+    harness = Owner()
+    call = harness.call(EditRequest(harness.until(), "x", "seek", RecordId(9, 0)))
+    request = harness.reply(wire.CursorEdit, cursor(position=9, owner=b""))
     assert (request.edit, request.position) == ("seek", 9)
-    assert glass.answers[call].position == RecordId(9, 0)
+    assert harness.answers[call].position == RecordId(9, 0)
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_change_returns_the_cursor() -> None:
     ],
 )
 def test_refused_change(edit: Any, error: str, expected: type) -> None:
-    glass = Owner()
-    call = glass.call(EditRequest(glass.until(), "x", edit, RecordId(9, 0)))
-    glass.reply(wire.CursorEdit, None, error)
-    assert isinstance(glass.answers[call], expected)
+    harness = Owner()
+    call = harness.call(EditRequest(harness.until(), "x", edit, RecordId(9, 0)))
+    harness.reply(wire.CursorEdit, None, error)
+    assert isinstance(harness.answers[call], expected)

@@ -41,15 +41,15 @@ def history(*members: tuple[int, ...], epochs: int = 3, size: int = 10) -> list[
     return runs
 
 
-def start_query(glass: ClientHarness, start: int, stop: int | None) -> int:
-    return glass.call(ExtentsRequest(glass.until(), start, stop))
+def start_query(harness: ClientHarness, start: int, stop: int | None) -> int:
+    return harness.call(ExtentsRequest(harness.until(), start, stop))
 
 
-def reply_leases(glass: ClientHarness, runs: list[LeaseRun], trim: int = 0) -> int:
+def reply_leases(harness: ClientHarness, runs: list[LeaseRun], trim: int = 0) -> int:
     """Reply to the open lease request; return the gsn that it asked for."""
-    question = glass.take(wire.LeaseQuery)[-1][1]
+    question = harness.take(wire.LeaseQuery)[-1][1]
     known = [placement(0), placement(1)]
-    glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, known, trim))
+    harness.give(wire.LeaseHistory(CLUSTER, question.request, runs, known, trim))
     gsn: int = question.gsn
     return gsn
 
@@ -135,99 +135,99 @@ def test_trimmed_leases_are_distinguished_from_unknown_positions() -> None:
 
 
 def test_leases_are_asked_for_until_they_reach_the_end_of_the_range() -> None:
-    glass, runs = connected(), history((0,), (0, 1), (1,))
-    call = start_query(glass, 5, 61)
-    assert reply_leases(glass, runs[:1]) == 4, (
+    harness, runs = connected(), history((0,), (0, 1), (1,))
+    call = start_query(harness, 5, 61)
+    assert reply_leases(harness, runs[:1]) == 4, (
         "the position before: it was given out if the log ends here"
     )
-    assert not glass.answers
-    assert reply_leases(glass, runs[1:2]) == 31
-    assert glass.answers[call].shards == [Extent(0, 5, 61), Extent(1, 31, 61)]
-    assert glass.answers[call].end == 61
+    assert not harness.answers
+    assert reply_leases(harness, runs[1:2]) == 31
+    assert harness.answers[call].shards == [Extent(0, 5, 61), Extent(1, 31, 61)]
+    assert harness.answers[call].end == 61
 
 
 def test_without_an_end_they_are_asked_for_until_there_are_no_more() -> None:
-    glass, runs = connected(), history((0,), (0, 1))
-    call = start_query(glass, 1, None)
-    assert reply_leases(glass, runs[:1], trim=3) == 1
-    reply_leases(glass, runs[1:], trim=3)
-    assert not glass.answers
-    assert reply_leases(glass, [], trim=4) == 61
-    found = glass.answers[call]
+    harness, runs = connected(), history((0,), (0, 1))
+    call = start_query(harness, 1, None)
+    assert reply_leases(harness, runs[:1], trim=3) == 1
+    reply_leases(harness, runs[1:], trim=3)
+    assert not harness.answers
+    assert reply_leases(harness, [], trim=4) == 61
+    found = harness.answers[call]
     assert (found.trim, found.end) == (4, 61)
     assert found.shards == [Extent(0, 4, 61), Extent(1, 31, 61)]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(1, 32), (31, 32), (32, None)])
 def test_range_without_owners_is_refused(start: int, stop: int | None) -> None:
-    glass = connected()
-    call = start_query(glass, start, stop)
-    reply_leases(glass, history((0,)))
-    reply_leases(glass, [])
-    error = glass.answers[call]
+    harness = connected()
+    call = start_query(harness, start, stop)
+    reply_leases(harness, history((0,)))
+    reply_leases(harness, [])
+    error = harness.answers[call]
     assert isinstance(error, NoSuchRecordError)
     assert "a position from 31 on" in str(error)
 
 
 def test_start_after_all_leases_is_refused() -> None:
-    glass = connected()
-    call = start_query(glass, 40, None)
-    assert reply_leases(glass, []) == 39
-    assert reply_leases(glass, history((0,))) == 1, "the end of the log, for the error"
-    reply_leases(glass, [])
-    error = glass.answers[call]
+    harness = connected()
+    call = start_query(harness, 40, None)
+    assert reply_leases(harness, []) == 39
+    assert reply_leases(harness, history((0,))) == 1, "the end of the log, for the error"
+    reply_leases(harness, [])
+    error = harness.answers[call]
     assert isinstance(error, NoSuchRecordError)
     assert "a position from 31 on" in str(error)
 
 
 def test_log_without_leases_refuses_every_start_but_the_first() -> None:
-    glass = connected()
-    call = start_query(glass, 40, None)
-    reply_leases(glass, [])
-    reply_leases(glass, [])
-    assert "a position from 1 on" in str(glass.answers[call])
+    harness = connected()
+    call = start_query(harness, 40, None)
+    reply_leases(harness, [])
+    reply_leases(harness, [])
+    assert "a position from 1 on" in str(harness.answers[call])
 
 
 def test_the_end_of_the_log_is_a_range_without_positions() -> None:
-    glass = connected()
-    call = start_query(glass, 31, None)
-    assert reply_leases(glass, history((0,))) == 30
-    reply_leases(glass, [])
-    assert glass.answers[call].shards == []
-    call = start_query(glass, 1, None)
-    reply_leases(glass, [])
-    reply_leases(glass, [])
-    assert glass.answers[call].shards == []
+    harness = connected()
+    call = start_query(harness, 31, None)
+    assert reply_leases(harness, history((0,))) == 30
+    reply_leases(harness, [])
+    assert harness.answers[call].shards == []
+    call = start_query(harness, 1, None)
+    reply_leases(harness, [])
+    reply_leases(harness, [])
+    assert harness.answers[call].shards == []
 
 
 def test_a_service_that_is_silent_is_asked_again_until_the_deadline() -> None:
-    glass = connected()
-    call = start_query(glass, 1, 5)
-    glass.pass_time(1 * S)
-    assert len({m.request for _, m in glass.take(wire.LeaseQuery)}) == 1, "the same request"
-    glass.pass_time(9 * S)
-    assert isinstance(glass.answers[call], DeadlineError)
-    glass.sent.clear()
-    glass.pass_time(5 * S)
-    assert not glass.take(wire.LeaseQuery)
+    harness = connected()
+    call = start_query(harness, 1, 5)
+    harness.pass_time(1 * S)
+    assert len({m.request for _, m in harness.take(wire.LeaseQuery)}) == 1, "the same request"
+    harness.pass_time(9 * S)
+    assert isinstance(harness.answers[call], DeadlineError)
+    harness.sent.clear()
+    harness.pass_time(5 * S)
+    assert not harness.take(wire.LeaseQuery)
 
 
 def test_cancelled_extents_call_sends_no_request() -> None:
-    glass = connected()
-    call = start_query(glass, 1, 5)
-    glass.cancel(call)
-    glass.sent.clear()
-    glass.pass_time(500 * MS)
-    assert not glass.take(wire.LeaseQuery)
-    assert call not in glass.answers
+    harness = connected()
+    call = start_query(harness, 1, 5)
+    harness.cancel(call)
+    harness.sent.clear()
+    harness.pass_time(500 * MS)
+    assert not harness.take(wire.LeaseQuery)
+    assert call not in harness.answers
 
 
 def test_placements_of_the_answer_are_learned() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    start_query(glass, 1, 5)
-    reply_leases(glass, history((0,)))
-    routing: Any = glass.core._routing
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    start_query(harness, 1, 5)
+    reply_leases(harness, history((0,)))
+    routing: Any = harness.core._routing
     assert routing.shards == [0, 1]
 
 

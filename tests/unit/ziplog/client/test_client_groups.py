@@ -55,234 +55,234 @@ def payloads(insert: wire.Insert) -> list[bytes]:
     return body(insert).payloads
 
 
-def place(glass: ClientHarness, insert: wire.Insert, *gsns: int) -> None:
-    glass.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
+def place(harness: ClientHarness, insert: wire.Insert, *gsns: int) -> None:
+    harness.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
 
 
 def group_of(
-    glass: ClientHarness, *records: bytes, **options: Any
+    harness: ClientHarness, *records: bytes, **options: Any
 ) -> tuple[list[int], wire.Insert]:
     """Insert records that share a unit in flight; the window has no other unit."""
-    first = glass.insert(b"first")
-    (alone,) = sent(glass)
-    calls = [glass.insert(record, **options) for record in records]
-    glass.step(BatchEnd())
-    (shared,) = sent(glass)
+    first = harness.insert(b"first")
+    (alone,) = sent(harness)
+    calls = [harness.insert(record, **options) for record in records]
+    harness.step(BatchEnd())
+    (shared,) = sent(harness)
     assert payloads(shared) == [*records]
-    place(glass, alone, 2)
-    assert glass.answers.pop(first) == [RecordId(2, 0)]
+    place(harness, alone, 2)
+    assert harness.answers.pop(first) == [RecordId(2, 0)]
     return calls, shared
 
 
 def test_inserts_wait_while_two_units_are_in_flight_and_then_share_one() -> None:
-    glass = connected()
-    first = glass.insert(b"first")
-    (alone,) = sent(glass)
+    harness = connected()
+    first = harness.insert(b"first")
+    (alone,) = sent(harness)
     assert payloads(alone) == [b"first"], "a lone insert is sent at once"
-    second = [glass.insert(b"%d" % number) for number in range(3)]
-    assert not sent(glass), "more may come in this batch"
-    glass.step(BatchEnd())
-    (shared,) = sent(glass)
+    second = [harness.insert(b"%d" % number) for number in range(3)]
+    assert not sent(harness), "more may come in this batch"
+    harness.step(BatchEnd())
+    (shared,) = sent(harness)
     assert payloads(shared) == [b"0", b"1", b"2"]
-    third = [glass.insert(b"%d" % number) for number in (3, 4)]
-    glass.step(BatchEnd())
-    assert not sent(glass), "two units are in flight"
-    place(glass, shared, 4, 6, 8)
-    (last,) = sent(glass)
+    third = [harness.insert(b"%d" % number) for number in (3, 4)]
+    harness.step(BatchEnd())
+    assert not sent(harness), "two units are in flight"
+    place(harness, shared, 4, 6, 8)
+    (last,) = sent(harness)
     assert payloads(last) == [b"3", b"4"]
-    place(glass, alone, 2)
-    place(glass, last, 10, 12)
-    assert [glass.answers[call] for call in (first, *second, *third)] == [
+    place(harness, alone, 2)
+    place(harness, last, 10, 12)
+    assert [harness.answers[call] for call in (first, *second, *third)] == [
         [RecordId(gsn, 0)] for gsn in (2, 4, 6, 8, 10, 12)
     ]
-    assert glass.core.counters.inserts == glass.core.counters.fast_path == 6
+    assert harness.core.counters.inserts == harness.core.counters.fast_path == 6
 
 
 def test_group_is_limited_in_records_and_bytes() -> None:
-    glass = connected()
+    harness = connected()
     sizes = [1] * 300 + [100_000] * 3 + [UNIT_BYTES + 1] * 2
     for size in (1, *sizes):
-        glass.insert(bytes(size))
-    units = sent(glass)
+        harness.insert(bytes(size))
+    units = sent(harness)
     found = []
     while units:
         found += units
         for unit in units:
             base = unit.seq * 1000
-            place(glass, unit, *range(base, base + unit.count))
-        units = sent(glass)
+            place(harness, unit, *range(base, base + unit.count))
+        units = sent(harness)
     assert [insert.count for insert in found] == [1, UNIT_RECORDS, 300 - 256 + 2, 1, 1, 1]
-    assert len(glass.answers) == len(sizes) + 1
+    assert len(harness.answers) == len(sizes) + 1
 
 
 def test_each_record_keeps_its_key_and_the_unit_the_latest_time_and_position() -> None:
-    glass = connected()
-    place(glass, (glass.insert(b"known"), sent(glass)[0])[1], 40)
-    glass.insert(b"first")
-    sent(glass)
+    harness = connected()
+    place(harness, (harness.insert(b"known"), sent(harness)[0])[1], 40)
+    harness.insert(b"first")
+    sent(harness)
     for gsn, key, time in ((0, b"k", 7), (40, None, 9), (2, b"l", 8)):
-        request = InsertRequest(glass.until(), [b"x"], RecordId(gsn, 0), key, time)
-        glass.call(request)
-    glass.step(BatchEnd())
-    (shared,) = sent(glass)
+        request = InsertRequest(harness.until(), [b"x"], RecordId(gsn, 0), key, time)
+        harness.call(request)
+    harness.step(BatchEnd())
+    (shared,) = sent(harness)
     assert (shared.after, body(shared).keys, body(shared).timestamp_us) == (
         40, [b"k", None, b"l"], 9,
     )  # fmt: skip
 
 
 def test_insert_after_an_unknown_position_is_sent_alone() -> None:
-    glass = connected()
-    glass.insert(b"first")
-    sent(glass)
-    glass.insert(b"a")
-    glass.insert(b"b", after=RecordId(100, 0))
-    glass.step(BatchEnd())
-    assert [(payloads(insert), insert.after) for insert in sent(glass)] == [
+    harness = connected()
+    harness.insert(b"first")
+    sent(harness)
+    harness.insert(b"a")
+    harness.insert(b"b", after=RecordId(100, 0))
+    harness.step(BatchEnd())
+    assert [(payloads(insert), insert.after) for insert in sent(harness)] == [
         ([b"a"], 0),
         ([b"b"], 100),
     ]
 
 
 def test_call_at_its_deadline_has_an_unknown_outcome_and_the_others_a_result() -> None:
-    glass = connected()
-    first = glass.insert(b"first")
-    sent(glass)
-    late = glass.insert(b"a", timeout=1 * S)
-    calls = [glass.insert(b"b"), glass.insert(b"c")]
-    glass.step(BatchEnd())
-    glass.pass_time(1100 * MS)
-    error = glass.answers.pop(late)
+    harness = connected()
+    first = harness.insert(b"first")
+    sent(harness)
+    late = harness.insert(b"a", timeout=1 * S)
+    calls = [harness.insert(b"b"), harness.insert(b"c")]
+    harness.step(BatchEnd())
+    harness.pass_time(1100 * MS)
+    error = harness.answers.pop(late)
     assert isinstance(error, OutcomeUnknownError)
-    pending = resolve(glass, error)
-    shared = next(insert for insert in reversed(sent(glass)) if insert.count == 3)
-    place(glass, shared, 4, 6, 8)
-    assert glass.answers[pending] == [RecordId(4, 0)]
-    assert [glass.answers[call] for call in calls] == [[RecordId(6, 0)], [RecordId(8, 0)]]
-    assert first not in glass.answers
+    pending = resolve(harness, error)
+    shared = next(insert for insert in reversed(sent(harness)) if insert.count == 3)
+    place(harness, shared, 4, 6, 8)
+    assert harness.answers[pending] == [RecordId(4, 0)]
+    assert [harness.answers[call] for call in calls] == [[RecordId(6, 0)], [RecordId(8, 0)]]
+    assert first not in harness.answers
 
 
 def test_outcomes_of_all_calls_of_a_group_can_be_resolved() -> None:
-    glass = connected()
-    calls, _ = group_of(glass, b"a", b"b", timeout=1 * S)
-    glass.pass_time(1100 * MS)
-    pending = [resolve(glass, glass.answers[call]) for call in calls]
-    again = sent(glass)[-1]
-    place(glass, again, 4, 6)
-    assert [glass.answers[call] for call in pending] == [[RecordId(4, 0)], [RecordId(6, 0)]]
+    harness = connected()
+    calls, _ = group_of(harness, b"a", b"b", timeout=1 * S)
+    harness.pass_time(1100 * MS)
+    pending = [resolve(harness, harness.answers[call]) for call in calls]
+    again = sent(harness)[-1]
+    place(harness, again, 4, 6)
+    assert [harness.answers[call] for call in pending] == [[RecordId(4, 0)], [RecordId(6, 0)]]
 
 
 def test_cancelled_calls_of_a_group_affect_no_other() -> None:
-    glass = connected()
-    calls, shared = group_of(glass, b"a", b"b", b"c")
-    glass.cancel(calls[1])
-    place(glass, shared, 4, 6, 8)
-    assert [glass.answers.get(call) for call in calls] == [
+    harness = connected()
+    calls, shared = group_of(harness, b"a", b"b", b"c")
+    harness.cancel(calls[1])
+    place(harness, shared, 4, 6, 8)
+    assert [harness.answers.get(call) for call in calls] == [
         [RecordId(4, 0)], None, [RecordId(8, 0)],
     ]  # fmt: skip
-    calls, shared = group_of(glass, b"a", b"b")
+    calls, shared = group_of(harness, b"a", b"b")
     for call in calls:
-        glass.cancel(call)
-    place(glass, shared, 10, 12)
-    assert not shards_in_flight(glass)
+        harness.cancel(call)
+    place(harness, shared, 10, 12)
+    assert not shards_in_flight(harness)
 
 
 def test_cancelled_call_that_waits_is_not_sent() -> None:
-    glass = connected()
-    glass.insert(b"first")
-    sent(glass)
-    glass.cancel(glass.insert(b"a"))
-    glass.insert(b"b")
-    glass.step(BatchEnd())
-    assert [payloads(insert) for insert in sent(glass)] == [[b"b"]]
+    harness = connected()
+    harness.insert(b"first")
+    sent(harness)
+    harness.cancel(harness.insert(b"a"))
+    harness.insert(b"b")
+    harness.step(BatchEnd())
+    assert [payloads(insert) for insert in sent(harness)] == [[b"b"]]
 
 
 def test_group_that_is_refused_is_sent_again_as_single_inserts() -> None:
-    glass = connected()
-    calls, shared = group_of(glass, b"a", b"b")
-    glass.give(refused(shared, 0, "no-such-position"))
-    alone = sent(glass)
+    harness = connected()
+    calls, shared = group_of(harness, b"a", b"b")
+    harness.give(refused(shared, 0, "no-such-position"))
+    alone = sent(harness)
     assert [payloads(insert) for insert in alone] == [[b"a"], [b"b"]]
-    glass.give(refused(alone[0], 0, "no-such-position"))
-    place(glass, alone[1], 6)
-    assert isinstance(glass.answers[calls[0]], NoSuchRecordError)
-    assert glass.answers[calls[1]] == [RecordId(6, 0)]
+    harness.give(refused(alone[0], 0, "no-such-position"))
+    place(harness, alone[1], 6)
+    assert isinstance(harness.answers[calls[0]], NoSuchRecordError)
+    assert harness.answers[calls[1]] == [RecordId(6, 0)]
 
 
 def test_group_of_a_protocol_violation_fails_all_its_calls() -> None:
-    glass = connected()
-    calls, shared = group_of(glass, b"a", b"b")
-    place(glass, shared, 6, 4)
-    assert all(isinstance(glass.answers[call], ProtocolError) for call in calls)
+    harness = connected()
+    calls, shared = group_of(harness, b"a", b"b")
+    place(harness, shared, 6, 4)
+    assert all(isinstance(harness.answers[call], ProtocolError) for call in calls)
 
 
 def test_group_is_sent_elsewhere_if_its_shard_has_no_positions() -> None:
-    glass = connected()
-    calls, shared = group_of(glass, b"a", b"b")
-    learn(glass, state="leaving")
-    glass.give(redirect(shared, 0), redirect(shared, 1))
-    glass.step(BatchEnd())
-    moved = [m for name, m in glass.take(wire.Insert) if name == "s1r0:1"]
+    harness = connected()
+    calls, shared = group_of(harness, b"a", b"b")
+    learn(harness, state="leaving")
+    harness.give(redirect(shared, 0), redirect(shared, 1))
+    harness.step(BatchEnd())
+    moved = [m for name, m in harness.take(wire.Insert) if name == "s1r0:1"]
     assert [record for insert in moved for record in payloads(insert)] == [b"a", b"b"]
     for insert in moved:
-        place(glass, insert, *range(11, 11 + 2 * insert.count, 2))
-    assert all(glass.answers[call][0].shard == 1 for call in calls)
-    assert glass.core.counters.moved == 2
+        place(harness, insert, *range(11, 11 + 2 * insert.count, 2))
+    assert all(harness.answers[call][0].shard == 1 for call in calls)
+    assert harness.core.counters.moved == 2
 
 
 def test_group_that_no_server_accepts_now_is_sent_again_as_it_was() -> None:
-    glass = connected(pinned)
-    calls, shared = group_of(glass, b"a", b"b")
-    glass.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
-    glass.pass_time(100 * MS)
-    (again,) = sent(glass)
+    harness = connected(pinned)
+    calls, shared = group_of(harness, b"a", b"b")
+    harness.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
+    harness.pass_time(100 * MS)
+    (again,) = sent(harness)
     assert (again.seq, again.body) == (shared.seq, shared.body)
-    place(glass, again, 4, 6)
-    assert [glass.answers[call] for call in calls] == [[RecordId(4, 0)], [RecordId(6, 0)]]
+    place(harness, again, 4, 6)
+    assert [harness.answers[call] for call in calls] == [[RecordId(4, 0)], [RecordId(6, 0)]]
 
 
 def test_call_that_ends_while_no_server_accepts_its_group_is_not_inserted_later() -> None:
-    glass = connected(pinned)
-    first = glass.insert(b"first")
-    (alone,) = sent(glass)
-    late = glass.insert(b"a", timeout=1 * S)
-    other = glass.insert(b"b")
-    glass.step(BatchEnd())
-    (shared,) = sent(glass)
-    place(glass, alone, 2)
-    while late not in glass.answers:
-        glass.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
-        glass.pass_time(10 * MS)
-        (*_, shared) = [shared, *sent(glass)]
-    error = glass.answers[late]
+    harness = connected(pinned)
+    first = harness.insert(b"first")
+    (alone,) = sent(harness)
+    late = harness.insert(b"a", timeout=1 * S)
+    other = harness.insert(b"b")
+    harness.step(BatchEnd())
+    (shared,) = sent(harness)
+    place(harness, alone, 2)
+    while late not in harness.answers:
+        harness.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
+        harness.pass_time(10 * MS)
+        (*_, shared) = [shared, *sent(harness)]
+    error = harness.answers[late]
     assert isinstance(error, UnavailableError)
     assert not isinstance(error, OutcomeUnknownError)
-    glass.step(BatchEnd())
-    (*_, again) = [shared, *sent(glass)]
+    harness.step(BatchEnd())
+    (*_, again) = [shared, *sent(harness)]
     assert payloads(again) == [b"b"], "its record may be inserted again by the caller"
-    place(glass, again, 6)
-    assert glass.answers[other] == [RecordId(6, 0)]
-    assert glass.answers[first] == [RecordId(2, 0)]
+    place(harness, again, 6)
+    assert harness.answers[other] == [RecordId(6, 0)]
+    assert harness.answers[first] == [RecordId(2, 0)]
 
 
 def test_outcome_is_known_when_the_last_call_of_its_group_ends_and_no_server_holds_it() -> None:
-    glass = connected(pinned)
-    first = glass.insert(b"first")
-    (alone,) = sent(glass)
-    early, late = glass.insert(b"a", timeout=1 * S), glass.insert(b"b", timeout=2 * S)
-    glass.step(BatchEnd())
-    (shared,) = sent(glass)
-    place(glass, alone, 2)
-    glass.pass_time(1100 * MS)
-    error = glass.answers.pop(early)
+    harness = connected(pinned)
+    first = harness.insert(b"first")
+    (alone,) = sent(harness)
+    early, late = harness.insert(b"a", timeout=1 * S), harness.insert(b"b", timeout=2 * S)
+    harness.step(BatchEnd())
+    (shared,) = sent(harness)
+    place(harness, alone, 2)
+    harness.pass_time(1100 * MS)
+    error = harness.answers.pop(early)
     assert isinstance(error, OutcomeUnknownError)
-    pending = resolve(glass, error)
-    while late not in glass.answers:
-        (*_, shared) = [shared, *sent(glass)]
-        glass.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
-        glass.pass_time(10 * MS)
-    assert isinstance(glass.answers[late], UnavailableError)
-    assert glass.answers[pending] == [None]
-    assert first in glass.answers
+    pending = resolve(harness, error)
+    while late not in harness.answers:
+        (*_, shared) = [shared, *sent(harness)]
+        harness.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
+        harness.pass_time(10 * MS)
+    assert isinstance(harness.answers[late], UnavailableError)
+    assert harness.answers[pending] == [None]
+    assert first in harness.answers
 
 
 def test_policy_that_fails_fails_its_own_call_only() -> None:
@@ -294,15 +294,15 @@ def test_policy_that_fails_fails_its_own_call_only() -> None:
             raise ValueError("a again")
         return int(live[0])
 
-    glass = connected(policy)
-    (bad, good), shared = group_of(glass, b"a", b"b")
-    learn(glass, state="leaving")
-    glass.give(redirect(shared, 0), redirect(shared, 1))
-    assert isinstance(glass.answers[bad], ValueError)
-    moved = [m for name, m in glass.take(wire.Insert) if name == "s1r0:1"]
+    harness = connected(policy)
+    (bad, good), shared = group_of(harness, b"a", b"b")
+    learn(harness, state="leaving")
+    harness.give(redirect(shared, 0), redirect(shared, 1))
+    assert isinstance(harness.answers[bad], ValueError)
+    moved = [m for name, m in harness.take(wire.Insert) if name == "s1r0:1"]
     assert [payloads(insert) for insert in moved] == [[b"b"]]
-    place(glass, moved[0], 11)
-    assert glass.answers[good] == [RecordId(11, 1)]
+    place(harness, moved[0], 11)
+    assert harness.answers[good] == [RecordId(11, 1)]
 
 
 @examples(60)
@@ -323,37 +323,37 @@ def test_every_record_is_in_the_log_once(
     cancels: set[int],
 ) -> None:
     cluster = in_a_storm(ReshapedCluster, seed, loss, repetition, pin=pin)
-    glass = cluster.glass
+    harness = cluster.harness
     for ms, shard, for_good in changes:
         cluster.later(ms, partial(cluster.begin, shard, for_good=for_good))
     calls: dict[int, bytes] = {}
     for number in range(150):
         record = b"%d" % number * (1 + number % 3)
-        calls[glass.insert(record, timeout=20 * S if number % 5 else 30 * MS)] = record
+        calls[harness.insert(record, timeout=20 * S if number % 5 else 30 * MS)] = record
         if number % 4 == 0:
-            end = glass.now + cluster.random.randrange(3 * MS)
+            end = harness.now + cluster.random.randrange(3 * MS)
             cluster.later(3, lambda: None)
-            cluster.run(lambda: glass.now >= end)  # noqa: B023 - run at once
+            cluster.run(lambda: harness.now >= end)  # noqa: B023 - run at once
     for call in [call for number, call in enumerate(calls) if number in cancels]:
-        if call not in glass.answers:
-            glass.cancel(call)
+        if call not in harness.answers:
+            harness.cancel(call)
             del calls[call]
     expected: dict[int, bytes] = {}
     absent = set()
     for call, record in calls.items():
         result: Any = cluster.result(call)
         if isinstance(result, OutcomeUnknownError):
-            result = cluster.result(resolve(glass, result, 600 * S))
+            result = cluster.result(resolve(harness, result, 600 * S))
         if isinstance(result, UnavailableError) or result == [None]:
             absent.add(record)
         else:
             (rid,) = result
             assert rid > RID_GENESIS
             expected[rid.gsn] = record
-    cluster.run(lambda: not shards_in_flight(glass))
+    cluster.run(lambda: not shards_in_flight(harness))
     log = dict(cluster.log)
     assert len(log) == len(cluster.log)
     assert {gsn: log.get(gsn) for gsn in expected} == expected
     assert len(set(log.values())) == len(log), "a record is there twice"
     assert not absent & set(log.values())
-    assert not glass.core.counters.protocol_errors
+    assert not harness.core.counters.protocol_errors

@@ -43,13 +43,13 @@ from ziplog.types import RecordId
 
 
 def connected(*, shards: int = 1, replicas: int = 2, policy: Any = None) -> ClientHarness:
-    glass = ClientHarness(policy)
-    glass.connect(*(placement(shard, replicas) for shard in range(shards)))
-    return glass
+    harness = ClientHarness(policy)
+    harness.connect(*(placement(shard, replicas) for shard in range(shards)))
+    return harness
 
 
-def sent_insert(glass: ClientHarness) -> wire.Insert:
-    inserts = glass.take(wire.Insert)
+def sent_insert(harness: ClientHarness) -> wire.Insert:
+    inserts = harness.take(wire.Insert)
     assert inserts
     message: wire.Insert = inserts[0][1]
     assert all(other is message for _, other in inserts), "encoded more than once"
@@ -57,103 +57,103 @@ def sent_insert(glass: ClientHarness) -> wire.Insert:
 
 
 def test_an_insert_goes_to_all_replicas_and_completes_when_all_name_the_same_gsn() -> None:
-    glass = connected(replicas=3)
-    call = glass.insert(b"x")
-    names = [name for name, _ in glass.sent]
-    insert = sent_insert(glass)
+    harness = connected(replicas=3)
+    call = harness.insert(b"x")
+    names = [name for name, _ in harness.sent]
+    insert = sent_insert(harness)
     assert names == ["s0r0:1", "s0r1:1", "s0r2:1"], "the primary comes first"
-    glass.give(ack(insert, 1, [4]), ack(insert, 0, [4]))
-    assert not glass.answers
-    glass.give(ack(insert, 2, [4]))
-    assert glass.answers[call] == [RecordId(4, 0)]
-    assert glass.core.counters.fast_path == glass.core.counters.inserts == 1
+    harness.give(ack(insert, 1, [4]), ack(insert, 0, [4]))
+    assert not harness.answers
+    harness.give(ack(insert, 2, [4]))
+    assert harness.answers[call] == [RecordId(4, 0)]
+    assert harness.core.counters.fast_path == harness.core.counters.inserts == 1
 
 
 def test_a_wrong_guess_does_not_complete_and_its_correction_is_the_slow_path() -> None:
-    glass = connected()
-    call = glass.insert(b"x")
-    insert = sent_insert(glass)
-    glass.give(ack(insert, 1, [6]), ack(insert, 0, [4]))
-    assert not glass.answers
-    glass.give(ack(insert, 1, [4], 2, confirmed=True))
-    assert glass.answers[call] == [RecordId(4, 0)]
-    assert glass.core.counters.slow_path == 1
-    assert glass.core.counters.fast_path == 0
+    harness = connected()
+    call = harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 1, [6]), ack(insert, 0, [4]))
+    assert not harness.answers
+    harness.give(ack(insert, 1, [4], 2, confirmed=True))
+    assert harness.answers[call] == [RecordId(4, 0)]
+    assert harness.core.counters.slow_path == 1
+    assert harness.core.counters.fast_path == 0
 
 
 def test_no_majority_without_the_primary() -> None:
-    glass = connected(replicas=3)
-    glass.insert(b"x")
-    insert = sent_insert(glass)
-    glass.give(ack(insert, 1, [4]), ack(insert, 2, [4]), ack(insert, 1, [4], 2))
-    assert not glass.answers
+    harness = connected(replicas=3)
+    harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 1, [4]), ack(insert, 2, [4]), ack(insert, 1, [4], 2))
+    assert not harness.answers
 
 
 def test_acks_of_two_views_are_never_combined() -> None:
-    glass = connected()
-    call = glass.insert(b"x")
-    insert = sent_insert(glass)
-    glass.give(ack(insert, 0, [4]), ack(insert, 1, [4], view=2))
-    assert not glass.answers
-    glass.pass_time(120 * MS)
-    glass.inform(placement(0, view=2))
-    glass.pass_time(1)
-    again = glass.take(wire.Insert)[-1][1]
+    harness = connected()
+    call = harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 0, [4]), ack(insert, 1, [4], view=2))
+    assert not harness.answers
+    harness.pass_time(120 * MS)
+    harness.inform(placement(0, view=2))
+    harness.pass_time(1)
+    again = harness.take(wire.Insert)[-1][1]
     assert (again.view, again.seq, again.body) == (2, insert.seq, insert.body)
-    glass.give(ack(again, 0, [9]))
-    assert not glass.answers, "the ack of view 1 counted in view 2"
-    glass.give(ack(again, 1, [9]))
-    assert glass.answers[call] == [RecordId(9, 0)]
+    harness.give(ack(again, 0, [9]))
+    assert not harness.answers, "the ack of view 1 counted in view 2"
+    harness.give(ack(again, 1, [9]))
+    assert harness.answers[call] == [RecordId(9, 0)]
 
 
 def test_an_older_ack_that_comes_late_changes_nothing() -> None:
-    glass = connected()
-    call = glass.insert(b"x")
-    insert = sent_insert(glass)
-    glass.give(ack(insert, 1, [4], 7, confirmed=True), ack(insert, 1, [6], 3))
-    glass.give(ack(insert, 0, [4]))
-    assert glass.answers[call] == [RecordId(4, 0)]
+    harness = connected()
+    call = harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 1, [4], 7, confirmed=True), ack(insert, 1, [6], 3))
+    harness.give(ack(insert, 0, [4]))
+    assert harness.answers[call] == [RecordId(4, 0)]
 
 
 def test_silent_shard_gets_the_same_identity_again_with_growing_backoff() -> None:
-    glass = connected()
-    glass.insert(b"x", timeout=30 * S)
-    first = sent_insert(glass)
+    harness = connected()
+    harness.insert(b"x", timeout=30 * S)
+    first = sent_insert(harness)
     times = []
-    start = glass.now
+    start = harness.now
     for _ in range(2000):
-        glass.pass_time(5 * MS)
-        for _, again in glass.take(wire.Insert):
+        harness.pass_time(5 * MS)
+        for _, again in harness.take(wire.Insert):
             assert again.seq == first.seq
-            times.append((glass.now - start) // MS)
+            times.append((harness.now - start) // MS)
     sends = sorted(set(times))
     assert sends[0] == initial_retransmit_ns(0) // MS
     pauses = [b - a for a, b in pairwise(sends)]
     assert pauses == sorted(pauses), "the backoff shrank"
     assert pauses[-1] == MAX_DOUBLED_NS // MS
-    assert glass.core.counters.retries == len(sends)
+    assert harness.core.counters.retries == len(sends)
 
 
 def test_first_incomplete_is_the_lowest_seq_in_flight() -> None:
-    glass = connected()
+    harness = connected()
     inserts = []
     for _ in range(3):
-        glass.insert(b"x")
-        inserts.append(sent_insert(glass))
+        harness.insert(b"x")
+        inserts.append(sent_insert(harness))
     assert [i.seq for i in inserts] == [1, 2, 3]
     assert [i.first_incomplete for i in inserts] == [1, 1, 1]
-    glass.give(*(ack(inserts[1], server, [4]) for server in (0, 1)))
-    glass.insert(b"x")
-    assert sent_insert(glass).first_incomplete == 1
-    glass.give(*(ack(inserts[0], server, [2]) for server in (0, 1)))
-    glass.insert(b"x")
-    assert sent_insert(glass).first_incomplete == 3
+    harness.give(*(ack(inserts[1], server, [4]) for server in (0, 1)))
+    harness.insert(b"x")
+    assert sent_insert(harness).first_incomplete == 1
+    harness.give(*(ack(inserts[0], server, [2]) for server in (0, 1)))
+    harness.insert(b"x")
+    assert sent_insert(harness).first_incomplete == 3
 
 
 def test_many_payloads_become_chained_units_and_results_keep_their_order() -> None:
-    glass = connected()
-    call = glass.insert(*(b"%d" % i for i in range(2 * UNIT_RECORDS + 1)))
-    units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+    harness = connected()
+    call = harness.insert(*(b"%d" % i for i in range(2 * UNIT_RECORDS + 1)))
+    units = [m for name, m in harness.take(wire.Insert) if name == "s0r0:1"]
     assert [u.count for u in units] == [UNIT_RECORDS, UNIT_RECORDS, 1]
     assert [u.predecessor for u in units] == [0, units[0].seq, units[1].seq]
     gsn = 1
@@ -162,8 +162,8 @@ def test_many_payloads_become_chained_units_and_results_keep_their_order() -> No
         placed.append(list(range(gsn, gsn + unit.count)))
         gsn += unit.count + 10
     for unit, gsns in reversed(list(zip(units, placed, strict=True))):
-        glass.give(ack(unit, 0, gsns), ack(unit, 1, gsns))
-    assert glass.answers[call] == [RecordId(g, 0) for gsns in placed for g in gsns]
+        harness.give(ack(unit, 0, gsns), ack(unit, 1, gsns))
+    assert harness.answers[call] == [RecordId(g, 0) for gsns in placed for g in gsns]
 
 
 @given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=600), has_keys=st.booleans())
@@ -185,36 +185,36 @@ def test_unit_ranges_cover_all_payloads_within_their_limits(
 
 
 def test_window_limits_the_units_in_flight() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0), limits=wire.Limits(max_unsettled_units=4))
-    calls = [glass.insert(b"x") for _ in range(6)]
-    inserts = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+    harness = ClientHarness()
+    harness.connect(placement(0), limits=wire.Limits(max_unsettled_units=4))
+    calls = [harness.insert(b"x") for _ in range(6)]
+    inserts = [m for name, m in harness.take(wire.Insert) if name == "s0r0:1"]
     assert [i.seq for i in inserts] == [1, 2, 3, 4]
-    glass.give(*(ack(inserts[1], server, [2]) for server in (0, 1)))
-    assert not glass.take(wire.Insert), "seq 5 is too far from the open seq 1"
-    glass.give(*(ack(inserts[0], server, [1]) for server in (0, 1)))
-    assert {(m.seq, m.count) for _, m in glass.take(wire.Insert)} == {(5, 2)}
-    assert calls[1] in glass.answers
+    harness.give(*(ack(inserts[1], server, [2]) for server in (0, 1)))
+    assert not harness.take(wire.Insert), "seq 5 is too far from the open seq 1"
+    harness.give(*(ack(inserts[0], server, [1]) for server in (0, 1)))
+    assert {(m.seq, m.count) for _, m in harness.take(wire.Insert)} == {(5, 2)}
+    assert calls[1] in harness.answers
 
 
 def test_window_limits_the_bytes_in_flight() -> None:
-    glass = connected()
-    glass.insert(*[bytes(200_000)] * 100)
-    sent = sum(len(m.body) for name, m in glass.take(wire.Insert) if name == "s0r0:1")
+    harness = connected()
+    harness.insert(*[bytes(200_000)] * 100)
+    sent = sum(len(m.body) for name, m in harness.take(wire.Insert) if name == "s0r0:1")
     assert MAX_INFLIGHT_BYTES <= sent <= MAX_INFLIGHT_BYTES + UNIT_BYTES
 
 
 def test_small_calls_do_not_wait_for_the_end_of_a_large_one() -> None:
-    glass = connected()
-    glass.insert(*[bytes(200_000)] * 100)
-    first = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
-    small = glass.insert(b"small")
+    harness = connected()
+    harness.insert(*[bytes(200_000)] * 100)
+    first = [m for name, m in harness.take(wire.Insert) if name == "s0r0:1"]
+    small = harness.insert(b"small")
     for number in (0, 1):
         gsns = [number + 1]
-        glass.give(*(ack(first[number], server, gsns) for server in (0, 1)))
-    sent = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+        harness.give(*(ack(first[number], server, gsns) for server in (0, 1)))
+    sent = [m for name, m in harness.take(wire.Insert) if name == "s0r0:1"]
     assert any(decode_body(m.body, m.count).payloads == [b"small"] for m in sent)
-    assert small not in glass.answers
+    assert small not in harness.answers
 
 
 # --- refusals ---
@@ -224,43 +224,43 @@ def test_small_calls_do_not_wait_for_the_end_of_a_large_one() -> None:
 def test_a_refused_insert_goes_to_another_shard_under_a_new_identity(
     code: wire.RefusalCode,
 ) -> None:
-    glass = connected(shards=2)
-    call = glass.insert(b"x")
-    insert = sent_insert(glass)
-    glass.give(refused(insert, 0, code))
-    assert not glass.take(wire.Insert), "one refusal proves nothing"
-    glass.give(refused(insert, 1, code))
-    moved = sent_insert(glass)
+    harness = connected(shards=2)
+    call = harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.give(refused(insert, 0, code))
+    assert not harness.take(wire.Insert), "one refusal proves nothing"
+    harness.give(refused(insert, 1, code))
+    moved = sent_insert(harness)
     assert (moved.shard, moved.body) == (1, insert.body)
-    glass.give(*(ack(moved, server, [2]) for server in (0, 1)))
-    assert glass.answers[call] == [RecordId(2, 1)]
-    glass.core.set_policy(lambda _p, _k, _l: 0)
-    glass.insert(b"y")
-    assert sent_insert(glass).first_incomplete == 2, "servers may forget the rerouted unit"
-    assert glass.core.counters.redirects == (2 if code == "redirect" else 0)
+    harness.give(*(ack(moved, server, [2]) for server in (0, 1)))
+    assert harness.answers[call] == [RecordId(2, 1)]
+    harness.core.set_policy(lambda _p, _k, _l: 0)
+    harness.insert(b"y")
+    assert sent_insert(harness).first_incomplete == 2, "servers may forget the rerouted unit"
+    assert harness.core.counters.redirects == (2 if code == "redirect" else 0)
 
 
 def test_error_names_the_lack_of_descriptors_for_connections_to_the_shard() -> None:
-    glass = connected()
-    first, second = glass.insert(b"x", timeout=1 * S), glass.insert(b"y", timeout=3 * S)
+    harness = connected()
+    first, second = harness.insert(b"x", timeout=1 * S), harness.insert(b"y", timeout=3 * S)
     server = endpoint(0, 1).encode()
-    glass.step(ConnectionChanged(server, f"{SHORTAGE}too many open files"))
-    glass.pass_time(2 * S)
+    harness.step(ConnectionChanged(server, f"{SHORTAGE}too many open files"))
+    harness.pass_time(2 * S)
     cause = "(this process cannot open a connection: too many open files)"
-    assert cause in str(glass.answers[first])
-    glass.step(ConnectionChanged(server, ""))
-    glass.pass_time(2 * S)
-    assert "this process" not in str(glass.answers[second])
+    assert cause in str(harness.answers[first])
+    harness.step(ConnectionChanged(server, ""))
+    harness.pass_time(2 * S)
+    assert "this process" not in str(harness.answers[second])
 
 
 def test_the_lack_of_descriptors_is_forgotten_with_the_connection() -> None:
-    glass = connected()
-    glass.insert(b"x", timeout=1 * S)
+    harness = connected()
+    harness.insert(b"x", timeout=1 * S)
     server = endpoint(0, 1).encode()
-    glass.step(ConnectionChanged(server, f"{SHORTAGE}too many open files"))
+    harness.step(ConnectionChanged(server, f"{SHORTAGE}too many open files"))
     former = placement(0)
     moved = replace(former.replicas[1], endpoint="elsewhere:1")
-    routing = glass.core._routing
+    routing = harness.core._routing
     for view, replicas in ((2, (former.replicas[0], moved)), (3, former.replicas)):
         routing.update_placements([replace(former, view=view, replicas=replicas)])
     assert routing.route(0) is not None
@@ -272,141 +272,141 @@ def test_the_lack_of_descriptors_is_forgotten_with_the_connection() -> None:
 )
 def test_refusal_without_a_promise_does_not_reroute(code: wire.RefusalCode) -> None:
     """The same copy may have arrived before, or arrive again, when the server accepts records."""
-    glass = connected(shards=2)
-    call = glass.insert(b"x", timeout=1 * S)
-    insert = sent_insert(glass)
+    harness = connected(shards=2)
+    call = harness.insert(b"x", timeout=1 * S)
+    insert = sent_insert(harness)
     for server in (0, 1, 0, 1):
-        glass.give(msgspec.structs.replace(refused(insert, server, code), copies=0))
-    glass.pass_time(1 * S)
-    assert {(m.shard, m.seq) for _, m in glass.take(wire.Insert)} == {(0, insert.seq)}
-    assert isinstance(glass.answers[call], OutcomeUnknownError)
+        harness.give(msgspec.structs.replace(refused(insert, server, code), copies=0))
+    harness.pass_time(1 * S)
+    assert {(m.shard, m.seq) for _, m in harness.take(wire.Insert)} == {(0, insert.seq)}
+    assert isinstance(harness.answers[call], OutcomeUnknownError)
 
 
 def test_each_copy_carries_its_number() -> None:
-    glass = connected()
-    glass.insert(b"x")
-    glass.pass_time(2 * S)
-    copies = [m.copy for name, m in glass.take(wire.Insert) if name == "s0r1:1"]
+    harness = connected()
+    harness.insert(b"x")
+    harness.pass_time(2 * S)
+    copies = [m.copy for name, m in harness.take(wire.Insert) if name == "s0r1:1"]
     assert copies == list(range(1, len(copies) + 1))
     assert len(copies) > 2
-    glass.insert(b"y")
-    assert sent_insert(glass).copy == 1
+    harness.insert(b"y")
+    assert sent_insert(harness).copy == 1
 
 
 def test_insert_that_one_server_acked_stays_although_the_other_refuses() -> None:
-    glass = connected(shards=2)
-    call = glass.insert(b"x", timeout=2 * S)
-    insert = sent_insert(glass)
-    glass.give(ack(insert, 1, [1]), refused(insert, 0, "redirect"))
-    glass.pass_time(3 * S)
-    assert {m.shard for _, m in glass.take(wire.Insert)} == {0}
-    assert isinstance(glass.answers[call], OutcomeUnknownError)
+    harness = connected(shards=2)
+    call = harness.insert(b"x", timeout=2 * S)
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 1, [1]), refused(insert, 0, "redirect"))
+    harness.pass_time(3 * S)
+    assert {m.shard for _, m in harness.take(wire.Insert)} == {0}
+    assert isinstance(harness.answers[call], OutcomeUnknownError)
 
 
 def test_duplicate_refusal_does_not_count_for_the_other_server() -> None:
-    glass = connected(shards=2)
-    glass.insert(b"x")
-    insert = sent_insert(glass)
-    glass.give(ack(insert, 1, [1]), refused(insert, 0, "full"), refused(insert, 0, "full"))
-    glass.pass_time(100 * MS)
-    assert {m.shard for _, m in glass.take(wire.Insert)} == {0}
+    harness = connected(shards=2)
+    harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 1, [1]), refused(insert, 0, "full"), refused(insert, 0, "full"))
+    harness.pass_time(100 * MS)
+    assert {m.shard for _, m in harness.take(wire.Insert)} == {0}
 
 
 def test_a_pinned_insert_waits_for_its_shard_with_the_same_identity() -> None:
-    glass = connected(shards=2, policy=lambda _p, _k, _l: 0)
-    call = glass.insert(b"x")
-    insert = sent_insert(glass)
+    harness = connected(shards=2, policy=lambda _p, _k, _l: 0)
+    call = harness.insert(b"x")
+    insert = sent_insert(harness)
     for _ in range(3):
-        glass.give(refused(insert, 0, "not-ready"), refused(insert, 1, "not-ready"))
-        glass.pass_time(2 * S)
-        assert {(m.shard, m.seq) for _, m in glass.take(wire.Insert)} == {(0, insert.seq)}
-    glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
-    assert glass.answers[call] == [RecordId(1, 0)]
+        harness.give(refused(insert, 0, "not-ready"), refused(insert, 1, "not-ready"))
+        harness.pass_time(2 * S)
+        assert {(m.shard, m.seq) for _, m in harness.take(wire.Insert)} == {(0, insert.seq)}
+    harness.give(*(ack(insert, server, [1]) for server in (0, 1)))
+    assert harness.answers[call] == [RecordId(1, 0)]
 
 
 def test_refused_by_all_until_the_deadline_is_unavailable_and_retriable() -> None:
-    glass = connected(policy=lambda _p, _k, _l: 0)
-    call = glass.insert(b"x", timeout=1 * S)
-    while not glass.answers:
-        for name, insert in glass.take(wire.Insert):
-            glass.give(refused(insert, int(name[3]), "full"))
-        glass.pass_time(MS)
-    error = glass.answers[call]
+    harness = connected(policy=lambda _p, _k, _l: 0)
+    call = harness.insert(b"x", timeout=1 * S)
+    while not harness.answers:
+        for name, insert in harness.take(wire.Insert):
+            harness.give(refused(insert, int(name[3]), "full"))
+        harness.pass_time(MS)
+    error = harness.answers[call]
     assert type(error) is UnavailableError
     assert error.retriable
     assert "fake" in str(error)
 
 
 def test_no_ack_until_the_deadline_is_an_unknown_outcome() -> None:
-    glass = connected()
-    call = glass.insert(b"x", timeout=1 * S)
-    insert = sent_insert(glass)
-    glass.pass_time(1 * S)
-    error = glass.answers.pop(call)
+    harness = connected()
+    call = harness.insert(b"x", timeout=1 * S)
+    insert = sent_insert(harness)
+    harness.pass_time(1 * S)
+    error = harness.answers.pop(call)
     assert isinstance(error, OutcomeUnknownError)
     assert not error.retriable
     assert (error.shard, error.seq) == (0, insert.seq)
-    glass.take(wire.Insert)
-    glass.pass_time(6 * S)
-    assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}, (
+    harness.take(wire.Insert)
+    harness.pass_time(6 * S)
+    assert {m.seq for _, m in harness.take(wire.Insert)} == {insert.seq}, (
         "its outcome is not known yet"
     )
-    glass.give(*(ack(insert, server, [1]) for server in (0, 1)))
-    glass.inform(placement(0))
-    glass.pass_time(60 * S)
-    glass.take(wire.Settled)
-    assert not glass.sent, "an idle client sends nothing"
+    harness.give(*(ack(insert, server, [1]) for server in (0, 1)))
+    harness.inform(placement(0))
+    harness.pass_time(60 * S)
+    harness.take(wire.Settled)
+    assert not harness.sent, "an idle client sends nothing"
 
 
 def test_an_insert_that_was_never_sent_ends_as_a_deadline() -> None:
-    glass = ClientHarness()
-    glass.connect()
-    call = glass.insert(b"x", timeout=1 * S)
-    glass.pass_time(1 * S)
-    assert type(glass.answers[call]) is DeadlineError
-    assert "is live" in str(glass.answers[call])
-    glass = connected(policy=lambda _p, _k, _l: 9)
-    call = glass.insert(b"x", timeout=1 * S)
-    glass.pass_time(1 * S)
-    assert type(glass.answers[call]) is DeadlineError
-    assert "shard 9" in str(glass.answers[call])
+    harness = ClientHarness()
+    harness.connect()
+    call = harness.insert(b"x", timeout=1 * S)
+    harness.pass_time(1 * S)
+    assert type(harness.answers[call]) is DeadlineError
+    assert "is live" in str(harness.answers[call])
+    harness = connected(policy=lambda _p, _k, _l: 9)
+    call = harness.insert(b"x", timeout=1 * S)
+    harness.pass_time(1 * S)
+    assert type(harness.answers[call]) is DeadlineError
+    assert "shard 9" in str(harness.answers[call])
 
 
 def test_insert_waits_for_the_shard_of_the_policy() -> None:
-    glass = connected(policy=lambda _p, _k, _l: 1)
-    glass.insert(b"x")
-    glass.pass_time(150 * MS)
-    glass.inform(placement(0), placement(1))
-    assert sent_insert(glass).shard == 1
+    harness = connected(policy=lambda _p, _k, _l: 1)
+    harness.insert(b"x")
+    harness.pass_time(150 * MS)
+    harness.inform(placement(0), placement(1))
+    assert sent_insert(harness).shard == 1
 
 
 def test_insert_after_a_position_without_an_owner_fails() -> None:
-    glass = connected()
+    harness = connected()
     after = RecordId(10**15, 3)
-    call = glass.insert(b"x", after=after)
-    insert = sent_insert(glass)
-    glass.give(refused(insert, 0, "no-such-position"))
-    error = glass.answers[call]
+    call = harness.insert(b"x", after=after)
+    insert = sent_insert(harness)
+    harness.give(refused(insert, 0, "no-such-position"))
+    error = harness.answers[call]
     assert isinstance(error, NoSuchRecordError)
     assert error.rid == after
 
 
 def test_no_such_position_waits_for_copies_in_flight() -> None:
-    glass = connected()
-    call = glass.insert(b"x", after=RecordId(10**15, 3))
-    insert = sent_insert(glass)
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    assert glass.take(wire.Insert)
-    glass.give(refused(insert, 0, "no-such-position"))
-    assert not glass.answers
-    glass.give(ack(insert, 0, [10**15 + 1]), ack(insert, 1, [10**15 + 1]))
-    assert glass.answers[call] == [RecordId(10**15 + 1, 0)]
-    call = glass.insert(b"x", after=RecordId(10**15, 3))
-    insert = sent_insert(glass)
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    glass.give(refused(insert, 0, "no-such-position"))
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    assert isinstance(glass.answers[call], NoSuchRecordError)
+    harness = connected()
+    call = harness.insert(b"x", after=RecordId(10**15, 3))
+    insert = sent_insert(harness)
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    assert harness.take(wire.Insert)
+    harness.give(refused(insert, 0, "no-such-position"))
+    assert not harness.answers
+    harness.give(ack(insert, 0, [10**15 + 1]), ack(insert, 1, [10**15 + 1]))
+    assert harness.answers[call] == [RecordId(10**15 + 1, 0)]
+    call = harness.insert(b"x", after=RecordId(10**15, 3))
+    insert = sent_insert(harness)
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    harness.give(refused(insert, 0, "no-such-position"))
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    assert isinstance(harness.answers[call], NoSuchRecordError)
 
 
 @pytest.mark.parametrize(
@@ -418,30 +418,30 @@ def test_no_such_position_waits_for_copies_in_flight() -> None:
     ],
 )
 def test_some_refusals_are_final(code: wire.RefusalCode, kind: type) -> None:
-    glass = connected()
-    call = glass.insert(b"x")
-    glass.give(refused(sent_insert(glass), 1, code))
-    assert isinstance(glass.answers[call], kind)
+    harness = connected()
+    call = harness.insert(b"x")
+    harness.give(refused(sent_insert(harness), 1, code))
+    assert isinstance(harness.answers[call], kind)
 
 
 def test_ack_with_invalid_positions_raises_protocol_error() -> None:
     for gsns in ([3], [5, 5], [7, 6], [6]):
-        glass = connected()
-        call = glass.insert(b"x", b"y", after=RecordId(5, 0))
-        insert = sent_insert(glass)
-        glass.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
-        assert isinstance(glass.answers[call], ProtocolError)
-        assert glass.core.counters.protocol_errors == 1
+        harness = connected()
+        call = harness.insert(b"x", b"y", after=RecordId(5, 0))
+        insert = sent_insert(harness)
+        harness.give(ack(insert, 0, gsns), ack(insert, 1, gsns))
+        assert isinstance(harness.answers[call], ProtocolError)
+        assert harness.core.counters.protocol_errors == 1
 
 
 def test_failed_insert_many_reports_the_placed_records() -> None:
-    glass = connected()
-    call = glass.insert(*[b"x"] * (UNIT_RECORDS + 2), timeout=1 * S)
-    units = [m for name, m in glass.take(wire.Insert) if name == "s0r0:1"]
+    harness = connected()
+    call = harness.insert(*[b"x"] * (UNIT_RECORDS + 2), timeout=1 * S)
+    units = [m for name, m in harness.take(wire.Insert) if name == "s0r0:1"]
     gsns = list(range(1, UNIT_RECORDS + 1))
-    glass.give(ack(units[0], 0, gsns), ack(units[0], 1, gsns))
-    glass.pass_time(1 * S)
-    error = glass.answers[call]
+    harness.give(ack(units[0], 0, gsns), ack(units[0], 1, gsns))
+    harness.pass_time(1 * S)
+    error = harness.answers[call]
     assert isinstance(error, OutcomeUnknownError)
     assert error.results == [*(RecordId(gsn, 0) for gsn in gsns), None, None]
 
@@ -453,25 +453,25 @@ def test_a_silent_shard_gets_no_new_records_for_a_while() -> None:
         asked.append(list(live))
         return int(live[0])
 
-    glass = connected(shards=2, policy=policy)
-    glass.insert(b"x")
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    glass.insert(b"y")
+    harness = connected(shards=2, policy=policy)
+    harness.insert(b"x")
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    harness.insert(b"y")
     assert asked == [[0, 1], [1]]
-    glass.take(wire.Insert)
-    glass.core.set_policy(lambda _p, _k, _l: 0)
-    glass.insert(b"z")
-    assert sent_insert(glass).shard == 0, "a pinned record was rerouted"
+    harness.take(wire.Insert)
+    harness.core.set_policy(lambda _p, _k, _l: 0)
+    harness.insert(b"z")
+    assert sent_insert(harness).shard == 0, "a pinned record was rerouted"
 
 
 def test_a_policy_that_raises_fails_the_call_with_its_own_error() -> None:
     def policy(_payload: bytes, _key: bytes | None, _live: Any) -> int:
         raise ZeroDivisionError
 
-    glass = connected(policy=policy)
-    assert isinstance(glass.answers[glass.insert(b"x")], ZeroDivisionError)
-    glass.core.set_policy(lambda _p, _k, _l: "0")  # type: ignore[arg-type,return-value]
-    assert isinstance(glass.answers[glass.insert(b"x")], TypeError)
+    harness = connected(policy=policy)
+    assert isinstance(harness.answers[harness.insert(b"x")], ZeroDivisionError)
+    harness.core.set_policy(lambda _p, _k, _l: "0")  # type: ignore[arg-type,return-value]
+    assert isinstance(harness.answers[harness.insert(b"x")], TypeError)
 
 
 @pytest.mark.parametrize(
@@ -481,28 +481,28 @@ def test_a_policy_fails_the_call_also_with_what_no_future_can_have(raised: BaseE
     def policy(_payload: bytes, _key: bytes | None, _live: Any) -> int:
         raise raised
 
-    glass = connected(policy=policy)
-    error, name = glass.answers[glass.insert(b"x")], type(raised).__name__
+    harness = connected(policy=policy)
+    error, name = harness.answers[harness.insert(b"x")], type(raised).__name__
     assert isinstance(error, RuntimeError)
     assert str(error) == f"the policy raised {name}; it must return the id of a shard"
     assert error.__cause__ is raised
-    glass.core.set_policy(lambda _p, _k, _l: 0)
-    call = glass.insert(b"y")
-    insert = sent_insert(glass)
-    glass.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
-    assert glass.answers[call] == [RecordId(1, 0)]
+    harness.core.set_policy(lambda _p, _k, _l: 0)
+    call = harness.insert(b"y")
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
+    assert harness.answers[call] == [RecordId(1, 0)]
 
 
 def test_cancelled_insert_is_retransmitted_until_its_outcome_is_known() -> None:
-    glass = connected()
-    call = glass.insert(b"x")
-    insert = sent_insert(glass)
-    glass.cancel(call)
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    assert {m.seq for _, m in glass.take(wire.Insert)} == {insert.seq}
-    glass.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
-    assert not glass.answers
-    assert glass.core.counters.inserts == 1
+    harness = connected()
+    call = harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.cancel(call)
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    assert {m.seq for _, m in harness.take(wire.Insert)} == {insert.seq}
+    harness.give(ack(insert, 0, [1]), ack(insert, 1, [1]))
+    assert not harness.answers
+    assert harness.core.counters.inserts == 1
 
 
 # --- over a faulty network ---
@@ -518,25 +518,25 @@ def test_cancelled_insert_is_retransmitted_until_its_outcome_is_known() -> None:
 def test_every_record_is_in_the_log_once_at_its_returned_rid(
     seed: int, loss: float, repetition: float, counts: list[int]
 ) -> None:
-    glass = ClientHarness(lambda _p, _k, live: live[seed % len(live)])
-    cluster = FakeCluster(glass, seed, replicas=1 + seed % 3)
-    glass.connect(*cluster.placements())
+    harness = ClientHarness(lambda _p, _k, live: live[seed % len(live)])
+    cluster = FakeCluster(harness, seed, replicas=1 + seed % 3)
+    harness.connect(*cluster.placements())
     cluster.loss, cluster.repetition = loss, repetition
     expected: dict[RecordId, bytes] = {}
     after = RecordId(0, 0)
     calls = {}
     for number, count in enumerate(counts):
         payloads = [b"%d-%d" % (number, i) for i in range(count)]
-        calls[glass.insert(*payloads, after=after, timeout=600 * S)] = (payloads, after)
+        calls[harness.insert(*payloads, after=after, timeout=600 * S)] = (payloads, after)
         if number % 3 == 2:
             last = max(calls)
-            cluster.run(partial(glass.answers.__contains__, last))
-            after = glass.answers[last][-1]
+            cluster.run(partial(harness.answers.__contains__, last))
+            after = harness.answers[last][-1]
     for call, (payloads, floor) in calls.items():
-        rids = cluster.result(call) if call not in glass.answers else glass.answers.pop(call)
+        rids = cluster.result(call) if call not in harness.answers else harness.answers.pop(call)
         assert rids == sorted(rids)
         assert rids[0].gsn > floor.gsn
         expected |= dict(zip(rids, payloads, strict=True))
     assert cluster.log == sorted((rid.gsn, payload) for rid, payload in expected.items())
-    total = glass.core.counters
+    total = harness.core.counters
     assert total.inserts == total.fast_path + total.slow_path == sum(counts)

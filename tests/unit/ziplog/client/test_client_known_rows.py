@@ -83,237 +83,241 @@ class Middle(Reader):
 
 
 def test_stream_without_an_archive_begins_at_the_trim_point() -> None:
-    glass = Middle(trim=5, shards=1)
-    assert glass.opened[0].start == 5
-    waiting = glass.fetch()
-    glass.deliver(0, 5, 15, written(5, 7, row=0), written(9, row=2), [11])
-    assert not glass.answers, "nothing of it is at or after the start"
-    glass.deliver(0, 15, 41, written(15, 17, row=3), written(23, 25, 27, 29, 31, 33, row=0), [35])
-    assert [r.rid.gsn for r in glass.batch(waiting).records] == [33, 35]
+    harness = Middle(trim=5, shards=1)
+    assert harness.opened[0].start == 5
+    waiting = harness.fetch()
+    harness.deliver(0, 5, 15, written(5, 7, row=0), written(9, row=2), [11])
+    assert not harness.answers, "nothing of it is at or after the start"
+    harness.deliver(0, 15, 41, written(15, 17, row=3), written(23, 25, 27, 29, 31, 33, row=0), [35])
+    assert [r.rid.gsn for r in harness.batch(waiting).records] == [33, 35]
 
 
 def test_reader_from_the_first_position_asks_nothing() -> None:
-    glass = Reader(1, known_rows=True)
-    assert not glass.take(wire.Outline)
-    assert {m.shard: m.start for m in glass.opened.values()} == {0: 1, 1: 1}
+    harness = Reader(1, known_rows=True)
+    assert not harness.take(wire.Outline)
+    assert {m.shard: m.start for m in harness.opened.values()} == {0: 1, 1: 1}
 
 
 def test_archive_that_has_the_table_replaces_the_stretch() -> None:
-    glass = Middle(9000, 9001, shards=1)
-    assert not glass.opened
-    asked = glass.answer(21, (WRITER, 0, 2))
-    glass.answer(None)
+    harness = Middle(9000, 9001, shards=1)
+    assert not harness.opened
+    asked = harness.answer(21, (WRITER, 0, 2))
+    harness.answer(None)
     assert asked == AskArchive(asked.number, "s0r0", 9000, CLUSTER, 0, 21)
-    assert glass.opened[0].start == 21
-    glass.deliver(0, 21, 41, written(21, 23, 25, 27, row=0))
-    assert glass.gsns() == [27]
+    assert harness.opened[0].start == 21
+    harness.deliver(0, 21, 41, written(21, 23, 25, 27, row=0))
+    assert harness.gsns() == [27]
 
 
 def test_what_all_archives_know_counts() -> None:
     """The archive with the higher position made its files after a trim."""
-    glass = Middle(9000, 9001, trim=3, shards=1)
-    glass.answer(17, (b"w" * 16, 0, 0))
-    assert glass.answer(9, (WRITER, 0, 3)).port == 9001
-    assert glass.opened[0].start == 17
-    glass.deliver(0, 17, 41, written(17, row=4), written(21, 23, row=4))
-    assert glass.gsns() == [23]
+    harness = Middle(9000, 9001, trim=3, shards=1)
+    harness.answer(17, (b"w" * 16, 0, 0))
+    assert harness.answer(9, (WRITER, 0, 3)).port == 9001
+    assert harness.opened[0].start == 17
+    harness.deliver(0, 17, 41, written(17, row=4), written(21, 23, row=4))
+    assert harness.gsns() == [23]
 
 
 def test_archives_without_a_useful_answer_are_left_out() -> None:
-    glass = Middle(9000, 9001, trim=3, shards=1)
-    glass.answer(None)
-    assert glass.answer(22, (WRITER, 0, 9)).port == 9001, "a position behind the requested one"
-    assert glass.opened[0].start == 3
+    harness = Middle(9000, 9001, trim=3, shards=1)
+    harness.answer(None)
+    assert harness.answer(22, (WRITER, 0, 9)).port == 9001, "a position behind the requested one"
+    assert harness.opened[0].start == 3
 
 
 def test_archives_that_do_not_answer_are_left_out_together() -> None:
-    glass = Middle(9000, 9001, shards=1)
-    late = glass.asked.pop(0)
-    assert glass.asked.pop(0).port == 9001, "it does not wait for the first one"
-    glass.pass_time(TIMEOUT_NS - 1)
-    assert not glass.look()
-    glass.pass_time(1)
-    assert glass.look()
-    assert glass.opened[0].start == 1
-    glass.call(ArchiveReply(NEVER, late.number, (21, table())))
-    assert not glass.look()
+    harness = Middle(9000, 9001, shards=1)
+    late = harness.asked.pop(0)
+    assert harness.asked.pop(0).port == 9001, "it does not wait for the first one"
+    harness.pass_time(TIMEOUT_NS - 1)
+    assert not harness.look()
+    harness.pass_time(1)
+    assert harness.look()
+    assert harness.opened[0].start == 1
+    harness.call(ArchiveReply(NEVER, late.number, (21, table())))
+    assert not harness.look()
 
 
 def test_complete_table_of_one_archive_waits_half_a_second_for_another() -> None:
     """The sum of all waits is bounded, whatever the other archives do."""
-    glass = Middle(9000, 9001, shards=1)
-    silent = glass.asked.pop(0)
-    glass.answer(19, (WRITER, 0, 3))
-    glass.pass_time(GRACE_NS - 1)
-    assert not glass.look()
-    glass.pass_time(1)
-    assert glass.look()
-    assert glass.opened[0].start == 19
-    glass.deliver(0, 19, 41, written(21, 23, row=3))
-    assert glass.gsns() == [23]
-    glass.call(ArchiveReply(NEVER, silent.number, (21, table())))
-    assert not glass.look()
+    harness = Middle(9000, 9001, shards=1)
+    silent = harness.asked.pop(0)
+    harness.answer(19, (WRITER, 0, 3))
+    harness.pass_time(GRACE_NS - 1)
+    assert not harness.look()
+    harness.pass_time(1)
+    assert harness.look()
+    assert harness.opened[0].start == 19
+    harness.deliver(0, 19, 41, written(21, 23, row=3))
+    assert harness.gsns() == [23]
+    harness.call(ArchiveReply(NEVER, silent.number, (21, table())))
+    assert not harness.look()
 
 
 def test_archive_that_fails_does_not_shorten_the_wait_for_another() -> None:
-    glass = Middle(9000, 9001, shards=1)
-    slow = glass.asked.pop(0)
-    glass.answer(None)
-    glass.pass_time(TIMEOUT_NS - 1)
-    assert not glass.look()
-    glass.call(ArchiveReply(NEVER, slow.number, (21, table())))
-    assert glass.look()
-    assert glass.opened[0].start == 21
+    harness = Middle(9000, 9001, shards=1)
+    slow = harness.asked.pop(0)
+    harness.answer(None)
+    harness.pass_time(TIMEOUT_NS - 1)
+    assert not harness.look()
+    harness.call(ArchiveReply(NEVER, slow.number, (21, table())))
+    assert harness.look()
+    assert harness.opened[0].start == 21
 
 
 def test_table_that_may_lack_trimmed_rows_waits_for_all_archives() -> None:
-    glass = Middle(9000, 9001, trim=3, shards=1)
-    slow = glass.asked.pop(0)
-    glass.answer(19, (b"o" * 16, 0, 3))
-    glass.pass_time(TIMEOUT_NS - 1)
-    assert not glass.look(), "the other archive may have the rows before the trim"
-    glass.call(ArchiveReply(NEVER, slow.number, (9, table((WRITER, 0, 3)))))
-    assert glass.look()
-    glass.deliver(0, 19, 41, written(21, 23, row=3))
-    assert glass.gsns() == [23]
+    harness = Middle(9000, 9001, trim=3, shards=1)
+    slow = harness.asked.pop(0)
+    harness.answer(19, (b"o" * 16, 0, 3))
+    harness.pass_time(TIMEOUT_NS - 1)
+    assert not harness.look(), "the other archive may have the rows before the trim"
+    harness.call(ArchiveReply(NEVER, slow.number, (9, table((WRITER, 0, 3)))))
+    assert harness.look()
+    harness.deliver(0, 19, 41, written(21, 23, row=3))
+    assert harness.gsns() == [23]
 
 
 def test_stream_begins_at_the_trim_point_behind_a_table() -> None:
-    glass = Middle(9000, trim=11, shards=1)
-    glass.answer(9, (WRITER, 0, 2))
-    assert glass.opened[0].start == 11
-    glass.deliver(0, 11, 41, written(21, 23, row=2))
-    assert glass.gsns() == [23]
+    harness = Middle(9000, trim=11, shards=1)
+    harness.answer(9, (WRITER, 0, 2))
+    assert harness.opened[0].start == 11
+    harness.deliver(0, 11, 41, written(21, 23, row=2))
+    assert harness.gsns() == [23]
 
 
 def test_table_at_the_trim_point_has_the_trimmed_rows() -> None:
-    glass = Middle(9000, trim=11, shards=1)
-    glass.answer(11, (WRITER, 0, 2))
-    glass.deliver(0, 11, 41, written(21, 23, row=2))
-    assert glass.gsns() == [23]
+    harness = Middle(9000, trim=11, shards=1)
+    harness.answer(11, (WRITER, 0, 2))
+    harness.deliver(0, 11, 41, written(21, 23, row=2))
+    assert harness.gsns() == [23]
 
 
 def test_trim_of_the_stretch_starts_another_search() -> None:
-    glass = Middle(9000, shards=1)
-    glass.answer(3, (WRITER, 0, 0))
-    glass.deliver(0, 3, 9, written(5, row=1))
-    stream = glass.opened.pop(0)
-    glass.give(wire.Trimmed(CLUSTER, 0, 1, stream.subscription, 15))
-    glass.outlined(0, 12, 9000)
-    assert not glass.opened
-    glass.answer(9, (WRITER, 0, 1))
-    assert glass.opened[0].start == 15, "what was reported counts, if a server has not heard of it"
-    glass.deliver(0, 15, 41, written(21, 23, 25, row=0))
-    assert glass.gsns() == [25], "rows that were seen before the trim stay known"
+    harness = Middle(9000, shards=1)
+    harness.answer(3, (WRITER, 0, 0))
+    harness.deliver(0, 3, 9, written(5, row=1))
+    stream = harness.opened.pop(0)
+    harness.give(wire.Trimmed(CLUSTER, 0, 1, stream.subscription, 15))
+    harness.outlined(0, 12, 9000)
+    assert not harness.opened
+    harness.answer(9, (WRITER, 0, 1))
+    assert harness.opened[0].start == 15, (
+        "what was reported counts, if a server has not heard of it"
+    )
+    harness.deliver(0, 15, 41, written(21, 23, 25, row=0))
+    assert harness.gsns() == [25], "rows that were seen before the trim stay known"
 
 
 def test_stretch_that_arrived_before_its_trim_is_not_searched_again() -> None:
-    glass = Middle(shards=1)
-    stream = glass.opened[0]
+    harness = Middle(shards=1)
+    stream = harness.opened[0]
     number = stream.subscription
     made = wire.Deliver(CLUSTER, 0, 1, 0, number, 1, 21, [written(5, row=0)], [], 21)
-    glass.give(made, wire.Trimmed(CLUSTER, 0, 1, number, 15))
-    assert not glass.outlines()
-    glass.look()
-    assert glass.opened[0].start == 21
-    glass.deliver(0, 21, 41, written(21, 23, row=0))
-    assert glass.gsns() == [23]
+    harness.give(made, wire.Trimmed(CLUSTER, 0, 1, number, 15))
+    assert not harness.outlines()
+    harness.look()
+    assert harness.opened[0].start == 21
+    harness.deliver(0, 21, 41, written(21, 23, row=0))
+    assert harness.gsns() == [23]
 
 
 @pytest.mark.parametrize("is_reported_early", [True, False])
 def test_trim_behind_the_start_fails_the_reader(is_reported_early: bool) -> None:
-    glass = Middle(9000, trim=31 if is_reported_early else 0, shards=1)
+    harness = Middle(9000, trim=31 if is_reported_early else 0, shards=1)
     if not is_reported_early:
-        glass.answer(3)
-    assert not glass.asked
-    glass.give(wire.Trimmed(CLUSTER, 0, 1, glass.opened[0].subscription, 31))
-    glass.give_leases(run_of(lease([0])))
-    call = glass.fetch()
-    error = glass.answers.pop(call)
+        harness.answer(3)
+    assert not harness.asked
+    harness.give(wire.Trimmed(CLUSTER, 0, 1, harness.opened[0].subscription, 31))
+    harness.give_leases(run_of(lease([0])))
+    call = harness.fetch()
+    error = harness.answers.pop(call)
     assert isinstance(error, TrimmedError)
     assert error.first.gsn == 31
 
 
 def test_each_shard_has_its_own_table() -> None:
-    glass = Middle(9000)
-    assert glass.answer(21, (WRITER, 0, 0)).shard == 0
-    glass.deliver(0, 21, 41, written(21, 23, row=0))
-    assert not glass.gsns(), "the other shard may have a record before"
-    assert not glass.progress().caught_up
-    glass.answer(18)
-    assert {m.shard: m.start for m in glass.opened.values()} == {0: 21, 1: 18}
-    glass.deliver(1, 18, 42, written(22, row=0))
-    assert glass.gsns() == [22, 23]
+    harness = Middle(9000)
+    assert harness.answer(21, (WRITER, 0, 0)).shard == 0
+    harness.deliver(0, 21, 41, written(21, 23, row=0))
+    assert not harness.gsns(), "the other shard may have a record before"
+    assert not harness.progress().caught_up
+    harness.answer(18)
+    assert {m.shard: m.start for m in harness.opened.values()} == {0: 21, 1: 18}
+    harness.deliver(1, 18, 42, written(22, row=0))
+    assert harness.gsns() == [22, 23]
 
 
 def test_lost_message_reopens_the_stretch_where_it_was() -> None:
-    glass = Middle(shards=1)
-    glass.deliver(0, 1, 9, written(5, row=0))
-    glass.deliver(0, 11, 21)
-    assert glass.look()
-    assert glass.opened[0].start == 9
-    glass.give(refused(glass.opened[0], 0, "unknown-subscription", glass.opened[0].subscription))
-    assert glass.look()
-    assert glass.opened[0].start == 9
-    glass.deliver(0, 9, 41, written(21, 23, row=0))
-    assert glass.gsns() == [23]
+    harness = Middle(shards=1)
+    harness.deliver(0, 1, 9, written(5, row=0))
+    harness.deliver(0, 11, 21)
+    assert harness.look()
+    assert harness.opened[0].start == 9
+    harness.give(
+        refused(harness.opened[0], 0, "unknown-subscription", harness.opened[0].subscription)
+    )
+    assert harness.look()
+    assert harness.opened[0].start == 9
+    harness.deliver(0, 9, 41, written(21, 23, row=0))
+    assert harness.gsns() == [23]
 
 
 def test_long_stretch_passes_the_credit_of_a_stream() -> None:
-    glass = Middle(shards=1)
+    harness = Middle(shards=1)
     for start in range(1, 21):
         body = encode_body(Body(0, None, [bytes(1_000_000)], Origin(WRITER, 0, start)))
-        glass.deliver(0, start, start + 1, Unit(0, [start], body))
-    assert glass.take(wire.Credit), "what lies before the start is dropped at once"
-    assert glass.stream(0)._buffered == 0
-    glass.deliver(0, 21, 41, written(21, 23, row=20))
-    assert glass.gsns() == [23]
+        harness.deliver(0, start, start + 1, Unit(0, [start], body))
+    assert harness.take(wire.Credit), "what lies before the start is dropped at once"
+    assert harness.stream(0)._buffered == 0
+    harness.deliver(0, 21, 41, written(21, 23, row=20))
+    assert harness.gsns() == [23]
 
 
 def test_malformed_unit_before_the_start_fails_the_reader() -> None:
-    glass = Middle(shards=1)
-    glass.deliver(0, 1, 9, Unit(0, [5], b"\xc1"))
-    call = glass.fetch()
-    assert isinstance(glass.answers.pop(call), ProtocolError)
+    harness = Middle(shards=1)
+    harness.deliver(0, 1, 9, Unit(0, [5], b"\xc1"))
+    call = harness.fetch()
+    assert isinstance(harness.answers.pop(call), ProtocolError)
 
 
 def test_shard_that_joins_is_asked_too() -> None:
     first = lease((0,))
-    glass = Middle(leases=[run_of(first)], trim=3)
-    assert set(glass.opened) == {0}
-    glass.deliver(0, 3, 1001, leases=[run_of(first.following(lease((0, 1)).members))])
-    glass.gsns()
-    glass.outlined(1, 3)
-    assert glass.opened[1].start == 3
+    harness = Middle(leases=[run_of(first)], trim=3)
+    assert set(harness.opened) == {0}
+    harness.deliver(0, 3, 1001, leases=[run_of(first.following(lease((0, 1)).members))])
+    harness.gsns()
+    harness.outlined(1, 3)
+    assert harness.opened[1].start == 3
 
 
 def test_view_change_while_the_archives_are_queried() -> None:
-    glass = Reader(21, known_rows=True, shards=1)
-    assert [name for name, _ in glass.take(wire.Outline)] == ["s0r0:1", "s0r1:1"]
-    glass.learn(placement(0, view=2))
-    glass.pass_time(0)
-    again = glass.take(wire.Outline)[-1][1]
+    harness = Reader(21, known_rows=True, shards=1)
+    assert [name for name, _ in harness.take(wire.Outline)] == ["s0r0:1", "s0r1:1"]
+    harness.learn(placement(0, view=2))
+    harness.pass_time(0)
+    again = harness.take(wire.Outline)[-1][1]
     assert again.view == 2
     for server in (0, 1):
-        glass.give(wire.Outlined(CLUSTER, 0, 2, server, again.request, 7, []))
-    glass.look()
-    assert glass.opened[0].start == 7
+        harness.give(wire.Outlined(CLUSTER, 0, 2, server, again.request, 7, []))
+    harness.look()
+    assert harness.opened[0].start == 7
 
 
 @pytest.mark.parametrize("has_archive", [True, False])
 def test_closed_reader_searches_no_further(has_archive: bool) -> None:
-    glass = Reader(21, known_rows=True, shards=1)
+    harness = Reader(21, known_rows=True, shards=1)
     if has_archive:
-        asked = glass.take(wire.Outline)[-1][1]
+        asked = harness.take(wire.Outline)[-1][1]
         for server in (0, 1):
-            glass.give(wire.Outlined(CLUSTER, 0, 1, server, asked.request, 0, [], 9000))
-        assert glass.asked
-    glass.call(UnsubscribeRequest(NEVER, glass.subscription))
-    glass.sent.clear()
-    glass.pass_time(100 * S)
-    assert not glass.take(wire.Outline)
-    assert not glass.core._subscriptions.table_searches._by_number
-    assert len(glass.asked) == 2 * has_archive
+            harness.give(wire.Outlined(CLUSTER, 0, 1, server, asked.request, 0, [], 9000))
+        assert harness.asked
+    harness.call(UnsubscribeRequest(NEVER, harness.subscription))
+    harness.sent.clear()
+    harness.pass_time(100 * S)
+    assert not harness.take(wire.Outline)
+    assert not harness.core._subscriptions.table_searches._by_number
+    assert len(harness.asked) == 2 * has_archive
 
 
 @pytest.mark.parametrize(
@@ -374,9 +378,9 @@ class RowLog(FakeCluster):
 
     def run(self, done: Callable[[], bool], within: int = 300 * S) -> None:
         def answered() -> bool:
-            for asked in self.glass.asked:
+            for asked in self.harness.asked:
                 self.later(self.random.randrange(5), lambda asked=asked: self.archive(asked))  # type: ignore[misc]
-            self.glass.asked.clear()
+            self.harness.asked.clear()
             return done()
 
         super().run(answered, within)
@@ -395,15 +399,15 @@ class RowLog(FakeCluster):
                 row = origin.row + gsns.index(kept[0])
                 table.first_new_row(Origin(origin.writer, origin.batch, row), len(kept))
         found = (at, table) if at else None
-        self.glass.call(ArchiveReply(NEVER, asked.number, found))
+        self.harness.call(ArchiveReply(NEVER, asked.number, found))
 
 
 @examples(60, deadline=None)
 @given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.2]))
 def test_any_start_gives_what_the_first_position_gives(seed: int, loss: float) -> None:
-    glass = ClientHarness()
-    cluster = RowLog(glass, seed)
-    glass.connect(*cluster.placements())
+    harness = ClientHarness()
+    cluster = RowLog(harness, seed)
+    harness.connect(*cluster.placements())
     cluster.write(40)
     cluster.loss = cluster.repetition = loss
     end = max(cluster.frontiers.values())
@@ -416,19 +420,19 @@ def test_any_start_gives_what_the_first_position_gives(seed: int, loss: float) -
         while not got or max(got) < max(expected, default=0):
             if not expected:
                 break
-            batch = cluster.result(glass.call(FetchRequest(NEVER, number, 7)))
+            batch = cluster.result(harness.call(FetchRequest(NEVER, number, 7)))
             got |= {record.rid.gsn: record.rid.shard for record in batch.records}
         assert {gsn: s for gsn, s in got.items() if gsn <= max(expected, default=0)} == expected
-        glass.call(UnsubscribeRequest(NEVER, number))
+        harness.call(UnsubscribeRequest(NEVER, number))
 
 
 @examples(60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_archives_that_lack_the_rows_before_a_trim_hide_no_others(seed: int) -> None:
     """One of a shard's two archives made its block files after the trim; the other one before."""
-    glass = ClientHarness()
-    cluster = RowLog(glass, seed)
-    glass.connect(*cluster.placements())
+    harness = ClientHarness()
+    cluster = RowLog(harness, seed)
+    harness.connect(*cluster.placements())
     cluster.write(40)
     end = max(cluster.frontiers.values())
     cluster.trim = cluster.random.randrange(1, end)
@@ -440,7 +444,7 @@ def test_archives_that_lack_the_rows_before_a_trim_hide_no_others(seed: int) -> 
     number = cluster.subscribe(RecordId(start, 0), follow=True, known_rows=True)
     got: set[int] = set()
     while expected and max(got, default=0) < max(expected):
-        batch = cluster.result(glass.call(FetchRequest(NEVER, number, 7)))
+        batch = cluster.result(harness.call(FetchRequest(NEVER, number, 7)))
         got |= {record.rid.gsn for record in batch.records}
     assert {gsn for gsn in got if gsn <= max(expected, default=0)} == expected
 
@@ -448,13 +452,15 @@ def test_archives_that_lack_the_rows_before_a_trim_hide_no_others(seed: int) -> 
 @examples(30, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_trim_while_a_reader_begins_makes_only_rows_it_has_trimmed_new(seed: int) -> None:
-    glass = ClientHarness()
-    cluster = RowLog(glass, seed)
-    glass.connect(*cluster.placements())
+    harness = ClientHarness()
+    cluster = RowLog(harness, seed)
+    harness.connect(*cluster.placements())
     cluster.write(40)
     end = max(cluster.frontiers.values())
     start = cluster.random.randrange(end // 2, end)
-    number = glass.call(SubscribeRequest(glass.until(60 * S), RecordId(start, 0), True, None, True))
+    number = harness.call(
+        SubscribeRequest(harness.until(60 * S), RecordId(start, 0), True, None, True)
+    )
 
     def trim() -> None:
         cluster.trim = cluster.random.randrange(start)
@@ -466,7 +472,7 @@ def test_trim_while_a_reader_begins_makes_only_rows_it_has_trimmed_new(seed: int
     got: set[int] = set()
     surely = {gsn for gsn in cluster.first_rows() if gsn >= start}
     while surely and max(got, default=0) < max(surely):
-        batch = cluster.result(glass.call(FetchRequest(NEVER, number, 7)))
+        batch = cluster.result(harness.call(FetchRequest(NEVER, number, 7)))
         got |= {record.rid.gsn for record in batch.records}
     cluster.run(lambda: cluster.trim > 0 or not cluster.in_flight, 1 * S)
     assert surely <= got <= set(cluster.first_rows(cluster.trim))

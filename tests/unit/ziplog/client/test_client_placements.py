@@ -10,22 +10,22 @@ from ziplog.core.distance import initial_retransmit_ns
 
 
 def test_silent_shard_makes_the_client_refresh_the_placements() -> None:
-    glass = connected()
-    glass.insert(b"x")
-    sent(glass)
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    assert glass.take(wire.Hello), "silence refreshes the placements at once"
+    harness = connected()
+    harness.insert(b"x")
+    sent(harness)
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    assert harness.take(wire.Hello), "silence refreshes the placements at once"
 
 
-def hellos_within(glass: ClientHarness, seconds: int, latency: int, limits: wire.Limits) -> int:
+def hellos_within(harness: ClientHarness, seconds: int, latency: int, limits: wire.Limits) -> int:
     """Return how often the client requests the placements, with replies after `latency`."""
-    end, count = glass.now + seconds * S, 0
-    while glass.now < end:
-        glass.pass_time(10 * MS)
-        if asked := glass.take(wire.Hello):
+    end, count = harness.now + seconds * S, 0
+    while harness.now < end:
+        harness.pass_time(10 * MS)
+        if asked := harness.take(wire.Hello):
             count += 1
-            glass.pass_time(latency)
-            glass.give(info(asked[-1][1].request, [placement(0)], [], limits))
+            harness.pass_time(latency)
+            harness.give(info(asked[-1][1].request, [placement(0)], [], limits))
     return count
 
 
@@ -39,9 +39,9 @@ def test_placements_are_requested_often_while_a_shard_is_silent(
 ) -> None:
     """The time of a round trip is no sign of a busy service."""
     limits = wire.Limits(rtt_ms=rtt_ms)
-    glass = ClientHarness()
-    glass.connect(placement(0), limits=limits)
-    glass.insert(b"x", timeout=60 * S)
-    glass.pass_time(initial_retransmit_ns(rtt_ms) + MS)
-    hellos_within(glass, 1, latency, limits)
-    assert hellos_within(glass, 3, latency, limits) == pytest.approx(count, abs=1)
+    harness = ClientHarness()
+    harness.connect(placement(0), limits=limits)
+    harness.insert(b"x", timeout=60 * S)
+    harness.pass_time(initial_retransmit_ns(rtt_ms) + MS)
+    hellos_within(harness, 1, latency, limits)
+    assert hellos_within(harness, 3, latency, limits) == pytest.approx(count, abs=1)

@@ -41,87 +41,90 @@ def _groups(_no_groups: None) -> Any:
 
 def warm() -> ClientHarness:
     """Return a client whose next insert takes the short path."""
-    glass = connected(pinned)
-    glass.core._inserts._copies._budget._acks = 0
-    first = glass.insert(b"first")
-    (insert,) = sent(glass)
-    glass.give(ack(insert, 1, [10]), ack(insert, 0, [10]))
-    assert glass.answers.pop(first) == [RecordId(10, 0)]
-    return glass
+    harness = connected(pinned)
+    harness.core._inserts._copies._budget._acks = 0
+    first = harness.insert(b"first")
+    (insert,) = sent(harness)
+    harness.give(ack(insert, 1, [10]), ack(insert, 0, [10]))
+    assert harness.answers.pop(first) == [RecordId(10, 0)]
+    return harness
 
 
-def is_plain(glass: ClientHarness) -> bool:
-    return glass.core._inserts.plain.insert is not None
+def is_plain(harness: ClientHarness) -> bool:
+    return harness.core._inserts.plain.insert is not None
 
 
 # --- which inserts take the short path ---
 
 
 def test_lone_insert_takes_the_short_path_to_its_end() -> None:
-    glass = warm()
+    harness = warm()
     for number in range(5):
-        call = glass.insert(b"x")
-        assert is_plain(glass)
-        (insert,) = sent(glass)
-        glass.give(ack(insert, 1, [20 + number]))
-        assert is_plain(glass)
-        assert call not in glass.answers
-        glass.give(ack(insert, 0, [20 + number]))
-        assert not is_plain(glass)
-        assert glass.answers.pop(call) == [RecordId(20 + number, 0)]
-    assert glass.core.counters.fast_path == 6
+        call = harness.insert(b"x")
+        assert is_plain(harness)
+        (insert,) = sent(harness)
+        harness.give(ack(insert, 1, [20 + number]))
+        assert is_plain(harness)
+        assert call not in harness.answers
+        harness.give(ack(insert, 0, [20 + number]))
+        assert not is_plain(harness)
+        assert harness.answers.pop(call) == [RecordId(20 + number, 0)]
+    assert harness.core.counters.fast_path == 6
 
 
 def test_backup_with_a_wrong_guess_leaves_the_insert_on_the_short_path() -> None:
-    glass = warm()
-    call = glass.insert(b"x")
-    (insert,) = sent(glass)
-    glass.give(ack(insert, 0, [20]), ack(insert, 1, [21]))
-    assert is_plain(glass)
-    assert call not in glass.answers
-    glass.give(replace(ack(insert, 1, [21]), counter=0))
-    assert call not in glass.answers, "an older ack"
-    glass.give(replace(ack(insert, 1, [20]), counter=9))
-    assert glass.answers.pop(call) == [RecordId(20, 0)]
-    assert (glass.core.counters.fast_path, glass.core.counters.slow_path) == (1, 1)
+    harness = warm()
+    call = harness.insert(b"x")
+    (insert,) = sent(harness)
+    harness.give(ack(insert, 0, [20]), ack(insert, 1, [21]))
+    assert is_plain(harness)
+    assert call not in harness.answers
+    harness.give(replace(ack(insert, 1, [21]), counter=0))
+    assert call not in harness.answers, "an older ack"
+    harness.give(replace(ack(insert, 1, [20]), counter=9))
+    assert harness.answers.pop(call) == [RecordId(20, 0)]
+    assert (harness.core.counters.fast_path, harness.core.counters.slow_path) == (1, 1)
 
 
 def test_event_between_the_acks_of_a_wrong_guess_keeps_the_slow_path() -> None:
-    glass = warm()
-    glass.insert(b"x")
-    (insert,) = sent(glass)
-    glass.give(ack(insert, 1, [21]), replace(ack(insert, 1, [20]), counter=9))
-    glass.insert(b"y")
-    assert not is_plain(glass)
-    glass.give(ack(insert, 0, [20]))
-    assert (glass.core.counters.fast_path, glass.core.counters.slow_path) == (1, 1)
+    harness = warm()
+    harness.insert(b"x")
+    (insert,) = sent(harness)
+    harness.give(ack(insert, 1, [21]), replace(ack(insert, 1, [20]), counter=9))
+    harness.insert(b"y")
+    assert not is_plain(harness)
+    harness.give(ack(insert, 0, [20]))
+    assert (harness.core.counters.fast_path, harness.core.counters.slow_path) == (1, 1)
 
 
 def test_insert_beside_another_takes_the_general_path() -> None:
-    glass = warm()
-    first, second = glass.insert(b"x"), glass.insert(b"y")
-    assert not is_plain(glass)
-    (insert,) = sent(glass)
-    glass.give(ack(insert, 1, [20]), ack(insert, 0, [20]))
-    (other,) = sent(glass)
-    glass.give(ack(other, 1, [21]), ack(other, 0, [21]))
-    assert (glass.answers[first], glass.answers[second]) == ([RecordId(20, 0)], [RecordId(21, 0)])
+    harness = warm()
+    first, second = harness.insert(b"x"), harness.insert(b"y")
+    assert not is_plain(harness)
+    (insert,) = sent(harness)
+    harness.give(ack(insert, 1, [20]), ack(insert, 0, [20]))
+    (other,) = sent(harness)
+    harness.give(ack(other, 1, [21]), ack(other, 0, [21]))
+    assert (harness.answers[first], harness.answers[second]) == (
+        [RecordId(20, 0)],
+        [RecordId(21, 0)],
+    )
 
 
 def test_insert_after_a_record_of_another_client_takes_the_short_path() -> None:
-    glass = warm()
-    call = glass.insert(b"x", after=RecordId(30, 0))
-    assert is_plain(glass)
-    (insert,) = sent(glass)
+    harness = warm()
+    call = harness.insert(b"x", after=RecordId(30, 0))
+    assert is_plain(harness)
+    (insert,) = sent(harness)
     assert insert.after == 30
-    glass.give(ack(insert, 1, [31]), ack(insert, 0, [31]))
-    assert glass.answers.pop(call) == [RecordId(31, 0)]
+    harness.give(ack(insert, 1, [31]), ack(insert, 0, [31]))
+    assert harness.answers.pop(call) == [RecordId(31, 0)]
 
 
 def test_call_with_several_records_takes_the_general_path() -> None:
-    glass = warm()
-    glass.insert(b"x", b"y")
-    assert not is_plain(glass)
+    harness = warm()
+    harness.insert(b"x", b"y")
+    assert not is_plain(harness)
 
 
 # --- both paths are equal ---
@@ -188,8 +191,8 @@ EVENTS = st.lists(ROUND, min_size=1, max_size=5).map(
 class Driver:
     """Delivers events to one client, and notes all that it does."""
 
-    def __init__(self, glass: ClientHarness) -> None:
-        self.glass = glass
+    def __init__(self, harness: ClientHarness) -> None:
+        self.harness = harness
         self.calls: list[int] = []
         self.inserts: list[wire.Insert] = []
         self.placed: dict[int, int] = {}
@@ -200,23 +203,23 @@ class Driver:
         """Deliver an event; the next gsns depend on the seqs only."""
         kind, *fields = event
         getattr(self, kind)(*fields)
-        glass, core = self.glass, self.glass.core
-        self.plain += is_plain(glass)
-        names = [name for name, _ in glass.sent]
-        self.inserts += sent(glass)
-        answers = {call: repr(answer) for call, answer in glass.answers.items()}
+        harness, core = self.harness, self.harness.core
+        self.plain += is_plain(harness)
+        names = [name for name, _ in harness.sent]
+        self.inserts += sent(harness)
+        answers = {call: repr(answer) for call, answer in harness.answers.items()}
         self.trace.append(
-            (event, names, self.inserts[-1:], [*glass.sent], answers, repr(core.counters))
+            (event, names, self.inserts[-1:], [*harness.sent], answers, repr(core.counters))
         )
         self.trace.append(core.next_wakeup())
-        glass.sent.clear()
+        harness.sent.clear()
 
     def insert(self, after: int, timeout: int) -> None:
         rid = (RID_GENESIS, RecordId(10, 0), RecordId(25, 0), RecordId(900, 0))[after]
-        self.calls.append(self.glass.insert(b"x", after=rid, timeout=timeout * S))
+        self.calls.append(self.harness.insert(b"x", after=rid, timeout=timeout * S))
 
     def many(self, count: int) -> None:
-        self.calls.append(self.glass.insert(*[b"y"] * count))
+        self.calls.append(self.harness.insert(*[b"y"] * count))
 
     def _newest(self, index: int) -> wire.Insert | None:
         return self.inserts[-1 - index] if index < len(self.inserts) else None
@@ -226,12 +229,12 @@ class Driver:
         if insert is not None:
             first = 20 + 10 * insert.seq + offset
             gsns = list(range(first, first + insert.count))
-            self.glass.give(replace(ack(insert, server, gsns), **fields))
+            self.harness.give(replace(ack(insert, server, gsns), **fields))
 
     def refuse(self, index: int, server: int, code: Any) -> None:
         insert = self._newest(index)
         if insert is not None:
-            self.glass.give(refused(insert, server, code))
+            self.harness.give(refused(insert, server, code))
 
     def locate(self, index: int, server: int, verdict: Any) -> None:
         insert = self._newest(index)
@@ -239,7 +242,7 @@ class Driver:
             first = 20 + 10 * insert.seq
             gsns = list(range(first, first + insert.count)) if verdict == "present" else []
             view = insert.view + 1
-            self.glass.give(
+            self.harness.give(
                 wire.Located(
                     CLUSTER, insert.shard, view, server, insert.client, insert.seq, verdict, gsns
                 )
@@ -247,26 +250,26 @@ class Driver:
 
     def cancel(self, index: int) -> None:
         if index < len(self.calls):
-            self.glass.cancel(self.calls[-1 - index])
+            self.harness.cancel(self.calls[-1 - index])
 
     def learn(self, view: int, state: str) -> None:
-        learn(self.glass, view, state)
+        learn(self.harness, view, state)
 
     def resolve(self, index: int) -> None:
-        unknown = [a for a in self.glass.answers.values() if isinstance(a, OutcomeUnknownError)]
+        unknown = [a for a in self.harness.answers.values() if isinstance(a, OutcomeUnknownError)]
         if index < len(unknown):
-            self.calls.append(resolve(self.glass, unknown[-1 - index]))
+            self.calls.append(resolve(self.harness, unknown[-1 - index]))
 
     def close(self) -> None:
-        self.glass.step(Closing())
+        self.harness.step(Closing())
 
     def sleep(self, duration: int) -> None:
         """Suspend the machine: no timer runs."""
-        self.glass.now += duration
+        self.harness.now += duration
 
     # `pass` is a keyword.
     def __getattr__(self, name: str) -> Any:
-        return {"pass": self.glass.pass_time}[name]
+        return {"pass": self.harness.pass_time}[name]
 
 
 def run_both(events: list[tuple[Any, ...]]) -> tuple[Driver, Driver]:
@@ -274,7 +277,7 @@ def run_both(events: list[tuple[Any, ...]]) -> tuple[Driver, Driver]:
     with pytest.MonkeyPatch.context() as patch:
         short = Driver(warm())
         general = Driver(warm())
-        general.glass.by_events = True
+        general.harness.by_events = True
         for event in events:
             short.run(event)
             with patch.context() as without:
@@ -282,7 +285,7 @@ def run_both(events: list[tuple[Any, ...]]) -> tuple[Driver, Driver]:
                 general.run(event)
             assert short.trace[-2:] == general.trace[-2:]
         for driver in (short, general):
-            driver.glass.core._inserts.take_over_plain()
+            driver.harness.core._inserts.take_over_plain()
         assert state(short) == state(general)
     assert not general.plain
     return short, general
@@ -290,7 +293,7 @@ def run_both(events: list[tuple[Any, ...]]) -> tuple[Driver, Driver]:
 
 def state(driver: Driver) -> list[dict[str, Any]]:
     """Return the windows of a client."""
-    inserts = driver.glass.core._inserts
+    inserts = driver.harness.core._inserts
     return [{"budget": inserts._copies._budget._acks, "highest": inserts._context.highest_gsn}] + [
         {
             name: contents(getattr(window, name))
@@ -375,7 +378,7 @@ def test_acks_that_are_no_plain_acks(index: int, offset: int, fields: dict[str, 
 
 
 def test_batch_end_leaves_the_short_path_as_it_is() -> None:
-    glass = warm()
-    glass.insert(b"x")
-    glass.step(BatchEnd())
-    assert is_plain(glass)
+    harness = warm()
+    harness.insert(b"x")
+    harness.step(BatchEnd())
+    assert is_plain(harness)

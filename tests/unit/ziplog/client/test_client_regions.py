@@ -27,32 +27,34 @@ def client(
     states: dict[int, str] | None = None,
     **options: Any,
 ) -> ClientHarness:
-    glass = ClientHarness(**options)
+    harness = ClientHarness(**options)
     found = regions or MIXED
-    glass.connect(
+    harness.connect(
         *(placement(s, regions=r, state=(states or {}).get(s, "live")) for s, r in found.items()),
         limits=wire.Limits(min_regions=of_cluster),
     )
-    return glass
+    return harness
 
 
-def insert(glass: ClientHarness, regions: int = 0, shard: int | None = None, **options: Any) -> int:
-    deadline = glass.until(options.pop("timeout", 10 * S))
-    return glass.call(
+def insert(
+    harness: ClientHarness, regions: int = 0, shard: int | None = None, **options: Any
+) -> int:
+    deadline = harness.until(options.pop("timeout", 10 * S))
+    return harness.call(
         InsertRequest(
             deadline, [b"x"], RID_GENESIS, None, 0, shard=shard, min_regions=regions, **options
         )
     )
 
 
-def shards(glass: ClientHarness) -> list[int]:
-    return [message.shard for name, message in glass.take(wire.Insert) if name.endswith("r0:1")]
+def shards(harness: ClientHarness) -> list[int]:
+    return [message.shard for name, message in harness.take(wire.Insert) if name.endswith("r0:1")]
 
 
-def show(glass: ClientHarness, *placements: Any) -> None:
-    glass.core._inserts.take_over_plain()
-    glass.core._routing.update_placements(placements)
-    glass.step(BatchEnd())
+def show(harness: ClientHarness, *placements: Any) -> None:
+    harness.core._inserts.take_over_plain()
+    harness.core._routing.update_placements(placements)
+    harness.step(BatchEnd())
 
 
 @pytest.mark.parametrize(
@@ -62,9 +64,9 @@ def show(glass: ClientHarness, *placements: Any) -> None:
 def test_an_insert_goes_to_a_shard_that_spans_enough_regions(
     of_call: int, of_client: int, of_cluster: int, expected: int
 ) -> None:
-    glass = client(of_cluster=of_cluster, min_regions=of_client)
-    insert(glass, of_call)
-    assert shards(glass) == [expected]
+    harness = client(of_cluster=of_cluster, min_regions=of_client)
+    insert(harness, of_call)
+    assert shards(harness) == [expected]
 
 
 def test_the_policy_gets_the_live_shards_that_span_enough() -> None:
@@ -74,149 +76,149 @@ def test_the_policy_gets_the_live_shards_that_span_enough() -> None:
         offered.append(list(live))
         return int(live[-1])
 
-    glass = client(policy=choose)
+    harness = client(policy=choose)
     for regions in (1, 2, 1):
-        insert(glass, regions)
+        insert(harness, regions)
     assert offered == [[0, 1, 2], [1, 2], [0, 1, 2]]
 
 
 def test_a_moved_record_goes_to_a_shard_that_spans_enough() -> None:
-    glass = client({0: ("a", "b"), 1: ("c", "c"), 2: ("b", "c")})
-    call = insert(glass, 2)
-    message = glass.take(wire.Insert)[0][1]
+    harness = client({0: ("a", "b"), 1: ("c", "c"), 2: ("b", "c")})
+    call = insert(harness, 2)
+    message = harness.take(wire.Insert)[0][1]
     assert message.shard == 0
-    glass.give(refused(message, 0, "full"), refused(message, 1, "full"))
-    moved = glass.take(wire.Insert)[0][1]
+    harness.give(refused(message, 0, "full"), refused(message, 1, "full"))
+    moved = harness.take(wire.Insert)[0][1]
     assert moved.shard == 2
-    glass.give(*(ack(moved, server, [2]) for server in (0, 1)))
-    assert glass.answers[call][0].shard == 2
+    harness.give(*(ack(moved, server, [2]) for server in (0, 1)))
+    assert harness.answers[call][0].shard == 2
 
 
 def test_records_of_a_group_move_each_to_a_shard_that_spans_enough() -> None:
-    glass = client(
+    harness = client(
         {0: ("a", "b"), 1: ("c", "c"), 2: ("b", "c")}, policy=lambda _p, _k, live: live[0]
     )
-    glass.core._routing.limits = wire.Limits(max_unsettled_units=1)
-    first = insert(glass)
-    (message,) = {m.seq: m for _, m in glass.take(wire.Insert)}.values()
-    insert(glass, 1)
-    insert(glass, 2)
-    glass.give(*(ack(message, server, [1]) for server in (0, 1)))
-    assert glass.answers[first]
-    (group,) = {m.seq: m for _, m in glass.take(wire.Insert)}.values()
+    harness.core._routing.limits = wire.Limits(max_unsettled_units=1)
+    first = insert(harness)
+    (message,) = {m.seq: m for _, m in harness.take(wire.Insert)}.values()
+    insert(harness, 1)
+    insert(harness, 2)
+    harness.give(*(ack(message, server, [1]) for server in (0, 1)))
+    assert harness.answers[first]
+    (group,) = {m.seq: m for _, m in harness.take(wire.Insert)}.values()
     assert (group.shard, group.count) == (0, 2)
-    glass.give(refused(group, 0, "full"), refused(group, 1, "full"))
-    assert sorted(shards(glass)) == [1, 2]
+    harness.give(refused(group, 0, "full"), refused(group, 1, "full"))
+    assert sorted(shards(harness)) == [1, 2]
 
 
 def test_no_shard_of_any_state_that_spans_enough_fails_at_once() -> None:
-    glass = client(states={1: "recovering"})
-    call = insert(glass, 3)
-    error = glass.answers[call]
+    harness = client(states={1: "recovering"})
+    call = insert(harness, 3)
+    error = harness.answers[call]
     assert isinstance(error, ConfigError)
     assert "min_regions is 3, but the widest, shard 1, of" in str(error)
     assert "spans 2 (a, b)" in str(error)
-    assert not glass.take(wire.Insert)
+    assert not harness.take(wire.Insert)
 
 
 def test_an_insert_waits_for_a_shard_that_spans_enough_and_is_not_live() -> None:
-    glass = client({0: ("a", "a"), 1: ("a", "b")}, states={1: "recovering"})
-    call = insert(glass, 2)
-    assert not glass.take(wire.Insert)
-    show(glass, placement(1, regions=("a", "b"), view=2))
-    assert shards(glass) == [1]
-    assert call not in glass.answers
+    harness = client({0: ("a", "a"), 1: ("a", "b")}, states={1: "recovering"})
+    call = insert(harness, 2)
+    assert not harness.take(wire.Insert)
+    show(harness, placement(1, regions=("a", "b"), view=2))
+    assert shards(harness) == [1]
+    assert call not in harness.answers
 
 
 def test_the_error_at_the_deadline_names_the_shards_that_would_do() -> None:
-    glass = client({0: ("a", "a"), 1: ("a", "b")}, states={1: "recovering"})
-    call = insert(glass, 2, timeout=S)
-    glass.pass_time(2 * S)
-    error = glass.answers[call]
+    harness = client({0: ("a", "a"), 1: ("a", "b")}, states={1: "recovering"})
+    call = insert(harness, 2, timeout=S)
+    harness.pass_time(2 * S)
+    error = harness.answers[call]
     assert isinstance(error, DeadlineError)
     assert "that spans 2 regions is live (shard 1 (recovering))" in str(error)
 
 
 def test_a_pinned_insert_at_a_narrow_shard_fails_at_once() -> None:
-    glass = client()
-    by_call, by_policy = insert(glass, 2, shard=0), client(policy=policy.pin(0))
-    assert "shard 0 of" in str(glass.answers[by_call])
+    harness = client()
+    by_call, by_policy = insert(harness, 2, shard=0), client(policy=policy.pin(0))
+    assert "shard 0 of" in str(harness.answers[by_call])
     found = by_policy.answers[insert(by_policy, 2)]
     assert isinstance(found, ConfigError)
     assert "spans 1 (a)" in str(found)
-    insert(glass, 2, shard=2)
-    assert shards(glass) == [2]
+    insert(harness, 2, shard=2)
+    assert shards(harness) == [2]
 
 
 def test_a_sent_insert_is_not_sent_in_a_view_that_spans_too_few_regions() -> None:
-    glass = client({0: ("a", "b"), 1: ("c", "b")})
-    call = insert(glass, 2)
-    message = glass.take(wire.Insert)[0][1]
-    show(glass, placement(0, regions=("a", "a"), view=2))
-    glass.pass_time(S // 1000)
-    assert not glass.take(wire.Insert)
-    glass.give(wire.Located(CLUSTER, 0, 2, 1, message.client, message.seq, "absent", []))
-    moved = glass.take(wire.Insert)[0][1]
+    harness = client({0: ("a", "b"), 1: ("c", "b")})
+    call = insert(harness, 2)
+    message = harness.take(wire.Insert)[0][1]
+    show(harness, placement(0, regions=("a", "a"), view=2))
+    harness.pass_time(S // 1000)
+    assert not harness.take(wire.Insert)
+    harness.give(wire.Located(CLUSTER, 0, 2, 1, message.client, message.seq, "absent", []))
+    moved = harness.take(wire.Insert)[0][1]
     assert moved.shard == 1
-    glass.give(*(ack(moved, server, [2]) for server in (0, 1)))
-    assert glass.answers[call][0].shard == 1
+    harness.give(*(ack(moved, server, [2]) for server in (0, 1)))
+    assert harness.answers[call][0].shard == 1
 
 
 def test_a_sent_insert_that_is_placed_stays_where_a_view_spans_too_few_regions() -> None:
-    glass = client({0: ("a", "b"), 1: ("c", "b")})
-    call = insert(glass, 2)
-    message = glass.take(wire.Insert)[0][1]
-    show(glass, placement(0, regions=("a", "a"), view=2))
-    glass.give(wire.Located(CLUSTER, 0, 2, 1, message.client, message.seq, "present", [2]))
-    assert glass.answers[call][0].shard == 0
-    assert not glass.take(wire.Insert)
+    harness = client({0: ("a", "b"), 1: ("c", "b")})
+    call = insert(harness, 2)
+    message = harness.take(wire.Insert)[0][1]
+    show(harness, placement(0, regions=("a", "a"), view=2))
+    harness.give(wire.Located(CLUSTER, 0, 2, 1, message.client, message.seq, "present", [2]))
+    assert harness.answers[call][0].shard == 0
+    assert not harness.take(wire.Insert)
 
 
 def test_a_sent_insert_that_requires_one_region_is_sent_in_the_new_view() -> None:
-    glass = client({0: ("a", "b"), 1: ("c", "b")})
-    insert(glass, 1)
-    glass.take(wire.Insert)
-    show(glass, placement(0, regions=("a", "a"), view=2))
-    glass.pass_time(S // 1000)
-    assert {(m.shard, m.view) for _, m in glass.take(wire.Insert)} == {(0, 2)}
+    harness = client({0: ("a", "b"), 1: ("c", "b")})
+    insert(harness, 1)
+    harness.take(wire.Insert)
+    show(harness, placement(0, regions=("a", "a"), view=2))
+    harness.pass_time(S // 1000)
+    assert {(m.shard, m.view) for _, m in harness.take(wire.Insert)} == {(0, 2)}
 
 
 def test_the_rest_of_a_call_that_is_placed_in_part_stays_at_its_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(insert_calls, "UNIT_RECORDS", 1)
-    glass = client({0: ("a", "b"), 1: ("c", "b")})
-    glass.call(
+    harness = client({0: ("a", "b"), 1: ("c", "b")})
+    harness.call(
         InsertRequest(
-            glass.until(10 * S), [b"x", b"y"], RID_GENESIS, None, 0, many=True, min_regions=2
+            harness.until(10 * S), [b"x", b"y"], RID_GENESIS, None, 0, many=True, min_regions=2
         )
     )
-    first, second = {message.seq: message for _, message in glass.take(wire.Insert)}.values()
-    glass.give(*(ack(first, server, [1]) for server in (0, 1)))
-    show(glass, placement(0, regions=("a", "a"), view=2))
-    glass.pass_time(S // 1000)
-    sent = {(message.shard, message.view, message.seq) for _, message in glass.take(wire.Insert)}
+    first, second = {message.seq: message for _, message in harness.take(wire.Insert)}.values()
+    harness.give(*(ack(first, server, [1]) for server in (0, 1)))
+    show(harness, placement(0, regions=("a", "a"), view=2))
+    harness.pass_time(S // 1000)
+    sent = {(message.shard, message.view, message.seq) for _, message in harness.take(wire.Insert)}
     assert sent == {(0, 2, second.seq)}
 
 
 def test_a_waiting_insert_leaves_a_shard_that_became_narrow() -> None:
-    glass = client({0: ("a", "b"), 1: ("b", "c")})
-    glass.core._routing.limits = wire.Limits(max_unsettled_units=1)
-    insert(glass)
-    (message,) = {m.seq: m for _, m in glass.take(wire.Insert)}.values()
-    insert(glass, 2)
-    assert not glass.take(wire.Insert)
-    show(glass, placement(0, regions=("a", "a")))
+    harness = client({0: ("a", "b"), 1: ("b", "c")})
+    harness.core._routing.limits = wire.Limits(max_unsettled_units=1)
+    insert(harness)
+    (message,) = {m.seq: m for _, m in harness.take(wire.Insert)}.values()
+    insert(harness, 2)
+    assert not harness.take(wire.Insert)
+    show(harness, placement(0, regions=("a", "a")))
     assert message.shard == 0
-    assert shards(glass) == [1]
+    assert shards(harness) == [1]
 
 
 def test_without_labels_the_same_messages_are_sent() -> None:
     sent = []
     for number in (0, 1):
-        glass = client({0: ("", ""), 1: ("", "")}, min_regions=number)
-        insert(glass, number)
-        sent.append(glass.take(wire.Insert))
+        harness = client({0: ("", ""), 1: ("", "")}, min_regions=number)
+        insert(harness, number)
+        sent.append(harness.take(wire.Insert))
     assert sent[0] == sent[1]
 
 
@@ -248,16 +250,16 @@ def test_the_quickest_shards_are_near_where_no_server_is() -> None:
 
 
 def test_the_nearest_policy_uses_near_shards_that_span_enough() -> None:
-    glass = client(
+    harness = client(
         {0: ("a", "a"), 1: ("b", "a"), 2: ("b", "c")}, policy=policy.nearest(), region="a"
     )
     for regions, expected in ((1, 0), (2, 1)):
         for _ in range(5):
-            insert(glass, regions)
-        assert set(shards(glass)) <= {expected}
-    show(glass, placement(1, regions=("b", "a"), state="parked"))
-    insert(glass, 2)
-    assert shards(glass) == [2]
+            insert(harness, regions)
+        assert set(shards(harness)) <= {expected}
+    show(harness, placement(1, regions=("b", "a"), state="parked"))
+    insert(harness, 2)
+    assert shards(harness) == [2]
 
 
 # --- arguments ---

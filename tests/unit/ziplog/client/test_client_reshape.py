@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ziplog.core.view import Placement
 
 
-def leave(glass: ClientHarness, shard: int = 0, view: int = 1) -> None:
-    glass.give(wire.Leaving(CLUSTER, shard, view))
+def leave(harness: ClientHarness, shard: int = 0, view: int = 1) -> None:
+    harness.give(wire.Leaving(CLUSTER, shard, view))
 
 
 def joined(where: Placement) -> Placement:
@@ -53,36 +53,36 @@ def payloads(insert: wire.Insert) -> list[bytes]:
 
 
 def test_leaving_shard_finishes_units_in_flight_and_gets_no_new_ones() -> None:
-    glass = connected()
-    call = glass.insert(b"old")
-    (old,) = sent(glass)
-    glass.pass_time(10 * MS)
-    leave(glass)
-    glass.pass_time(1)
-    assert not sent(glass), "nothing is retransmitted for it"
-    glass.insert(b"new")
-    assert [(m.shard, payloads(m)) for m in sent(glass)] == [(1, [b"new"])]
-    glass.give(ack(old, 0, [4]), ack(old, 1, [4]))
-    assert glass.answers[call] == [RecordId(4, 0)]
+    harness = connected()
+    call = harness.insert(b"old")
+    (old,) = sent(harness)
+    harness.pass_time(10 * MS)
+    leave(harness)
+    harness.pass_time(1)
+    assert not sent(harness), "nothing is retransmitted for it"
+    harness.insert(b"new")
+    assert [(m.shard, payloads(m)) for m in sent(harness)] == [(1, [b"new"])]
+    harness.give(ack(old, 0, [4]), ack(old, 1, [4]))
+    assert harness.answers[call] == [RecordId(4, 0)]
 
 
 def test_unsent_calls_are_rerouted_and_started_calls_finish_at_their_shard() -> None:
     def policy(_payload: bytes, _key: bytes | None, live: Any) -> int:
         return int(live[0])
 
-    glass = ClientHarness(policy)
-    glass.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=1))
-    long = glass.insert(*[b"x"] * (UNIT_RECORDS + 1))
-    glass.insert(b"waits")
-    (first,) = sent(glass)
-    leave(glass)
-    assert [(m.shard, payloads(m)) for m in sent(glass)] == [(1, [b"waits"])]
+    harness = ClientHarness(policy)
+    harness.connect(placement(0), placement(1), limits=wire.Limits(max_unsettled_units=1))
+    long = harness.insert(*[b"x"] * (UNIT_RECORDS + 1))
+    harness.insert(b"waits")
+    (first,) = sent(harness)
+    leave(harness)
+    assert [(m.shard, payloads(m)) for m in sent(harness)] == [(1, [b"waits"])]
     gsns = list(range(1, UNIT_RECORDS + 1))
-    glass.give(ack(first, 0, gsns), ack(first, 1, gsns))
-    (second,) = sent(glass)
+    harness.give(ack(first, 0, gsns), ack(first, 1, gsns))
+    (second,) = sent(harness)
     assert (second.shard, second.count) == (0, 1)
-    glass.give(ack(second, 0, [900]), ack(second, 1, [900]))
-    assert glass.answers[long] == [RecordId(gsn, 0) for gsn in [*gsns, 900]]
+    harness.give(ack(second, 0, [900]), ack(second, 1, [900]))
+    assert harness.answers[long] == [RecordId(gsn, 0) for gsn in [*gsns, 900]]
 
 
 @pytest.mark.parametrize(
@@ -92,67 +92,67 @@ def test_unsent_calls_are_rerouted_and_started_calls_finish_at_their_shard() -> 
 def test_leaving_counts_only_in_the_newest_known_view(
     word: tuple[int, int], is_believed: bool
 ) -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0, view=2), placement(1))
-    leave(glass, *word)
-    glass.insert(b"x")
-    assert [m.shard for m in sent(glass)] == [1 if is_believed else 0]
+    harness = ClientHarness()
+    harness.connect(placement(0, view=2), placement(1))
+    leave(harness, *word)
+    harness.insert(b"x")
+    assert [m.shard for m in sent(harness)] == [1 if is_believed else 0]
 
 
 def test_leaving_refreshes_the_placements() -> None:
-    glass = connected()
-    leave(glass)
-    glass.pass_time(100 * MS)
-    assert glass.take(wire.Hello)
+    harness = connected()
+    leave(harness)
+    harness.pass_time(100 * MS)
+    assert harness.take(wire.Hello)
 
 
 @pytest.mark.parametrize("state", ["recovering", "finalized"])
 def test_leaving_does_not_change_a_recovering_or_finalized_shard(state: str) -> None:
-    glass = connected()
-    learn(glass, 1, state)
-    leave(glass)
-    assert glass.core._routing.state(0) == state
+    harness = connected()
+    learn(harness, 1, state)
+    leave(harness)
+    assert harness.core._routing.state(0) == state
 
 
 def test_removed_shard_never_becomes_live_again() -> None:
     """A reply of the service may be older than a server's report."""
-    glass = connected()
-    leave(glass)
+    harness = connected()
+    leave(harness)
     for state in ("live", "parked", "joining"):
-        learn(glass, 1, state)
-        assert glass.core._routing.state(0) == "leaving"
+        learn(harness, 1, state)
+        assert harness.core._routing.state(0) == "leaving"
     for view, state in ((1, "recovering"), (2, "leaving"), (2, "finalized")):
-        learn(glass, view, state)
-        assert glass.core._routing.state(0) == state
+        learn(harness, view, state)
+        assert harness.core._routing.state(0) == state
         for old in ("live", "parked"):
-            learn(glass, view, old)
-            assert glass.core._routing.state(0) == state
-    assert glass.core._routing.live == (1,)
+            learn(harness, view, old)
+            assert harness.core._routing.state(0) == state
+    assert harness.core._routing.live == (1,)
 
 
 @pytest.mark.parametrize("state", ["leaving", "finalized"])
 def test_insert_pinned_to_a_removed_shard_fails_at_its_deadline(
     state: str,
 ) -> None:
-    glass = connected(pinned)
-    learn(glass, 1, state)
-    call = glass.insert(b"x", timeout=2 * S)
-    glass.pass_time(2 * S)
-    assert not sent(glass)
-    error = glass.answers[call]
+    harness = connected(pinned)
+    learn(harness, 1, state)
+    call = harness.insert(b"x", timeout=2 * S)
+    harness.pass_time(2 * S)
+    assert not sent(harness)
+    error = harness.answers[call]
     assert isinstance(error, UnavailableError)
     assert f"shard 0 ({state})" in str(error)
     assert "[1]" in str(error), "it names the live shards"
 
 
 def test_a_running_client_uses_a_shard_that_joined_a_second_later() -> None:
-    glass = connected(lambda _p, _k, live: live[-1])
-    glass.call(ReadRequest(glass.until(60 * S), RecordId(1, 0)))
-    glass.take(wire.Hello)
-    glass.pass_time(1000 * MS)
-    glass.inform(placement(0), placement(1), placement(2))
-    glass.insert(b"x")
-    assert [m.shard for m in sent(glass)] == [2]
+    harness = connected(lambda _p, _k, live: live[-1])
+    harness.call(ReadRequest(harness.until(60 * S), RecordId(1, 0)))
+    harness.take(wire.Hello)
+    harness.pass_time(1000 * MS)
+    harness.inform(placement(0), placement(1), placement(2))
+    harness.insert(b"x")
+    assert [m.shard for m in sent(harness)] == [2]
 
 
 class LeftCluster(FakeCluster):
@@ -162,36 +162,36 @@ class LeftCluster(FakeCluster):
 
 @pytest.mark.parametrize("state", ["leaving", "finalized"])
 def test_records_of_a_removed_shard_can_be_read(state: str) -> None:
-    glass = ClientHarness(lambda payload, _k, _live: int(payload))
-    cluster = LeftCluster(glass, 1)
-    glass.connect(*cluster.placements())
-    rids = [cluster.result(glass.insert(b"%d" % (n % 2)))[0] for n in range(6)]
+    harness = ClientHarness(lambda payload, _k, _live: int(payload))
+    cluster = LeftCluster(harness, 1)
+    harness.connect(*cluster.placements())
+    rids = [cluster.result(harness.insert(b"%d" % (n % 2)))[0] for n in range(6)]
     cluster.states[0] = state
-    learn(glass, 1, state)
-    read = cluster.result(glass.call(ReadRequest(glass.until(), rids[0])))
+    learn(harness, 1, state)
+    read = cluster.result(harness.call(ReadRequest(harness.until(), rids[0])))
     assert (read.rid, read.payload) == (rids[0], b"0")
-    tail = cluster.result(glass.call(TailRequest(glass.until())))
+    tail = cluster.result(harness.call(TailRequest(harness.until())))
     assert tail == max(rids)
     assert [r.rid for r in cluster.fetch_all(cluster.subscribe())] == sorted(rids)
-    assert cluster.result(glass.call(SyncRequest(glass.until()))) == max(rids)
+    assert cluster.result(harness.call(SyncRequest(harness.until()))) == max(rids)
 
 
 def test_the_tail_is_not_asked_of_a_shard_that_never_had_a_position() -> None:
-    glass = connected()
-    call = glass.call(TailRequest(glass.until()))
-    question = glass.take(wire.LeaseQuery)[-1][1]
+    harness = connected()
+    call = harness.call(TailRequest(harness.until()))
+    question = harness.take(wire.LeaseQuery)[-1][1]
     known = [
         placement(0), joined(placement(1, state="finalized")), placement(2, state="joining"),
         placement(3, state="finalized"), placement(4, state="recovering"),
     ]  # fmt: skip
-    glass.give(wire.LeaseHistory(CLUSTER, question.request, [], known, 0))
-    for name, tail in glass.take(wire.Tail):
+    harness.give(wire.LeaseHistory(CLUSTER, question.request, [], known, 0))
+    for name, tail in harness.take(wire.Tail):
         filled = 5 + tail.shard
         assert tail.shard < 2, "its servers may never have run"
-        glass.give(
+        harness.give(
             wire.TailReply(CLUSTER, tail.shard, 1, int(name[3]), tail.request, filled, filled + 1)
         )
-    assert glass.answers[call] == RecordId(6, 1)
+    assert harness.answers[call] == RecordId(6, 1)
 
 
 # --- changing shards ---
@@ -200,61 +200,61 @@ SERVERS = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
 
 
 def change(
-    glass: ClientHarness, what: Any, shard: int = 2, *, timeout: int = 10 * S
+    harness: ClientHarness, what: Any, shard: int = 2, *, timeout: int = 10 * S
 ) -> tuple[int, wire.ChangeShard]:
     """Start a change; return the call, and the request to the service."""
-    request = placement_arguments.change(shard, what, glass.until(timeout), SERVERS)
-    call = glass.call(request)
-    ((_, message),) = glass.take(wire.ChangeShard)
+    request = placement_arguments.change(shard, what, harness.until(timeout), SERVERS)
+    call = harness.call(request)
+    ((_, message),) = harness.take(wire.ChangeShard)
     return call, message
 
 
-def changed(glass: ClientHarness, message: wire.ChangeShard, error: Any = "") -> None:
-    glass.give(wire.ShardChanged(CLUSTER, message.request, message.shard, error))
+def changed(harness: ClientHarness, message: wire.ChangeShard, error: Any = "") -> None:
+    harness.give(wire.ShardChanged(CLUSTER, message.request, message.shard, error))
 
 
 def test_client_uses_the_shard_that_it_added() -> None:
-    glass = connected(lambda _p, _k, live: live[-1])
-    call, message = change(glass, "add")
+    harness = connected(lambda _p, _k, live: live[-1])
+    call, message = change(harness, "add")
     assert (message.shard, message.change) == (2, "add")
     assert message.replicas == [Replica("a", "127.0.0.1:1"), Replica("b", "127.0.0.1:2")]
-    glass.pass_time(100 * MS)
-    ((_, again),) = glass.take(wire.ChangeShard)
+    harness.pass_time(100 * MS)
+    ((_, again),) = harness.take(wire.ChangeShard)
     assert again == message, "the request is retried until its reply"
-    glass.take(wire.Hello)
-    changed(glass, message)
-    changed(glass, message)
-    assert call not in glass.answers
-    glass.inform(placement(0), placement(1), placement(2))
-    assert glass.answers[call] is None
-    glass.insert(b"x")
-    assert [m.shard for m in sent(glass)] == [2]
+    harness.take(wire.Hello)
+    changed(harness, message)
+    changed(harness, message)
+    assert call not in harness.answers
+    harness.inform(placement(0), placement(1), placement(2))
+    assert harness.answers[call] is None
+    harness.insert(b"x")
+    assert [m.shard for m in sent(harness)] == [2]
 
 
 @pytest.mark.parametrize("what", ["remove", "finalize"])
 def test_client_does_not_use_the_shard_that_it_removed(what: str) -> None:
-    glass = connected()
-    call, message = change(glass, what, 0)
+    harness = connected()
+    call, message = change(harness, what, 0)
     assert (message.shard, message.change, message.replicas) == (0, what, [])
-    changed(glass, message)
-    glass.inform(placement(0, state="leaving"), placement(1))
-    assert glass.answers[call] is None
-    glass.insert(b"x")
-    assert [m.shard for m in sent(glass)] == [1]
+    changed(harness, message)
+    harness.inform(placement(0, state="leaving"), placement(1))
+    assert harness.answers[call] is None
+    harness.insert(b"x")
+    assert [m.shard for m in sent(harness)] == [1]
 
 
 def test_a_change_follows_the_leader() -> None:
-    glass = connected()
-    call, message = change(glass, "remove", 0)
-    glass.give(wire.NotLeader(CLUSTER, message.request, "mms:2"))
-    ((name, again),) = glass.take(wire.ChangeShard)
+    harness = connected()
+    call, message = change(harness, "remove", 0)
+    harness.give(wire.NotLeader(CLUSTER, message.request, "mms:2"))
+    ((name, again),) = harness.take(wire.ChangeShard)
     assert (name, again) == ("mms:2", message)
-    changed(glass, message)
-    ((name, hello),) = glass.take(wire.Hello)
+    changed(harness, message)
+    ((name, hello),) = harness.take(wire.Hello)
     assert name == "mms:2"
-    glass.sent.append((name, hello))
-    glass.inform(placement(0, state="leaving"), placement(1))
-    assert call in glass.answers
+    harness.sent.append((name, hello))
+    harness.inform(placement(0, state="leaving"), placement(1))
+    assert call in harness.answers
 
 
 @pytest.mark.parametrize(
@@ -270,12 +270,12 @@ def test_a_change_follows_the_leader() -> None:
 def test_refused_change_names_the_reason(
     what: str, shard: int, error: str, words: Sequence[str]
 ) -> None:
-    glass = connected()
-    call, message = change(glass, what, shard)
-    changed(glass, message, error)
-    assert call not in glass.answers, "the error needs the current placements"
-    glass.inform(placement(0, 3), placement(1, 3))
-    answer = glass.answers[call]
+    harness = connected()
+    call, message = change(harness, what, shard)
+    changed(harness, message, error)
+    assert call not in harness.answers, "the error needs the current placements"
+    harness.inform(placement(0, 3), placement(1, 3))
+    answer = harness.answers[call]
     assert isinstance(answer, ConfigError)
     assert f"cannot {what} shard {shard}" in str(answer)
     for word in words:
@@ -283,25 +283,25 @@ def test_refused_change_names_the_reason(
 
 
 def test_a_number_that_is_in_use_is_named_although_some_of_the_servers_are_its_own() -> None:
-    glass = connected()
+    harness = connected()
     mine = placement_arguments.change(
-        0, "add", glass.until(), {"s0r0:1": "s0r0:1", "b": "127.0.0.1:2"}
+        0, "add", harness.until(), {"s0r0:1": "s0r0:1", "b": "127.0.0.1:2"}
     )
-    call = glass.call(mine)
-    ((_, message),) = glass.take(wire.ChangeShard)
-    changed(glass, message, "exists")
-    glass.inform(placement(0), placement(1))
-    assert "shard 0 exists with the servers" in str(glass.answers[call])
+    call = harness.call(mine)
+    ((_, message),) = harness.take(wire.ChangeShard)
+    changed(harness, message, "exists")
+    harness.inform(placement(0), placement(1))
+    assert "shard 0 exists with the servers" in str(harness.answers[call])
 
 
 @pytest.mark.parametrize("theirs", [Replica("a", "127.0.0.1:9"), Replica("c", "127.0.0.1:1")])
 def test_a_server_that_another_shard_has_is_named(theirs: Replica) -> None:
-    glass = connected()
-    call, message = change(glass, "add")
-    changed(glass, message, "exists")
+    harness = connected()
+    call, message = change(harness, "add")
+    changed(harness, message, "exists")
     other = msgspec.structs.replace(placement(1), replicas=(theirs, Replica("d", "d:1")))
-    glass.inform(placement(0), other)
-    answer = glass.answers[call]
+    harness.inform(placement(0), other)
+    answer = harness.answers[call]
     assert isinstance(answer, ConfigError)
     assert "a=127.0.0.1:1 conflicts with shard 1" in str(answer)
     assert "shard 1, which has" in str(answer)
@@ -320,40 +320,40 @@ def test_a_server_that_another_shard_has_is_named(theirs: Replica) -> None:
 def test_change_at_its_deadline_names_the_reason(
     what: str, state: str | None, words: Sequence[str]
 ) -> None:
-    glass = connected()
-    call, _ = change(glass, what, timeout=3 * S)
+    harness = connected()
+    call, _ = change(harness, what, timeout=3 * S)
     for _ in range(2):
-        glass.take(wire.Hello)
-        while not any(isinstance(message, wire.Hello) for _, message in glass.sent):
-            glass.pass_time(10 * MS)
-        glass.inform(*[placement(2, state=state)] if state else [placement(1)])
-    glass.pass_time(3 * S)
-    answer = glass.answers[call]
+        harness.take(wire.Hello)
+        while not any(isinstance(message, wire.Hello) for _, message in harness.sent):
+            harness.pass_time(10 * MS)
+        harness.inform(*[placement(2, state=state)] if state else [placement(1)])
+    harness.pass_time(3 * S)
+    answer = harness.answers[call]
     assert isinstance(answer, DeadlineError)
     for word in words:
         assert word in str(answer)
-    glass.sent.clear()
-    glass.pass_time(60 * S)
-    assert not glass.sent, "no call is pending"
+    harness.sent.clear()
+    harness.pass_time(60 * S)
+    assert not harness.sent, "no call is pending"
 
 
 def test_finished_change_completes_without_new_placements() -> None:
-    glass = connected()
-    call, message = change(glass, "remove", 0)
-    changed(glass, message)
-    glass.pass_time(10 * S)
-    assert glass.answers[call] is None
+    harness = connected()
+    call, message = change(harness, "remove", 0)
+    changed(harness, message)
+    harness.pass_time(10 * S)
+    assert harness.answers[call] is None
 
 
 def test_cancelled_change_is_not_retried() -> None:
-    glass = connected()
-    call, message = change(glass, "remove", 0)
-    glass.cancel(call)
-    changed(glass, message)
-    glass.sent.clear()
-    glass.pass_time(60 * S)
-    assert not glass.sent
-    assert not glass.answers
+    harness = connected()
+    call, message = change(harness, "remove", 0)
+    harness.cancel(call)
+    changed(harness, message)
+    harness.sent.clear()
+    harness.pass_time(60 * S)
+    assert not harness.sent
+    assert not harness.answers
 
 
 @pytest.mark.parametrize("shard", [-1, 2**31, "1", 1.0, True, None])

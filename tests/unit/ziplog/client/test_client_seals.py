@@ -92,67 +92,67 @@ class Sealer(ClientHarness):
 
 def following() -> Sealer:
     """Return a client whose streams are open."""
-    glass = Sealer()
-    call = glass.seal(1)
-    glass.follow()
-    glass.deliver(0, 3)
-    glass.deliver(1, 2)
-    assert glass.answers.pop(call) == RecordId(1, 0)
-    return glass
+    harness = Sealer()
+    call = harness.seal(1)
+    harness.follow()
+    harness.deliver(0, 3)
+    harness.deliver(1, 2)
+    assert harness.answers.pop(call) == RecordId(1, 0)
+    return harness
 
 
 def test_seal_waits_for_every_shard() -> None:
-    glass = Sealer()
-    call = glass.seal(5)
-    glass.follow()
-    assert {m.kind for m in glass.streams.values()} == {"frontier"}
-    assert [m.credit for m in glass.streams.values()] == [5, 5]
-    assert {m.gsn for _, m in glass.take(wire.Want)} == {5}
-    glass.deliver(0, 7)
-    glass.deliver(1, 4)
-    assert call not in glass.answers
-    glass.deliver(1, 6)
-    assert glass.answers.pop(call) == RecordId(5, 0)
-    assert not glass.core._is_waiting()
+    harness = Sealer()
+    call = harness.seal(5)
+    harness.follow()
+    assert {m.kind for m in harness.streams.values()} == {"frontier"}
+    assert [m.credit for m in harness.streams.values()] == [5, 5]
+    assert {m.gsn for _, m in harness.take(wire.Want)} == {5}
+    harness.deliver(0, 7)
+    harness.deliver(1, 4)
+    assert call not in harness.answers
+    harness.deliver(1, 6)
+    assert harness.answers.pop(call) == RecordId(5, 0)
+    assert not harness.core._is_waiting()
 
 
 def test_frontier_at_the_position_does_not_seal_it() -> None:
-    glass = following()
-    call = glass.seal(4)
-    glass.deliver(0, 5)
-    glass.deliver(1, 4)
-    assert call not in glass.answers
-    glass.deliver(1, 6)
-    assert call in glass.answers
+    harness = following()
+    call = harness.seal(4)
+    harness.deliver(0, 5)
+    harness.deliver(1, 4)
+    assert call not in harness.answers
+    harness.deliver(1, 6)
+    assert call in harness.answers
 
 
 def test_genesis_is_sealed() -> None:
-    glass = Sealer()
-    assert glass.answers[glass.call(SealRequest(glass.until(), RID_GENESIS))] == RID_GENESIS
-    assert not glass.take(wire.LeaseQuery)
+    harness = Sealer()
+    assert harness.answers[harness.call(SealRequest(harness.until(), RID_GENESIS))] == RID_GENESIS
+    assert not harness.take(wire.LeaseQuery)
 
 
 def test_append_is_an_insert_and_a_seal() -> None:
-    glass = following()
-    call = glass.append(b"x")
-    glass.place(5)
-    assert call not in glass.answers, "it is placed, and not sealed"
-    assert {m.credit for _, m in glass.take(wire.Credit)} == {5}
-    glass.deliver(0, 7)
-    glass.deliver(1, 6)
-    assert glass.answers.pop(call) == [RecordId(5, 0)]
-    assert glass.core.counters.appends == 1
+    harness = following()
+    call = harness.append(b"x")
+    harness.place(5)
+    assert call not in harness.answers, "it is placed, and not sealed"
+    assert {m.credit for _, m in harness.take(wire.Credit)} == {5}
+    harness.deliver(0, 7)
+    harness.deliver(1, 6)
+    assert harness.answers.pop(call) == [RecordId(5, 0)]
+    assert harness.core.counters.appends == 1
 
 
 def test_append_of_many_seals_its_last_record() -> None:
-    glass = following()
-    call = glass.append(b"x", b"y")
-    glass.place(5, 7)
-    glass.deliver(0, 9)
-    glass.deliver(1, 6)
-    assert call not in glass.answers
-    glass.deliver(1, 8)
-    assert glass.answers.pop(call) == [RecordId(5, 0), RecordId(7, 0)]
+    harness = following()
+    call = harness.append(b"x", b"y")
+    harness.place(5, 7)
+    harness.deliver(0, 9)
+    harness.deliver(1, 6)
+    assert call not in harness.answers
+    harness.deliver(1, 8)
+    assert harness.answers.pop(call) == [RecordId(5, 0), RecordId(7, 0)]
 
 
 def test_inserts_and_appends_share_units_and_not_their_ends(
@@ -160,190 +160,190 @@ def test_inserts_and_appends_share_units_and_not_their_ends(
 ) -> None:
     monkeypatch.setattr(sending, "IMMEDIATE_SINGLE_UNITS", 1)
     monkeypatch.setattr(sending, "MAX_SINGLE_UNITS", 2)
-    glass = following()
-    first, plain, sealed = glass.insert(b"a"), glass.insert(b"b"), glass.append(b"c")
-    alone, group = (message for _, message in glass.take(wire.Insert)[::2])
+    harness = following()
+    first, plain, sealed = harness.insert(b"a"), harness.insert(b"b"), harness.append(b"c")
+    alone, group = (message for _, message in harness.take(wire.Insert)[::2])
     assert (alone.count, group.count) == (1, 2)
     for server in (0, 1):
-        glass.give(ack(alone, server, [5]), ack(group, server, [7, 9]))
-    assert glass.answers.pop(first) == [RecordId(5, 0)]
-    assert glass.answers.pop(plain) == [RecordId(7, 0)]
-    assert sealed not in glass.answers
-    glass.deliver(0, 11)
-    glass.deliver(1, 10)
-    assert glass.answers.pop(sealed) == [RecordId(9, 0)]
+        harness.give(ack(alone, server, [5]), ack(group, server, [7, 9]))
+    assert harness.answers.pop(first) == [RecordId(5, 0)]
+    assert harness.answers.pop(plain) == [RecordId(7, 0)]
+    assert sealed not in harness.answers
+    harness.deliver(0, 11)
+    harness.deliver(1, 10)
+    assert harness.answers.pop(sealed) == [RecordId(9, 0)]
 
 
 def test_appends_of_one_batch_share_a_unit() -> None:
-    glass = following()
+    harness = following()
     for payload in (b"a", b"b", b"c"):
-        glass.call(
-            InsertRequest(glass.until(), [payload], RID_GENESIS, None, 0, shard=0, sealed=True)
+        harness.call(
+            InsertRequest(harness.until(), [payload], RID_GENESIS, None, 0, shard=0, sealed=True)
         )
-    assert not glass.take(wire.Insert)
-    glass.step(BatchEnd())
-    assert [message.count for _, message in glass.take(wire.Insert)] == [3, 3]
+    assert not harness.take(wire.Insert)
+    harness.step(BatchEnd())
+    assert [message.count for _, message in harness.take(wire.Insert)] == [3, 3]
 
 
 def test_calls_share_one_question_to_each_shard() -> None:
-    glass = following()
-    calls = [glass.seal(gsn) for gsn in (4, 8, 6, 8)]
-    glass.take(wire.Credit)
-    glass.take(wire.Want)
-    glass.deliver(0, 9)
-    glass.deliver(1, 8)
-    assert [call in glass.answers for call in calls] == [True, False, True, False]
-    assert not glass.take(wire.Credit)
-    glass.deliver(1, 10)
-    assert all(call in glass.answers for call in calls)
+    harness = following()
+    calls = [harness.seal(gsn) for gsn in (4, 8, 6, 8)]
+    harness.take(wire.Credit)
+    harness.take(wire.Want)
+    harness.deliver(0, 9)
+    harness.deliver(1, 8)
+    assert [call in harness.answers for call in calls] == [True, False, True, False]
+    assert not harness.take(wire.Credit)
+    harness.deliver(1, 10)
+    assert all(call in harness.answers for call in calls)
 
 
 @pytest.mark.parametrize(("shards", "pauses"), [(16, False), (17, True)])
 def test_questions_to_many_shards_are_apart(shards: int, pauses: bool) -> None:
-    glass = Sealer()
+    harness = Sealer()
     everybody = lease(list(range(shards)), size=20 * shards)
-    glass.core._routing.update_placements([placement(shard) for shard in range(shards)])
-    first = glass.seal(1)
-    glass.history(run_of(everybody))
+    harness.core._routing.update_placements([placement(shard) for shard in range(shards)])
+    first = harness.seal(1)
+    harness.history(run_of(everybody))
     for shard in range(shards):
-        for name, tail in glass.take_tails(shard):
-            glass.give(wire.TailReply(CLUSTER, shard, 1, int(name[3]), tail.request, 0, 1))
-    glass.history(run_of(everybody))
-    assert {m.gsn for _, m in glass.take(wire.Want)} == {1}
+        for name, tail in harness.take_tails(shard):
+            harness.give(wire.TailReply(CLUSTER, shard, 1, int(name[3]), tail.request, 0, 1))
+    harness.history(run_of(everybody))
+    assert {m.gsn for _, m in harness.take(wire.Want)} == {1}
     for shard in range(shards):
-        glass.deliver(shard, shards + 1)
-    assert first in glass.answers
-    calls = [glass.seal(gsn) for gsn in (shards + 1, shards + 2)]
+        harness.deliver(shard, shards + 1)
+    assert first in harness.answers
+    calls = [harness.seal(gsn) for gsn in (shards + 1, shards + 2)]
     if pauses:
-        assert not glass.take(wire.Credit)
-        glass.pass_time(shards * 50 * MS // 1000)
-        assert {m.gsn for _, m in glass.take(wire.Want)} == {shards + 2}
-        assert {m.credit for _, m in glass.take(wire.Credit)} == {shards + 2}
+        assert not harness.take(wire.Credit)
+        harness.pass_time(shards * 50 * MS // 1000)
+        assert {m.gsn for _, m in harness.take(wire.Want)} == {shards + 2}
+        assert {m.credit for _, m in harness.take(wire.Credit)} == {shards + 2}
     else:
-        assert {m.credit for _, m in glass.take(wire.Credit)} == {shards + 1, shards + 2}
+        assert {m.credit for _, m in harness.take(wire.Credit)} == {shards + 1, shards + 2}
     for shard in range(shards):
-        glass.deliver(shard, 3 * shards + 1)
-    assert all(call in glass.answers for call in calls)
+        harness.deliver(shard, 3 * shards + 1)
+    assert all(call in harness.answers for call in calls)
 
 
 def test_lost_answer_is_asked_for_again() -> None:
-    glass = following()
-    call = glass.seal(6)
-    glass.take(wire.Credit)
-    glass.take(wire.Want)
-    glass.pass_time(600 * MS)
-    assert glass.take(wire.Credit)
-    assert glass.take(wire.Want)
-    assert call not in glass.answers
+    harness = following()
+    call = harness.seal(6)
+    harness.take(wire.Credit)
+    harness.take(wire.Want)
+    harness.pass_time(600 * MS)
+    assert harness.take(wire.Credit)
+    assert harness.take(wire.Want)
+    assert call not in harness.answers
 
 
 def test_shard_that_leaves_is_waited_for_up_to_its_last_position() -> None:
     second = lease([0], 2, 21, size=20)
-    glass = following()
-    call = glass.seal(25)
-    glass.deliver(0, 21, leases=[run_of(second)])
-    glass.deliver(0, 27)
-    assert call not in glass.answers, "shard 1 owns positions below 21"
-    glass.deliver(1, 20)
-    assert call not in glass.answers
-    glass.deliver(1, 21)
-    assert glass.answers.pop(call) == RecordId(25, 0)
+    harness = following()
+    call = harness.seal(25)
+    harness.deliver(0, 21, leases=[run_of(second)])
+    harness.deliver(0, 27)
+    assert call not in harness.answers, "shard 1 owns positions below 21"
+    harness.deliver(1, 20)
+    assert call not in harness.answers
+    harness.deliver(1, 21)
+    assert harness.answers.pop(call) == RecordId(25, 0)
 
 
 def test_shard_that_joins_is_waited_for() -> None:
     second = lease([0, 1, 2], 2, 21, size=20)
-    glass = following()
-    call = glass.seal(30)
-    glass.core._routing.update_placements([placement(2)])
-    glass.deliver(0, 40, leases=[run_of(second)])
-    glass.deliver(1, 40)
-    assert glass.look() == ["s2r1:1"]
-    assert call not in glass.answers
-    glass.deliver(2, 32)
-    assert glass.answers.pop(call) == RecordId(30, 0)
+    harness = following()
+    call = harness.seal(30)
+    harness.core._routing.update_placements([placement(2)])
+    harness.deliver(0, 40, leases=[run_of(second)])
+    harness.deliver(1, 40)
+    assert harness.look() == ["s2r1:1"]
+    assert call not in harness.answers
+    harness.deliver(2, 32)
+    assert harness.answers.pop(call) == RecordId(30, 0)
 
 
 def test_nothing_is_sealed_beyond_the_known_leases() -> None:
-    glass = following()
-    call = glass.seal(21)
-    glass.deliver(0, 50)
-    glass.deliver(1, 50)
-    assert call not in glass.answers
-    glass.deliver(0, 60, leases=[run_of(lease([0, 1], 2, 21, size=20))])
-    assert glass.answers.pop(call) == RecordId(21, 0)
+    harness = following()
+    call = harness.seal(21)
+    harness.deliver(0, 50)
+    harness.deliver(1, 50)
+    assert call not in harness.answers
+    harness.deliver(0, 60, leases=[run_of(lease([0, 1], 2, 21, size=20))])
+    assert harness.answers.pop(call) == RecordId(21, 0)
 
 
 def test_tail_query_settles_nothing_beyond_its_leases() -> None:
     """A shard that joins after the query's leases may own positions there."""
-    glass = Sealer()
-    call = glass.seal(25)
-    glass.survey(60, 60)
+    harness = Sealer()
+    call = harness.seal(25)
+    harness.survey(60, 60)
     second = lease([0, 1, 2], 2, 21, size=20)
-    assert call not in glass.answers
-    glass.core._routing.update_placements([placement(2)])
-    glass.history(run_of(FIRST), run_of(second))
-    assert call not in glass.answers
+    assert call not in harness.answers
+    harness.core._routing.update_placements([placement(2)])
+    harness.history(run_of(FIRST), run_of(second))
+    assert call not in harness.answers
 
 
 def test_gap_in_the_leases_begins_with_a_tail_query() -> None:
-    glass = following()
-    call = glass.seal(45)
-    glass.deliver(0, 7, leases=[run_of(lease([0, 1], 3, 41, size=20))])
-    glass.history(run_of(lease([0, 1], 3, 41, size=20)))
-    assert call not in glass.answers
-    assert not glass.core._seals._prefix._streams
-    assert glass.take(wire.LeaseQuery), "the tail query"
+    harness = following()
+    call = harness.seal(45)
+    harness.deliver(0, 7, leases=[run_of(lease([0, 1], 3, 41, size=20))])
+    harness.history(run_of(lease([0, 1], 3, 41, size=20)))
+    assert call not in harness.answers
+    assert not harness.core._seals._prefix._streams
+    assert harness.take(wire.LeaseQuery), "the tail query"
 
 
 def test_leases_that_begin_later_begin_with_a_tail_query() -> None:
     """The members of the leases between would be unknown."""
-    glass = Sealer()
-    call = glass.seal(25)
-    glass.survey(21, 21)
-    glass.history(run_of(lease([0], 3, 41, size=20)))
-    assert glass.take(wire.LeaseQuery), "the tail query"
-    assert not glass.core._seals._prefix._streams
-    assert call not in glass.answers
+    harness = Sealer()
+    call = harness.seal(25)
+    harness.survey(21, 21)
+    harness.history(run_of(lease([0], 3, 41, size=20)))
+    assert harness.take(wire.LeaseQuery), "the tail query"
+    assert not harness.core._seals._prefix._streams
+    assert call not in harness.answers
 
 
 def test_trim_begins_with_a_tail_query() -> None:
-    glass = following()
-    call = glass.seal(9)
-    number = glass.core._seals._prefix._streams[0].number
-    glass.give(wire.Trimmed(CLUSTER, 0, 1, number, 8))
-    glass.follow(frontiers=(11, 8))
-    glass.deliver(0, 11)
-    glass.deliver(1, 10)
-    assert glass.answers.pop(call) == RecordId(9, 0)
+    harness = following()
+    call = harness.seal(9)
+    number = harness.core._seals._prefix._streams[0].number
+    harness.give(wire.Trimmed(CLUSTER, 0, 1, number, 8))
+    harness.follow(frontiers=(11, 8))
+    harness.deliver(0, 11)
+    harness.deliver(1, 10)
+    assert harness.answers.pop(call) == RecordId(9, 0)
 
 
 def test_new_view_opens_the_stream_again() -> None:
-    glass = following()
-    call = glass.seal(6)
-    before = glass.core._seals._prefix._streams[1].number
-    glass.core._routing.update_placements([placement(1, view=2)])
-    assert glass.core._seals._prefix._streams[1].number != before
-    glass.deliver(0, 7)
-    glass.deliver(1, 8)
-    assert glass.answers.pop(call) == RecordId(6, 0)
+    harness = following()
+    call = harness.seal(6)
+    before = harness.core._seals._prefix._streams[1].number
+    harness.core._routing.update_placements([placement(1, view=2)])
+    assert harness.core._seals._prefix._streams[1].number != before
+    harness.deliver(0, 7)
+    harness.deliver(1, 8)
+    assert harness.answers.pop(call) == RecordId(6, 0)
 
 
 def test_deadline_names_what_was_awaited() -> None:
-    glass = following()
-    call = glass.seal(6, timeout=S)
-    glass.deliver(0, 7)
-    glass.pass_time(S)
-    error = glass.answers.pop(call)
+    harness = following()
+    call = harness.seal(6, timeout=S)
+    harness.deliver(0, 7)
+    harness.pass_time(S)
+    error = harness.answers.pop(call)
     assert isinstance(error, DeadlineError)
     assert "shard 1 (silent)" in str(error)
     assert "shard 0" not in str(error)
 
 
 def test_deadline_of_a_position_beyond_the_leases_blames_no_shard() -> None:
-    glass = following()
-    call = glass.seal(21, timeout=S)
-    glass.pass_time(S)
-    error = glass.answers.pop(call)
+    harness = following()
+    call = harness.seal(21, timeout=S)
+    harness.pass_time(S)
+    error = harness.answers.pop(call)
     assert isinstance(error, DeadlineError)
     assert "was given the position 21@0 yet" in str(error)
     assert "the leases end before gsn 21" in str(error)
@@ -351,78 +351,78 @@ def test_deadline_of_a_position_beyond_the_leases_blames_no_shard() -> None:
 
 
 def test_append_that_is_not_sealed_says_where_the_record_is() -> None:
-    glass = following()
-    call = glass.append(b"x", timeout=S)
-    glass.place(5)
-    glass.deliver(0, 7)
-    glass.pass_time(S)
-    error = glass.answers.pop(call)
+    harness = following()
+    call = harness.append(b"x", timeout=S)
+    harness.place(5)
+    harness.deliver(0, 7)
+    harness.pass_time(S)
+    error = harness.answers.pop(call)
     assert isinstance(error, OutcomeUnknownError)
     assert error.results == [RecordId(5, 0)]
     assert "the record is at 5@0, but shard 1 (silent) has not passed it" in str(error)
-    assert glass.core.counters.unsealed == 1
-    resolving = glass.call(ResolveRequest(glass.until(), error.doubt))  # type: ignore[arg-type]
-    assert resolving not in glass.answers
-    glass.deliver(1, 6)
-    assert glass.answers.pop(resolving) == [RecordId(5, 0)]
+    assert harness.core.counters.unsealed == 1
+    resolving = harness.call(ResolveRequest(harness.until(), error.doubt))  # type: ignore[arg-type]
+    assert resolving not in harness.answers
+    harness.deliver(1, 6)
+    assert harness.answers.pop(resolving) == [RecordId(5, 0)]
 
 
 def test_resolve_of_an_unknown_append_waits_for_the_place_and_the_seal() -> None:
-    glass = following()
-    call = glass.append(b"x", timeout=S)
-    message = glass.take(wire.Insert)[0][1]
-    glass.pass_time(S)
-    error = glass.answers.pop(call)
+    harness = following()
+    call = harness.append(b"x", timeout=S)
+    message = harness.take(wire.Insert)[0][1]
+    harness.pass_time(S)
+    error = harness.answers.pop(call)
     assert isinstance(error, OutcomeUnknownError)
     assert not error.results
-    resolving = glass.call(ResolveRequest(glass.until(), error.doubt))  # type: ignore[arg-type]
+    resolving = harness.call(ResolveRequest(harness.until(), error.doubt))  # type: ignore[arg-type]
     for server in (0, 1):
-        glass.give(ack(message, server, [5]))
-    assert resolving not in glass.answers
-    glass.deliver(0, 7)
-    glass.deliver(1, 6)
-    assert glass.answers.pop(resolving) == [RecordId(5, 0)]
+        harness.give(ack(message, server, [5]))
+    assert resolving not in harness.answers
+    harness.deliver(0, 7)
+    harness.deliver(1, 6)
+    assert harness.answers.pop(resolving) == [RecordId(5, 0)]
 
 
 def test_sealed_tail_waits_for_its_position() -> None:
-    glass = following()
-    call = glass.call(TailRequest(glass.until(), sealed=True))
-    glass.survey(7, 4, filled=5)
-    assert call not in glass.answers
-    glass.deliver(0, 7)
-    glass.deliver(1, 6)
-    assert glass.answers.pop(call) == RecordId(5, 1)
+    harness = following()
+    call = harness.call(TailRequest(harness.until(), sealed=True))
+    harness.survey(7, 4, filled=5)
+    assert call not in harness.answers
+    harness.deliver(0, 7)
+    harness.deliver(1, 6)
+    assert harness.answers.pop(call) == RecordId(5, 1)
 
 
 def test_cancelled_call_is_forgotten() -> None:
-    glass = following()
-    calls = [glass.seal(gsn) for gsn in range(6, 200)]
+    harness = following()
+    calls = [harness.seal(gsn) for gsn in range(6, 200)]
     for call in calls[1:]:
-        glass.cancel(call)
-    assert len(glass.core._seals._by_gsn) < 100, "ended calls use no memory for long"
-    glass.deliver(0, 7)
-    glass.deliver(1, 8)
-    assert calls[0] in glass.answers
-    assert not glass.core._is_waiting()
+        harness.cancel(call)
+    assert len(harness.core._seals._by_gsn) < 100, "ended calls use no memory for long"
+    harness.deliver(0, 7)
+    harness.deliver(1, 8)
+    assert calls[0] in harness.answers
+    assert not harness.core._is_waiting()
 
 
 @pytest.mark.parametrize(
     ("pause", "is_surveyed"), [(S, False), (FORGET_AFTER_NS + 2 * REST_AFTER_NS, True)]
 )
 def test_streams_rest_without_calls(pause: int, is_surveyed: bool) -> None:
-    glass = following()
-    glass.pass_time(REST_AFTER_NS + MS)
-    assert {m.shard for _, m in glass.take(wire.Unsubscribe)} == {0, 1}
-    assert not glass.core._seals._prefix._streams
+    harness = following()
+    harness.pass_time(REST_AFTER_NS + MS)
+    assert {m.shard for _, m in harness.take(wire.Unsubscribe)} == {0, 1}
+    assert not harness.core._seals._prefix._streams
     for kind in (wire.Credit, wire.LeaseQuery):
-        glass.take(kind)
-    glass.look()
-    glass.pass_time(pause)
-    assert not glass.take(wire.Credit)
-    call = glass.seal(6)
-    assert bool(glass.take(wire.LeaseQuery)) is is_surveyed
+        harness.take(kind)
+    harness.look()
+    harness.pass_time(pause)
+    assert not harness.take(wire.Credit)
+    call = harness.seal(6)
+    assert bool(harness.take(wire.LeaseQuery)) is is_surveyed
     if not is_surveyed:
-        assert sorted(glass.look()) == ["s0r1:1", "s1r1:1"]
-        glass.deliver(0, 7)
-        glass.deliver(1, 8)
-        assert glass.answers.pop(call) == RecordId(6, 0)
+        assert sorted(harness.look()) == ["s0r1:1", "s1r1:1"]
+        harness.deliver(0, 7)
+        harness.deliver(1, 8)
+        assert harness.answers.pop(call) == RecordId(6, 0)

@@ -16,101 +16,101 @@ if TYPE_CHECKING:
     from ziplog.runtime.transport import Transport
 
 
-def settle(glass: ClientHarness, *inserts: wire.Insert) -> None:
+def settle(harness: ClientHarness, *inserts: wire.Insert) -> None:
     for insert in inserts:
         for server in range(2):
-            glass.give(
+            harness.give(
                 ack(insert, server, range(insert.seq * 256, insert.seq * 256 + insert.count))
             )
 
 
-def insert_units(glass: ClientHarness, units: int) -> None:
+def insert_units(harness: ClientHarness, units: int) -> None:
     """Insert this many units by one call, and complete them."""
-    glass.insert(*[b"x"] * (256 * units))
-    settle(glass, *(message for name, message in glass.take(wire.Insert) if name == "s0r0:1"))
+    harness.insert(*[b"x"] * (256 * units))
+    settle(harness, *(message for name, message in harness.take(wire.Insert) if name == "s0r0:1"))
 
 
-def reports(glass: ClientHarness) -> list[tuple[str, int]]:
-    return [(name, message.first_incomplete) for name, message in glass.take(wire.Settled)]
+def reports(harness: ClientHarness) -> list[tuple[str, int]]:
+    return [(name, message.first_incomplete) for name, message in harness.take(wire.Settled)]
 
 
 def test_many_completed_units_are_reported_at_once_when_idle() -> None:
-    glass = connected()
-    insert_units(glass, MANY_UNITS)
-    assert reports(glass) == [("s0r0:1", MANY_UNITS + 1), ("s0r1:1", MANY_UNITS + 1)]
+    harness = connected()
+    insert_units(harness, MANY_UNITS)
+    assert reports(harness) == [("s0r0:1", MANY_UNITS + 1), ("s0r1:1", MANY_UNITS + 1)]
 
 
 def test_one_insert_after_the_other_reports_nothing() -> None:
-    glass = connected()
+    harness = connected()
     for _ in range(2 * MANY_UNITS):
-        insert_units(glass, 1)
-    assert not reports(glass)
+        insert_units(harness, 1)
+    assert not reports(harness)
 
 
 def test_a_silent_client_reports_a_few_times() -> None:
     """A report may be lost; but a thousand idle clients must not cost anything."""
-    glass = connected()
-    insert_units(glass, 1)
+    harness = connected()
+    insert_units(harness, 1)
     # The silence begins with the next wakeup.
-    glass.pass_time(S // 10)
-    start, times = glass.now, []
+    harness.pass_time(S // 10)
+    start, times = harness.now, []
     for _ in range(400):
-        glass.pass_time(S // 10)
-        if found := reports(glass):
+        harness.pass_time(S // 10)
+        if found := reports(harness):
             assert found == [("s0r0:1", 2), ("s0r1:1", 2)]
-            times.append(glass.now - start)
+            times.append(harness.now - start)
     assert times == [1 * S, 6 * S, 31 * S]
-    glass.pass_time(3600 * S)
-    assert not reports(glass)
-    insert_units(glass, 1)
-    glass.pass_time(2 * S)
-    assert reports(glass) == [("s0r0:1", 3), ("s0r1:1", 3)]
+    harness.pass_time(3600 * S)
+    assert not reports(harness)
+    insert_units(harness, 1)
+    harness.pass_time(2 * S)
+    assert reports(harness) == [("s0r0:1", 3), ("s0r1:1", 3)]
 
 
 def test_nothing_is_reported_while_units_are_in_flight() -> None:
-    glass = connected()
-    insert_units(glass, 1)
-    glass.insert(b"x", timeout=60 * S)
-    glass.pass_time(30 * S)
-    assert not reports(glass)
+    harness = connected()
+    insert_units(harness, 1)
+    harness.insert(b"x", timeout=60 * S)
+    harness.pass_time(30 * S)
+    assert not reports(harness)
 
 
 def test_closing_client_reports_only_completed_units() -> None:
-    glass = connected()
-    insert_units(glass, 1)
-    glass.insert(b"y")
-    glass.step(Closing())
-    assert reports(glass) == [("s0r0:1", 2), ("s0r1:1", 2)]
+    harness = connected()
+    insert_units(harness, 1)
+    harness.insert(b"y")
+    harness.step(Closing())
+    assert reports(harness) == [("s0r0:1", 2), ("s0r1:1", 2)]
 
 
 def test_a_client_that_inserted_nothing_reports_nothing() -> None:
-    glass = connected()
-    glass.pass_time(60 * S)
-    glass.step(Closing())
-    assert not reports(glass)
+    harness = connected()
+    harness.pass_time(60 * S)
+    harness.step(Closing())
+    assert not reports(harness)
 
 
 def test_unavailable_shard_gets_no_report() -> None:
-    glass = connected()
-    insert_units(glass, 1)
-    learn(glass, state="recovering")
-    glass.pass_time(60 * S)
-    glass.step(Closing())
-    assert not reports(glass)
+    harness = connected()
+    insert_units(harness, 1)
+    learn(harness, state="recovering")
+    harness.pass_time(60 * S)
+    harness.step(Closing())
+    assert not reports(harness)
 
 
 def test_insert_that_all_servers_refuse_as_full_is_rerouted() -> None:
-    glass = connected()
-    call = glass.insert(b"x")
-    ((_, first), _) = glass.take(wire.Insert)
-    glass.give(refused(first, 0, "full"))
-    assert not glass.take(wire.Insert)
-    glass.give(refused(first, 1, "full"))
-    glass.pass_time(1 * S)
-    moved = next(message for _, message in glass.take(wire.Insert))
+    harness = connected()
+    call = harness.insert(b"x")
+    ((_, first), _) = harness.take(wire.Insert)
+    harness.give(refused(first, 0, "full"))
+    assert not harness.take(wire.Insert)
+    harness.give(refused(first, 1, "full"))
+    harness.pass_time(1 * S)
+    moved = next(message for _, message in harness.take(wire.Insert))
     assert moved.shard == 1
-    settle(glass, moved)
-    assert call in glass.answers
+    settle(harness, moved)
+    assert call in harness.answers
 
 
 class _Transport:

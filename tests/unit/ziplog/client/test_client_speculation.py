@@ -127,306 +127,310 @@ def short(event: Event) -> Any:
 
 
 def test_guess_begins_when_the_truth_has_caught_up() -> None:
-    glass = Speculator(guesses=False)
-    assert set(glass.opened) == {("units", 0)}
-    glass.truth(1, 3, [1], [2], stable=5)
-    assert set(glass.opened) == {("units", 0)}, "the server has more to send"
-    glass.truth(3, 5, [3], [4])
-    assert glass.opened["early", 0].start == 5
-    assert glass.places["early", 0] == "s0r0:1", "only the primary decides"
-    assert glass.places["units", 0] == "s0r1:1"
-    assert glass.events() == [(1, False), (2, False), (3, False), (4, False), "=4"]
+    harness = Speculator(guesses=False)
+    assert set(harness.opened) == {("units", 0)}
+    harness.truth(1, 3, [1], [2], stable=5)
+    assert set(harness.opened) == {("units", 0)}, "the server has more to send"
+    harness.truth(3, 5, [3], [4])
+    assert harness.opened["early", 0].start == 5
+    assert harness.places["early", 0] == "s0r0:1", "only the primary decides"
+    assert harness.places["units", 0] == "s0r1:1"
+    assert harness.events() == [(1, False), (2, False), (3, False), (4, False), "=4"]
 
 
 def test_guess_begins_with_what_the_truth_has_received() -> None:
-    glass = Speculator(shards=2)
-    glass.truth(1, 9, [1], [3, 5, 7])
-    glass.early(1, 8, [2], shard=1)
-    glass.early(1, 9, [1], [3, 5, 7])
-    assert glass.events() == [(1, True), (2, True), (3, True), (5, True), (7, True)]
-    glass.learn(placement(1, view=2))
-    assert (glass.opened["early", 0].start, glass.opened["early", 1].start) == (9, 1)
-    glass.truth(1, 8, [2], shard=1, view=2)
-    assert glass.events() == ["=7"]
-    glass.early(1, 10, [2], [8], shard=1, view=2)
-    assert glass.events() == [(8, True)], "what was delivered does not come again"
+    harness = Speculator(shards=2)
+    harness.truth(1, 9, [1], [3, 5, 7])
+    harness.early(1, 8, [2], shard=1)
+    harness.early(1, 9, [1], [3, 5, 7])
+    assert harness.events() == [(1, True), (2, True), (3, True), (5, True), (7, True)]
+    harness.learn(placement(1, view=2))
+    assert (harness.opened["early", 0].start, harness.opened["early", 1].start) == (9, 1)
+    harness.truth(1, 8, [2], shard=1, view=2)
+    assert harness.events() == ["=7"]
+    harness.early(1, 10, [2], [8], shard=1, view=2)
+    assert harness.events() == [(8, True)], "what was delivered does not come again"
 
 
 def test_records_are_delivered_below_the_decided_frontiers_of_all_shards() -> None:
-    glass = Speculator(shards=2)
-    glass.early(1, 7, [1], [3], [5])
-    assert glass.events() == []
-    glass.early(1, 4, [2], shard=1)
-    assert glass.events() == [(1, True), (2, True), (3, True)]
+    harness = Speculator(shards=2)
+    harness.early(1, 7, [1], [3], [5])
+    assert harness.events() == []
+    harness.early(1, 4, [2], shard=1)
+    assert harness.events() == [(1, True), (2, True), (3, True)]
 
 
 def test_waiting_guess_asks_a_shard_to_decide() -> None:
-    glass = Speculator(shards=2)
-    glass.early(1, 7, [1], [3], [5])
-    assert ("s1r0:1", 5) in [(name, want.gsn) for name, want in glass.take(wire.Want)]
+    harness = Speculator(shards=2)
+    harness.early(1, 7, [1], [3], [5])
+    assert ("s1r0:1", 5) in [(name, want.gsn) for name, want in harness.take(wire.Want)]
 
 
 @pytest.mark.parametrize("kind", ["units", "early"])
 def test_message_of_the_other_kind_reopens_the_stream(kind: str) -> None:
-    glass = Speculator()
+    harness = Speculator()
     message = wire.Early if kind == "units" else wire.Deliver
-    former = glass.opened[kind, 0].subscription
-    glass._deliver(message, kind, 1, 3, [[1]])
-    assert glass.core.counters.protocol_errors == 1
-    assert glass.opened[kind, 0].subscription != former
-    assert glass.events() == []
+    former = harness.opened[kind, 0].subscription
+    harness._deliver(message, kind, 1, 3, [[1]])
+    assert harness.core.counters.protocol_errors == 1
+    assert harness.opened[kind, 0].subscription != former
+    assert harness.events() == []
 
 
 def test_refused_early_stream_delays_nothing() -> None:
-    glass = Speculator()
-    number = glass.opened["early", 0].subscription
-    glass.give(wire.Refused(CLUSTER, 0, 1, 0, number, "not-ready"))
-    glass.truth(1, 3, [1])
-    assert glass.events() == [(1, False), "=1"]
-    glass.pass_time(25 * MS)
-    glass.look()
-    assert glass.opened["early", 0].subscription != number, "it is opened again"
-    assert glass.places["early", 0] == "s0r0:1"
+    harness = Speculator()
+    number = harness.opened["early", 0].subscription
+    harness.give(wire.Refused(CLUSTER, 0, 1, 0, number, "not-ready"))
+    harness.truth(1, 3, [1])
+    assert harness.events() == [(1, False), "=1"]
+    harness.pass_time(25 * MS)
+    harness.look()
+    assert harness.opened["early", 0].subscription != number, "it is opened again"
+    assert harness.places["early", 0] == "s0r0:1"
 
 
 # --- events ---
 
 
 def test_early_records_are_confirmed_by_the_truth() -> None:
-    glass = Speculator()
-    glass.early(1, 4, [1], [2, 3])
-    assert glass.events() == [(1, True), (2, True), (3, True)]
-    glass.truth(1, 3, [1])
-    glass.truth(3, 4, [2, 3])
-    assert glass.events() == ["=3"]
-    counters = glass.core.counters
+    harness = Speculator()
+    harness.early(1, 4, [1], [2, 3])
+    assert harness.events() == [(1, True), (2, True), (3, True)]
+    harness.truth(1, 3, [1])
+    harness.truth(3, 4, [2, 3])
+    assert harness.events() == ["=3"]
+    counters = harness.core.counters
     assert (counters.speculated, counters.confirmed, counters.failures) == (3, 3, 0)
     assert counters.delivered == 3
 
 
 def test_truth_that_was_first_is_final() -> None:
-    glass = Speculator()
-    glass.truth(1, 3, [1], [2])
-    assert glass.events() == [(1, False), (2, False), "=2"]
-    glass.early(1, 4, [1], [2], [3])
-    assert glass.events() == [(3, True)], "nothing is delivered twice"
+    harness = Speculator()
+    harness.truth(1, 3, [1], [2])
+    assert harness.events() == [(1, False), (2, False), "=2"]
+    harness.early(1, 4, [1], [2], [3])
+    assert harness.events() == [(3, True)], "nothing is delivered twice"
 
 
 def test_other_record_withdraws_all_from_there_on() -> None:
-    glass = Speculator()
-    glass.early(1, 5, [1], [2], [3], [4])
-    assert glass.events() == [(gsn, True) for gsn in (1, 2, 3, 4)]
-    glass.truth(1, 4, [1], other(2), [3])
-    assert glass.events() == ["!1", (2, False), (3, False), "=3"]
-    payloads = [e.record.payload for e in glass.got if isinstance(e, Delivery)]
+    harness = Speculator()
+    harness.early(1, 5, [1], [2], [3], [4])
+    assert harness.events() == [(gsn, True) for gsn in (1, 2, 3, 4)]
+    harness.truth(1, 4, [1], other(2), [3])
+    assert harness.events() == ["!1", (2, False), (3, False), "=3"]
+    payloads = [e.record.payload for e in harness.got if isinstance(e, Delivery)]
     assert payloads[-2:] == [b"other 2", b"3"]
-    counters = glass.core.counters
+    counters = harness.core.counters
     assert (counters.confirmed, counters.failures, counters.withdrawn) == (1, 1, 3)
-    assert glass.opened["early", 0].start == 4, "the guess begins again"
+    assert harness.opened["early", 0].start == 4, "the guess begins again"
 
 
 def test_record_that_the_truth_passes_is_withdrawn() -> None:
-    glass = Speculator()
-    glass.early(1, 5, [1], [3], [4])
-    assert glass.events() == [(1, True), (3, True), (4, True)]
-    glass.truth(1, 4, [1])
-    assert glass.events() == ["!2", "=1"]
-    assert glass.progress().position.gsn == 4
+    harness = Speculator()
+    harness.early(1, 5, [1], [3], [4])
+    assert harness.events() == [(1, True), (3, True), (4, True)]
+    harness.truth(1, 4, [1])
+    assert harness.events() == ["!2", "=1"]
+    assert harness.progress().position.gsn == 4
 
 
 def test_record_that_was_not_delivered_early_withdraws_later_ones() -> None:
-    glass = Speculator()
-    glass.early(1, 6, [1], [5])
-    assert glass.events() == [(1, True), (5, True)]
-    glass.truth(1, 4, [1], [2])
-    assert glass.events() == ["!1", (2, False), "=2"]
+    harness = Speculator()
+    harness.early(1, 6, [1], [5])
+    assert harness.events() == [(1, True), (5, True)]
+    harness.truth(1, 4, [1], [2])
+    assert harness.events() == ["!1", (2, False), "=2"]
 
 
 def test_positions_without_records_withdraw_without_a_confirmation() -> None:
-    glass = Speculator()
-    glass.early(1, 3, [2])
-    assert glass.events() == [(2, True)]
-    glass.truth(1, 3)
-    assert glass.events() == ["!1"]
-    assert glass.core.counters.withdrawn == 1
+    harness = Speculator()
+    harness.early(1, 3, [2])
+    assert harness.events() == [(2, True)]
+    harness.truth(1, 3)
+    assert harness.events() == ["!1"]
+    assert harness.core.counters.withdrawn == 1
 
 
 def test_guess_of_a_former_view_is_dropped() -> None:
-    glass = Speculator()
-    glass.early(1, 4, [1], [2], [3])
-    assert glass.events() == [(1, True), (2, True), (3, True)]
-    former = glass.opened["early", 0].subscription
-    glass.learn(placement(0, view=2))
-    assert glass.opened["early", 0].view == 2
-    glass.early(4, 6, [4], [5], number=former)
-    assert glass.events() == []
-    glass.truth(1, 3, [1], [2], view=2)
-    glass.early(1, 6, [1], [2], [4], [5], view=2)
-    assert glass.events() == ["=2", (4, True), (5, True)]
-    glass.truth(3, 6, [4], [5], view=2)
-    assert glass.events() == ["!2", (4, False), (5, False), "=5"]
+    harness = Speculator()
+    harness.early(1, 4, [1], [2], [3])
+    assert harness.events() == [(1, True), (2, True), (3, True)]
+    former = harness.opened["early", 0].subscription
+    harness.learn(placement(0, view=2))
+    assert harness.opened["early", 0].view == 2
+    harness.early(4, 6, [4], [5], number=former)
+    assert harness.events() == []
+    harness.truth(1, 3, [1], [2], view=2)
+    harness.early(1, 6, [1], [2], [4], [5], view=2)
+    assert harness.events() == ["=2", (4, True), (5, True)]
+    harness.truth(3, 6, [4], [5], view=2)
+    assert harness.events() == ["!2", (4, False), (5, False), "=5"]
 
 
 def test_next_guess_delivers_nothing_twice() -> None:
-    glass = Speculator()
-    glass.early(1, 4, [1], [2], [3])
-    assert glass.events() == [(1, True), (2, True), (3, True)]
-    glass.learn(placement(0, view=2))
-    glass.early(1, 6, [1], [2], [3], [5], view=2)
-    assert glass.events() == [(5, True)]
-    glass.truth(1, 6, [1], [2], [3], [5], view=2)
-    assert glass.events() == ["=5"]
+    harness = Speculator()
+    harness.early(1, 4, [1], [2], [3])
+    assert harness.events() == [(1, True), (2, True), (3, True)]
+    harness.learn(placement(0, view=2))
+    harness.early(1, 6, [1], [2], [3], [5], view=2)
+    assert harness.events() == [(5, True)]
+    harness.truth(1, 6, [1], [2], [3], [5], view=2)
+    assert harness.events() == ["=5"]
 
 
 def test_failure_of_the_guess_is_no_failure_of_the_speculation() -> None:
-    glass = Speculator()
-    glass.early(1, 3, [1], Unit(0, [2], b"\x91"))
-    assert glass.events() == []
-    glass.truth(1, 3, [1], [2])
-    assert glass.events() == [(1, False), (2, False), "=2"]
-    former = glass.opened["early", 0].subscription
-    glass.pass_time(1100 * MS)
-    glass.look()
-    assert glass.opened["early", 0].subscription != former, "it begins again"
-    assert glass.opened["early", 0].start == 3
+    harness = Speculator()
+    harness.early(1, 3, [1], Unit(0, [2], b"\x91"))
+    assert harness.events() == []
+    harness.truth(1, 3, [1], [2])
+    assert harness.events() == [(1, False), (2, False), "=2"]
+    former = harness.opened["early", 0].subscription
+    harness.pass_time(1100 * MS)
+    harness.look()
+    assert harness.opened["early", 0].subscription != former, "it begins again"
+    assert harness.opened["early", 0].start == 3
 
 
 def test_error_of_the_truth_is_raised_after_the_events() -> None:
-    glass = Speculator()
-    glass.early(1, 4, [1], [2], [3])
-    assert len(glass.fetch().events) == 3
-    glass.truth(1, 2, [1])
-    glass.call(EventsRequest(NEVER, glass.number, 10, 3))  # the result is lost
-    number = glass.opened["units", 0].subscription
-    glass.give(wire.Trimmed(CLUSTER, 0, 1, number, 9))
-    question = glass.take(wire.LeaseQuery)[-1][1]
-    glass.give(wire.LeaseHistory(CLUSTER, question.request, [run_of(lease([0]))], [], 0))
-    assert glass.events() == ["=1"]
-    assert isinstance(glass.fetch(), TrimmedError)
-    assert glass.progress().pending == 2, "they stay unconfirmed"
+    harness = Speculator()
+    harness.early(1, 4, [1], [2], [3])
+    assert len(harness.fetch().events) == 3
+    harness.truth(1, 2, [1])
+    harness.call(EventsRequest(NEVER, harness.number, 10, 3))  # the result is lost
+    number = harness.opened["units", 0].subscription
+    harness.give(wire.Trimmed(CLUSTER, 0, 1, number, 9))
+    question = harness.take(wire.LeaseQuery)[-1][1]
+    harness.give(wire.LeaseHistory(CLUSTER, question.request, [run_of(lease([0]))], [], 0))
+    assert harness.events() == ["=1"]
+    assert isinstance(harness.fetch(), TrimmedError)
+    assert harness.progress().pending == 2, "they stay unconfirmed"
 
 
 # --- repetitions ---
 
 
 def test_guess_drops_the_repetitions_that_the_truth_drops() -> None:
-    glass = Speculator(guesses=False)
-    call = glass.call(EventsRequest(NEVER, glass.number, 10, 0))
-    glass.truth(1, 3, written(1, 1), written(2, 2))
-    batch = glass.answers.pop(call)
+    harness = Speculator(guesses=False)
+    call = harness.call(EventsRequest(NEVER, harness.number, 10, 0))
+    harness.truth(1, 3, written(1, 1), written(2, 2))
+    batch = harness.answers.pop(call)
     assert isinstance(batch, EventBatch)
     assert [short(event) for event in batch.events] == [(1, False), (2, False), "=2"]
-    glass.got += batch.events
-    assert glass.opened["early", 0].start == 3, "the guess begins when the truth has returned them"
-    glass.early(3, 6, written(3, 2), written(4, 1), written(5, 3))
-    assert glass.events() == [(5, True)]
-    glass.truth(3, 6, written(3, 2), written(4, 1), written(5, 3))
-    assert glass.events() == ["=5"]
+    harness.got += batch.events
+    assert harness.opened["early", 0].start == 3, (
+        "the guess begins when the truth has returned them"
+    )
+    harness.early(3, 6, written(3, 2), written(4, 1), written(5, 3))
+    assert harness.events() == [(5, True)]
+    harness.truth(3, 6, written(3, 2), written(4, 1), written(5, 3))
+    assert harness.events() == ["=5"]
 
 
 def test_guess_that_was_passed_keeps_its_writers() -> None:
-    glass = Speculator()
-    glass.truth(1, 3, written(1, 1), written(2, 2))
-    assert glass.events() == [(1, False), (2, False), "=2"]
-    glass.early(1, 5, written(1, 1), written(2, 2), written(3, 2), written(4, 3))
-    assert glass.events() == [(4, True)]
-    glass.truth(3, 5, written(3, 2), written(4, 3))
-    assert glass.events() == ["=4"]
+    harness = Speculator()
+    harness.truth(1, 3, written(1, 1), written(2, 2))
+    assert harness.events() == [(1, False), (2, False), "=2"]
+    harness.early(1, 5, written(1, 1), written(2, 2), written(3, 2), written(4, 3))
+    assert harness.events() == [(4, True)]
+    harness.truth(3, 5, written(3, 2), written(4, 3))
+    assert harness.events() == ["=4"]
 
 
 def test_stream_that_was_passed_is_reopened_where_it_was() -> None:
-    glass = Speculator()
-    glass.truth(1, 4, written(1, 1), written(2, 2), written(3, 3))
-    assert len(glass.events()) == 4
-    number = glass.opened["early", 0].subscription
+    harness = Speculator()
+    harness.truth(1, 4, written(1, 1), written(2, 2), written(3, 3))
+    assert len(harness.events()) == 4
+    number = harness.opened["early", 0].subscription
     for ms in (25, 45):
-        glass.give(wire.Refused(CLUSTER, 0, 1, 0, number, "not-ready"))
-        glass.pass_time(ms * MS)
-        glass.look()
-        assert glass.opened["early", 0].subscription != number, "the backoff doubles"
-        number = glass.opened["early", 0].subscription
-        assert glass.opened["early", 0].start == 1
-    glass.early(1, 6, written(1, 1), written(2, 2), written(3, 3), written(4, 2), written(5, 4))
-    assert glass.events() == [(5, True)]
+        harness.give(wire.Refused(CLUSTER, 0, 1, 0, number, "not-ready"))
+        harness.pass_time(ms * MS)
+        harness.look()
+        assert harness.opened["early", 0].subscription != number, "the backoff doubles"
+        number = harness.opened["early", 0].subscription
+        assert harness.opened["early", 0].start == 1
+    harness.early(1, 6, written(1, 1), written(2, 2), written(3, 3), written(4, 2), written(5, 4))
+    assert harness.events() == [(5, True)]
 
 
 def test_trimmed_guess_begins_where_the_truth_is() -> None:
-    glass = Speculator()
-    glass.truth(1, 4, [1], [2], [3])
-    assert len(glass.events()) == 4
-    number = glass.opened["early", 0].subscription
-    glass.give(wire.Trimmed(CLUSTER, 0, 1, number, 3))
-    glass.look()
-    assert glass.opened["early", 0].start == 4
-    assert glass.events() == []
+    harness = Speculator()
+    harness.truth(1, 4, [1], [2], [3])
+    assert len(harness.events()) == 4
+    number = harness.opened["early", 0].subscription
+    harness.give(wire.Trimmed(CLUSTER, 0, 1, number, 3))
+    harness.look()
+    assert harness.opened["early", 0].start == 4
+    assert harness.events() == []
 
 
 # --- bounds, losses, the end ---
 
 
 def test_early_deliveries_are_bounded() -> None:
-    glass = Speculator(max_pending=2)
-    glass.early(1, 6, [1], [2], [3], [4], [5])
-    assert glass.events() == [(1, True), (2, True)]
-    assert glass.progress().pending == 2
-    assert glass.events() == []
-    glass.truth(1, 2, [1])
-    assert glass.events() == ["=1", (3, True)]
-    glass.truth(2, 6, [2], [3], [4], [5])
-    assert glass.events() == [(4, False), (5, False), "=5"]
+    harness = Speculator(max_pending=2)
+    harness.early(1, 6, [1], [2], [3], [4], [5])
+    assert harness.events() == [(1, True), (2, True)]
+    assert harness.progress().pending == 2
+    assert harness.events() == []
+    harness.truth(1, 2, [1])
+    assert harness.events() == ["=1", (3, True)]
+    harness.truth(2, 6, [2], [3], [4], [5])
+    assert harness.events() == [(4, False), (5, False), "=5"]
 
 
 def test_lost_events_are_returned_again() -> None:
-    glass = Speculator()
-    glass.early(1, 4, [1], [2], [3])
-    assert len(glass.fetch(2).events) == 2
-    glass.got.clear()
-    assert [short(e) for e in glass.fetch(2, after=0).events] == [(1, True), (2, True)]
-    assert [short(e) for e in glass.fetch(2, after=1).events] == [(2, True), (3, True)]
-    glass.truth(1, 4, [1], [2], [3])
-    assert [short(e) for e in glass.fetch(9, after=3).events] == ["=3"]
-    assert [short(e) for e in glass.fetch(9, after=3).events] == ["=3"]
+    harness = Speculator()
+    harness.early(1, 4, [1], [2], [3])
+    assert len(harness.fetch(2).events) == 2
+    harness.got.clear()
+    assert [short(e) for e in harness.fetch(2, after=0).events] == [(1, True), (2, True)]
+    assert [short(e) for e in harness.fetch(2, after=1).events] == [(2, True), (3, True)]
+    harness.truth(1, 4, [1], [2], [3])
+    assert [short(e) for e in harness.fetch(9, after=3).events] == ["=3"]
+    assert [short(e) for e in harness.fetch(9, after=3).events] == ["=3"]
 
 
 def test_position_is_behind_what_the_returned_events_confirm() -> None:
-    glass = Speculator()
-    glass.early(1, 4, [1], [2], [3])
-    glass.fetch()
-    assert glass.progress() == Progress(RecordId(1, 0), caught_up=True, blocked_on=None, pending=3)
-    glass.truth(1, 3, [1], [2])
-    glass.fetch(1)
-    assert glass.progress().position == RecordId(3, 0)
-    assert glass.progress().pending == 1
-    glass.truth(3, 6, [3])
-    glass.early(4, 7, [6])
-    assert glass.progress(3).position == RecordId(3, 0), "the caller has fewer events"
-    glass.fetch(1)
-    assert glass.progress().position.gsn == 4
+    harness = Speculator()
+    harness.early(1, 4, [1], [2], [3])
+    harness.fetch()
+    assert harness.progress() == Progress(
+        RecordId(1, 0), caught_up=True, blocked_on=None, pending=3
+    )
+    harness.truth(1, 3, [1], [2])
+    harness.fetch(1)
+    assert harness.progress().position == RecordId(3, 0)
+    assert harness.progress().pending == 1
+    harness.truth(3, 6, [3])
+    harness.early(4, 7, [6])
+    assert harness.progress(3).position == RecordId(3, 0), "the caller has fewer events"
+    harness.fetch(1)
+    assert harness.progress().position.gsn == 4
 
 
 def test_closed_speculation_ends() -> None:
-    glass = Speculator()
-    call = glass.call(EventsRequest(NEVER, glass.number, 10, 0))
-    glass.call(UnsubscribeRequest(NEVER, glass.number))
-    assert glass.answers.pop(call) == EventBatch([], 0, ended=True)
-    assert len(glass.take(wire.Unsubscribe)) >= 2
-    assert isinstance(glass.fetch(), ClosedError)
-    assert not glass.core._subscriptions._open
+    harness = Speculator()
+    call = harness.call(EventsRequest(NEVER, harness.number, 10, 0))
+    harness.call(UnsubscribeRequest(NEVER, harness.number))
+    assert harness.answers.pop(call) == EventBatch([], 0, ended=True)
+    assert len(harness.take(wire.Unsubscribe)) >= 2
+    assert isinstance(harness.fetch(), ClosedError)
+    assert not harness.core._subscriptions._open
 
 
 def test_chosen_shards_are_those_of_both() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0), placement(1))
-    request = SpeculateRequest(glass.until(), RecordId(1, 0), True, frozenset([1]))
-    glass.call(request)
-    question = glass.take(wire.LeaseQuery)[-1][1]
+    harness = ClientHarness()
+    harness.connect(placement(0), placement(1))
+    request = SpeculateRequest(harness.until(), RecordId(1, 0), True, frozenset([1]))
+    harness.call(request)
+    question = harness.take(wire.LeaseQuery)[-1][1]
     placements = [placement(0), placement(1)]
-    glass.give(
+    harness.give(
         wire.LeaseHistory(CLUSTER, question.request, [run_of(lease(range(2)))], placements, 0)
     )
-    (stream,) = [message for _, message in glass.take(wire.Subscribe)]
-    glass.give(wire.Deliver(CLUSTER, 1, 1, 0, stream.subscription, 1, 2, [], [], 2))
-    assert [(m.kind, m.shard) for _, m in glass.take(wire.Subscribe)] == [("early", 1)]
+    (stream,) = [message for _, message in harness.take(wire.Subscribe)]
+    harness.give(wire.Deliver(CLUSTER, 1, 1, 0, stream.subscription, 1, 2, [], [], 2))
+    assert [(m.kind, m.shard) for _, m in harness.take(wire.Subscribe)] == [("early", 1)]
 
 
 # --- all rules, with any messages ---
@@ -467,7 +471,7 @@ class Oracle:
 @given(st.data())
 def test_events_keep_their_promises(data: st.DataObject) -> None:
     """The views change at any time; a view's end may lose or replace decisions."""
-    glass = Speculator(max_pending=data.draw(st.integers(1, 6)))
+    harness = Speculator(max_pending=data.draw(st.integers(1, 6)))
     oracle = Oracle()
     log: list[tuple[int, bytes] | None] = [None]  # by gsn: the records; None: a no-op
     stable, view = 1, 1
@@ -481,12 +485,12 @@ def test_events_keep_their_promises(data: st.DataObject) -> None:
 
     def tell(kind: str, end: int) -> None:
         """Send a stream the log below `end`, if it is open in this view and has less."""
-        message = glass.opened[kind, 0]
+        message = harness.opened[kind, 0]
         start = sent.get(message.subscription, message.start)
         if (kind == "units" or message.view == view) and end > start:
             found = [u for u in units(start) if u.gsns[0] < end]
             maker = wire.Deliver if kind == "units" else wire.Early
-            glass._deliver(maker, kind, start, end, found, view=view)
+            harness._deliver(maker, kind, start, end, found, view=view)
             sent[message.subscription] = end
 
     sent: dict[int, int] = {}
@@ -502,29 +506,29 @@ def test_events_keep_their_promises(data: st.DataObject) -> None:
             case "early":
                 tell("early", data.draw(st.integers(1, len(log))))
             case "fetch":
-                oracle.add(glass.fetch(data.draw(st.integers(1, 9))).events)
+                oracle.add(harness.fetch(data.draw(st.integers(1, 9))).events)
             case "view":
                 # Decisions that are not stable are lost, or kept.
                 kept = data.draw(st.integers(stable, len(log)))
                 del log[kept:]
                 view += 1
-                glass.learn(placement(0, view=view))
+                harness.learn(placement(0, view=view))
     log += [None] * 30  # the log goes on behind all that was ever decided
     tell("units", len(log))
-    while events := glass.fetch().events:
+    while events := harness.fetch().events:
         oracle.add(events)
-    glass.core.check()
+    harness.core.check()
     expected = [entry for entry in log if entry is not None]
     assert oracle.final == expected, "W2: what is confirmed is the log"
     assert not oracle.open, "W5: each delivery is confirmed or void"
-    counters = glass.core.counters
+    counters = harness.core.counters
     assert counters.speculated == counters.confirmed + counters.withdrawn
 
 
 def test_silent_primary_is_asked_again() -> None:
-    glass = Speculator()
-    former = glass.opened["early", 0].subscription
-    glass.pass_time(2 * S)
-    glass.look()
-    assert glass.opened["early", 0].subscription != former
-    assert glass.places["early", 0] == "s0r0:1"
+    harness = Speculator()
+    former = harness.opened["early", 0].subscription
+    harness.pass_time(2 * S)
+    harness.look()
+    assert harness.opened["early", 0].subscription != former
+    assert harness.places["early", 0] == "s0r0:1"

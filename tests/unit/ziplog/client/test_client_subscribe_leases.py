@@ -12,82 +12,82 @@ from ziplog.types import RecordId
 
 def test_the_end_of_the_known_leases_is_not_passed() -> None:
     first = lease([0], size=10)
-    glass = Reader(shards=1, leases=[run_of(first)])
-    glass.deliver(0, 1, 25, [1], [9], [20])
-    assert glass.gsns() == [1, 9]
-    assert glass.progress().position == RecordId(11, 0)
+    harness = Reader(shards=1, leases=[run_of(first)])
+    harness.deliver(0, 1, 25, [1], [9], [20])
+    assert harness.gsns() == [1, 9]
+    assert harness.progress().position == RecordId(11, 0)
     second = lease([0, 1], number=2, base=11, size=100)
-    glass.deliver(0, 25, 25, leases=[run_of(second)])
-    assert glass.look() == ["s1r1:1"], "a member that was not known before"
-    assert glass.gsns() == []
-    glass.deliver(1, 11, 30, [12])
-    assert glass.gsns() == [12, 20]
+    harness.deliver(0, 25, 25, leases=[run_of(second)])
+    assert harness.look() == ["s1r1:1"], "a member that was not known before"
+    assert harness.gsns() == []
+    harness.deliver(1, 11, 30, [12])
+    assert harness.gsns() == [12, 20]
 
 
 def shard_that_joins() -> Reader:
     """Return a reader that gets a lease with a shard that it does not know."""
-    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
-    glass.deliver(0, 1, 25, [1], [9], [20])
-    glass.take(wire.Hello)
+    harness = Reader(shards=1, leases=[run_of(lease([0], size=10))])
+    harness.deliver(0, 1, 25, [1], [9], [20])
+    harness.take(wire.Hello)
     second = lease([0, 9], number=2, base=11, size=100)
-    glass.deliver(0, 25, 25, leases=[run_of(second)])
-    assert not glass.look()
-    glass.pass_time(100 * MS)
-    return glass
+    harness.deliver(0, 25, 25, leases=[run_of(second)])
+    assert not harness.look()
+    harness.pass_time(100 * MS)
+    return harness
 
 
 def test_a_shard_that_joins_while_the_log_is_followed_is_read_from_its_first_position_on() -> None:
-    glass = shard_that_joins()
-    assert glass.gsns() == [1, 9], "positions of the new shard are not passed"
-    glass.inform(placement(0), placement(9))
-    assert glass.look() == ["s9r1:1"]
-    assert glass.opened[9].start == 11, "with its first lease"
-    assert glass.gsns() == []
-    glass.deliver(9, 11, 30, [12])
-    assert glass.gsns() == [12, 20]
+    harness = shard_that_joins()
+    assert harness.gsns() == [1, 9], "positions of the new shard are not passed"
+    harness.inform(placement(0), placement(9))
+    assert harness.look() == ["s9r1:1"]
+    assert harness.opened[9].start == 11, "with its first lease"
+    assert harness.gsns() == []
+    harness.deliver(9, 11, 30, [12])
+    assert harness.gsns() == [12, 20]
 
 
 def test_a_subscription_that_is_closed_meanwhile_opens_no_stream_of_a_shard_that_joined() -> None:
-    glass = shard_that_joins()
-    glass.call(UnsubscribeRequest(NEVER, glass.subscription))
-    glass.inform(placement(0), placement(9))
-    assert not glass.look()
+    harness = shard_that_joins()
+    harness.call(UnsubscribeRequest(NEVER, harness.subscription))
+    harness.inform(placement(0), placement(9))
+    assert not harness.look()
 
 
 def test_unannounced_leases_are_requested() -> None:
-    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
-    glass.deliver(0, 1, 25, [20])
-    assert glass.gsns() == []
-    glass.pass_time(60 * MS)
-    glass.give_leases(run_of(lease([0], number=2, base=11, size=100)))
-    assert glass.gsns() == [20]
+    harness = Reader(shards=1, leases=[run_of(lease([0], size=10))])
+    harness.deliver(0, 1, 25, [20])
+    assert harness.gsns() == []
+    harness.pass_time(60 * MS)
+    harness.give_leases(run_of(lease([0], number=2, base=11, size=100)))
+    assert harness.gsns() == [20]
 
 
 def test_missing_lease_is_requested() -> None:
-    glass = Reader(shards=1, leases=[run_of(lease([0], size=10))])
+    harness = Reader(shards=1, leases=[run_of(lease([0], size=10))])
     third = run_of(lease([0], number=3, base=21, size=10))
-    glass.deliver(0, 1, 25, [15], leases=[third])
-    assert glass.gsns() == []
-    glass.give_leases(run_of(lease([0], number=2, base=11, size=10)), third)
-    assert glass.gsns() == [15]
+    harness.deliver(0, 1, 25, [15], leases=[third])
+    assert harness.gsns() == []
+    harness.give_leases(run_of(lease([0], number=2, base=11, size=10)), third)
+    assert harness.gsns() == [15]
 
 
 def test_start_without_an_owner_waits() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    number = glass.call(SubscribeRequest(glass.until(), RecordId(10**9, 0), True))
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    number = harness.call(SubscribeRequest(harness.until(), RecordId(10**9, 0), True))
     for runs in ([], [run_of(lease([0]))]):
-        question = glass.take(wire.LeaseQuery)[-1][1]
-        glass.give(wire.LeaseHistory(CLUSTER, question.request, runs, [placement(0)], 0))
-    assert glass.answers[number] == number
-    assert [m.start for _, m in glass.take(wire.Subscribe)] == [10**9]
+        question = harness.take(wire.LeaseQuery)[-1][1]
+        harness.give(wire.LeaseHistory(CLUSTER, question.request, runs, [placement(0)], 0))
+    assert harness.answers[number] == number
+    assert [m.start for _, m in harness.take(wire.Subscribe)] == [10**9]
 
 
 def test_lease_of_the_start_is_requested_although_a_later_one_is_known() -> None:
     """The client stood still for two leases, so the newest one begins after the start."""
-    glass = ClientHarness()
-    glass.connect(placement(0), leases=[run_of(lease([0], 3, 21, size=10))])
-    glass.call(SubscribeRequest(glass.until(), RecordId(11, 0), True))
-    first = glass.take(wire.LeaseQuery)[-1][1]
-    glass.give(wire.LeaseHistory(CLUSTER, first.request, [], [placement(0)], 0))
-    assert [m.gsn for _, m in glass.take(wire.LeaseQuery)] == [11]
+    harness = ClientHarness()
+    harness.connect(placement(0), leases=[run_of(lease([0], 3, 21, size=10))])
+    harness.call(SubscribeRequest(harness.until(), RecordId(11, 0), True))
+    first = harness.take(wire.LeaseQuery)[-1][1]
+    harness.give(wire.LeaseHistory(CLUSTER, first.request, [], [placement(0)], 0))
+    assert [m.gsn for _, m in harness.take(wire.LeaseQuery)] == [11]

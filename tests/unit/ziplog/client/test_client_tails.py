@@ -27,13 +27,13 @@ from ziplog.types import RID_GENESIS, RecordId
 
 
 def tailing(deadline: int = 10 * S) -> tuple[ClientHarness, int]:
-    glass = ClientHarness()
-    glass.connect(placement(0), placement(1))
-    call = glass.call(TailRequest(glass.until(deadline)))
-    request = glass.take(wire.LeaseQuery)[-1][1]
+    harness = ClientHarness()
+    harness.connect(placement(0), placement(1))
+    call = harness.call(TailRequest(harness.until(deadline)))
+    request = harness.take(wire.LeaseQuery)[-1][1]
     known = [placement(0), placement(1), placement(2)]
-    glass.give(wire.LeaseHistory(CLUSTER, request.request, [], known, 0))
-    return glass, call
+    harness.give(wire.LeaseHistory(CLUSTER, request.request, [], known, 0))
+    return harness, call
 
 
 def tail_reply(tail: wire.Tail, server: int, filled: int, view: int = 1) -> wire.TailReply:
@@ -41,125 +41,125 @@ def tail_reply(tail: wire.Tail, server: int, filled: int, view: int = 1) -> wire
 
 
 def test_the_tail_is_asked_of_all_replicas_of_all_members() -> None:
-    glass, call = tailing()
-    tails = glass.take(wire.Tail)
+    harness, call = tailing()
+    tails = harness.take(wire.Tail)
     assert sorted(name for name, _ in tails) == sorted(
         f"s{shard}r{server}:1" for shard in (0, 1, 2) for server in (0, 1)
     )
     messages = {m.shard: m for _, m in tails}
     for shard, message in messages.items():
         # The primary cannot read its last record.
-        glass.give(tail_reply(message, 0, 30))
-        assert call not in glass.answers
-        glass.give(tail_reply(message, 1, 40 + shard))
-    assert glass.answers[call] == RecordId(42, 2)
+        harness.give(tail_reply(message, 0, 30))
+        assert call not in harness.answers
+        harness.give(tail_reply(message, 1, 40 + shard))
+    assert harness.answers[call] == RecordId(42, 2)
 
 
 def test_the_tail_of_an_empty_log() -> None:
-    glass, call = tailing()
-    for name, message in glass.take(wire.Tail):
-        glass.give(tail_reply(message, int(name[3]), 0))
-    assert glass.answers[call] == RID_GENESIS
+    harness, call = tailing()
+    for name, message in harness.take(wire.Tail):
+        harness.give(tail_reply(message, int(name[3]), 0))
+    assert harness.answers[call] == RID_GENESIS
 
 
 def test_a_replica_without_a_tail_reply_is_asked_again() -> None:
-    glass, call = tailing(2 * S)
-    assert glass.core.waiting_for == [], "no replica is late yet"
-    for name, message in glass.take(wire.Tail):
+    harness, call = tailing(2 * S)
+    assert harness.core.waiting_for == [], "no replica is late yet"
+    for name, message in harness.take(wire.Tail):
         if name != "s1r1:1":
-            glass.give(tail_reply(message, int(name[3]), 5))
-    assert not glass.answers
-    glass.pass_time(60 * MS)
-    assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"]
-    assert glass.core.waiting_for == ["shard 1 (silent)"]
-    glass.pass_time(2 * S)
-    error = glass.answers[call]
+            harness.give(tail_reply(message, int(name[3]), 5))
+    assert not harness.answers
+    harness.pass_time(60 * MS)
+    assert [name for name, _ in harness.take(wire.Tail)] == ["s1r1:1"]
+    assert harness.core.waiting_for == ["shard 1 (silent)"]
+    harness.pass_time(2 * S)
+    error = harness.answers[call]
     assert isinstance(error, DeadlineError)
 
 
 def test_tail_query_waits_for_a_recovering_shard_until_a_replica_joined_its_new_view() -> None:
     """The other replica may be lost for good; its reply of the old view does not count."""
-    glass, call = tailing()
-    glass.core._routing.update_placements([placement(2, state="recovering")])
-    for name, message in glass.take(wire.Tail):
+    harness, call = tailing()
+    harness.core._routing.update_placements([placement(2, state="recovering")])
+    for name, message in harness.take(wire.Tail):
         if message.shard != 2:
-            glass.give(tail_reply(message, int(name[3]), 5))
-    glass.pass_time(4 * S)
-    asked = [m for _, m in glass.take(wire.Tail) if m.shard == 2]
-    assert glass.core.waiting_for == ["shard 2 (recovering)"]
+            harness.give(tail_reply(message, int(name[3]), 5))
+    harness.pass_time(4 * S)
+    asked = [m for _, m in harness.take(wire.Tail) if m.shard == 2]
+    assert harness.core.waiting_for == ["shard 2 (recovering)"]
     assert 10 < len(asked) < 60, "a dead shard is asked with growing intervals"
     number = asked[-1]
-    glass.give(tail_reply(number, 1, 9, 1))
-    assert call not in glass.answers
-    glass.give(tail_reply(number, 0, 8, 2))
-    assert glass.answers[call] == RecordId(8, 2)
+    harness.give(tail_reply(number, 1, 9, 1))
+    assert call not in harness.answers
+    harness.give(tail_reply(number, 0, 8, 2))
+    assert harness.answers[call] == RecordId(8, 2)
 
 
 def test_tail_query_asks_a_replica_again_that_replied_before_its_recovery() -> None:
     """It is the only one left, and joins the next view, which the service does not have yet."""
-    glass, call = tailing()
-    for name, message in glass.take(wire.Tail):
+    harness, call = tailing()
+    for name, message in harness.take(wire.Tail):
         if message.shard != 2 or name == "s2r1:1":
-            glass.give(tail_reply(message, int(name[3]), 5))
-    glass.pass_time(1 * S)
-    assert {name for name, m in glass.take(wire.Tail) if m.shard == 2} == {"s2r0:1"}
-    glass.core._routing.update_placements([placement(2, state="recovering")])
-    glass.pass_time(1 * S)
-    (again,) = [m for name, m in glass.take(wire.Tail) if name == "s2r1:1"][-1:]
-    glass.give(tail_reply(again, 1, 5, 2))
-    assert glass.answers[call] == RecordId(5, 2)
+            harness.give(tail_reply(message, int(name[3]), 5))
+    harness.pass_time(1 * S)
+    assert {name for name, m in harness.take(wire.Tail) if m.shard == 2} == {"s2r0:1"}
+    harness.core._routing.update_placements([placement(2, state="recovering")])
+    harness.pass_time(1 * S)
+    (again,) = [m for name, m in harness.take(wire.Tail) if name == "s2r1:1"][-1:]
+    harness.give(tail_reply(again, 1, 5, 2))
+    assert harness.answers[call] == RecordId(5, 2)
 
 
 def test_view_change_voids_earlier_tail_replies() -> None:
-    glass, call = tailing()
-    first, *others = glass.take(wire.Tail)
+    harness, call = tailing()
+    first, *others = harness.take(wire.Tail)
     for name, message in others:
-        glass.give(tail_reply(message, int(name[3]), 5))
-    glass.insert(b"x")
-    glass.pass_time(40 * MS)
-    glass.call(StatusRequest(glass.until()))
-    glass.core._routing.update_placements([placement(2, view=2)])
-    glass.give(tail_reply(first[1], 0, 5))
-    assert call not in glass.answers, "shard 2 replied in its older view"
-    glass.pass_time(20 * MS)
-    again = glass.take(wire.Tail)
+        harness.give(tail_reply(message, int(name[3]), 5))
+    harness.insert(b"x")
+    harness.pass_time(40 * MS)
+    harness.call(StatusRequest(harness.until()))
+    harness.core._routing.update_placements([placement(2, view=2)])
+    harness.give(tail_reply(first[1], 0, 5))
+    assert call not in harness.answers, "shard 2 replied in its older view"
+    harness.pass_time(20 * MS)
+    again = harness.take(wire.Tail)
     assert {(name, m.view) for name, m in again} == {("s2r0:1", 2), ("s2r1:1", 2)}
     for name, message in again:
-        glass.give(tail_reply(message, int(name[3]), 7, 2))
-    assert glass.answers[call] == RecordId(7, 2)
+        harness.give(tail_reply(message, int(name[3]), 7, 2))
+    assert harness.answers[call] == RecordId(7, 2)
 
 
 def test_silent_replica_is_asked_again_and_named_at_the_deadline() -> None:
-    glass, call = tailing(120 * MS)
-    for name, message in glass.take(wire.Tail):
+    harness, call = tailing(120 * MS)
+    for name, message in harness.take(wire.Tail):
         if name != "s1r1:1":
-            glass.give(tail_reply(message, int(name[3]), 5))
-    glass.pass_time(60 * MS)
-    assert [name for name, _ in glass.take(wire.Tail)] == ["s1r1:1"]
-    glass.pass_time(60 * MS)
-    assert "s1r1:1" in str(glass.answers[call])
+            harness.give(tail_reply(message, int(name[3]), 5))
+    harness.pass_time(60 * MS)
+    assert [name for name, _ in harness.take(wire.Tail)] == ["s1r1:1"]
+    harness.pass_time(60 * MS)
+    assert "s1r1:1" in str(harness.answers[call])
 
 
 @pytest.mark.parametrize("error", ["", "no-such-position"])
 def test_trims(error: Any) -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
-    trim = glass.take(wire.Trim)[-1][1]
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    call = harness.call(TrimRequest(harness.until(), RecordId(9, 0)))
+    trim = harness.take(wire.Trim)[-1][1]
     assert trim.gsn == 9
-    glass.give(wire.TrimReply(CLUSTER, trim.request, 9, error))
-    assert isinstance(glass.answers[call], NoSuchRecordError if error else type(None))
+    harness.give(wire.TrimReply(CLUSTER, trim.request, 9, error))
+    assert isinstance(harness.answers[call], NoSuchRecordError if error else type(None))
 
 
 def test_trim_of_an_unstable_position_is_retried() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    call = glass.call(TrimRequest(glass.until(), RecordId(9, 0)))
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    call = harness.call(TrimRequest(harness.until(), RecordId(9, 0)))
     for error in ("not-stable", ""):
-        trim = glass.take(wire.Trim)[-1][1]
-        glass.give(wire.TrimReply(CLUSTER, trim.request, 9, error))
-        glass.pass_time(110 * MS)
-    assert glass.answers[call] is None
+        trim = harness.take(wire.Trim)[-1][1]
+        harness.give(wire.TrimReply(CLUSTER, trim.request, 9, error))
+        harness.pass_time(110 * MS)
+    assert harness.answers[call] is None
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def test_trim_of_an_unstable_position_is_retried() -> None:
 def test_the_error_of_a_trim_states_what_is_known_of_it(
     trim: int, obstacle: str, known: str
 ) -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0))
-    call = glass.call(TrimRequest(glass.until(5 * S), RecordId(9, 0)))
-    request = glass.take(wire.Trim)[-1][1].request
-    glass.give(wire.TrimReply(CLUSTER, request, trim, "not-stable", obstacle))
-    glass.pass_time(6 * S)
-    assert isinstance(glass.answers[call], DeadlineError)
-    assert str(glass.answers[call]).endswith(known)
+    harness = ClientHarness()
+    harness.connect(placement(0))
+    call = harness.call(TrimRequest(harness.until(5 * S), RecordId(9, 0)))
+    request = harness.take(wire.Trim)[-1][1].request
+    harness.give(wire.TrimReply(CLUSTER, request, trim, "not-stable", obstacle))
+    harness.pass_time(6 * S)
+    assert isinstance(harness.answers[call], DeadlineError)
+    assert str(harness.answers[call]).endswith(known)

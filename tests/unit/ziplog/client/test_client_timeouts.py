@@ -28,10 +28,10 @@ from ziplog.core.distance import initial_retransmit_ns, min_retransmit_ns
 from ziplog.types import RecordId
 
 
-def settle(glass: ClientHarness, insert: Any, *servers: int, copy: int | None = None) -> None:
+def settle(harness: ClientHarness, insert: Any, *servers: int, copy: int | None = None) -> None:
     for server in servers or (0, 1):
         gsn = 2 * insert.seq
-        glass.give(ack(insert, server, [gsn], copy=insert.copy if copy is None else copy))
+        harness.give(ack(insert, server, [gsn], copy=insert.copy if copy is None else copy))
 
 
 def test_the_timeout_follows_the_samples_and_how_much_they_differ() -> None:
@@ -86,95 +86,97 @@ def test_copies_are_a_share_of_the_acks_and_a_few() -> None:
 
 
 def test_a_unit_that_was_sent_twice_gives_a_sample_only_if_the_copy_is_known() -> None:
-    glass = connected(pinned)
-    glass.insert(b"x", timeout=60 * S)
-    (first,) = sent(glass)
-    glass.pass_time(initial_retransmit_ns(0) + 100 * MS)
-    (again,) = sent(glass)
+    harness = connected(pinned)
+    harness.insert(b"x", timeout=60 * S)
+    (first,) = sent(harness)
+    harness.pass_time(initial_retransmit_ns(0) + 100 * MS)
+    (again,) = sent(harness)
     assert again.copy == 2
-    timeout = glass.core._inserts.windows[0].retransmit_timeout
+    timeout = harness.core._inserts.windows[0].retransmit_timeout
     assert timeout.ns == 2 * initial_retransmit_ns(0)
-    settle(glass, again, copy=0)  # the acks do not name their copy
+    settle(harness, again, copy=0)  # the acks do not name their copy
     assert timeout.ns == 2 * initial_retransmit_ns(0), "it stays doubled"
-    glass.insert(b"y", timeout=60 * S)
-    sent(glass)
-    glass.pass_time(2 * initial_retransmit_ns(0) + 100 * MS)
-    (again,) = sent(glass)
-    settle(glass, again, copy=1)
+    harness.insert(b"y", timeout=60 * S)
+    sent(harness)
+    harness.pass_time(2 * initial_retransmit_ns(0) + 100 * MS)
+    (again,) = sent(harness)
+    settle(harness, again, copy=1)
     assert timeout.ns > 3 * initial_retransmit_ns(0), "the first copy took that long"
     assert first.seq != again.seq
 
 
 def test_nothing_is_retransmitted_while_acks_of_other_units_arrive() -> None:
-    glass = connected(pinned)
+    harness = connected(pinned)
     for _ in range(40):
-        glass.insert(b"x", timeout=60 * S)
-    waiting = sent(glass)
+        harness.insert(b"x", timeout=60 * S)
+    waiting = sent(harness)
     while waiting:
-        glass.pass_time(initial_retransmit_ns(0) - 100 * MS)
-        settle(glass, waiting.pop(0))
-    assert glass.core.counters.retries == 0
+        harness.pass_time(initial_retransmit_ns(0) - 100 * MS)
+        settle(harness, waiting.pop(0))
+    assert harness.core.counters.retries == 0
 
 
 def test_unit_that_a_server_passed_over_is_retransmitted() -> None:
-    glass = connected(pinned)
-    glass.insert(b"lost", timeout=60 * S)
-    (lost,) = sent(glass)
+    harness = connected(pinned)
+    harness.insert(b"lost", timeout=60 * S)
+    (lost,) = sent(harness)
     for _ in range(20):
-        glass.pass_time(50 * MS)
-        glass.insert(b"x", timeout=60 * S)
-        for insert in sent(glass):
+        harness.pass_time(50 * MS)
+        harness.insert(b"x", timeout=60 * S)
+        for insert in sent(harness):
             if insert.seq != lost.seq:
-                settle(glass, insert)
-    assert glass.core.counters.retries >= 1
+                settle(harness, insert)
+    assert harness.core.counters.retries >= 1
 
 
 def test_one_of_many_possibly_queued_units_is_retransmitted() -> None:
-    glass = connected(pinned)
+    harness = connected(pinned)
     for _ in range(100):
-        glass.insert(b"x", timeout=60 * S)
-    sent(glass)
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    (probe,) = sent(glass)
-    glass.pass_time(initial_retransmit_ns(0))
-    assert not sent(glass), "the timeout has doubled"
-    settle(glass, probe)
-    glass.pass_time(2 * initial_retransmit_ns(0))
-    assert len({insert.seq for insert in sent(glass)}) == 99, "the copy was answered: they are lost"
+        harness.insert(b"x", timeout=60 * S)
+    sent(harness)
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    (probe,) = sent(harness)
+    harness.pass_time(initial_retransmit_ns(0))
+    assert not sent(harness), "the timeout has doubled"
+    settle(harness, probe)
+    harness.pass_time(2 * initial_retransmit_ns(0))
+    assert len({insert.seq for insert in sent(harness)}) == 99, (
+        "the copy was answered: they are lost"
+    )
 
 
 def test_a_client_without_acks_sends_few_copies_and_never_stops() -> None:
-    glass = connected(pinned)
+    harness = connected(pinned)
     for _ in range(100):
-        glass.insert(b"x", timeout=600 * S)
-    sent(glass)
-    glass.pass_time(60 * S)
-    early = len(sent(glass))
+        harness.insert(b"x", timeout=600 * S)
+    sent(harness)
+    harness.pass_time(60 * S)
+    early = len(sent(harness))
     assert SAVED_COPIES < early <= SAVED_COPIES + 60 * S // MAX_DOUBLED_NS
-    glass.pass_time(60 * S)
-    assert len(sent(glass)) >= 10
+    harness.pass_time(60 * S)
+    assert len(sent(harness)) >= 10
 
 
 def test_a_copy_that_was_refused_needs_no_evidence() -> None:
-    glass = connected(pinned)
-    glass.insert(b"x", timeout=60 * S)
-    (insert,) = sent(glass)
-    glass.give(ack(insert, 1, [2]), refused(insert, 0, "full"))
-    glass.pass_time(20 * MS)
-    assert [again.copy for again in sent(glass)] == [2]
+    harness = connected(pinned)
+    harness.insert(b"x", timeout=60 * S)
+    (insert,) = sent(harness)
+    harness.give(ack(insert, 1, [2]), refused(insert, 0, "full"))
+    harness.pass_time(20 * MS)
+    assert [again.copy for again in sent(harness)] == [2]
 
 
 def test_a_server_that_acks_again_proves_no_loss() -> None:
-    glass = connected(pinned)
-    glass.insert(b"x", timeout=60 * S)
-    (insert,) = sent(glass)
-    settle(glass, insert, 0)
-    glass.pass_time(initial_retransmit_ns(0) + MS)
-    (again,) = sent(glass)
-    glass.give(ack(again, 0, [2], counter=2))
-    assert glass.core._inserts.windows[0].retransmit_timeout.ns == 2 * initial_retransmit_ns(0)
-    glass.give(ack(again, 1, [2]))
-    assert glass.core._inserts.windows[0].retransmit_timeout.ns < 2 * initial_retransmit_ns(0)
+    harness = connected(pinned)
+    harness.insert(b"x", timeout=60 * S)
+    (insert,) = sent(harness)
+    settle(harness, insert, 0)
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    (again,) = sent(harness)
+    harness.give(ack(again, 0, [2], counter=2))
+    assert harness.core._inserts.windows[0].retransmit_timeout.ns == 2 * initial_retransmit_ns(0)
+    harness.give(ack(again, 1, [2]))
+    assert harness.core._inserts.windows[0].retransmit_timeout.ns < 2 * initial_retransmit_ns(0)
 
 
 def test_no_copy_is_sent_within_two_round_trips() -> None:
@@ -186,11 +188,11 @@ def test_no_copy_is_sent_within_two_round_trips() -> None:
 
 
 def test_a_client_learns_the_round_trip_from_the_cluster() -> None:
-    glass = ClientHarness()
-    glass.connect(placement(0), limits=wire.Limits(rtt_ms=120))
-    glass.call(ReadRequest(glass.until(), RecordId(1, 0)))
-    assert len(glass.take(wire.Read)) == 1
-    glass.pass_time(239 * MS)
-    assert glass.take(wire.Read) == []
-    glass.pass_time(2 * MS)
-    assert glass.take(wire.Read)
+    harness = ClientHarness()
+    harness.connect(placement(0), limits=wire.Limits(rtt_ms=120))
+    harness.call(ReadRequest(harness.until(), RecordId(1, 0)))
+    assert len(harness.take(wire.Read)) == 1
+    harness.pass_time(239 * MS)
+    assert harness.take(wire.Read) == []
+    harness.pass_time(2 * MS)
+    assert harness.take(wire.Read)

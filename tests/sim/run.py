@@ -124,8 +124,10 @@ class LogRun(Run):
             for i in range(plan.speculators)
         ]
         self.readers += self.speculators
+        # A cursor is lost if several renewals in a row are.
+        has_faults = bool(plan.faults) or plan.conditions.loss > 0
         self.owners: Final = [
-            Owner(self.shared, f"owner-{i}", self.ledger, has_faults=bool(plan.faults))
+            Owner(self.shared, f"owner-{i}", self.ledger, has_faults=has_faults)
             for i in range(plan.owners)
         ]
         self.onlookers.extend(self.readers)

@@ -3,6 +3,7 @@
     python scripts/bench.py KIND [--scale 0.2] [--json FILE] [--picture FILE]
 
     latency          insert latency beside raw TCP, pyzmq, Redis and NATS
+    disk             insert latency at level `disk`, beside the flush of two disks and Redis
     cpu              where an insert's CPU time goes, beside the pyzmq floor
     paths            fast and slow path; share of the fast path over load
     clients          16 to 1,000 clients, each with one insert at a time
@@ -49,6 +50,7 @@ from log_bench import (
     concurrency,
     connections,
     cursors,
+    disk,
     failure,
     gate,
     latency,
@@ -109,6 +111,9 @@ def _layers(scale: float) -> Figures:
 MEASUREMENTS: Final[dict[str, Measurement]] = {
     "latency": Measurement(
         lambda options: latency.latency(max(3, int(10 * options.scale)), 400, 4096), paths.draw
+    ),
+    "disk": Measurement(
+        lambda options: disk.measure(max(3, int(10 * options.scale)), int(100 * options.scale))
     ),
     "cpu": Measurement(lambda options: latency.cpu(max(2000, int(10_000 * options.scale)))),
     "paths": Measurement(_scaled(paths.paths, 1.0, 3), paths.draw),

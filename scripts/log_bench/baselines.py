@@ -1,14 +1,16 @@
 """Baselines: the minimum cost of an insert with two message delays at f=1, one client, two servers.
 
 Each baseline sends a payload to two echo servers, separate processes on loopback, and waits until
-both returned it. No message is decoded, ordered or stored.
+both returned it. No message is decoded or ordered; only `DiskFloor` stores it.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
-from typing import TYPE_CHECKING, Self
+import tempfile
+from typing import IO, TYPE_CHECKING, Self
 
 import zmq
 from metrics.workers import Workers
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 
 
-def _echo_tcp(size: int, ready: Connection) -> None:
+def _echo_tcp(size: int, ready: Connection, file: IO[bytes] | None = None) -> None:
+    """Return each payload; `file`: flush it there before."""
     with socket.create_server((_HOST, 0)) as server:
         ready.send(server.getsockname()[1])
         peer, _ = server.accept()
@@ -32,7 +35,15 @@ def _echo_tcp(size: int, ready: Connection) -> None:
                 if count == 0:
                     return
                 got += count
+            if file is not None:
+                os.write(file.fileno(), buffer)
+                os.fdatasync(file.fileno())
             peer.sendall(buffer)
+
+
+def _echo_from_disk(size: int, folder: str, ready: Connection) -> None:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        _echo_tcp(size, ready, file)
 
 
 def _echo_zmq(size: int, ready: Connection) -> None:  # noqa: ARG001
@@ -45,10 +56,10 @@ def _echo_zmq(size: int, ready: Connection) -> None:  # noqa: ARG001
 class Floor:
     """Two echo servers and a client of both."""
 
-    def __init__(self, size: int) -> None:
-        """Start the servers for payloads of `size` bytes."""
+    def __init__(self, size: int, *options: str) -> None:
+        """Start the servers for payloads of `size` bytes; `options`: more of `serve`."""
         self._size = size
-        self._servers = Workers(self.serve, [(size,)] * 2)
+        self._servers = Workers(self.serve, [(size, *options)] * 2)
         self.ports: list[int] = self._servers.receive()
 
     serve = staticmethod(_echo_tcp)
@@ -70,8 +81,8 @@ class TcpFloor(Floor):
 
     name = "raw TCP, two servers"
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
+    def __init__(self, size: int, *options: str) -> None:
+        super().__init__(size, *options)
         self._sockets = []
         for port in self.ports:
             connection = socket.create_connection((_HOST, port))
@@ -98,6 +109,13 @@ class TcpFloor(Floor):
             connection.close()
         self._poll.close()
         super().__exit__(*details)
+
+
+class DiskFloor(TcpFloor):
+    """Servers that flush each payload to a file in a folder (the second argument)."""
+
+    name = "raw TCP, two servers, each flushes"
+    serve = staticmethod(_echo_from_disk)
 
 
 class ZmqFloor(Floor):

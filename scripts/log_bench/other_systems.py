@@ -72,6 +72,8 @@ class Redis(Peer):
     name = "Redis XADD + WAIT 1"
     server = "redis-server"
     module = "redis"
+    #: Further options of both servers.
+    options: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class Redis(Peer):
 
         ports = list(free_ports(2, _HOST))
         for index, port in enumerate(ports):
-            options = ["--replicaof", _HOST, str(ports[0])] if index else []
+            options = [*self.options, *(["--replicaof", _HOST, str(ports[0])] if index else [])]
             folder = self._folder / str(index)
             folder.mkdir()
             self.start(
@@ -102,6 +104,13 @@ class Redis(Peer):
             batch.xadd("log", {"p": payload}, maxlen=10_000, approximate=True)
             batch.wait(1, 1000)
             batch.execute()
+
+
+class DurableRedis(Redis):
+    """Each server flushes an entry before it replies or acknowledges it."""
+
+    name = "Redis XADD + WAIT 1, appendfsync always"
+    options = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 async def append_to_redis(client: Any, payload: bytes) -> None:

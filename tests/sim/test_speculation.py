@@ -38,7 +38,7 @@ def test_early_delivery_does_not_wait_for_the_disk() -> None:
         called = load.called.items()
         early += [load.early[gsn] - since for gsn, since in called if gsn in load.early]
         final = [load.delivered[gsn] - since for gsn, since in called]
-        assert 2 * flush_ns <= median(final) <= 2 * flush_ns + 4 * 60 * US + MS
+        assert flush_ns <= median(final) <= flush_ns + 5 * 60 * US + MS
         assert min(load.inserted.values()) >= flush_ns
     assert len(early) > 150
     assert median(early) <= flush_ns / 10
@@ -52,7 +52,7 @@ def test_nothing_fails_without_faults() -> None:
 
 
 def test_lost_decisions_are_withdrawn() -> None:
-    found = [one for seed in (8, 9, 10) for one in speculators(lost_decisions(seed))]
+    found = [one for seed in (8, 9, 10, 13) for one in speculators(lost_decisions(seed))]
     assert sum(one.failures for one in found) > 0
     assert sum(one.early for one in found) > 100
 

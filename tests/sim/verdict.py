@@ -16,6 +16,7 @@ from tests.sim.rows import once
 from tests.simulator.kernel import S
 from ziplog.client.common.requests import FetchRequest, SubscribeRequest
 from ziplog.core.entries import Expire, Place, Skip, decode_body
+from ziplog.core.view import fingerprint
 from ziplog.errors import ProtocolError
 from ziplog.segments.entry import UnreadableError
 
@@ -132,7 +133,7 @@ class Monitor:
             return
         if state.view > placement.view and not self._cluster.has_lost_servers(state.shard):
             return  # losses of its view are reported when the shard is back
-        self._check_disks(name, state, placement.view)
+        self._check_disks(name, state, placement)
         log = self.logs.shard(state.shard)
         if self._starts.get(name) != self._cluster.nodes[name].starts:
             self._starts[name] = self._cluster.nodes[name].starts
@@ -146,7 +147,7 @@ class Monitor:
             return  # the entries between are unreadable until their repair
         log.observe(name, stable, map(plain, entries), state.frontier)
 
-    def _check_disks(self, name: str, state: ReplicaState, view: int) -> None:
+    def _check_disks(self, name: str, state: ReplicaState, placement: Placement) -> None:
         """Check that at level `disk` what a server counts as stable is on the disk of each replica.
 
         Also on that of a replica that crashed: all replicas had joined the view on their disks.
@@ -155,12 +156,14 @@ class Monitor:
         is_damaged = any(fault.kind == "rot" for fault in cluster.plan.faults)
         if cluster.plan.durability != "disk" or cluster.levels or is_damaged:
             return
-        if (state.state, state.view) != ("up", view):
+        if (state.state, state.view) != ("up", placement.view):
             return
         for peer in (name, *cluster.peers(name)):
             other = cluster.state_of(peer)
             if other is None or other.state not in {"up", "limbo"}:
                 continue
+            if placement.replicas[other.server].fingerprint != fingerprint(other.config.identity):
+                continue  # It lost its directory.
             on_disk = other.store.flushed_fseq
             assert state.stream.stable <= on_disk, (
                 f"{name} counts entry {state.stream.stable} as stable, and the disk of {peer}"

@@ -35,6 +35,8 @@ class FakeTransport:
         self.incoming: deque[tuple[bytes, bytes]] = deque()
         self.waits: list[int | None] = []
         self.dropped = 0
+        #: The lengths of the story when gathered frames were written.
+        self.written_at: list[int] = []
         self.on_wait: Callable[[], None] = lambda: None
 
     def receive(self) -> tuple[bytes, bytes] | None:
@@ -49,6 +51,9 @@ class FakeTransport:
     def send(self, dst: bytes, frame: bytes) -> bool:
         self.story.append((dst, wire.decode(frame)))
         return True
+
+    def flush_gathered(self) -> None:
+        self.written_at.append(len(self.story))
 
     def connect(self, name: bytes, endpoint: str) -> None:
         self.story.append(("connect", name, endpoint))

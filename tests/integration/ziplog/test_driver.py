@@ -181,6 +181,13 @@ def test_at_disk_frames_sent_before_a_persist_are_not_held() -> None:
     assert world.story == [(b"a", question(1)), ("append", 1), ("flush", True)]
 
 
+def test_at_disk_gathered_frames_are_written_before_the_flush() -> None:
+    world = World(persist_and_ack, flush_before_send=True)
+    world.put(1)
+    world.run()
+    assert world.transport.written_at == [world.story.index(("flush", True))]
+
+
 def test_at_disk_broadcasts_are_held_too() -> None:
     world = World(
         lambda event: (

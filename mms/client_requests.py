@@ -106,7 +106,7 @@ class ClientRequests:
                     membership_rules.default_min_regions(state, config),
                 ),
                 [self._servers.frontier(shard) for shard in state.placements], state.wire,
-                [regions[endpoint] for endpoint in endpoints],
+                [regions[endpoint] for endpoint in endpoints], state.lost_regions,
             ),
         )  # fmt: skip
 

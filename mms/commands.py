@@ -21,7 +21,7 @@ from ziplog.core.cursors import (
     LeaseMs,
     Nonce,
 )
-from ziplog.core.fields import Unsigned
+from ziplog.core.fields import Region, Unsigned
 from ziplog.core.view import Lease, Placement
 from ziplog.types import Durability, Epoch, Gsn, ShardId, View
 from ziplog.wire import Name, Text
@@ -137,8 +137,8 @@ class ClusterEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     #: Unix time by the leader's clock, in microseconds.
     at_us: Unsigned
-    #: cluster, leader, loss, node, recovery, restart, shard, trim, view; later releases may have
-    #: more.
+    #: cluster, leader, loss, node, recovery, region, restart, shard, trim, view; later releases may
+    #: have more.
     kind: Name
     text: Text
     #: -1: none.
@@ -198,11 +198,18 @@ class EditCursor(Command, tag=17, frozen=True, gc=False):
     expects: Unsigned = 0
 
 
+class SetRegionLost(Command, tag=18, frozen=True, gc=False):
+    """Give a region up: views are confirmed without its servers; or let them count again."""
+
+    region: Region
+    is_lost: bool
+
+
 AnyCursorCommand = ClaimCursor | MoveCursors | ReleaseCursor | EditCursor
 AnyCommand = (
     CreateCluster | GrantLease | SetTrim | SetFinalized | Barrier | RemoveShard | RecordLoss
     | PlaceShard | RetireShard | FinalizeShard | RaiseWire | RecordEvents | SetDurability
-    | AnyCursorCommand
+    | SetRegionLost | AnyCursorCommand
 )  # fmt: skip
 
 #: Why a command was refused; "" if it was applied.
@@ -210,7 +217,7 @@ Refusal = Literal[
     "", "malformed", "no-cluster", "other-cluster", "not-successor", "bad-members",
     "bad-placements", "no-such-position", "no-such-shard", "other-view", "exists", "wrong-size",
     "retired", "last-shard", "has-leases", "too-many", "out-of-turn", "held", "no-such-cursor",
-    "owned", "stale-term", "goes-back", "trimmed", "full",
+    "owned", "stale-term", "goes-back", "trimmed", "full", "no-such-region",
 ]  # fmt: skip
 
 _decoder: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand)

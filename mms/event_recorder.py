@@ -24,9 +24,11 @@ from mms.commands import (
     RemoveShard,
     RetireShard,
     SetDurability,
+    SetRegionLost,
     SetTrim,
 )
 from mms.proposals import RETRY_NS
+from ziplog.core.nearness import named
 from ziplog.core.node import Propose
 from ziplog.core.units import NS_PER_S, NS_PER_US
 
@@ -129,8 +131,18 @@ class EventRecorder:
             case SetDurability():
                 text = f"durability {command.level} from epoch {command.epoch} on"
                 self.note("cluster", text, now)
+            case SetRegionLost():
+                self._note_region(command.region, now, is_lost=command.is_lost)
             case RecordEvents():
                 self._on_recorded(command)
+
+    def _note_region(self, region: str, now: int, *, is_lost: bool) -> None:
+        """Note that a region was given up or is back, unless its last event is the same one."""
+        texts = [f"region {named([region])} {how}" for how in ("is back", "was given up")]
+        known = (*self._state.history.events, *self._pending)
+        last = next((one.text for one in reversed(known) if one.text in texts), texts[False])
+        if last != texts[is_lost]:
+            self.note("region", texts[is_lost], now, is_new=True)
 
     def _on_recorded(self, command: RecordEvents) -> None:
         self._proposed_at = None

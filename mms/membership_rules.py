@@ -204,6 +204,12 @@ def finalized(state: ClusterState, servers: Servers) -> int:
     return max(state.finalized, lease.epoch_at(frontier) - 1 if lease is not None else -1)
 
 
+def is_over(state: ClusterState, shard: int) -> bool:
+    """Whether a shard is finalized, and all its positions are trimmed."""
+    retired = state.retired.get(shard)
+    return retired is not None and retired.is_finalized and retired.limit <= state.trim
+
+
 def _live(placement: Placement, servers: Servers) -> Placement:
     """Return the placement of a live shard, with its servers' fingerprints and regions.
 

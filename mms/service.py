@@ -2,8 +2,8 @@
 
     follower --LeaderChanged(is_self)--> leader: creates the cluster, grants leases one ahead,
     announces committed state, parks silent or slow shards, trims, answers clients, keeps
-    cursors, removes and reinserts shards for the failure handler, adds and removes shards for
-    operators
+    cursors, removes and reinserts shards for the failure handler, adds and removes shards and gives
+    up regions for operators
     leader --LeaderChanged--> follower: answers with the leader's endpoint, and forwards what the
     failure handler repeats
 
@@ -34,6 +34,7 @@ from mms.commands import (
     RemoveShard,
     RetireShard,
     SetDurability,
+    SetRegionLost,
     decode_command,
     decode_refusal,
 )
@@ -42,6 +43,7 @@ from mms.event_recorder import EventRecorder
 from mms.forwarding import Forwarding
 from mms.lease_proposals import LeaseProposals
 from mms.leases import LeasePlan
+from mms.lost_regions import LostRegions
 from mms.read_barriers import MAX_PENDING
 from mms.reconfiguration import Reconfiguration
 from mms.recoveries import Recoveries
@@ -51,6 +53,7 @@ from mms.upgrades import Upgrades
 from ziplog.core.node import Halt, LogWarning, Send
 from ziplog.raft.service_node import ServiceNode
 from ziplog.wire import (
+    ChangeRegion,
     ChangeShard,
     CursorClaim,
     CursorEdit,
@@ -95,7 +98,7 @@ class MembershipService(ServiceNode):
     service = "the membership service"
     for_leader = frozenset(
         {
-            LeaseQuery, Trim, StatusQuery, ChangeShard, FinishUpgrade,
+            LeaseQuery, Trim, StatusQuery, ChangeShard, ChangeRegion, FinishUpgrade,
             CursorClaim, CursorMoves, CursorRelease, CursorEdit, CursorRenewal, CursorQuery,
         }
     )  # fmt: skip
@@ -150,6 +153,7 @@ class MembershipService(ServiceNode):
         )
         self._forwarding: Final = Forwarding(state, self._failure_handlers, self._upgrades.peers)
         self._durability: Final = DurabilityLevel(state, servers)
+        self._lost_regions: Final = LostRegions(state, servers)
         self._events: Final = EventRecorder(state, wall_offset_ns)
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
@@ -175,6 +179,7 @@ class MembershipService(ServiceNode):
             NotLeader: self._on_forwarded_reply,
             HandlerHeartbeat: self._on_handler_heartbeat,
             ChangeShard: self._on_change_shard,
+            ChangeRegion: self._on_change_region,
             FinishUpgrade: self._on_finish_upgrade,
             NodeInfo: self._on_node_info,
             CursorClaim: self._on_cursor_claim,
@@ -220,6 +225,7 @@ class MembershipService(ServiceNode):
             self._effects += self._leases.check_members(now)
             self._effects += self._upgrades.peers.query(self.cluster, now)
             self._effects += self._durability.propose(self.plan.epoch(now), now)
+            self._effects += self._lost_regions.end(now)
             self._effects += self._events.tick(self.servers, self._failure_handlers, now)
             self._effects += self._cursors.check_holds(now)
         self._effects += self._leases.propose(now)
@@ -250,7 +256,8 @@ class MembershipService(ServiceNode):
     def _stop_leading(self) -> None:
         self._recoveries.abandon()
         self._effects += self._requests.abandon()
-        for src, request in (*self._reconfiguration.abandon(), *self._upgrades.abandon()):
+        parts = (self._reconfiguration, self._upgrades, self._lost_regions)
+        for src, request in [request for part in parts for request in part.abandon()]:
             self._redirect(src, request)
 
     # --- consensus ---
@@ -298,9 +305,13 @@ class MembershipService(ServiceNode):
                 self._effects += self._upgrades.on_raised()
             case SetDurability():
                 self._durability.on_decided()
+            case SetRegionLost():
+                self._effects += self._lost_regions.on_decided(command)
 
     def _on_refused(self, command: AnyCommand, refusal: Refusal) -> None:
         match command:
+            case SetRegionLost():
+                self._effects += self._lost_regions.on_decided(command)
             case GrantLease():
                 self.plan.on_refused(self._now)
             case RemoveShard():
@@ -455,6 +466,9 @@ class MembershipService(ServiceNode):
         if self._is_leader and self.state.last is not None:
             self._announce_to_servers(shard)
 
+    def _on_change_region(self, src: bytes, message: ChangeRegion) -> None:
+        self._effects += self._lost_regions.submit(src, message, self._now)
+
     def _on_finish_upgrade(self, src: bytes, message: FinishUpgrade) -> None:
         self._effects += self._upgrades.submit(src, message, self._now)
 
@@ -511,6 +525,7 @@ class MembershipService(ServiceNode):
         self._reconfiguration.check()
         self._leases.check()
         self._upgrades.check()
+        self._lost_regions.check()
         self._cursors.check()
         assert self.plan.last == self.state.last
         assert {server.shard for server in self.servers} >= set(self.state.placements)

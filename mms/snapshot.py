@@ -52,3 +52,4 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     durability_epoch: int = 0
     cursors: list[Cursor] = []
     terms: int = 0
+    lost_regions: list[str] = []

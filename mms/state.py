@@ -1,7 +1,8 @@
 """The replicated state of the membership service: a deterministic state machine.
 
 It holds shards and their placements, recoveries, retired shards, possible losses, the lease
-history, the trim point, cursors, a lower bound of the finalized epoch, and the wire version in use.
+history, the trim point, cursors, a lower bound of the finalized epoch, lost regions, and the wire
+version in use.
 Rule: a command (of `MoveCursors`: each step) is applied whole or refused with a reason, and never
 raises; applying it twice equals once.
 A lease must be the exact successor of the last one, so each lease has one descriptor (D30); equal
@@ -35,6 +36,7 @@ from mms.commands import (
     RetireShard,
     SetDurability,
     SetFinalized,
+    SetRegionLost,
     SetTrim,
     decode_command,
 )
@@ -88,6 +90,8 @@ class ClusterState:
         self.retirements = 0
         #: The wire version in use; never decreases.
         self.wire = 1
+        #: The regions that an operator gave up, sorted: at most those of servers.
+        self.lost_regions: list[str] = []
         #: Possible losses of recoveries, oldest first.
         self.losses: list[RecordLoss] = []
         self.history = EventHistory()
@@ -140,6 +144,8 @@ class ClusterState:
             case SetDurability():
                 self.durability, self.durability_epoch = decoded.level, decoded.epoch
                 return ""
+            case SetRegionLost():
+                return self._set_region_lost(decoded)
             case ClaimCursor():
                 return self.cursors.claim(decoded, self.trim, self.stop)
             case MoveCursors():
@@ -273,6 +279,14 @@ class ClusterState:
         self.finalized = max(self.finalized, epoch)
         return ""
 
+    def _set_region_lost(self, command: SetRegionLost) -> Refusal:
+        region, lost = command.region, set(self.lost_regions)
+        if command.is_lost and region not in self.regions:
+            return "no-such-region"
+        lost = lost | {region} if command.is_lost else lost - {region}
+        self.lost_regions = sorted(lost & self.regions)
+        return ""
+
     def _remove(self, command: RemoveShard) -> Refusal:
         placement, last = self.placements.get(command.shard), self.last
         if placement is None or last is None:
@@ -392,7 +406,7 @@ class ClusterState:
                 self.losses, self.durability,
                 [self.retired[shard] for shard in sorted(self.retired)], self.retirements,
                 self.wire, self.history.events, self.history.last, self.durability_epoch,
-                self.cursors.in_order(), self.cursors.terms,
+                self.cursors.in_order(), self.cursors.terms, self.lost_regions,
             )
         )  # fmt: skip
 
@@ -415,6 +429,7 @@ class ClusterState:
         self.retirements, self.wire = found.retirements, found.wire
         self.history = EventHistory(found.events, found.last_event)
         self.cursors = CursorTable(found.cursors, found.terms)
+        self.lost_regions = found.lost_regions
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
         newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)
         self._digests = {
@@ -427,6 +442,11 @@ class ClusterState:
     def last(self) -> Lease | None:
         """The last lease; None before there is one."""
         return self.runs[-1].last if self.runs else None
+
+    @property
+    def regions(self) -> set[str]:
+        """The regions of all servers."""
+        return {one.region for p in self.placements.values() for one in p.replicas}
 
     @property
     def stop(self) -> int:
@@ -515,6 +535,7 @@ class ClusterState:
         assert all(run.last.stop > self.trim for run in self.runs), "trimmed history was kept"
         assert self.finalized < 0 or last is not None
         assert not self.cluster or self.placements
+        assert self.lost_regions == sorted(set(self.lost_regions))
         states = {shard for shard, p in self.placements.items() if p.state == "recovering"}
         assert states == self.recovering.keys(), "a recovery without a limit, or the reverse"
         for one in self.recovering.values():

@@ -103,20 +103,22 @@ def document(
         "losses": [_loss(state, loss) for loss in state.losses],
         "cursors": [_cursor(cursor) for cursor in state.cursors.in_order()],
         "min_regions": config.required_regions,
+        "lost_regions": state.lost_regions,
     }
     found["regions"] = _regions(found)
     return msgspec.json.encode(found)
 
 
 def _regions(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of each region: all, some or none of its nodes are up."""
+    """Return the state of each region: given up, or all, some or none of its nodes are up."""
     replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
     nodes = [*document["mms"], *document["failure_handlers"], *replicas]
     found = {}
     for region in sorted({node["region"] for node in nodes}):
         are_up = [node["state"] in {"up", "full"} for node in nodes if node["region"] == region]
+        state = "up" if all(are_up) else "degraded" if any(are_up) else "away"
         found[region] = {
-            "state": "up" if all(are_up) else "degraded" if any(are_up) else "away",
+            "state": "lost" if region in document["lost_regions"] else state,
             "servers_up": sum(are_up),
             "servers": len(are_up),
         }

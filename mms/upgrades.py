@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mms import membership_rules
 from mms.commands import RaiseWire
 from mms.proposals import NO_SHARD, Proposals
 from mms.servers import UP_NS
@@ -177,14 +178,9 @@ class Upgrades:
         for node in self._config.failure_handlers:
             yield node.name, _wires(self._failure_handlers.heartbeat(node.name, now))
         for server in self._servers:
-            if not self._is_over(server.shard):
+            if not membership_rules.is_over(self._state, server.shard):
                 is_up = server.heartbeat is not None and now - server.last_heard_at < UP_NS
                 yield server.name, _wires(server.heartbeat if is_up else None)
-
-    def _is_over(self, shard: int) -> bool:
-        """Whether a shard is finalized, and all its positions are trimmed."""
-        retired = self._state.retired.get(shard)
-        return retired is not None and retired.is_finalized and retired.limit <= self._state.trim
 
     def check(self) -> None:
         """Assert the invariant."""

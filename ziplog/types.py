@@ -92,8 +92,8 @@ class Failed(NamedTuple):
 class RegionInfo(NamedTuple):
     """What a client knows of a region."""
 
-    #: up: all of its nodes are; degraded: some are; away: none is.
-    state: Literal["up", "degraded", "away"]
+    #: up: all of its nodes are; degraded: some are; away: none is; lost: an operator gave it up.
+    state: Literal["up", "degraded", "away", "lost"]
     #: The shards whose primary is in it, and those with any server in it.
     shards: tuple[int, ...]
     replicas: tuple[int, ...]

@@ -445,7 +445,7 @@ TRUSTED: Final = (
 
 
 #: Every client that reaches a port may do this.
-OPERATORS: Final = (wire.Trim, wire.ChangeShard)
+OPERATORS: Final = (wire.Trim, wire.ChangeShard, wire.ChangeRegion)
 
 
 def extremes(kind: type[Message], cluster: int, shard: int, view: int) -> list[bytes]:

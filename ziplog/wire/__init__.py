@@ -78,6 +78,7 @@ from ziplog.wire.reads import (
 )
 from ziplog.wire.replicas import Ahead, Beat, Fetch, Fetched, Forward, Logged, Report, Resend
 from ziplog.wire.service import (
+    ChangeRegion,
     ChangeShard,
     ClusterInfo,
     Echo,
@@ -90,6 +91,7 @@ from ziplog.wire.service import (
     Limits,
     NotLeader,
     Rate,
+    RegionChanged,
     ShardChanged,
     StatusQuery,
     StatusReply,
@@ -110,6 +112,7 @@ __all__ = [
     "Answer",
     "AnyMessage",
     "Beat",
+    "ChangeRegion",
     "ChangeShard",
     "ClusterInfo",
     "Credit",
@@ -165,6 +168,7 @@ __all__ = [
     "ReadReply",
     "RefusalCode",
     "Refused",
+    "RegionChanged",
     "Reinsert",
     "Reinserted",
     "Remove",
@@ -206,7 +210,7 @@ AnyMessage = (
     | OrdersQuery | Orders | HandlerHeartbeat
     | Heartbeat | Echo | Rate | LeaseAnnounced | Hello | ClusterInfo | NotLeader
     | LeaseQuery | LeaseHistory | Trim | TrimReply | ChangeShard | ShardChanged
-    | StatusQuery | StatusReply | FinishUpgrade | UpgradeFinished
+    | ChangeRegion | RegionChanged | StatusQuery | StatusReply | FinishUpgrade | UpgradeFinished
     | CursorClaim | CursorRelease | CursorEdit | CursorReply | CursorMoves | CursorsMoved
     | CursorRenewal | CursorsRenewed | CursorQuery | CursorList
     | NodeInfoQuery | NodeInfo | MetricsQuery | Metrics

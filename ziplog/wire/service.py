@@ -167,6 +167,8 @@ class ClusterInfo(Message, tag=VERSION * 256 + 43, frozen=True, gc=False):
     wire: Wire = 1
     #: The region of each endpoint of `mms`; empty from earlier releases.
     regions: list[Name] = []  # noqa: RUF012 - msgspec copies it
+    #: The regions that an operator gave up, sorted.
+    lost_regions: list[Region] = []  # noqa: RUF012 - msgspec copies it
 
 
 class NotLeader(Message, tag=VERSION * 256 + 44, frozen=True, gc=False):
@@ -286,4 +288,25 @@ class UpgradeFinished(Message, tag=VERSION * 256 + 55, frozen=True, gc=False):
     #: The version that the cluster uses.
     wire: Wire
     #: The nodes that do not know the requested version, or are down; "": all know it.
+    obstacle: Text = ""
+
+
+class ChangeRegion(Message, tag=VERSION * 256 + 82, frozen=True, gc=False):
+    """Requests to give up a region, or to end that; answered when it is done or refused.
+
+    The client repeats it until it is answered; it is idempotent (docs/protocol.md, section 20).
+    """
+
+    request: Request
+    region: Region
+    #: The region is given up; else it counts again.
+    is_lost: bool
+
+
+class RegionChanged(Message, tag=VERSION * 256 + 83, frozen=True, gc=False):
+    """The change of a region is committed, or `obstacle` gives the reason why it is refused."""
+
+    request: Request
+    region: Region
+    #: Why the region cannot be given up, and what to do; "": the change is done.
     obstacle: Text = ""

@@ -35,6 +35,7 @@ from ziplog.wire.service import (
     LeaseHistory,
     NotLeader,
     Rate,
+    RegionChanged,
     ShardChanged,
     StatusReply,
     TrimReply,
@@ -48,7 +49,7 @@ URGENT: Final = (
     Heartbeat, Echo, Rate, LeaseAnnounced, LeaseHistory,
     InsertAck, Refused, Leaving, Located, Synced, ReadReply, Deliver, Early, Trimmed,
     Frontier, TailReply, Outlined, ClusterInfo, NotLeader, TrimReply, ShardChanged, StatusReply,
-    UpgradeFinished,
+    RegionChanged, UpgradeFinished,
 )  # fmt: skip
 #: First byte of a MessagePack array of more than 15 items; two bytes of length follow.
 _LONG_ARRAY: Final = b"\xdc"

@@ -16,8 +16,8 @@ from ziplog.wire import ChangeShard, ClusterInfo, Hello, Reinsert, Remove, Shard
 TRIANGLE = (("a", "b"), ("b", "c"), ("c", "a"))
 
 
-def labelled(*regions: tuple[str, ...], **changes: Any) -> ClusterConfig:
-    plain = config(shards=len(regions))
+def labelled(*regions: tuple[str, ...], mms: int = 1, **changes: Any) -> ClusterConfig:
+    plain = config(shards=len(regions), mms=mms)
     shards = tuple(
         dataclasses.replace(
             shard,

@@ -1,0 +1,150 @@
+"""Lost regions: an operator gives them up, so views of their shards are confirmed without them.
+
+    ChangeRegion(lost) -- a server there was heard within 10 s --> RegionChanged (obstacle)
+    ChangeRegion -- `SetRegionLost` committed --> RegionChanged
+    all servers there are up, none of their shards is recovering --> `SetRegionLost` (not lost)
+
+Rule: the leader gives a region up only on an operator's request, and only while all of its servers
+are silent. A request to end that is always committed, so it comes after each earlier request.
+
+See docs/protocol.md, section 20.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mms import membership_rules
+from mms.commands import SetRegionLost
+from mms.proposals import NO_SHARD, Proposals
+from mms.servers import UP_NS
+from ziplog.core.nearness import named
+from ziplog.core.node import Send
+from ziplog.core.units import NS_PER_S
+from ziplog.wire import ChangeRegion, RegionChanged
+
+if TYPE_CHECKING:
+    from mms.servers import Server, Servers
+    from mms.state import ClusterState
+    from ziplog.core.node import Effect
+
+#: Silence of each server of a region before the region can be given up.
+SILENCE_S: Final = 10
+#: Maximum number of servers or regions that a refusal names.
+_MAX_NAMED: Final = 20
+#: Maximum number of requests that wait for a commit.
+_MAX_WAITING: Final = 256
+
+
+class LostRegions:
+    """Handles changes of regions at one node of the membership service."""
+
+    def __init__(self, state: ClusterState, servers: Servers) -> None:
+        self._state: Final = state
+        self._servers: Final = servers
+        self._proposals: Final = Proposals()
+        #: The routes of the requests that wait for a commit, and the requests.
+        self._waiting: list[tuple[bytes, ChangeRegion]] = []
+
+    # --- requests ---
+
+    def submit(self, src: bytes, message: ChangeRegion, now: int) -> list[Effect]:
+        """Handle an operator's request; the client repeats it until it is answered."""
+        if message.is_lost:
+            if message.region in self._state.lost_regions:
+                return [self._reply(src, message)]
+            obstacle = self._obstacle(message.region, now)
+            if obstacle:
+                return [self._reply(src, message, obstacle)]
+        if (src, message) not in self._waiting:
+            self._waiting = [*self._waiting[1 - _MAX_WAITING :], (src, message)]
+        return self._propose(message.region, now, is_lost=message.is_lost)
+
+    def on_decided(self, command: SetRegionLost) -> list[Effect]:
+        """Answer the requests that a commit fulfils."""
+        self._proposals.on_decided(NO_SHARD, SetRegionLost)
+        is_lost = command.region in self._state.lost_regions
+        done = [
+            one
+            for one in self._waiting
+            if (one[1].region, one[1].is_lost) == (command.region, is_lost)
+        ]
+        self._waiting = [one for one in self._waiting if one not in done]
+        return [self._reply(src, message) for src, message in done]
+
+    def abandon(self) -> list[tuple[bytes, int]]:
+        """Forget all requests; return their routes and numbers."""
+        waiting, self._waiting = self._waiting, []
+        self._proposals.clear()
+        return [(src, message.request) for src, message in waiting]
+
+    def _propose(self, region: str, now: int, *, is_lost: bool) -> list[Effect]:
+        return self._proposals.propose(NO_SHARD, SetRegionLost(region, is_lost), now)
+
+    def _reply(self, src: bytes, message: ChangeRegion, obstacle: str = "") -> Effect:
+        reply = RegionChanged(self._state.cluster, message.request, message.region, obstacle)
+        return Send(src, reply)
+
+    def _obstacle(self, region: str, now: int) -> str:
+        """Return why a region cannot be given up, and what to do; "": it can."""
+        if region not in self._state.regions:
+            known = sorted(self._state.regions)[:_MAX_NAMED]
+            return f"no storage server is there; name a region with servers: {named(known)}"
+        silence_ns = SILENCE_S * NS_PER_S
+        heard = [
+            server.name
+            for server in self._servers_in(region)
+            if self._servers.silence(server, now) < silence_ns
+        ]
+        if not heard:
+            return ""
+        more = f", and {len(heard) - _MAX_NAMED} more" if len(heard) > _MAX_NAMED else ""
+        return (
+            f"{', '.join(heard[:_MAX_NAMED])}{more} may run: the membership leader counts less than"
+            f" {SILENCE_S} s of silence. Stop the servers there, or wait, and try again"
+        )
+
+    # --- the end ---
+
+    def end(self, now: int) -> list[Effect]:
+        """Let the lost regions count again whose servers are all back. For the leader."""
+        return [
+            effect
+            for region in self._state.lost_regions
+            if self._is_back(region, now)
+            for effect in self._propose(region, now, is_lost=False)
+        ]
+
+    def _is_back(self, region: str, now: int) -> bool:
+        """Whether all servers of a region are up, and no shard with a server there is recovering.
+
+        Servers of a shard that is over do not count.
+        """
+        state = self._state
+        servers = [
+            server
+            for server in self._servers_in(region)
+            if not membership_rules.is_over(state, server.shard)
+        ]
+        return all(
+            server.heartbeat is not None
+            and now - server.last_heard_at < UP_NS
+            and not server.is_in_limbo
+            and server.shard not in state.recovering
+            for server in servers
+        )
+
+    def _servers_in(self, region: str) -> list[Server]:
+        """Return the servers that the placements have in a region."""
+        return [
+            server
+            for placement in self._state.placements.values()
+            for server, replica in zip(
+                self._servers.replicas(placement.shard), placement.replicas, strict=True
+            )
+            if replica.region == region
+        ]
+
+    def check(self) -> None:
+        """Assert the invariant."""
+        assert len(self._waiting) <= _MAX_WAITING

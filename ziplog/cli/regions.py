@@ -1,4 +1,4 @@
-"""`ziplog region`: the regions of a cluster, what their loss leaves, and planned cluster files."""
+"""`ziplog region`: the regions of a cluster, what their loss leaves, lost ones, planned files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 app: Final = typer.Typer(
-    help="Show regions, check what their loss leaves, plan a cluster file.",
+    help="Show regions, check what their loss leaves, give lost ones up, plan a cluster file.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+_RegionName = Annotated[
+    str, typer.Argument(metavar="NAME", help='A region; "": the nodes without one.')
+]
 
 _HOST: Final = "127.0.0.1"
 _FIRST_PORT: Final = 7400
@@ -44,7 +48,7 @@ def list_regions(
 ) -> None:
     """List the regions of the cluster's nodes; --json: one line for each.
 
-    States: up (all nodes are up), degraded (some are), away (none is).
+    States: up (all nodes are up), degraded (some are), away (none is), lost (`ziplog region lost`).
     """
     with connect(bootstrap, timeout) as log:
         found = log.regions()
@@ -93,6 +97,45 @@ def check(
         say(warning)
     if not all(verdict.is_survived for verdict in verdicts if len(verdict.lost) == 1):
         raise typer.Exit(1)
+
+
+@app.command()
+def lost(
+    name: _RegionName,
+    *,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Give up a region, so that readers continue without its servers.
+
+    Refused, with the names, if one of its storage servers was heard within the last 10 s. A shard
+    with more than one server in lost regions then survives fewer failures. This ends with `ziplog
+    region back`, or once all servers of the region are in service again.
+    """
+    with connect(bootstrap, timeout) as log:
+        log.lose_region(name)
+    if json:
+        print_json({"region": name, "lost": True})
+    else:
+        say(f"region {named([name])} is given up; `ziplog region back` ends that")
+
+
+@app.command()
+def back(
+    name: _RegionName,
+    *,
+    json: Json = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Let a region count again that was given up; its servers need not run yet."""
+    with connect(bootstrap, timeout) as log:
+        log.restore_region(name)
+    if json:
+        print_json({"region": name, "lost": False})
+    else:
+        say(f"region {named([name])} is not given up; views need its servers again")
 
 
 @app.command()

@@ -15,6 +15,7 @@ from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, conn
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import one_line, print_json
 from ziplog.cli.upgrade import unfinished
+from ziplog.core.nearness import named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +100,7 @@ def _view(document: dict[str, Any]) -> Group:
         "",
         _shards(document["shards"]),
         *_states(document),
+        *_lost_regions(document),
         *_obstacles(document),
         *full_disks(document),
         *_blocked(document),
@@ -116,6 +118,15 @@ def _states(document: dict[str, Any]) -> list[str]:
         if ids:
             lines.append(f"shard{_many(ids)} {', '.join(ids)} {_are(ids)} {meaning}")
     return lines
+
+
+def _lost_regions(document: dict[str, Any]) -> list[str]:
+    """Return a line for the regions that an operator gave up, if there are any."""
+    lost = document.get("lost_regions") or []  # an earlier release has none
+    if not lost:
+        return []
+    them = one_line(named(lost))
+    return [f"given up: region{_many(lost)} {them}; `ziplog region back` ends that"]
 
 
 def _obstacles(document: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Administration(Connection):
-    """Trims, cursors, changes of shards, upgrades, and the cluster's status."""
+    """Trims, cursors, changes of shards, upgrades, lost regions, and the cluster's status."""
 
     def trim(self, rid: RecordId, *, force: bool = False, timeout: float | None = None) -> None:
         """Delete all records before `rid`, once they are stable; the record of `rid` stays.
@@ -192,6 +192,41 @@ class Administration(Connection):
         """
         document = self.cluster(timeout=timeout)
         return placement_arguments.regions(document, self._core.insert_latency_ns)
+
+    def lose_region(self, name: str, *, timeout: float | None = None) -> None:
+        """Give up a region, so that readers continue without its servers; idempotent.
+
+        A shard with more than one server in lost regions then starts its next view with the
+        servers that are left, even with one. No record that one of them holds is given up. But a
+        further failure may stop the readers of such a shard until its servers are replaced. The
+        region counts again after `restore_region`, or once all its servers are back in service.
+
+        Args:
+            name: a region of storage servers; "": the servers without a region.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: it is not a name.
+            UnavailableError: no server is there, or one of them was heard within the last 10 s; the
+                text names it.
+
+        """
+        deadline_ns = self._deadline_ns(timeout)
+        self._engine.call(placement_arguments.change_region(name, deadline_ns, is_lost=True))
+
+    def restore_region(self, name: str, *, timeout: float | None = None) -> None:
+        """Let a region count again; idempotent, also for a region that was not given up.
+
+        Args:
+            name: a region; "": the servers without a region.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: it is not a name.
+
+        """
+        deadline_ns = self._deadline_ns(timeout)
+        self._engine.call(placement_arguments.change_region(name, deadline_ns, is_lost=False))
 
     def finish_upgrade(self, wire: int, *, timeout: float | None = None) -> int:
         """Have the cluster use a wire version; return the version that it uses then.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog import policy as policies
-from ziplog.client.common.requests import ChangeRequest, Preferences
+from ziplog.client.common.requests import ChangeRegionRequest, ChangeRequest, Preferences
 from ziplog.core.numbers import whole, whole_in
 from ziplog.core.units import NS_PER_MS
 from ziplog.core.view import Replica
@@ -63,12 +63,24 @@ def region(given: str | None) -> str:
 
     """
     name = os.environ.get(_REGION_VARIABLE, "") if given is None else given
-    if name == "" and given is None:
-        return ""
+    return "" if name == "" and given is None else _region_name(name)
+
+
+def _region_name(name: object) -> str:
     if not isinstance(name, str) or _REGION.fullmatch(name) is None:
         allowed = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
         raise ConfigError("region", name, allowed)
     return str.__str__(name)
+
+
+def change_region(name: str, deadline_ns: int, *, is_lost: bool) -> ChangeRegionRequest:
+    """Return a request to give up a region, or to let it count again; "": nodes without a label.
+
+    Raises:
+        ConfigError: it is not a name.
+
+    """
+    return ChangeRegionRequest(deadline_ns, "" if name == "" else _region_name(name), is_lost)
 
 
 def min_regions(given: object) -> int:

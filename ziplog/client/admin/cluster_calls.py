@@ -1,4 +1,4 @@
-"""Calls about the whole cluster: connect, trim, status document, end of an upgrade.
+"""Calls about the whole cluster: connect, trim, status document, end of an upgrade, lost regions.
 
 Each call is one request that is retried until its deadline (`membership_client`).
 
@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Any, Final
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import (
     NEVER,
+    ChangeRegionRequest,
     ConnectRequest,
     FinishUpgradeRequest,
     StatusRequest,
     TrimRequest,
 )
+from ziplog.core.nearness import named
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimHeldError, UnavailableError
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.wire import FinishUpgrade, StatusQuery, Trim
+from ziplog.wire import ChangeRegion, FinishUpgrade, StatusQuery, Trim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ziplog.errors import VersionError
-    from ziplog.wire import StatusReply, TrimReply, UpgradeFinished
+    from ziplog.wire import RegionChanged, StatusReply, TrimReply, UpgradeFinished
 
 #: Within a shorter time, even a node of this machine may not reply.
 _LEAST_CONTACT_NS: Final = 10 * NS_PER_MS
@@ -59,6 +61,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
             ConnectRequest: self.connect,
             StatusRequest: self.status,
             FinishUpgradeRequest: self.finish_upgrade,
+            ChangeRegionRequest: self.change_region,
             TrimRequest: self.trim,
         }
 
@@ -125,6 +128,21 @@ class ClusterCalls(PendingRequests[PendingCall]):
             f" version {wire}: {reply.obstacle}. Start a release there that knows it, and try again"
         )
 
+    def change_region(self, call: int, request: ChangeRegionRequest) -> None:
+        """Give up a region, or let it count again."""
+        region, is_lost = request.region, request.is_lost
+        what = f"that {_named(region)} {'is given up' if is_lost else 'counts again'}"
+        pending = PendingCall(call, request.deadline, what=what)
+        self._add(pending)
+
+        def on_reply(reply: RegionChanged) -> None:
+            error = f"{self._routing} does not give up {_named(region)}: {reply.obstacle}"
+            self._finish(pending, UnavailableError(error) if reply.obstacle else None)
+
+        pending.service_request = self._membership.send_request(
+            lambda cluster, number: ChangeRegion(cluster, number, region, is_lost), on_reply
+        )
+
     def trim(self, call: int, request: TrimRequest) -> None:
         """Delete all records before a position, once it is stable."""
         rid = request.rid
@@ -177,3 +195,7 @@ def _known_of(reply: TrimReply, rid: RecordId) -> str:
     if reply.trim >= rid.gsn:
         return f". It will happen, but {reply.obstacle}"
     return f". It may still happen, but {reply.obstacle}" if reply.obstacle else ""
+
+
+def _named(region: str) -> str:
+    return f"region {named([region])}"

@@ -23,6 +23,7 @@ from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import ClusterMismatchError, UnavailableError, VersionError
 from ziplog.types import cluster_id
 from ziplog.wire import (
+    ChangeRegion,
     ChangeShard,
     ClusterInfo,
     CursorClaim,
@@ -39,6 +40,7 @@ from ziplog.wire import (
     Hello,
     LeaseHistory,
     LeaseQuery,
+    RegionChanged,
     ShardChanged,
     StatusQuery,
     StatusReply,
@@ -66,6 +68,7 @@ REPLIES: Final[dict[type[Message], type[Message]]] = {
     StatusQuery: StatusReply,
     Trim: TrimReply,
     ChangeShard: ShardChanged,
+    ChangeRegion: RegionChanged,
     FinishUpgrade: UpgradeFinished,
     CursorClaim: CursorReply,
     CursorMoves: CursorsMoved,

@@ -143,6 +143,13 @@ class ChangeRequest(Request, frozen=True, gc=False):
     replicas: tuple[Replica, ...] = ()
 
 
+class ChangeRegionRequest(Request, frozen=True, gc=False):
+    """Give up a region, or let it count again. Result, once that is committed: None."""
+
+    region: str
+    is_lost: bool
+
+
 class SubscribeRequest(Request, frozen=True, gc=False):
     """Open a subscription. Result: its number."""
 

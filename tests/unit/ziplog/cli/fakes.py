@@ -237,6 +237,12 @@ class FakeLog:
         self.calls.append(("finish upgrade", wire))
         return wire
 
+    def lose_region(self, name: str) -> None:
+        self.calls.append(("lose region", name))
+
+    def restore_region(self, name: str) -> None:
+        self.calls.append(("restore region", name))
+
     def cluster(self, **_: float) -> dict[str, Any]:
         return STATUS
 

@@ -28,6 +28,7 @@ from ziplog import wire
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import (
     NEVER,
+    ChangeRegionRequest,
     ChangeRequest,
     ConnectRequest,
     FetchRequest,
@@ -151,6 +152,34 @@ def test_an_upgrade_is_finished_or_the_obstacle_is_named() -> None:
     call = harness.call(FinishUpgradeRequest(harness.until(S), 2))
     harness.pass_time(S)
     assert "did not confirm the use of wire version 2" in str(harness.answers[call])
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "what"), [(True, "eu is given up"), (False, "eu counts again")]
+)
+def test_a_region_is_changed_or_the_obstacle_is_named(is_lost: bool, what: str) -> None:
+    glass = Glass()
+    glass.connect(placement(0))
+    for obstacle in ("shard-0-1 may run", ""):
+        call = glass.call(ChangeRegionRequest(glass.until(S), "eu", is_lost))
+        request = next(m for _, m in reversed(glass.sent) if type(m) is wire.ChangeRegion)
+        assert (request.region, request.is_lost) == ("eu", is_lost)
+        glass.step(Received(SERVICE.encode(), wire.UpgradeFinished(CLUSTER, request.request, 1)))
+        assert call not in glass.answers
+        reply = wire.RegionChanged(CLUSTER, request.request, "eu", obstacle)
+        glass.step(Received(SERVICE.encode(), reply))
+        if obstacle:
+            error = glass.answers[call]
+            assert type(error) is UnavailableError
+            assert f"does not give up region eu: {obstacle}" in str(error)
+        else:
+            assert glass.answers[call] is None
+    call = glass.call(ChangeRegionRequest(glass.until(S), "eu", is_lost))
+    glass.take(wire.ChangeRegion)
+    glass.pass_time(S)
+    numbers = {message.request for _, message in glass.take(wire.ChangeRegion)}
+    assert len(numbers) == 1, "it is repeated until it is answered"
+    assert f"did not confirm that region {what}" in str(glass.answers[call])
 
 
 def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster() -> None:

@@ -299,3 +299,16 @@ def test_servers_to_add_get_their_regions() -> None:
     assert [replica.region for replica in request.replicas] == ["", "eu"]
     with pytest.raises(ConfigError, match="regions"):
         placement_arguments.change(3, "add", 1, servers, {"s-2": "eu"})
+
+
+def test_a_region_to_give_up_has_a_name_or_is_the_one_without_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ZIPLOG_REGION", "us")
+    for name in ("eu", ""):
+        for is_lost in (True, False):
+            request = placement_arguments.change_region(name, 1, is_lost=is_lost)
+            assert (request.region, request.is_lost) == (name, is_lost)
+    for wrong in ("-", "a b", "a" * 65, None, 3):
+        with pytest.raises(ConfigError, match="region"):
+            placement_arguments.change_region(wrong, 1, is_lost=True)  # type: ignore[arg-type]

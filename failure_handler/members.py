@@ -59,12 +59,15 @@ class Members:
         #: The cluster's number; 0 while it is unknown.
         self.cluster = 0
         self.placements: dict[int, Placement] = {}
+        #: The regions that an operator gave up, as the membership service's leader knew them.
+        self.lost_regions: frozenset[str] = frozenset()
         self._members: dict[int, list[Member]] = {}
 
-    def on_cluster_info(self, placements: Iterable[Placement]) -> None:
-        """Store the membership service's placements."""
+    def on_cluster_info(self, placements: Iterable[Placement], lost_regions: Iterable[str]) -> None:
+        """Store the membership service's placements, and the regions that an operator gave up."""
         for placement in placements:
             self.place(placement)
+        self.lost_regions = frozenset(lost_regions)
 
     def place(self, placement: Placement) -> None:
         """Store a shard's placement, unless a newer one is known."""
@@ -103,6 +106,15 @@ class Members:
     def of(self, shard: int) -> list[Member]:
         """Return a shard's members, the primary first; none if the shard is unknown."""
         return self._members.get(shard, [])
+
+    def copies_needed(self, shard: int) -> int:
+        """Return the number of replicas that must hold a view before it is confirmed.
+
+        The view then survives f failures, one of them known; those of lost regions are known, too.
+        """
+        regions = [replica.region for replica in self.placements[shard].replicas]
+        left = sum(region not in self.lost_regions for region in regions)
+        return max(1, min(len(regions) - 1, left))
 
     def on_suspect(self, route: bytes, suspect: Suspect, now: int) -> Member | None:
         """Store a server's report; return the server, or None if that shard has no such server.

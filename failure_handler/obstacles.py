@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.nearness import named
 from ziplog.core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def obstacle(
     if silent and known is not None and not known.is_under_way and not known.is_finished:
         return (
             f"{names} must copy the log of the new view first; start {names}, with an empty"
-            " directory if its own is lost"
+            f" directory if its own is lost{_loss(silent, placement, known)}"
         )
     if silent:
         return (
@@ -64,3 +65,21 @@ def obstacle(
             " files from a copy, or another server's former data directory, and start it again"
         )
     return ""
+
+
+def _loss(silent: Sequence[Member], placement: Placement, known: Recovered) -> str:
+    """Return what to do if the silent servers are lost and readers wait for one of them, else "".
+
+    It is for whole regions: each missing server has a label, and no other server has it.
+    """
+    missing = {member.index for member in silent}
+    gone = sorted({placement.replicas[index].region for index in missing})
+    left = [one.region for index, one in enumerate(placement.replicas) if index not in missing]
+    are_too_few = known.confirmed < known.view and len(left) < len(placement.replicas) - 1
+    if not are_too_few or "" in gone or not set(gone).isdisjoint(left):
+        return ""
+    commands = " and ".join(f"`ziplog region lost {region}`" for region in gone)
+    are, let = ("is", "lets") if len(gone) == 1 else ("are", "let")
+    return (
+        f"; readers wait, too: if {named(gone)} {are} lost for good, {commands} {let} them continue"
+    )

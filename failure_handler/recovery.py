@@ -381,8 +381,8 @@ class Recovery:
 
     @property
     def _copies_needed(self) -> int:
-        """Number of replicas that must hold a view to survive f failures, one of them known."""
-        return len(self._members.of(self.shard)) - 1
+        """Number of replicas that must hold a view before it is confirmed."""
+        return self._members.copies_needed(self.shard)
 
     def _make_decision(self, known: Recovered, frozen: Frozen, removed: Removed) -> Decision:
         attempt = known.attempt

@@ -300,7 +300,7 @@ class FailureHandler(ServiceNode):
         if not message.mms or self.config.node(src.decode()).endpoint != message.mms[0]:
             return
         self.members.cluster = message.cluster
-        self.members.on_cluster_info(message.placements)
+        self.members.on_cluster_info(message.placements, message.lost_regions)
         for shard in self.members.placements if self._is_leader else ():
             self._advance(shard)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from failure_handler.members import Member
 from failure_handler.obstacles import obstacle as what_it_waits_for
 from tests.services import CLUSTER, MS, S
+from tests.unit.failure_handler.test_lost_regions import change, spread
 from tests.unit.failure_handler.world import World, config
 from ziplog.core.view import Placement
 from ziplog.wire import Suspect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def obstacle(world: World, shard: int = 0) -> str | None:
@@ -41,6 +47,42 @@ def test_a_shard_waits_for_a_server_that_must_copy_the_log() -> None:
     world.until_live(view=2)
     world.run(2 * S)
     assert obstacle(world) is None
+
+
+@pytest.mark.parametrize(
+    ("regions", "killed", "advice"),
+    [
+        (
+            ("ap", "eu", "us"), (1, 2),
+            "eu, us are lost for good, `ziplog region lost eu` and `ziplog region lost us` let",
+        ),
+        (
+            ("ap", "eu", "eu"), (1, 2),
+            "eu is lost for good, `ziplog region lost eu` lets",
+        ),
+        (("ap", "eu", "us"), (2,), ""),
+        (("ap", "ap", "eu"), (1, 2), ""),
+        (("ap", "", "eu"), (1, 2), ""),
+        (("", "", ""), (1, 2), ""),
+    ],
+)  # fmt: skip
+def test_a_shard_that_lost_whole_regions_names_the_command(
+    regions: Sequence[str], killed: Sequence[int], advice: str
+) -> None:
+    world = spread(*regions)
+    world.kill(*(world.server(0, index) for index in killed))
+    world.run(10 * S)
+    names = " and ".join(f"shard-0-{index}" for index in killed)
+    advice = f"; readers wait, too: if {advice} them continue" if advice else ""
+    assert obstacle(world) == (
+        f"{names} must copy the log of the new view first; start {names}, with an empty directory"
+        f" if its own is lost{advice}"
+    )
+    for region in dict.fromkeys(regions[index] for index in killed if advice):
+        world.run(3 * S)
+        assert change(world, region) == ""
+    world.run(3 * S)
+    assert "region lost" not in str(obstacle(world))
 
 
 def test_a_shard_without_a_certain_log_waits_for_all_servers() -> None:

@@ -66,6 +66,8 @@ class World(ServiceWorld):
             for shard in self.config.shards
             for index, node in enumerate(shard.replicas)
         ]
+        for server in self.servers:
+            server.region = self.config.node(server.name).region or ""
         self.consensus, self.mms_consensus = HandlerState(), ClusterState()
         self.log: list[tuple[bytes, bytes]] = []
         self.leader = ""

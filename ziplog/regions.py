@@ -116,7 +116,8 @@ def _verdict(layout: Layout, lost: tuple[str, ...]) -> Verdict:
         )
     if stuck:
         why.append(
-            f"{_shards(stuck)} lost more than one server: readers wait until one of them is back"
+            f"{_shards(stuck)} lost more than one server: readers wait until one of them is back,"
+            " or an operator gives the lost regions up (ziplog region lost)"
         )
     return Verdict(
         lost, not (membership or handlers), writes, not alone, not (alone or stuck), tuple(why)

@@ -98,6 +98,9 @@ KINDS: Final = {
         "|".join(f"{one} {other}" for one, other in permutations(REGIONS, 2)),
         lasts=True,
     ),
+    "strand-region": _ONE_REGION._replace(
+        amount="what else happens: 1 the others are given up, 2 lost disks, 4 kills, 8 nothing"
+    ),
     "relabel": _ONE_SERVER._replace(amount="its region: 1 (as *1): eu, 2: us, 3: ap"),
     "add-shard": _ONE_SHARD,
     "remove-shard": _ONE_SHARD,

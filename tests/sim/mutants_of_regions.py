@@ -5,11 +5,17 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+import failure_handler.recovery
+from failure_handler.members import Members
+from failure_handler.state import Begin, HandlerState
 from mms.reconfiguration import Reconfiguration
 from mms.servers import Servers
-from tests.sim.mutation import busy, mutant, replaced
+from tests.sim.mutation import LAN, busy, mutant, replaced
 from tests.sim.plan import Fault, Plan
-from tests.sim.regions import Regions
+from tests.sim.region_faults import Alone
+from tests.sim.regions import REGIONS, Regions
 from ziplog.client.inserts.shard_selector import ShardSelector
 
 if TYPE_CHECKING:
@@ -86,4 +92,54 @@ def _relabelled(seed: int) -> Plan:
 def labels_never_change() -> Iterator[None]:
     """The placement of a live shard keeps the region that a server reported first (section 20)."""
     with replaced(Servers, "is_relabelled", lambda _self, _placement: False):
+        yield
+
+
+# --- lost regions --------------------------------------------------------------------------------
+
+#: A shard with a server in each region, and one without servers in the other two.
+_EVERYWHERE: Final = (REGIONS, ("ap", "ap", "ap"))
+
+
+def _alone(seed: int, how: Alone, for_ms: int) -> Plan:
+    """Return a run in which region ap, which has both services, goes on alone for a while."""
+    at_ms = Random(f"alone {seed}").randrange(50, 300)
+    fault = Fault(at_ms, "strand-region", ("ap",), for_ms, int(how))
+    return busy(seed, fault, shards=2, f=2, lanes=4, conditions=LAN, regions=_regions(*_EVERYWHERE))
+
+
+def _survivor_dies_alone(seed: int) -> Plan:
+    return _alone(seed, Alone.LOSES_DISK, 4_000)
+
+
+@mutant(_survivor_dies_alone, "f = 2; a server is cut off from both others, and loses its disk")
+def confirmed_by_survivor_alone() -> Iterator[None]:
+    """The survivor alone confirms a view, though no operator gave a region up (section 20.11)."""
+    with replaced(Members, "copies_needed", lambda _self, _shard: 1):
+        yield
+
+
+def _survivor_restarts(seed: int) -> Plan:
+    return _alone(seed, Alone.GIVEN_UP | Alone.KILLED, 15_000)
+
+
+@mutant(
+    _survivor_restarts,
+    "f = 2; the operator gives up two regions, which return when the last server is killed",
+)
+def lost_region_still_votes() -> Iterator[None]:
+    """A server that returns in its old view is a candidate after a confirmation (section 20.11)."""
+    conductor, begin = failure_handler.recovery, HandlerState._begin
+    in_view = conductor.in_view
+
+    def in_any_view(members: Any, placement: Any, _first: int, last: int, now: int) -> Any:
+        return in_view(members, placement, 1, last, now)
+
+    def begun(self: HandlerState, command: Begin) -> Any:
+        known = self.shards.get(command.shard)
+        if known is not None and not known.is_finished:
+            self._keep(msgspec.structs.replace(known, confirmed=1))
+        return begin(self, command)
+
+    with replaced(conductor, "in_view", in_any_view), replaced(HandlerState, "_begin", begun):
         yield

@@ -1,4 +1,4 @@
-"""Operator of a run: adds, removes and finalizes shards with a client of its own.
+"""Operator of a run: changes shards, and gives regions up, with a client of its own.
 
 Rule: as in `ziplog shard`, a change is requested until it is answered: it is done, or a
 `ConfigError` contains the reason of the refusal. All changes and their results are kept.
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tests.sim.plan import shard_of
+from tests.simulator.kernel import S
 from ziplog.client import placement_arguments
-from ziplog.client.common.requests import NEVER, ConnectRequest
-from ziplog.errors import ConfigError
+from ziplog.client.common.requests import NEVER, ChangeRegionRequest, ConnectRequest
+from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.sim.cluster import SimCluster
     from tests.sim.history import History
@@ -88,6 +89,23 @@ class Operator:
         request = placement_arguments.change(shard, kind, NEVER, replicas, regions)
         self._program().call(request, lambda result: self._answered(change, result))
         return change
+
+    def give_up(self, region: str, is_over: Callable[[], bool]) -> None:
+        """Request that a region be given up, once a second until it is or `is_over`."""
+        kernel = self._cluster.kernel
+
+        def request() -> None:
+            if not is_over():
+                deadline = self._process.clock() + S
+                self._program().call(ChangeRegionRequest(deadline, region, True), answered)
+
+        def answered(result: Any) -> None:
+            kernel.trace(f"operator: give up {region}: {result!r}")
+            if result is not None:
+                assert isinstance(result, UnavailableError), result
+                kernel.after(S, request)
+
+        request()
 
     def _answered(self, change: Change, result: Any) -> None:
         kernel = self._cluster.kernel

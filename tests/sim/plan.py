@@ -283,6 +283,7 @@ def draw(
         plan = plan._replace(regions=regions.draw(seed, plan.f, plan.shards))
         if faults is None:
             drawn += draw_region_faults(plan) + draw_relabels(plan) + draw_region_changes(plan)
+            drawn += draw_stranded(plan)
     return plan._replace(faults=tuple(sorted(drawn)))
 
 
@@ -425,6 +426,17 @@ def draw_region_faults(plan: Plan) -> list[Fault]:
         targets = random.sample(regions.REGIONS, 2 if kind == "part-regions" else 1)
         drawn.append(Fault(_when(random, plan), kind, tuple(targets), for_ms))
     return drawn
+
+
+def draw_stranded(plan: Plan) -> list[Fault]:
+    """Return a region that goes on alone, in plans with both services and each shard there."""
+    random = Random(f"stranded {plan.seed}")
+    here, places = regions.REGIONS[0], plan.regions
+    is_everywhere = places is not None and all(here in places.shard(s) for s in range(plan.shards))
+    if plan.mms > 1 or plan.handlers > 1 or not (plan.f and is_everywhere):
+        return []
+    amount, for_ms = random.choice((1, 1, 5, 8)), random.choice((3_000, 14_000, 18_000))
+    return [Fault(_when(random, plan), "strand-region", (here,), for_ms, amount)]
 
 
 def draw_region_changes(plan: Plan) -> list[Fault]:

@@ -1,4 +1,4 @@
-"""Faults of whole regions: cut off, parted, slow, without power, lost for a while or for good.
+"""Faults of whole regions: cut off, parted, slow, alone, without power, lost for some time or good.
 
 A region may be cut off or lost if the cluster survives that by the verdict of `ziplog.regions`, and
 if each shard with a server there has an undisturbed one elsewhere. Rule: a region that is lost for
@@ -9,6 +9,7 @@ disturbs the last servers of a shard, and the operator changes only what leaves 
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import IntFlag
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -94,6 +95,62 @@ def part(faults: Faults, fault: Fault) -> bool:
     return faults.disturb(fault, links, faults.cluster.network.cut, {*inside, *outside})
 
 
+def strand(faults: Faults, fault: Fault) -> bool:
+    """Cut the other two regions from a region with both services; it goes on alone.
+
+    The amount adds up what else happens: see `Alone`.
+    """
+    (region,) = fault.targets
+    cluster, how = faults.cluster, Alone(fault.amount)
+    others = [one for one in REGIONS if one != region]
+    if not _can_be_alone(faults, region):
+        return False
+    inside = _names(faults, *others)
+    is_over = [False]
+    if Alone.GIVEN_UP in how:
+        for other in others:
+            faults.operator.give_up(other, lambda: is_over[0])
+    peers = [name for server in inside if server in cluster.disks for name in cluster.peers(server)]
+    left = [name for name in _nodes(faults, region) if name in peers]
+
+    def end() -> None:
+        is_over[0] = True
+        for name in left:
+            if Alone.LOSES_DISK in how:
+                cluster.lose_disk(name)
+            elif Alone.KILLED in how:
+                cluster.nodes[name].kill()
+
+    # The supervisors of the two regions reach no failure handler, which would have servers killed.
+    links = _links(inside, _names(faults, "", region)) + _links(["host"], cluster.handlers.names)
+    return faults.disturb(fault, links, cluster.network.cut, set(inside), end)
+
+
+class Alone(IntFlag):
+    """What happens beside a cut of two regions from a third one."""
+
+    #: The operator gives the two regions up, as soon as the membership service allows that.
+    GIVEN_UP = 1
+    #: At the end, the servers of the third region lose their disks, or are killed.
+    LOSES_DISK = 2
+    KILLED = 4
+    #: Nothing else: a fault has an amount.
+    NOTHING = 8
+
+
+def _can_be_alone(faults: Faults, region: str) -> bool:
+    """Whether a region has majorities of both services, and a good peer of each other server."""
+    cluster = faults.cluster
+    if cluster.plan.regions is None or cluster.lost:
+        return False
+    here = _nodes(faults, region)
+    rest = [name for name in cluster.nodes if name not in here]
+    return all(
+        2 * len(set(here).intersection(group.names)) > len(group.names)
+        for group in (cluster.mms, cluster.handlers)
+    ) and all(faults.has_good_peer(name, rest) for name in rest if name in cluster.disks)
+
+
 def slow(faults: Faults, fault: Fault) -> bool:
     """Make a region's links to the others slow and lossy."""
     (region,) = fault.targets
@@ -124,6 +181,7 @@ KINDS: Final[dict[str, Callable[[Faults, Fault], bool]]] = {
     "destroy-region": destroy,
     "power-region": power,
     "part-regions": part,
+    "strand-region": strand,
     "slow-region": slow,
     "relabel": relabel,
 }

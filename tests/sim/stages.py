@@ -165,7 +165,8 @@ class Run(ABC):
         """Run until the cluster is whole and every call of writers and operator has ended."""
 
         def is_settled() -> bool:
-            return self.cluster.is_whole() and not self._open()
+            given_up = set(self.cluster.state.lost_regions) - self.cluster.lost_regions
+            return self.cluster.is_whole() and not self._open() and not given_up
 
         if not self._pass_until(is_settled, verdict.HEALED_NS):
             calls = "; ".join(map(str, self._open()[:5]))

@@ -41,6 +41,7 @@ def test_every_kind_of_fault_is_drawn_has_a_text_and_is_carried_out() -> None:
         "age",
         "rebuild",
         "relabel",
+        "strand-region",
         "set-level",
     }
     assert drawn == set(KINDS) == set(faults.KINDS)

@@ -163,9 +163,9 @@ def test_a_server_that_no_other_one_reaches_begins_no_view_for_long(places: Sequ
 # --- readers ---
 
 
-def read_from_now_on(cluster: SimCluster) -> list[int]:
-    """Read the log in the third region; return the times of the records, a list that grows."""
-    process, times = cluster.client("reader-2"), list[int]()
+def read_from_now_on(cluster: SimCluster, name: str = "reader-2") -> list[int]:
+    """Read the log in a reader's region; return the times of the records, a list that grows."""
+    process, times = cluster.client(name), list[int]()
     process.start()
     program = process.program
     assert isinstance(program, ClientProgram)
@@ -205,9 +205,11 @@ WIDE: Final = PLAN._replace(
 INSERTS: Final = 40
 
 
-def insert_from_now_on(cluster: SimCluster, count: int = INSERTS) -> list[list[RecordId]]:
-    """Insert 20 records a second in the third region; return the results, a list that grows."""
-    process, results = cluster.client("writer-2"), list[list[RecordId]]()
+def insert_from_now_on(
+    cluster: SimCluster, count: int = INSERTS, name: str = "writer-2"
+) -> list[list[RecordId]]:
+    """Insert 20 records a second in a writer's region; return the results, a list that grows."""
+    process, results = cluster.client(name), list[list[RecordId]]()
     process.start()
     program = process.program
     assert isinstance(program, ClientProgram)

@@ -33,7 +33,7 @@ PLACES = Regions(
 def test_one_plan_of_six_has_regions_and_all_else_of_it_stays() -> None:
     drawn = [draw(seed) for seed in range(300)]
     assert 30 < sum(plan.regions is not None for plan in drawn) < 70
-    kinds = {*REGION_FAULTS, "relabel"}
+    kinds = {*REGION_FAULTS, "relabel", "strand-region"}
     for plan in drawn:
         changes = draw_region_changes(plan) if plan.regions is not None else []
         others = tuple(f for f in plan.faults if f.kind not in kinds and f not in changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mms.commands import SetRegionLost, decode_command
+from mms.commands import FinalizeShard, RetireShard, SetRegionLost, decode_command
 from mms.lost_regions import _MAX_WAITING
 from mms.state import ClusterState
 from tests.services import CLUSTER, MS, S
@@ -13,7 +13,7 @@ from tests.unit.mms.reconfiguration import HANDLER
 from tests.unit.mms.test_regions import TRIANGLE, hello, labelled, reinsert
 from tests.unit.mms.test_state import apply, with_leases
 from tests.unit.mms.world import FakeServer, World, state
-from ziplog.core.node import LeaderChanged
+from ziplog.core.node import Committed, LeaderChanged
 from ziplog.wire import ChangeRegion, NotLeader, RegionChanged, Remove
 
 #: The servers of region a: the first of shard 0, and the last of shard 2.
@@ -243,6 +243,25 @@ def test_it_does_not_end_while_a_shard_with_a_server_there_recovers() -> None:
     reinsert(world, ["b", "c"])  # shard 1, which has no server there
     world.run(3 * S)
     assert lost(world) == ["a"]
+
+
+def test_a_shard_that_is_over_does_not_count() -> None:
+    """Its servers may be stopped for good."""
+    world = lose_a(started())
+    assert change(world) == [""]
+    first, _ = servers_in_a(world)
+    first.alive = True
+    world.run(5 * S)
+    for command in (RetireShard(2, 0), FinalizeShard(2)):
+        encoded = command.encode()
+        world.log.append(encoded)
+        world.step(Committed(encoded, world.consensus.apply(encoded)))
+        world.run(3 * S)
+    assert lost(world) == ["a"], "its positions are not trimmed"
+    world.is_checked = False
+    world.service.state.trim = world.service.state.retired[2].limit
+    world.run(3 * S)
+    assert SetRegionLost("a", is_lost=False) in committed(world)
 
 
 # --- what shows them ---

@@ -8,10 +8,11 @@ import pytest
 
 from failure_handler.members import Member
 from failure_handler.obstacles import obstacle as what_it_waits_for
+from failure_handler.state import Attempt, Decision, Recovered
 from tests.services import CLUSTER, MS, S
 from tests.unit.failure_handler.test_lost_regions import change, spread
 from tests.unit.failure_handler.world import World, config
-from ziplog.core.view import Placement
+from ziplog.core.view import Placement, Replica
 from ziplog.wire import Suspect
 
 if TYPE_CHECKING:
@@ -83,6 +84,19 @@ def test_a_shard_that_lost_whole_regions_names_the_command(
         assert change(world, region) == ""
     world.run(3 * S)
     assert "region lost" not in str(obstacle(world))
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_the_command_is_not_named_while_enough_servers_may_join(silent: int) -> None:
+    members = [Member(f"shard-0-{index}", index) for index in range(3)]
+    for member in members[silent:]:
+        member.heard_at = 10 * S
+    replicas = tuple(Replica(one.name, "h:1", region=f"r{one.index}") for one in members)
+    placement = Placement(0, 1, "recovering", replicas)
+    attempt, decision = Attempt(2, 2, 1, False, 1), Decision(2, 1, 5, b"d" * 16, 0)
+    known = Recovered(0, 2, 1, attempt, decision, is_finished=False)
+    found = what_it_waits_for(members, placement, known, 0, 10 * S)
+    assert ("region lost" in found) == (silent == 2)
 
 
 def test_a_shard_without_a_certain_log_waits_for_all_servers() -> None:

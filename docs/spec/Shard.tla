@@ -22,6 +22,7 @@ CONSTANTS Servers, Primary, Records,
           Merge,      \* TRUE: a subscriber merges this shard with another one
           After,      \* an append of another shard lies right after this position; 0: no append
           Late,       \* the record that is inserted once that append returned
+          Alone,      \* TRUE: an operator gave up all other servers, and one copy confirms a view
           Off         \* the disabled rules
 
 Rules == {"no-reslot", "restart-is-failure", "roll-forward-guesses", "freeze", "views",
@@ -289,10 +290,10 @@ Enter(t) ==
 
 Joined == {s \in Servers : sview[s] = view}
 
-\* f replicas hold all of the view: its new part may be delivered, and no recovery goes back to an
-\* earlier view.
+\* f replicas hold all of the view (one, if an operator gave up the others): its new part may be
+\* delivered, and no recovery goes back to an earlier view.
 Confirm ==
-  /\ ~UnderWay /\ confirmed < view /\ Cardinality(Joined) >= F
+  /\ ~UnderWay /\ confirmed < view /\ Cardinality(Joined) >= (IF Alone THEN 1 ELSE F)
   /\ confirmed' = view
   /\ UNCHANGED <<servers, fwd, acks, view, attempt, candidate, finished, decision, base, answer, grant,
                  readers, crashes>>

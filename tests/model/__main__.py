@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     bounds = Bounds(
         options.records, options.positions, options.epoch, options.servers, options.views,
-        options.crashes, options.merge, options.append,
+        options.crashes, options.merge, options.append, options.alone,
     )  # fmt: skip
     if not 1 <= bounds.epoch <= bounds.positions:
         parser.error("--epoch is from 1 to --positions")
@@ -80,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         "--append", type=at_least(0), default=default.append, metavar="POSITION",
         help="another shard's append lies after this position; the last record follows it; 0: none",
     )  # fmt: skip
+    parser.add_argument(
+        "--alone", action="store_true", help="one server may confirm a view: regions are given up"
+    )
     parser.add_argument(
         "--off", action="append", default=[], choices=list(RULES), metavar="RULE",
         help=f"a rule to switch off, repeatable: {', '.join(RULES)}",

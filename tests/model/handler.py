@@ -122,7 +122,8 @@ class Handler:
         """Confirm the view, return the shard to service, and grant it epoch 2."""
         frame, view = self._frame, control.view
         joined = sum(server.view == view for server in servers)
-        if control.confirmed < view and joined >= frame.n - 1:
+        least = 1 if frame.bounds.alone else frame.n - 1
+        if control.confirmed < view and joined >= least:
             confirmed = control._replace(confirmed=view)
             yield ("Confirm", view), tuple(frame.with_control(state, confirmed))
         if control.finished < view and joined == frame.n:

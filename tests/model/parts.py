@@ -41,6 +41,8 @@ class Bounds(NamedTuple):
     #: An append of another shard lies right after this position of ours, and the last record is
     #: inserted once it returned; 0: there is no append.
     append: int = 0
+    #: An operator gave up the regions of all other servers: one copy confirms a view.
+    alone: bool = False
 
 
 class Server(NamedTuple):

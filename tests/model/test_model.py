@@ -61,6 +61,11 @@ LONGER = [
     Search(THREE_SMALL, 185_881, 28),
     Search(Bounds(append=2), 60_418, 23),
 ]
+#: One server of three may confirm a view, as an operator gave up the regions of the others.
+ALONE = [
+    Search(Bounds(records=1, positions=1, epoch=1, servers=3, crashes=2, alone=True), 21_663, 18),
+    Search(THREE_SMALL._replace(alone=True), 205_753, 27),
+]
 #: By switched-off rule: the bounds, and the number of states of the shortest trace.
 TRACES = {
     "no-reslot": (USUAL, 6),
@@ -107,7 +112,7 @@ def assert_holds(search: Search) -> None:
     assert figures(result) == (search.states, search.depth)
 
 
-@pytest.mark.parametrize("search", QUICK, ids=name_of)
+@pytest.mark.parametrize("search", [*QUICK, ALONE[0]], ids=name_of)
 def test_with_all_rules_all_invariants_hold(search: Search) -> None:
     assert_holds(search)
 
@@ -116,7 +121,7 @@ def test_with_all_rules_all_invariants_hold(search: Search) -> None:
     "search",
     [
         pytest.param(search, marks=pytest.mark.nightly if search.states > MOST_STATES else ())
-        for search in LONGER
+        for search in (*LONGER, ALONE[1])
     ],
     ids=name_of,
 )
@@ -131,6 +136,14 @@ def test_without_a_rule_its_invariant_is_violated(rule: str) -> None:
     assert result.violation is not None
     assert result.violation.invariant == RULES[rule].invariant
     assert len(result.violation.trace) == length
+
+
+def test_a_view_that_one_server_confirms_is_never_given_up() -> None:
+    """Otherwise a server that returns in its old view takes back what was delivered."""
+    bounds = THREE_SMALL._replace(alone=True)
+    result = explore(ShardModel(bounds, ["no-way-back"], ["DelivAgree"]))
+    assert result.violation is not None
+    assert len(result.violation.trace) == 12
 
 
 def test_a_decision_changes_if_a_closed_epoch_accepts_a_late_record() -> None:
@@ -218,7 +231,7 @@ def test_the_readme_names_decisions_and_modules() -> None:
 
 
 def test_the_readme_has_the_figures() -> None:
-    for search in QUICK + LONGER:
+    for search in QUICK + LONGER + ALONE:
         assert f"| {search.states:,} | {search.depth} |" in README
 
 
@@ -259,7 +272,7 @@ def test_every_trace_can_be_read(rule: str, capsys: pytest.CaptureFixture[str]) 
     arguments = [
         text
         for name, value in bounds._asdict().items()
-        if name != "merge"
+        if name not in {"merge", "alone"}
         for text in (f"--{name}", str(value))
     ]
     more = ["--merge"] if bounds.merge else []

@@ -113,6 +113,25 @@ def test_readers_continue_without_the_regions_that_an_operator_gave_up(is_killed
         assert {rid for (rid,) in acknowledged} == everything.keys()
 
 
+def test_a_shard_is_removed_once_its_lost_regions_are_given_up() -> None:
+    kernel = Kernel(1)
+    with simulated(kernel):
+        cluster = SimCluster(kernel, PLAN)
+        operator = Operator(cluster, History(seed=1))
+        cluster.begin()
+        insert_from_now_on(cluster, 40, "writer-0")
+        kernel.run(1 * S)
+        part(cluster, is_killed=True)
+        kernel.run(12 * S)
+        change = operator.change("remove", 0)
+        kernel.run(10 * S)
+        assert not change.ended
+        for region in ("eu", "us"):
+            operator.give_up(region, lambda: False)
+        assert kernel.run_until(lambda: change.ended, 5 * S), cluster.states()
+        assert change.refused is None
+
+
 def alone(how: Alone, *faults: Fault, seed: int = 1, for_ms: int = 15_000) -> Plan:
     """Return a run in which region ap goes on alone for a while."""
     fault = Fault(200, "strand-region", ("ap",), for_ms, int(how))

@@ -204,9 +204,9 @@ class AsyncAdministration(AsyncConnection):
         """Give up a region, so that readers continue without its servers; idempotent.
 
         A shard with more than one server in lost regions then starts its next view with the
-        servers that are left, even with one. No record that one of them holds is given up. But a
-        further failure may stop the readers of such a shard until its servers are replaced. The
-        region counts again after `restore_region`, or once all its servers are back in service.
+        servers that are left, even with one: each of them holds all acknowledged records. But if
+        these servers fail, too, readers of the shard wait for them. The region counts again after
+        `restore_region`, or once all its servers are back in service.
 
         Args:
             name: a region of storage servers; "": the servers without a region.

@@ -158,28 +158,28 @@ def test_an_upgrade_is_finished_or_the_obstacle_is_named() -> None:
     ("is_lost", "what"), [(True, "eu is given up"), (False, "eu counts again")]
 )
 def test_a_region_is_changed_or_the_obstacle_is_named(is_lost: bool, what: str) -> None:
-    glass = Glass()
-    glass.connect(placement(0))
+    harness = ClientHarness()
+    harness.connect(placement(0))
     for obstacle in ("shard-0-1 may run", ""):
-        call = glass.call(ChangeRegionRequest(glass.until(S), "eu", is_lost))
-        request = next(m for _, m in reversed(glass.sent) if type(m) is wire.ChangeRegion)
+        call = harness.call(ChangeRegionRequest(harness.until(S), "eu", is_lost))
+        request = next(m for _, m in reversed(harness.sent) if type(m) is wire.ChangeRegion)
         assert (request.region, request.is_lost) == ("eu", is_lost)
-        glass.step(Received(SERVICE.encode(), wire.UpgradeFinished(CLUSTER, request.request, 1)))
-        assert call not in glass.answers
+        harness.step(Received(SERVICE.encode(), wire.UpgradeFinished(CLUSTER, request.request, 1)))
+        assert call not in harness.answers
         reply = wire.RegionChanged(CLUSTER, request.request, "eu", obstacle)
-        glass.step(Received(SERVICE.encode(), reply))
+        harness.step(Received(SERVICE.encode(), reply))
         if obstacle:
-            error = glass.answers[call]
+            error = harness.answers[call]
             assert type(error) is UnavailableError
             assert f"does not give up region eu: {obstacle}" in str(error)
         else:
-            assert glass.answers[call] is None
-    call = glass.call(ChangeRegionRequest(glass.until(S), "eu", is_lost))
-    glass.take(wire.ChangeRegion)
-    glass.pass_time(S)
-    numbers = {message.request for _, message in glass.take(wire.ChangeRegion)}
+            assert harness.answers[call] is None
+    call = harness.call(ChangeRegionRequest(harness.until(S), "eu", is_lost))
+    harness.take(wire.ChangeRegion)
+    harness.pass_time(S)
+    numbers = {message.request for _, message in harness.take(wire.ChangeRegion)}
     assert len(numbers) == 1, "it is repeated until it is answered"
-    assert f"did not confirm that region {what}" in str(glass.answers[call])
+    assert f"did not confirm that region {what}" in str(harness.answers[call])
 
 
 def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster() -> None:

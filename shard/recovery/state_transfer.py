@@ -121,7 +121,7 @@ class StateTransfer:
         self._stable = max(self._stable, min(answer.stable, answer.last))
         is_handled = True
         if answer.keep < answer.after:
-            is_handled = self._cut(answer.keep)
+            is_handled = self._cut(answer.keep, answer.trim)
         elif answer.after < answer.last:
             is_handled = self._append(answer)
         else:
@@ -139,13 +139,19 @@ class StateTransfer:
         self._sessions.horizon = max(self._sessions.horizon, answer.horizon)
         self._is_complete = answer.sessions_left == 0
 
-    def _cut(self, keep: int) -> bool:
-        """Drop entries that the survivor lacks: not all replicas acked them. False: retry later."""
+    def _cut(self, keep: int, trim: int) -> bool:
+        """Drop entries that the survivor lacks: not all replicas acked them. False: retry later.
+
+        If the survivor's trim point is after all that was stable here, its log may begin behind
+        the common part, so it cannot name that part's end.
+        """
         state, store = self._state, self._state.store
         stable = state.stream.stable
         if keep == self._after - 1:
             # The survivor has no entry of our last entry's view there: drop the whole view.
             keep = max(min(keep, store.last_of(self._after_view - 1)), min(keep, stable))
+        if state.stream.stable_end <= trim:
+            keep = max(keep, stable)
         if keep < stable:
             state.effects.append(Halt(
                 f"view {self.decision.view} of shard {state.shard} has other entries from number"

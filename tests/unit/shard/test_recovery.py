@@ -360,6 +360,30 @@ def test_server_that_would_have_to_drop_stable_entries_stops() -> None:
     assert world.stores[BACKUP].last_fseq == last
 
 
+def test_stable_entries_that_the_survivor_has_trimmed_are_no_contradiction() -> None:
+    """The survivor has no entry of the former view any more, so it cannot name the common part."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(300 * MS)
+    world.paused.add(BACKUP)
+    for seq in range(2, 6):
+        send(world, insert(seq), PRIMARY)
+    world._queue.clear()
+    world.paused.clear()
+    crash(world, PRIMARY)
+    frozen = promise(world, BACKUP)
+    order(world, decision(frozen), BACKUP)
+    survivor = replica(world, BACKUP)._state
+    assert world.run_until(lambda: joined(world, BACKUP), 1 * S)
+    survivor.trim = LEASE.stop
+    survivor.store.trim(LEASE.stop)
+    assert (replica(world, PRIMARY)._state.stream.stable, survivor.store.last_of(1)) == (1, 0)
+    order(world, decision(frozen), PRIMARY)
+    assert world.run_until(lambda: joined(world, PRIMARY), 2 * S)
+    assert not world.halts
+    assert world.stores[PRIMARY].last_fseq == survivor.store.last_fseq
+
+
 def test_other_log_than_the_decided_one_stops_the_server() -> None:
     world = start()
     send(world, insert(1), PRIMARY, BACKUP)

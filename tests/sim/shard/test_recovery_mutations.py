@@ -97,7 +97,7 @@ def an_undecided_log_is_kept(patch: Patch) -> None:
 def stable_entries_are_dropped(patch: Patch) -> None:
     """D43: stable entries are cut off with the rest."""
 
-    def mutant(self: StateTransfer, keep: int) -> None:
+    def mutant(self: StateTransfer, keep: int, _trim: int) -> None:
         self._state.store.mark = None
         self._state.store.truncate(keep)
         self._after, self._after_view = keep, self._state.store.view_at(keep)

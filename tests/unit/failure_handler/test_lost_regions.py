@@ -202,11 +202,11 @@ def test_only_the_leader_of_the_membership_service_is_believed(is_leader: bool) 
     handler = world.handlers["fh-0"]
     info = world.messages(ClusterInfo)[-1]
     leader = info.mms if is_leader else ["127.0.0.1:9", *info.mms]
-    told = ClusterInfo(
+    information = ClusterInfo(
         CLUSTER, 1, info.name, info.durability, leader, info.placements, [], 0, info.limits,
         lost_regions=["eu", "us"],
     )  # fmt: skip
-    world.step_handler("fh-0", Received(b"mms-0", told))
+    world.step_handler("fh-0", Received(b"mms-0", information))
     assert handler.members.lost_regions == (frozenset({"eu", "us"}) if is_leader else frozenset())
 
 

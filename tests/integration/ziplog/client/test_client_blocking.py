@@ -328,17 +328,17 @@ def test_client_in_a_forked_child_raises_closed_error(log: ziplog.Log) -> None:
     log.insert_after(b"before")
 
     def act() -> str:
-        told = []
+        refusals = []
         for call in (log.check_tail, partial(log.insert_nowait, b"child"), log.flush):
             with pytest.raises(ziplog.ClosedError) as refused:
                 call()
-            told.append(str(refused.value))
+            refusals.append(str(refused.value))
         log.close()
-        return "\n".join(told)
+        return "\n".join(refusals)
 
-    told = in_child(act).splitlines()
-    assert len(told) == 3
-    assert set(told) == {
+    refusals = in_child(act).splitlines()
+    assert len(refusals) == 3
+    assert set(refusals) == {
         f"the client of process {os.getpid()}, in its child, is closed; connect again to continue"
     }
     assert log.read_record(log.insert_after(b"after")).payload == b"after"

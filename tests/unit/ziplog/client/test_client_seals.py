@@ -201,14 +201,14 @@ def test_calls_share_one_question_to_each_shard() -> None:
 @pytest.mark.parametrize(("shards", "pauses"), [(16, False), (17, True)])
 def test_questions_to_many_shards_are_apart(shards: int, pauses: bool) -> None:
     harness = Sealer()
-    everybody = lease(list(range(shards)), size=20 * shards)
+    all_shards = lease(list(range(shards)), size=20 * shards)
     harness.core._routing.update_placements([placement(shard) for shard in range(shards)])
     first = harness.seal(1)
-    harness.history(run_of(everybody))
+    harness.history(run_of(all_shards))
     for shard in range(shards):
         for name, tail in harness.take_tails(shard):
             harness.give(wire.TailReply(CLUSTER, shard, 1, int(name[3]), tail.request, 0, 1))
-    harness.history(run_of(everybody))
+    harness.history(run_of(all_shards))
     assert {m.gsn for _, m in harness.take(wire.Want)} == {1}
     for shard in range(shards):
         harness.deliver(shard, shards + 1)

@@ -287,7 +287,8 @@ class Faults:
         servers = map(self.cluster.state_of, self.cluster.disks)
         has_frozen = any(server is not None and server.state == "frozen" for server in servers)
         self.may_lose |= loss.kills or loss.handlers or loss.power or has_frozen
-        rebuild(self.cluster, loss, self._rotten)
+        for shard in rebuild(self.cluster, loss, self._rotten):
+            self.operator.add_again(shard)
         return True
 
     def _kill_client(self, fault: Fault) -> bool:

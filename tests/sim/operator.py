@@ -54,6 +54,7 @@ class Operator:
         self._history: Final = history
         self._process: Final = cluster.client("operator")
         self.changes: Final[list[Change]] = []
+        self._added_again: Final[set[int]] = set()
 
     @property
     def open(self) -> list[Change]:
@@ -89,6 +90,11 @@ class Operator:
         request = placement_arguments.change(shard, kind, NEVER, replicas, regions)
         self._program().call(request, lambda result: self._answered(change, result))
         return change
+
+    def add_again(self, shard: int) -> None:
+        """Add a shard that a rebuild of the membership service forgot, as its report demands."""
+        self._added_again.add(shard)
+        self.change("add", shard)
 
     def give_up(self, region: str, is_over: Callable[[], bool]) -> None:
         """Request that a region be given up, once a second until it is or `is_over`."""
@@ -142,7 +148,8 @@ class Operator:
             c.kind == "add" and c.refused is None and c.ended and c.ended <= change.asked
             for c in before
         )
-        return {"last-shard"} if was_there or is_there else {"last-shard", "no-such-shard"}
+        is_known = (was_there or is_there) and change.shard not in self._added_again
+        return {"last-shard"} if is_known else {"last-shard", "no-such-shard"}
 
     def _program(self) -> ClientProgram:
         """Return the operator's program; the first use starts the process."""

@@ -49,21 +49,20 @@ class Loss(NamedTuple):
 
 
 def can_rebuild(state: ClusterState) -> bool:
-    """Whether a rebuild keeps all shards: those that never had a position are forgotten."""
+    """Whether a rebuild keeps all removed shards: those without a record are forgotten."""
     return state.last is not None and not any(
-        state.is_new(placement)
-        or (
-            placement.shard in state.retired
-            and 0 < state.retired[placement.shard].limit <= max(state.trim, 1)
-        )
-        for placement in state.placements.values()
+        0 < retired.limit <= max(state.trim, 1) for retired in state.retired.values()
     )
 
 
-def rebuild(cluster: SimCluster, loss: Loss, rotten: Collection[str] = ()) -> None:
+def rebuild(cluster: SimCluster, loss: Loss, rotten: Collection[str] = ()) -> list[int]:
     """Stop all nodes, and rebuild the membership service from the disks.
 
     `rotten`: the servers that may need another one's copy of a damaged entry.
+
+    Returns:
+        The shards that the service forgets, as no server recorded that they joined.
+
     """
     random = Random(f"rebuild {cluster.plan.seed} {cluster.kernel.now}")
     for name, process in cluster.nodes.items():
@@ -78,7 +77,7 @@ def rebuild(cluster: SimCluster, loss: Loss, rotten: Collection[str] = ()) -> No
             disk.power_cut()
     found = _holdings(cluster)
     if not any(one.runs for one in found.values()):
-        return  # no server recorded a lease yet: the membership service keeps its state
+        return []  # no server recorded a lease yet: the membership service keeps its state
     handlers = _handlers(cluster)
     if loss.handlers and _is_enough(cluster, found, []):
         handlers = []
@@ -89,6 +88,7 @@ def rebuild(cluster: SimCluster, loss: Loss, rotten: Collection[str] = ()) -> No
     state.check()
     assert isinstance(cluster.mms, OrderedLog)
     cluster.mms.refound(state.snapshot())
+    return [shard.id for shard in cluster.config.shards if shard.id not in state.placements]
 
 
 def _holdings(cluster: SimCluster) -> dict[str, ServerHoldings]:

@@ -45,7 +45,8 @@ class Struck(Exception):  # noqa: N818 - it is no error
     """The exception of the handler."""
 
 
-def _strike(*_: object) -> None:
+def strike(*_: object) -> None:
+    """Raise `Struck`; a signal handler."""
     raise Struck
 
 
@@ -188,7 +189,7 @@ def interrupted(run: Callable[[], None], check: Callable[[], None]) -> int:
         check: asserts what must hold after it; is not interrupted.
 
     """
-    former = signal.signal(SIGNAL, _strike)
+    former = signal.signal(SIGNAL, strike)
     at = 1
     # Each run is followed by a collection, which only needs to look at new objects.
     gc.collect()
@@ -198,7 +199,7 @@ def interrupted(run: Callable[[], None], check: Callable[[], None]) -> int:
             interrupter = Interrupter(at)
             with _traced(interrupter):
                 run()
-            assert signal.getsignal(SIGNAL) is _strike, f"the handler was not put back at {at}"
+            assert signal.getsignal(SIGNAL) is strike, f"the handler was not put back at {at}"
             try:
                 check()
             except BaseException as error:

@@ -6,13 +6,14 @@ While the garbage collector runs, nothing is requested, because it may interrupt
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from logdb import defaults, wire
 from logdb.client import single_calls
 from logdb.client.backoff import Backoff
 from logdb.client.core import DatabaseCore
-from logdb.client.requests import DropRequest, SnapshotRequest
+from logdb.client.requests import DropRequest, TakenSnapshot
 from ziplog.client import placement_arguments
 from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline_ns, endpoints, timeout_s
 from ziplog.client.common.requests import NEVER
@@ -39,6 +40,12 @@ def _core(coordinators: str | Sequence[str]) -> DatabaseCore:
         wall_offset_ns=wall_offset_ns,
         region=here.region,
     )
+
+
+def _release(post: Callable[[Request], None], result: Any) -> None:
+    """Release the snapshot that a call has taken, if its caller was interrupted or cancelled."""
+    if isinstance(result, TakenSnapshot):
+        post(DropRequest(NEVER, result.snapshot))
 
 
 class Closable(Protocol):
@@ -106,6 +113,7 @@ class DatabaseEngine(_Timeouts):
         self.core: Final = _core(coordinators)
         self._shared: Final = BlockingEngine(self.core, wire.decode)
         self._shared.resolve = self._resolve
+        self._shared.on_lost_result = partial(_release, self.post)
         self.owners: Final = self._shared.owners
         self.check_open: Final = self._shared.check_open
 
@@ -168,11 +176,11 @@ class AsyncDatabaseEngine(_Timeouts):
         self.core: Final = _core(coordinators)
         self._engine: Final = AsyncioEngine(self.core, wire.decode)
         self._engine.resolve = self._resolve
-        self._engine.on_lost_result = self._release
         self.owners: Final = self._engine.owners
         self.check_open: Final = self._engine.check_open
         self.call: Final = self._engine.call
         self.post: Final = self._engine.post
+        self._engine.on_lost_result = partial(_release, self.post)
         self.shielded: Final = self._engine.shielded
 
     async def run(self, steps: Generator[Request, Any, T]) -> T:
@@ -194,11 +202,6 @@ class AsyncDatabaseEngine(_Timeouts):
     def open(self, function: Callable[..., Coroutine[Any, Any, C]], *args: Any) -> PendingOpen[C]:
         """Return the object that `function(*args)` opens, once it is awaited."""
         return PendingOpen(function(*args))
-
-    def _release(self, request: Request, result: Any) -> None:
-        """Release the snapshot that a call has taken for a task that was cancelled meanwhile."""
-        if isinstance(request, SnapshotRequest):
-            self.post(DropRequest(NEVER, result[0]))
 
     async def _resolve(self, error: OutcomeUnknownError, timeout: float | None) -> RecordId | None:
         return await self.run(single_calls.resolve(self.deadline_ns(timeout), error))

@@ -26,6 +26,7 @@ from logdb.client.requests import (
     ScanRequest,
     SnapshotId,
     SnapshotRequest,
+    TakenSnapshot,
     ValidateRequest,
     Values,
     WatchRequest,
@@ -322,7 +323,7 @@ def take_snapshot(request: SnapshotRequest, db: OperationContext) -> Operation:
         request.deadline,
         lambda cluster, request_number: wire.TakeSnapshot(cluster, request_number, session),
     )
-    return SnapshotId(reply.snapshot, src), reply.position
+    return TakenSnapshot(SnapshotId(reply.snapshot, src), reply.position)
 
 
 def get_status(request: CoordinatorStatusRequest, db: OperationContext) -> Operation:

@@ -6,13 +6,16 @@ completes exactly once, with a result or an exception, at the deadline at the la
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from logdb.client.commits import UnknownCommit  # noqa: TC001 - msgspec may read it
 from logdb.records import KeyRead, RangeRead
 from ziplog.client.common.requests import Request
+
+if TYPE_CHECKING:
+    from ziplog.types import RecordId
 
 
 class SnapshotId(msgspec.Struct, frozen=True, gc=False):
@@ -105,8 +108,15 @@ class ResolveCommitRequest(Request, frozen=True, gc=False):
     commit: UnknownCommit
 
 
+class TakenSnapshot(NamedTuple):
+    """A snapshot, and the position of its state."""
+
+    snapshot: SnapshotId
+    position: RecordId
+
+
 class SnapshotRequest(Request, frozen=True, gc=False):
-    """Take a snapshot of the present state. Result: (`SnapshotId`, its position)."""
+    """Take a snapshot of the present state. Result: `TakenSnapshot`."""
 
 
 class DropRequest(Request, frozen=True, gc=False):

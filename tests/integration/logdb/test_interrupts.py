@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,16 @@ import pytest
 import logdb
 import logdb.aio
 from logdb.client import scanning, transaction
+from logdb.client.requests import SnapshotId, SnapshotRequest
 from tests.cancelling import Canceller, cancelled
-from tests.interrupts import Struck, interrupted
+from tests.interrupts import SIGNAL, Struck, interrupted, strike
 from tests.waiting import explicit_collections, wait_until
 from ziplog.client.engines.signals import SHIELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ziplog.core.node import Effect
 
 _ROWS = [(f"k{number}", number) for number in range(4)]
 
@@ -76,6 +80,38 @@ def test_a_scan_loses_and_repeats_nothing(db: logdb.Database) -> None:
 
     assert interrupted(run, check) > 200
     wait_until(lambda: db.status()["snapshots"] == 0, "no snapshot is left")
+
+
+def test_the_snapshot_of_an_interrupted_call_is_released(
+    db: logdb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reply comes after the interrupt, and before the client cancels the call."""
+    engine, core = db._engine._shared.engine, db._engine.core
+    step_call = core.step_call
+    former = signal.signal(SIGNAL, strike)
+
+    def struck(number: int, request: Any, now: int) -> list[Effect]:
+        effects = step_call(number, request, now)
+        if type(request) is SnapshotRequest:
+            signal.raise_signal(SIGNAL)
+        return effects
+
+    try:
+        monkeypatch.setattr(core, "step_call", struck)
+        with pytest.raises(Struck):
+            db.snapshot()
+    finally:
+        signal.signal(SIGNAL, former)
+    (call,) = core._tasks
+
+    def late() -> None:
+        while call in core._tasks:
+            engine._receive_all()
+
+    dropped: list[SnapshotId] = []
+    monkeypatch.setattr(engine, "catch_up", late)
+    monkeypatch.setattr(core, "_drop_snapshot", dropped.append)
+    wait_until(lambda: db.status() and dropped, "its snapshot is released")
 
 
 def test_a_transaction_reads_everything_or_raises(db: logdb.Database) -> None:

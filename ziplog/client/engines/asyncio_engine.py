@@ -70,8 +70,8 @@ class AsyncioEngine:
         self._is_closed = False
         #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
-        #: Called with the request and the result of a call that was cancelled as it completed.
-        self.on_lost_result: Callable[[Request, Any], None] | None = None
+        #: Called with the result of a call that was cancelled as it completed.
+        self.on_lost_result: Callable[[Any], None] | None = None
         self._fd: Final = self.engine.transport.fileno()
         # The loop must not keep a dropped client alive; a client with pending calls keeps itself
         # alive.
@@ -167,7 +167,7 @@ class AsyncioEngine:
                 self.shielded(self.engine.cancel, number)
                 self._poll_soon()
             elif self.on_lost_result is not None and _has_result(future):
-                self.on_lost_result(request, future.result())
+                self.on_lost_result(future.result())
             raise
 
     def call_now(self, request: Request) -> Any:

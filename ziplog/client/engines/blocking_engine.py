@@ -94,6 +94,8 @@ class BlockingEngine:
         self._paused = 0
         #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
+        #: Called with the result of a call that a signal handler ended before it was cancelled.
+        self.on_lost_result: Callable[[Any], None] | None = None
 
     # --- calls ---
 
@@ -295,6 +297,8 @@ class BlockingEngine:
     def _on_complete(self, number: int, result: Any) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is None:
+            if number and self.on_lost_result is not None:
+                self.on_lost_result(result)
             return
         if isinstance(result, OutcomeUnknownError) and self.resolve is not None:
             result.resolver = partial(self.resolve, result)

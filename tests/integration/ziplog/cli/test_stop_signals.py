@@ -99,7 +99,7 @@ def test_a_handler_that_raises_in_a_wait_leaves_the_latch_usable() -> None:
 
 def test_a_handler_may_set_the_latch_that_it_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     latch = Latch()
-    monkeypatch.setattr(interrupts, "_strike", lambda *_: latch.set())
+    monkeypatch.setattr(interrupts, "strike", lambda *_: latch.set())
 
     def run() -> None:
         latch.wait(0.001)

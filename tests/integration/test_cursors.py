@@ -330,6 +330,17 @@ def test_command_line_reads_and_commits(cluster: Cluster, log: ziplog.Log, name:
     assert got == [str(rid) for rid in rids]
 
 
+def test_command_line_reports_that_a_paused_cursor_returns_no_record(
+    cluster: Cluster, log: ziplog.Log, name: str
+) -> None:
+    (rid,) = insert(log, 1)
+    ziplog_cursor(cluster, "create", name, "--start", str(rid))
+    ziplog_cursor(cluster, "pause", name)
+    error = ziplog_cursor(cluster, "read", name, "--timeout", "5", code=1)
+    assert f"no record came within 5 s; the cursor {name} is at {rid}, and is paused" in error
+    assert f"`ziplog cursor resume {name}` ends the pause" in error
+
+
 def test_command_line_says_that_a_read_creates_a_cursor(
     cluster: Cluster, log: ziplog.Log, name: str
 ) -> None:

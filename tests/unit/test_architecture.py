@@ -140,6 +140,7 @@ CLOCKS = {
     "ziplog/bench/client.py": {"monotonic_ns"},
     "ziplog/bench/processes.py": {"monotonic"},
     "ziplog/cli/check.py": {"time_ns"},
+    "ziplog/cli/cursors.py": {"monotonic"},
     "ziplog/cli/positions.py": {"time_ns"},
     "ziplog/cli/events.py": {"time_ns"},
     "ziplog/cli/known_names.py": {"monotonic"},

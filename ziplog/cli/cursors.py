@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -20,7 +21,7 @@ from ziplog.cli.options import (
 from ziplog.cli.positions import FORMS, parse
 from ziplog.cli.tables import stdout, table
 from ziplog.cli.terminal import counted, print_json
-from ziplog.errors import ConfigError
+from ziplog.errors import ConfigError, DeadlineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -217,7 +218,9 @@ def read(
 ) -> None:
     """Claim a cursor, and print the records from its position on, as `ziplog tail` does.
 
-    A cursor that does not exist is created at the first record; a message names it.
+    A cursor that does not exist is created at the first record; a message names it. Without
+    --follow, the command ends at the end of the log, and fails after --timeout without a record,
+    for example because the cursor is paused.
     """
     render = rendering.as_json if json else rendering.as_text
     out = sys.stdout.buffer
@@ -230,7 +233,7 @@ def read(
                     f"created cursor {name} at {cursor.position}, which holds trims;"
                     f" `ziplog cursor delete {name}` removes it"
                 )
-            for records in _batches(cursor, last, limit):
+            for records in _batches(cursor, last, limit, timeout):
                 out.writelines(map(render, records))
                 out.flush()
                 if commit:
@@ -238,17 +241,33 @@ def read(
 
 
 def _batches(
-    cursor: ziplog.Cursor, last: int | None, limit: int | None
+    cursor: ziplog.Cursor, last: int | None, limit: int | None, timeout: float
 ) -> Iterator[list[ziplog.Record]]:
-    """Yield records up to position `last` (None: without end), at most `limit` of them."""
+    """Yield records up to position `last` (None: without end), at most `limit` of them.
+
+    Raises:
+        DeadlineError: position `last` was not reached, and no record came within `timeout` seconds.
+
+    """
     left = limit
+    heard = time.monotonic()
     while left != 0 and (last is None or cursor.reached.gsn <= last):
         most = _BATCH if left is None else min(_BATCH, left)
         records = cursor.fetch(most, timeout=_POLL_S)
         if records:
             yield records
+            heard = time.monotonic()
+        elif last is not None and time.monotonic() - heard > timeout:
+            raise _silence(cursor, timeout)
         if left is not None:
             left -= len(records)
+
+
+def _silence(cursor: ziplog.Cursor, timeout: float) -> DeadlineError:
+    text = f"no record came within {timeout:g} s; the cursor {cursor.name} is at {cursor.reached}"
+    if cursor.is_paused:
+        text += f", and is paused: `ziplog cursor resume {cursor.name}` ends the pause"
+    return DeadlineError(text)
 
 
 def _matching(log: ziplog.Log, pattern: str) -> list[str]:

@@ -241,7 +241,8 @@ def insert_many(
     """Return a request to insert copies of `payloads`; `key`: of all, `keys`: one for each.
 
     Raises:
-        TypeError: a payload or key is not bytes-like, or `after` is not a RecordId.
+        TypeError: a payload or key is not bytes-like, `payloads` or `keys` is one payload or key,
+            or `after` is not a RecordId.
         RecordTooLargeError: a payload or key exceeds the cluster's limit.
         ConfigError: `after` is RID_RECENT, `keys` has another length than `payloads`, both `key`
             and `keys` are given, or `shard` or `regions` is out of range.
@@ -303,14 +304,35 @@ def _records(
     payloads: Iterable[BytesLike], keys: Iterable[BytesLike | str | None] | None, limits: Limits
 ) -> tuple[list[bytes], list[bytes | None] | None]:
     """Return the payloads of several records, and the key of each; None: no key is given."""
-    copies: list[Any] = list(payloads)
+    copies = _several("payloads", payloads, "insert_after inserts one record")
     largest = limits.max_payload_bytes
     with _results_of(copies):
         for index, payload in enumerate(copies):
             if type(payload) is not bytes or len(payload) > largest:
                 copies[index] = _payload(payload, largest, index)
-        named = None if keys is None else _keys(keys, len(copies), limits.max_key_bytes)
-    return copies, named
+        if keys is None:
+            return copies, None
+        given = _several("keys", keys, "key is the key of all records")
+        return copies, _keys(given, len(copies), limits.max_key_bytes)
+
+
+def _several(name: str, given: Iterable[Any], advice: str) -> list[Any]:
+    """Return a copy of an argument that has an item for each record.
+
+    Raises:
+        TypeError: it is one payload or key, or not iterable.
+
+    """
+    error = TypeError(
+        f"{name} must be an iterable, such as a list, not {type(given).__name__}; {advice}"
+    )
+    if isinstance(given, (str, bytes, bytearray, memoryview)):
+        raise error
+    try:
+        items = iter(given)
+    except TypeError:
+        raise error from None
+    return list(items)
 
 
 @contextlib.contextmanager
@@ -334,7 +356,7 @@ def _payload(payload: object, limit: int, index: int) -> bytes:
     return copy
 
 
-def _keys(keys: Iterable[BytesLike | str | None], count: int, largest: int) -> list[bytes | None]:
+def _keys(keys: Sequence[BytesLike | str | None], count: int, largest: int) -> list[bytes | None]:
     named = [
         key
         if key is None or (type(key) is bytes and len(key) <= largest)

@@ -45,6 +45,15 @@ def test_a_key_without_a_utf_8_form_is_refused() -> None:
         arguments.insert_many([b"x"], RID_GENESIS, None, ["\udcff"], Limits(), 0)
 
 
+@pytest.mark.parametrize("given", [b"abc", b"", "abc", memoryview(b"abc"), 5, None])
+def test_one_payload_or_key_in_the_place_of_several_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"payloads must be an iterable, .*; insert_after inserts"):
+        arguments.insert_many(given, RID_GENESIS, None, None, Limits(), 0)
+    if given is not None:
+        with pytest.raises(TypeError, match=r"keys must be an iterable, .*; key is the key of all"):
+            arguments.insert_many([b"x"] * 3, RID_GENESIS, None, given, Limits(), 0)
+
+
 class Number:
     """A whole number of another library's type, as NumPy's are."""
 

@@ -38,7 +38,10 @@ class HistoryLog(FakeLog):
     weights: ClassVar[dict[int, int]] = {0: 1}
 
     def cluster(self, **_: float) -> dict[str, Any]:
-        return super().cluster() | {"trimmed_before": f"{self.trimmed_to}@0"}
+        status = super().cluster()
+        # A developer's own cluster may listen at the default port.
+        nodes = [node | {"endpoint": "127.0.0.1:4"} for node in status["mms"]]
+        return status | {"trimmed_before": f"{self.trimmed_to}@0", "mms": nodes}
 
     def events(self, *, after: int) -> list[dict[str, Any]]:
         self.calls.append(("events", after))

@@ -67,6 +67,7 @@ _CLUSTER_ID: Final = re.compile(rf"[0-9a-f]{{{CLUSTER_ID_DIGITS}}}", re.ASCII)
 _MAX_CLUSTERS: Final = 2**63
 _BOOTSTRAP_VARIABLE: Final = "ZIPLOG_BOOTSTRAP"
 _CLUSTER_ID_VARIABLE: Final = "ZIPLOG_CLUSTER_ID"
+_ADDRESS_RULE: Final = "'ziplog://HOST:PORT[,HOST:PORT...]', optionally with '/?cluster=ID'"
 _ENDPOINTS_RULE: Final = (
     "'host:port' of {of}, several separated by commas or in a list, such as"
     " '127.0.0.1:{port},127.0.0.1:{next}'"
@@ -153,7 +154,10 @@ def log_address(
         message = f"the log has no address: give bootstrap, or set {_BOOTSTRAP_VARIABLE}, to {rule}"
         raise ConfigError("bootstrap", None, rule, message=message)
     if isinstance(bootstrap, str):
-        bootstrap, _, wanted = bootstrap.partition(_CLUSTER_QUERY)
+        given = bootstrap
+        bootstrap, _, wanted = given.partition(_CLUSTER_QUERY)
+        if "?" in bootstrap:
+            raise ConfigError("bootstrap", given, _ADDRESS_RULE)
     found = endpoints(bootstrap)
     if cluster_id is None:
         cluster_id = wanted or os.environ.get(_CLUSTER_ID_VARIABLE, "")

@@ -33,6 +33,12 @@ def test_an_id_that_no_cluster_has_is_refused(monkeypatch: pytest.MonkeyPatch, g
         arguments.log_address("a:1", None)
 
 
+@pytest.mark.parametrize("given", ["ziplog://a:1/?shard=1", "ziplog://a:1?cluster=1"])
+def test_an_address_with_another_query_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"optionally with '/\?cluster=ID'"):
+        arguments.log_address(given, None)
+
+
 def test_an_empty_id_admits_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZIPLOG_CLUSTER_ID", "7" * 32)
     assert arguments.log_address("a:1", "") == (["a:1"], 0)

@@ -49,8 +49,7 @@ def parse(text: str, name: str = "position", *, excluded: Sequence[str] = ()) ->
     if text == "end":
         return lambda log: log.check_tail()
     if text.startswith("@"):
-        since_us = moment_us(name, text, time.time_ns() // 1000)
-        return lambda log: first_since(log, since_us)
+        return parse_time(text, name)
     if (last := _LAST.fullmatch(text)) and (count := int(last[1])) > 0:
         return lambda log: first_of_last(log, count)
     if found := _EPOCH.fullmatch(text):
@@ -58,6 +57,12 @@ def parse(text: str, name: str = "position", *, excluded: Sequence[str] = ()) ->
         return lambda log: ziplog.RecordId(log.extents(1).epoch_start(epoch), 0)
     rid = _fixed(text, name, excluded)
     return lambda _: rid
+
+
+def parse_time(text: str, name: str) -> Find:
+    """Return a function that finds the first record since a time (`moment_us`)."""
+    since_us = moment_us(name, text, time.time_ns() // 1000)
+    return lambda log: first_since(log, since_us)
 
 
 def parse_stop(text: str) -> Find:

@@ -215,7 +215,8 @@ def _refuse_with_speculative(options: Mapping[str, object], *, follow: bool) -> 
         if value is not None:
             raise ConfigError(name, value, "left out if --speculative is given")
     if not follow:
-        raise ConfigError("--speculative", True, "for readers that follow: add --follow")
+        missing = "--speculative needs --follow"
+        raise ConfigError("--follow", follow, "given with --speculative", message=missing)
 
 
 def _print_events(events: ziplog.Speculation, render: Callable[[Event], bytes]) -> None:

@@ -15,7 +15,7 @@ from ziplog.cli.options import (
     is_terminal,
     say,
 )
-from ziplog.cli.positions import parse
+from ziplog.cli.positions import parse, parse_time
 from ziplog.cli.progress import bar, waiting
 from ziplog.cli.terminal import counted, print_json
 from ziplog.errors import ConfigError
@@ -94,7 +94,7 @@ def _finder(before: str | None, before_time: str | None, keep_bytes: int | None)
     if keep_bytes is not None:
         return lambda log: _before_last_bytes(log, keep_bytes)
     if before_time is not None:
-        return parse(f"@{before_time}", "--before")
+        return parse_time(before_time, "--before")
     assert before is not None, "checked above"
     return parse(before, "POSITION", excluded=("genesis", "recent"))
 

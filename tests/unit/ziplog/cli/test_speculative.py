@@ -52,7 +52,7 @@ def run_json_of_a_record(log: FakeLog) -> str:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "add --follow"),
+        ([], "--speculative needs --follow"),
         (["--follow", "--to", "9"], "--to"),
         (["--follow", "--last", "2"], "--last"),
         (["--follow", "--limit", "2"], "--limit"),

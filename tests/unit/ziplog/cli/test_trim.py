@@ -62,6 +62,7 @@ def test_a_trim_takes_one_of_position_time_and_size(log: FakeLog) -> None:
         ["end", "--keep-bytes", "1"],
     ):
         assert run("trim", *wrong).exit_code == 2
+    assert "--before is 'soon'; it must be a time ago" in run("trim", "--before", "soon").stderr
 
 
 def test_a_dry_run_counts_and_deletes_nothing(log: FakeLog) -> None:

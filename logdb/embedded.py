@@ -153,8 +153,13 @@ class Coordinator:
 
     def _on_halt(self, reason: str, state: str) -> None:
         """Record that the node stopped; the program around it continues."""
-        if self._failure is None:
-            self._failure = self._node.failure or ZiplogError(f"the coordinator failed: {reason}")
+        if self._failure is not None:
+            return
+        if self._node.failure is not None:
+            self._failure = self._node.failure
+            event_log.error("coordinator stopped", reason=reason)
+        else:
+            self._failure = ZiplogError(f"the coordinator failed: {reason}")
             event_log.error("coordinator stopped", reason=reason, state=state[:8192])
 
     def close(self) -> None:

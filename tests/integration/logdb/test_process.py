@@ -318,6 +318,17 @@ def test_an_invalid_argument_is_named(cluster: Cluster) -> None:
             Coordinator(cluster.endpoint, **{name: -1})
 
 
+def test_a_log_that_does_not_reply_is_logged_without_the_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unreachable = f"127.0.0.1:{next(free_ports(1, '127.0.0.1'))}"
+    with pytest.raises(UnavailableError):
+        Coordinator(unreachable, connect_timeout=0.3)
+    (line,) = (line for line in caplog.messages if line.startswith("coordinator stopped"))
+    assert unreachable in line
+    assert "state=" not in line
+
+
 def test_a_log_that_cannot_be_replayed_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     with (
         Cluster(tmp_path_factory.mktemp("trimmed"), shards=1) as cluster,

@@ -82,6 +82,8 @@ class Dialect:
     """How a database differs from others."""
 
     paramstyle: Paramstyle = "qmark"
+    #: How the error of a failed connection begins.
+    no_connection = "cannot connect"
     #: The type of a column of bytes, and the name of the column with the key.
     blob = "BLOB"
     key_column = "key"
@@ -176,7 +178,7 @@ class SqlTarget:
             except Exception as error:
                 self.close()
                 if _is_of_database(error):
-                    raise Retry(f"cannot connect: {brief(error)}") from error
+                    raise Retry(f"{self._dialect.no_connection}: {brief(error)}") from error
                 raise
         return self._run(lambda cursor: self._fence(cursor, task), "cannot store the term")
 
@@ -221,7 +223,8 @@ class SqlTarget:
             connection = self._connect()
         except Exception as error:
             if _is_of_database(error) or isinstance(error, OSError):
-                raise UnavailableError(f"cannot connect: {brief(error)}") from error
+                text = f"{self._dialect.no_connection}: {brief(error)}"
+                raise UnavailableError(text) from error
             raise
         try:
             self._explain(connection)

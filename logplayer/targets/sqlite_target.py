@@ -42,6 +42,7 @@ class SqliteDialect(Dialect):
     def __init__(self, path: str) -> None:
         """Take the file's path."""
         self._path: Final = Path(path)
+        self.no_connection = f"cannot open {path}"
 
     def is_absent(self) -> bool:
         """Whether there is no file.

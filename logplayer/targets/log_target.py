@@ -377,7 +377,7 @@ def connector(
         ConfigError: an argument is invalid.
 
     """
-    endpoints = arguments.endpoints(bootstrap)
+    endpoints = arguments.endpoints(bootstrap, where=where)
     if order not in ORDERS:
         raise ConfigError("order", order, " or ".join(map(repr, ORDERS)), where)
     if order == "total" and partitions != 1:

@@ -201,7 +201,7 @@ def connector(
 
     """
     if coordinators is not None:
-        arguments.endpoints(coordinators, "coordinators", "the coordinators", _PORT)
+        arguments.endpoints(coordinators, "coordinators", "the coordinators", _PORT, where=where)
     if value not in VALUES:
         raise ConfigError("value", value, " or ".join(map(repr, VALUES)), where)
     check_timeout(timeout_s, where)

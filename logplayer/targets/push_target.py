@@ -50,10 +50,15 @@ def push_spec(
     where = f"target {name}"
     if not isinstance(address, str):
         raise ConfigError("address", address, "'host:port'", where)
-    host, port = parse_endpoint("address", address)
+    try:
+        host, port = parse_endpoint("address", address)
+        require_loopback(host, insecure=insecure, name="address", unless=_INSECURE)
+    except ConfigError as error:
+        raise ConfigError(
+            error.name, error.value, error.allowed, where, message=error.message
+        ) from None
     if not port:
         raise ConfigError("address", address, "'host:port', with the receiver's port", where)
-    require_loopback(host, insecure=insecure, name="address", unless=_INSECURE)
     if type(stores_position) is not bool:
         raise ConfigError("stores_position", stores_position, "True or False", where)
     spec = target_spec(

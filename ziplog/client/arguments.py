@@ -81,6 +81,8 @@ def endpoints(
     name: str = "bootstrap",
     of: str = "the membership service",
     port: int = 7400,
+    *,
+    where: str = "",
 ) -> list[str]:
     """Return the endpoints of a bootstrap string or list.
 
@@ -89,6 +91,7 @@ def endpoints(
         name: the argument's name, for errors.
         of: the servers that listen there, for errors.
         port: an example, for errors.
+        where: what has the argument, for errors.
 
     Raises:
         ConfigError: it contains no endpoint, or one that is not "host:port".
@@ -100,15 +103,15 @@ def endpoints(
     elif isinstance(bootstrap, Iterable):
         texts = list(bootstrap)
     else:
-        raise ConfigError(name, bootstrap, rule)
+        raise ConfigError(name, bootstrap, rule, where)
     found: list[str] = []
     for text in texts:
         match = ENDPOINT.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or not 0 < int(match[1]) < 2**16:
-            raise ConfigError(name, bootstrap, rule)
+            raise ConfigError(name, bootstrap, rule, where)
         found.append(text.strip())
     if not found:
-        raise ConfigError(name, bootstrap, rule)
+        raise ConfigError(name, bootstrap, rule, where)
     return list(dict.fromkeys(found))
 
 

@@ -104,6 +104,10 @@ def test_invalid_names_are_refused(name: Any) -> None:
         lambda: targets.dbapi("t", dict, paramstyle="qmark", blob=""),  # type: ignore[arg-type]
         lambda: targets.dbapi("t", dict),  # type: ignore[arg-type]
         lambda: targets.custom("t", 5, stores_position=True),  # type: ignore[arg-type]
+        lambda: targets.log("t", "a"),
+        lambda: targets.logdb("t", "a"),
+        lambda: targets.push("t", "a"),
+        lambda: targets.push("t", "10.0.0.1:7600"),
     ],
 )
 def test_invalid_arguments_are_refused(make: Any) -> None:

@@ -286,6 +286,8 @@ def _refuse_contradictions(data_dir: Path, given: dict[str, Any]) -> None:
                 f"{option} is {value!r}, but the existing cluster has {existing[name]!r};"
                 " leave the option out, or use another --data-dir"
             )
+            if name in {"durability", "epoch_ms"}:
+                sentence += f", or set {name} in the file"
             raise ConfigError(option, value, allowed, str(path), message=sentence)
 
 

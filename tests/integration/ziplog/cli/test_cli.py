@@ -219,6 +219,10 @@ def test_up_refuses_to_change_a_cluster_that_exists(tmp_path: Path) -> None:
     result = run("up", "--data-dir", str(tmp_path), "--shards", "3")
     assert result.exit_code == 2
     assert "--shards is 3, but the existing cluster has 1" in result.stderr
+    result = run("up", "--data-dir", str(tmp_path), "--durability", "disk")
+    assert result.exit_code == 2
+    assert "--durability is 'disk', but the existing cluster has 'memory'" in result.stderr
+    assert result.stderr.endswith(", or set durability in the file\n")
 
 
 @pytest.mark.parametrize("option", [(), ("--detach",)])

@@ -2,8 +2,8 @@
 
 A request goes to the presumed leader of the Raft group. `NotLeader` redirects it; without a reply,
 the client sends it to all nodes. Retries keep the request number, so any copy's reply counts. Any
-node answers `Hello`: if the caller allows it, every other one of a client with a region goes to the
-nearest node. The rest go to the leader: a node that lags does not know new views and shards.
+node answers `Hello`: if the caller allows it, every second one of a client with a region goes to
+the nearest node. The rest go to the leader: a node that lags does not know new views and shards.
 
 Invariant: the client sends nothing when no request is open. See docs/protocol.md, sections 3, 8
 and 20.
@@ -231,7 +231,7 @@ class MembershipClient:
         return request
 
     def _next_near_node(self) -> bytes:
-        """Return the nearest node for every other request; b"": the leader gets this one."""
+        """Return the nearest node for every second request; b"": the leader gets this one."""
         names, regions = list(self._regions), list(self._regions.values())
         self._was_near = self.proximity.has_order(regions) and not self._was_near
         return names[self.proximity.order(names, regions)[0]] if self._was_near else b""

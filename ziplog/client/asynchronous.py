@@ -308,8 +308,8 @@ class AsyncLog(AsyncAdministration):
         What an insert got at `rid` is then ordered like an append.
 
         Raises:
-            DeadlineError: a shard had not passed the position at the time-out; or no shard was
-                given it, see the text. The call may be repeated.
+            DeadlineError: at the time-out, a shard had not passed the position, or no shard owned
+                it; the text names the cause. The call may be repeated.
 
         """
         sealed: RecordId = await self._engine.call(arguments.seal(rid, self._deadline_ns(timeout)))
@@ -422,11 +422,12 @@ class AsyncLog(AsyncAdministration):
             start: the position, if there is no such cursor; RID_RECENT: after the last record.
             lease_s: 1 to 300 seconds.
             hold_s: records from the position on are not trimmed, until the cursor is unused for so
-                many seconds; 0: they may be trimmed at any time.
+                many seconds, 0 to 2**31 - 1; 0: they may be trimmed at any time.
             wait: wait while another client owns it; False: raise CursorHeldError at once.
             timeout: in seconds, for the claim; infinity is allowed.
 
-        An asyncio cursor is claimed in the background; await it, or its first record.
+        An asyncio cursor is claimed in the background. Awaiting it, or its first record, waits
+        until this client owns it, and raises the errors.
 
         Raises:
             CursorHeldError: another client owns it.
@@ -458,7 +459,8 @@ class AsyncLog(AsyncAdministration):
         Args:
             start: any position; RID_RECENT: the last stable record.
             shards: as for `subscribe`.
-            max_pending: the maximum number of deliveries that are neither confirmed nor void.
+            max_pending: the maximum number of deliveries that are neither confirmed nor void, 1 to
+                1,000,000.
             timeout: iteration raises DeadlineError after this time without an event. None: no
                 limit.
 

@@ -309,8 +309,8 @@ class Log(Administration):
         What an insert got at `rid` is then ordered like an append.
 
         Raises:
-            DeadlineError: a shard had not passed the position at the time-out; or no shard was
-                given it, see the text. The call may be repeated.
+            DeadlineError: at the time-out, a shard had not passed the position, or no shard owned
+                it; the text names the cause. The call may be repeated.
 
         """
         sealed: RecordId = self._engine.call(arguments.seal(rid, self._deadline_ns(timeout)))
@@ -423,11 +423,12 @@ class Log(Administration):
             start: the position, if there is no such cursor; RID_RECENT: after the last record.
             lease_s: 1 to 300 seconds.
             hold_s: records from the position on are not trimmed, until the cursor is unused for so
-                many seconds; 0: they may be trimmed at any time.
+                many seconds, 0 to 2**31 - 1; 0: they may be trimmed at any time.
             wait: wait while another client owns it; False: raise CursorHeldError at once.
             timeout: in seconds, for the claim; infinity is allowed.
 
-        An asyncio cursor is claimed in the background; it, or its first record.
+        An asyncio cursor is claimed in the background. Awaiting it, or its first record, waits
+        until this client owns it, and raises the errors.
 
         Raises:
             CursorHeldError: another client owns it.
@@ -459,7 +460,8 @@ class Log(Administration):
         Args:
             start: any position; RID_RECENT: the last stable record.
             shards: as for `subscribe`.
-            max_pending: the maximum number of deliveries that are neither confirmed nor void.
+            max_pending: the maximum number of deliveries that are neither confirmed nor void, 1 to
+                1,000,000.
             timeout: iteration raises DeadlineError after this time without an event. None: no
                 limit.
 

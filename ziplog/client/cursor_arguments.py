@@ -48,7 +48,7 @@ def check_position(name: str, position: object) -> RecordId:
 def _hold_s(hold_s: object) -> int:
     seconds = whole_in(hold_s, 0, MAX_HOLD_S + 1)
     if seconds is None:
-        raise ConfigError("hold_s", hold_s, "whole seconds, from 0 (never) on")
+        raise ConfigError("hold_s", hold_s, f"a whole number of seconds, 0 to {MAX_HOLD_S}")
     return seconds
 
 

@@ -122,7 +122,7 @@ def _print_ready(player: Player) -> None:
 
 @app.command()
 def check(file: File, *, timeout: Timeout = 10.0) -> None:
-    """Check a file, its log and its targets, and say what a player would do; it changes nothing.
+    """Check a file, its log and its targets, and report what a player would do; change nothing.
 
     Exit code 2: the file is not valid. 1: the log or a target cannot be reached, or records from
     `start` on were trimmed.
@@ -190,7 +190,7 @@ def status(
 ) -> None:
     """Show the tasks of a player and how far they are; no process of it need run.
 
-    A FILE says where its log is; its tasks are shown also before they have cursors. A NAME is that
+    A FILE names its log; its tasks are shown also before they have cursors. A NAME is that
     of a player of the log at --bootstrap. What exists as a file, ends with .toml or has a '/' is a
     FILE.
 

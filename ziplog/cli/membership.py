@@ -34,11 +34,19 @@ def rebuild(
     *,
     lost: Annotated[
         list[str] | None,
-        typer.Option("--lost", metavar="NODE", help="A storage server whose directory is gone."),
+        typer.Option(
+            "--lost",
+            metavar="NODE",
+            help="A storage server whose directory is lost for good; may be repeated.",
+        ),
     ] = None,
     holdings: Annotated[
         list[Path] | None,
-        typer.Option("--holdings", metavar="FILE", help="From another machine; see `holdings`."),
+        typer.Option(
+            "--holdings",
+            metavar="FILE",
+            help="From another machine; see `holdings`. May be repeated.",
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: Json = False,

@@ -53,7 +53,7 @@ _HINT: Final = "; resolve()"
 Position = Annotated[str, typer.Argument(metavar="POSITION", help=f"{FORMS}.")]
 Text = Annotated[
     str | None,
-    typer.Argument(metavar="TEXT", help="The record; '-': stdin. [default: read --file]"),
+    typer.Argument(metavar="TEXT", help="The record; '-': stdin. [default: the content of --file]"),
 ]
 After = Annotated[
     str, typer.Option("--after", metavar="POSITION", help="Insert after this position.")

@@ -127,6 +127,11 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
             f"{_TARGETS}_files_target": "seek_behind_the_last_record_is_refused",
             f"{_REAL}_files_target": "seek_back_fails_the_task_until_a_seek_after_the_files",
         },
+        "the directory is emptied while the `open` of a former owner stands still, which claimed"
+        " the cursor before it first moved": {
+            f"{_TARGETS}_files_owners":
+                "a_late_open_makes_an_emptied_directory_begin_at_the_start",
+        },
         "an older copy of the directory is put back": {
             f"{_TARGETS}_files_target": "older_copy_of_the_directory_is_played_on_from_there",
         },

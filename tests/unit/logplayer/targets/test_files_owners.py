@@ -187,6 +187,21 @@ def test_an_emptied_directory_is_not_taken_for_complete(tmp_path: Path, has_reco
         files(tmp_path).open(task(2, 4, has_moved=True))
 
 
+def test_a_late_open_makes_an_emptied_directory_begin_at_the_start(tmp_path: Path) -> None:
+    """The claim of the late `open` is from before the cursor first moved."""
+    owner, of = opened(tmp_path, 2)
+    owner.deliver(batch(of, 1, 4))
+    for path in (tmp_path / "part-000").iterdir():
+        path.unlink()
+    assert files(tmp_path).open(task(1)) == Opened(1)
+    with pytest.raises(Fenced, match="it is gone"):
+        owner.deliver(batch(of, 4, 9))
+    successor, later = files(tmp_path), task(3, 4, has_moved=True)
+    assert successor.open(later) == Opened(1)
+    successor.deliver(batch(later, 1, 9))
+    assert stored(tmp_path) == [gsn for gsn in GSNS if gsn < 9]
+
+
 @pytest.mark.parametrize("stop", [4, 9, 15])
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_the_name_decides_where_a_file_system_shows_changes_late(

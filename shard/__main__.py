@@ -296,7 +296,7 @@ def _start_archive(
 
 def _store_the_rest(directory: DataDirectory, store: SegmentStore, replica: Replica) -> None:
     """Store the last entries, and write the checkpoint from which the next start continues."""
-    for entry in replica.part():
+    for entry in replica.last_entries():
         store.append(entry)
     checkpoint = replica.checkpoint()
     if not store.close():

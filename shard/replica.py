@@ -575,8 +575,8 @@ class Replica:
         state = self._state
         return state.cluster, state.stream.stable, state.trim
 
-    def part(self) -> list[Entry]:
-        """Return the last entries for the store: a watermark record, if it is not stored."""
+    def last_entries(self) -> list[Entry]:
+        """Return what a clean stop still has to store: a watermark record, if a fact is new."""
         self._marks.write()
         return [one.entry for one in self._state.pop_effects() if isinstance(one, Persist)]
 

@@ -111,13 +111,15 @@ def test_a_str_payload_is_refused(log: ziplog.Log) -> None:
             attempt()
 
 
-def test_recent_is_for_subscriptions_only(log: ziplog.Log) -> None:
+def test_recent_is_no_single_position(log: ziplog.Log) -> None:
     for attempt in (
         lambda: log.insert_after(b"x", ziplog.RID_RECENT),
         lambda: log.read_record(ziplog.RID_RECENT),
         lambda: log.trim(ziplog.RID_RECENT),
     ):
-        with pytest.raises(ConfigError, match="subscribe only"):
+        with pytest.raises(
+            ConfigError, match="RID_RECENT is for subscriptions, speculations and cursors"
+        ):
             attempt()
 
 

@@ -411,7 +411,9 @@ def check_rid(name: str, rid: object, *, or_recent: bool = False) -> RecordId:
     if rid == RID_RECENT:
         if or_recent:
             return RID_RECENT
-        text = f"{name} must be a position; RID_RECENT is for subscribe only"
+        text = (
+            f"{name} must be a position; RID_RECENT is for subscriptions, speculations and cursors"
+        )
         raise ConfigError(name, str(rid), "a position", message=text)
     if not 0 <= rid.gsn < 2**63 or not 0 <= rid.shard < 2**31:
         raise ConfigError(name, rid, "a gsn from 0 to 2**63 - 1, and a shard below 2**31")

@@ -10,7 +10,7 @@ import pytest
 from ziplog.client import arguments, cursor_arguments
 from ziplog.client.common.requests import ClaimState
 from ziplog.errors import ConfigError
-from ziplog.types import RID_GENESIS, RecordId, cluster_id
+from ziplog.types import RID_GENESIS, RID_RECENT, RecordId, cluster_id
 from ziplog.wire import Limits
 
 if TYPE_CHECKING:
@@ -58,6 +58,13 @@ def test_one_payload_or_key_in_the_place_of_several_is_refused(given: Any) -> No
     if given is not None:
         with pytest.raises(TypeError, match=r"keys must be an iterable, .*; key is the key of all"):
             arguments.insert_many([b"x"] * 3, RID_GENESIS, None, given, Limits(), 0)
+
+
+def test_recent_is_no_position_of_an_insert() -> None:
+    with pytest.raises(
+        ConfigError, match="RID_RECENT is for subscriptions, speculations and cursors"
+    ):
+        arguments.insert(b"x", RID_RECENT, None, Limits(), 0)
 
 
 class Number:

@@ -39,7 +39,7 @@ _TRIM_RETRY_NS: Final = 100 * NS_PER_MS
 class PendingCall(PendingRequest, kw_only=True):
     """One pending call."""
 
-    #: What the service is asked for; empty: to connect.
+    #: What the service has to do; empty: to connect.
     what: str = ""
     #: When it began to connect.
     began: int = 0
@@ -93,7 +93,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
 
     def status(self, call: int, request: StatusRequest) -> None:
         """Get the status document, or a part of the history."""
-        pending = PendingCall(call, request.deadline, what="the status")
+        pending = PendingCall(call, request.deadline, what="send the status")
         self._add(pending)
 
         def on_reply(reply: StatusReply) -> None:
@@ -109,7 +109,9 @@ class ClusterCalls(PendingRequests[PendingCall]):
     def finish_upgrade(self, call: int, request: FinishUpgradeRequest) -> None:
         """Have the cluster use a wire version, if all nodes know it."""
         wire = request.wire
-        pending = PendingCall(call, request.deadline, what=f"the use of wire version {wire}")
+        pending = PendingCall(
+            call, request.deadline, what=f"confirm the use of wire version {wire}"
+        )
         self._add(pending)
 
         def on_reply(reply: UpgradeFinished) -> None:
@@ -131,7 +133,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
     def change_region(self, call: int, request: ChangeRegionRequest) -> None:
         """Give up a region, or let it count again."""
         region, is_lost = request.region, request.is_lost
-        what = f"that {_named(region)} {'is given up' if is_lost else 'counts again'}"
+        what = f"confirm that {_named(region)} {'is given up' if is_lost else 'counts again'}"
         pending = PendingCall(call, request.deadline, what=what)
         self._add(pending)
 
@@ -146,7 +148,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
     def trim(self, call: int, request: TrimRequest) -> None:
         """Delete all records before a position, once it is stable."""
         rid = request.rid
-        pending = PendingCall(call, request.deadline, what=f"a trim before {rid}", rid=rid)
+        pending = PendingCall(call, request.deadline, what=f"confirm a trim before {rid}", rid=rid)
         pending.force = request.force
         self._add(pending)
         self._retry(pending)
@@ -175,7 +177,7 @@ class ClusterCalls(PendingRequests[PendingCall]):
         if not pending.what:
             return self._first_contact_error(pending)
         return DeadlineError(
-            f"the membership service of {self._routing} did not confirm {pending.what} before the"
+            f"the membership service of {self._routing} did not {pending.what} before the"
             f" deadline{pending.known}"
         )
 

@@ -37,6 +37,7 @@ _US_PER_S: Final = 1_000_000
 class PendingEdit(PendingRequest, kw_only=True):
     """One pending call."""
 
+    #: The service has to confirm it; "": it has to list the cursors.
     what: str
     #: The cursors that the service has listed so far.
     found: list[CursorInfo] = msgspec.field(default_factory=list)
@@ -63,7 +64,7 @@ class Edits(PendingRequests[PendingEdit]):
 
     def start_list(self, call: int, request: CursorsRequest) -> None:
         """List all cursors."""
-        pending = PendingEdit(call, request.deadline, what="the list of cursors")
+        pending = PendingEdit(call, request.deadline, what="")
         self._add(pending)
         self._query(pending, "")
 
@@ -89,7 +90,7 @@ class Edits(PendingRequests[PendingEdit]):
 
     def start(self, call: int, request: EditRequest) -> None:
         """Change a cursor."""
-        what = f"{request.edit} of the cursor {request.name}"
+        what = f"the request to {request.edit} the cursor {request.name}"
         pending = PendingEdit(call, request.deadline, what=what)
         self._add(pending)
         if request.position.gsn < 0:
@@ -143,9 +144,12 @@ class Edits(PendingRequests[PendingEdit]):
         super().cancel(call)
 
     def _result_at_deadline(self, pending: PendingEdit) -> DeadlineError:
+        service = f"the membership service of {self._routing}"
+        if not pending.what:
+            return DeadlineError(f"{service} did not send its cursors before the deadline")
         return DeadlineError(
-            f"the membership service of {self._routing} did not confirm {pending.what} before the"
-            " deadline; it may still happen: try again"
+            f"{service} did not confirm {pending.what} before the deadline; it may still happen:"
+            " try again"
         )
 
 

@@ -149,6 +149,9 @@ def test_an_upgrade_is_finished_or_the_obstacle_is_named() -> None:
             assert f"version 2: {obstacle}. Start a release there" in str(error)
         else:
             assert harness.answers[call] == 2
+    call = harness.call(StatusRequest(harness.until(S)))
+    harness.pass_time(S)
+    assert "did not send the status before the deadline" in str(harness.answers[call])
     call = harness.call(FinishUpgradeRequest(harness.until(S), 2))
     harness.pass_time(S)
     assert "did not confirm the use of wire version 2" in str(harness.answers[call])

@@ -428,6 +428,17 @@ def test_list_continues_until_it_is_whole() -> None:
     ]  # fmt: skip
 
 
+def test_calls_that_the_service_does_not_answer_end_at_their_deadlines() -> None:
+    harness = Owner()
+    listing = harness.call(CursorsRequest(harness.until(S)))
+    change = harness.call(EditRequest(harness.until(S), "x", "seek", RecordId(9, 0)))
+    harness.pass_time(S)
+    assert "did not send its cursors before the deadline" in str(harness.answers[listing])
+    error = str(harness.answers[change])
+    assert "did not confirm the request to seek the cursor x" in error
+    assert "it may still happen" in error
+
+
 def test_change_returns_the_cursor() -> None:
     harness = Owner()
     call = harness.call(EditRequest(harness.until(), "x", "seek", RecordId(9, 0)))

@@ -8,6 +8,7 @@ import msgspec
 
 from shard.state.decision_log import end_of
 from ziplog.core.entries import Place, Unit
+from ziplog.core.units import NS_PER_S
 from ziplog.core.view import NO_DIGEST
 from ziplog.wire import Trimmed
 
@@ -26,7 +27,8 @@ MAX_DELIVER_BYTES: Final = 512 * 1024
 #: for each entry, and 1 for each KiB. The last part may exceed it. Inserts wait for about 10 ms.
 BATCH_WORK: Final = 1024
 #: Time without a message after which a subscription is dropped.
-SILENCE_NS: Final = 10_000_000_000
+SILENCE_NS: Final = 10 * NS_PER_S
+#: Most subscriptions of one server, early streams included.
 MAX_SUBSCRIPTIONS: Final = 4096
 #: Most credit of a subscription: its reader may have stopped reading.
 MAX_CREDIT_BYTES: Final = 32 * 1024 * 1024

@@ -530,13 +530,12 @@ class SegmentStore(SegmentReader):
         return 0, []
 
     def _read_part(self, part: _Part) -> tuple[int, list[SessionTable]]:
-        """Return the table that a part belongs to, and the part's sessions."""
+        """Return the last entry when a part's table was begun, and the part's sessions."""
         segment = self._segments[part.segment]
         data, found = segment.read_table(self._directory, part.start, part.size)
         table = decode(data, found, segment.name).decision
         assert isinstance(table, SessionTableRecord | SessionTablePartRecord), (
             "the entry at a table's place is not a table"
         )
-        return table.begun if isinstance(
-            table, SessionTablePartRecord
-        ) else part.fseq, table.sessions
+        begun = table.begun if isinstance(table, SessionTablePartRecord) else part.fseq
+        return begun, table.sessions

@@ -383,7 +383,8 @@ class AsyncLog(AsyncAdministration):
                 (docs/protocol.md, 14.3). False: a row counts as new if this subscription has not
                 passed it.
             timeout: iteration raises DeadlineError after this time without a record. None: no limit
-                if `follow`, otherwise the client's default.
+                if `follow`, otherwise the client's default. Opening the subscription has the
+                client's default time-out.
 
         An asyncio subscription opens in the background. Awaiting it, or its first record, waits
         until it is open, and raises the errors.
@@ -462,7 +463,7 @@ class AsyncLog(AsyncAdministration):
             max_pending: the maximum number of deliveries that are neither confirmed nor void, 1 to
                 1,000,000.
             timeout: iteration raises DeadlineError after this time without an event. None: no
-                limit.
+                limit. Opening the speculation has the client's default time-out.
 
         Raises:
             TrimmedError: records from `start` on were trimmed.

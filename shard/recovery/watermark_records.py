@@ -1,8 +1,8 @@
 """Writer of watermark records, and of session tables, into a replica's log.
 
 A watermark record stands between the entries, has no number, and the last one counts. A server in
-limbo relies on it. Rule: only a server that is up records where its log is stable; it records a
-received trim point in every state (docs/protocol.md, sections 8 and 9).
+limbo relies on it. Rule: only a server that is up, or has joined its view, records where its log is
+stable; it records a received trim point in every state (docs/protocol.md, sections 8 and 9).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class WatermarkWriter:
         self._tables.tick(now)
 
     def write(self) -> None:
-        """Write a record now, if something is new and the server is up."""
+        """Write a record now, if something is new and the server has the log of its view."""
         state = self._state
         self._due = None
         last = state.clock.last
         facts = (state.stream.stable, state.trim, last.number if last else 0, state.placement)
-        if facts == self._written or state.state != "up":
+        if facts == self._written or state.state not in {"up", "joined"}:
             return
         self._written = facts
         state.record_watermark()

@@ -249,14 +249,14 @@ class ReplicaState:
     def record_watermark(self, runs: Sequence[LeaseRun] = ()) -> None:
         """Append a watermark record; `runs` follow the leases held.
 
-        Only a server that is up records where its log is stable.
+        Only a server that is up, or has joined its view, records where its log is stable.
         """
         store = self.store
         held = [*self.clock.recent, *runs]
         number, digest = (held[-1].last.number, held[-1].last.digest) if held else (0, NO_DIGEST)
         mark = store.mark
         stable, frontier, limit = (mark.stable, mark.frontier, mark.limit) if mark else (0, 1, 0)
-        if self.state == "up":
+        if self.state in {"up", "joined"}:
             stable, frontier = self.stream.stable, self.stream.stable_end
         mark = WatermarkRecord(
             self.cluster, stable, frontier, self.trim, number, digest,

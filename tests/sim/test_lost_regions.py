@@ -113,6 +113,29 @@ def test_readers_continue_without_the_regions_that_an_operator_gave_up(is_killed
         assert {rid for (rid,) in acknowledged} == everything.keys()
 
 
+def test_readers_continue_after_a_crash_of_the_only_server_that_is_left() -> None:
+    """It starts in limbo, and knows on its disk what was confirmed with it."""
+    kernel = Kernel(1)
+    with simulated(kernel):
+        cluster = SimCluster(kernel, PLAN)
+        operator = Operator(cluster, History(seed=1))
+        cluster.begin()
+        acknowledged = insert_from_now_on(cluster, INSERTS, "writer-0")
+        kernel.run(1 * S)
+        part(cluster, is_killed=True)
+        kernel.run(12 * S)
+        for region in ("eu", "us"):
+            operator.give_up(region, lambda: False)
+        kernel.run(5 * S)
+        cluster.nodes["shard-0-0"].kill()
+        delivered = follow(cluster, "reader-0")
+        assert kernel.run_until(lambda: len(delivered) == INSERTS, 60 * S), cluster.states()
+        assert {rid for (rid,) in acknowledged} == delivered.keys()
+        state = cluster.state_of("shard-0-0")
+        assert state is not None
+        assert state.state == "limbo"
+
+
 def test_a_shard_is_removed_once_its_lost_regions_are_given_up() -> None:
     kernel = Kernel(1)
     with simulated(kernel):

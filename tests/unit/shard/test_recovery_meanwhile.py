@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 from msgspec.structs import replace
 
+from shard.recovery.watermark_records import WATERMARK_INTERVAL_NS
 from tests.checkers import decided, places, session_tables
 from tests.unit.shard.recovery_world import (
     BACKUP,
@@ -166,6 +167,21 @@ def test_joined_server_serves_what_its_view_begins_with_once_that_is_confirmed(
     order(world, decision(frozen), THIRD)
     send(world, wire.Read(CLUSTER, 0, 1, 2, gsn), THIRD)
     assert [m.stable for m in heard(world, wire.ReadReply, "c")] == [False, True]
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_joined_server_that_crashes_still_serves_what_was_confirmed(is_confirmed: bool) -> None:
+    """It may be the only one that is left, and readers got these records from it."""
+    world = start(f=2)
+    world.paused.update({PRIMARY, THIRD})
+    send(world, insert(1), BACKUP)
+    (gsn,) = acks(world)[0][2]
+    order(world, decision(promise(world, BACKUP), is_confirmed=is_confirmed), BACKUP)
+    world.run(2 * WATERMARK_INTERVAL_NS)
+    crash(world, BACKUP, f=2)
+    assert replica(world, BACKUP)._state.state == "limbo"
+    send(world, wire.Read(CLUSTER, 0, 1, 1, gsn), BACKUP)
+    assert [m.stable for m in heard(world, wire.ReadReply, "c")] == [is_confirmed]
 
 
 def test_witness_remembers_its_view_until_it_has_all_of_the_next_one() -> None:

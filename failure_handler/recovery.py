@@ -317,8 +317,9 @@ class Recovery:
             return
         base = view if chosen.report.state == "limbo" else chosen.report.view
         attempt = Attempt(
-            recovery, chosen.member.index, chosen.report.incarnation, from_limbo, base
-        )
+            recovery, chosen.member.index, chosen.report.incarnation, from_limbo, base,
+            known is not None and _is_behind(known, chosen),
+        )  # fmt: skip
         self._propose(Begin(self.shard, view, attempt), now)
 
     # --- state acquisition ---
@@ -386,7 +387,7 @@ class Recovery:
 
     def _make_decision(self, known: Recovered, frozen: Frozen, removed: Removed) -> Decision:
         attempt = known.attempt
-        is_lossy = attempt.from_limbo and not frozen.has_all
+        is_lossy = attempt.from_limbo and (attempt.is_behind or not frozen.has_all)
         may_lose = is_lossy and frozen.decided_end < removed.limit
         lost = [max(frozen.decided_end, 1)] if may_lose else []
         if known.decision is not None and not known.is_finished and known.decision.lost_from:
@@ -540,6 +541,16 @@ def _is_misjudged(attempt: Attempt, report: Suspect) -> bool:
     has_promised = report.recovery >= attempt.recovery
     is_elsewhere = report.state != "limbo" and report.view != attempt.base and not has_promised
     return report.incarnation != attempt.incarnation or is_elsewhere
+
+
+def _is_behind(known: Recovered, chosen: Candidate) -> bool:
+    """Whether the candidate's log ends before the last confirmed view.
+
+    A view that has started is on all disks. A promise of an attempt may lengthen the log.
+    """
+    if known.is_under_way and known.attempt.is_behind:
+        return True
+    return not known.is_finished and chosen.report.last_view < known.confirmed
 
 
 def _is_same_as_before(known: Recovered, chosen: Candidate) -> bool:

@@ -37,6 +37,8 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: The view that the candidate remembers: the current one, or an earlier one while no result of
     #: the current one was reported.
     base: View
+    #: The log ends before the last confirmed view, so acked records may be missing.
+    is_behind: bool = False
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):

@@ -58,6 +58,34 @@ def test_at_level_disk_nothing_was_lost() -> None:
     assert world.status()["losses"] == []
 
 
+@pytest.mark.parametrize("is_insisting", [False, True])
+def test_at_level_disk_a_log_from_before_a_confirmed_view_may_lack_records(
+    is_insisting: bool,
+) -> None:
+    """The survivor of that view, which acknowledged them, has lost its directory."""
+    world = World(config(durability="disk")).live()
+    assert world.insert("one")
+    world.supervised = False
+    world.insert("two", but=1)
+    world.kill(world.server(0, 1))
+    world.until(lambda: world.server(0, 0).state == "joined")
+    world.kill(world.server(0, 0))
+    world.run(3 * S)
+    if is_insisting:  # The first promise is lost, and the server that gave it dies.
+        world.network = lambda _src, _dst, message: [] if type(message) is Frozen else [HOP]
+    world.server(0, 0).restart(wiped=True)
+    world.server(0, 1).restart()
+    if is_insisting:
+        world.until(lambda: world.server(0, 1).state == "frozen")
+        world.run(1 * S)
+        world.kill(world.server(0, 1))
+        world.network = lambda _src, _dst, _message: [HOP]
+        world.server(0, 1).restart()
+    world.until_live()
+    assert "two" not in [what for _, what in world.server(0, 0).log]
+    assert [loss.start for loss in world.mms.state.losses] == [2]
+
+
 def test_no_candidate_is_chosen_from_limbo_while_a_server_is_missing() -> None:
     world = World(config(f=2)).live()
     world.supervised = False

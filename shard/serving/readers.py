@@ -107,12 +107,20 @@ class Readers:
                 self.renew(route, message, now)
             case Unsubscribe():
                 self.unsubscribe(message)
-            case Tail() if is_in_view:
+            case Tail() if is_in_view and self._is_confirmed:
                 self.tail(route, message)
             case Outline():
                 self.outline(route, message)
             case Locate() if is_in_view:
                 self.locate(route, message, now)
+
+    @property
+    def _is_confirmed(self) -> bool:
+        """Whether all entries of older views are stable, so each completed insert is here.
+
+        Before, a recovery may go back, and inserts may complete in a view without this server.
+        """
+        return self._state.stream.stable >= self._state.view_base
 
     # --- single positions ---
 
@@ -215,9 +223,8 @@ class Readers:
             if unit.confirmed and unit.slots[-1] < state.stream.stable_end:
                 verdict, gsns = "present", unit.slots
         elif (
-            # All entries of older views are stable, so a record of theirs would be here.
             locate.view < state.view
-            and state.stream.stable >= state.view_base
+            and self._is_confirmed
             and (session is None or locate.seq >= session.first_incomplete)
             and not state.sessions.may_have_forgotten(locate.client, locate.since)
         ):

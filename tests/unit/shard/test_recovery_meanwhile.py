@@ -142,11 +142,15 @@ def test_survivor_serves_nothing_new_before_its_view_is_confirmed() -> None:
     assert stream.stable < stream.last
     send(world, wire.Read(CLUSTER, 0, 1, 1, gsn), BACKUP)
     send(world, wire.Locate(CLUSTER, 0, 1, b"c" * 16, 1), BACKUP)
+    send(world, wire.Tail(CLUSTER, 0, 1, 3, 0), BACKUP)
+    assert not heard(world, wire.TailReply, "c"), "an insert may complete without this server"
     order(world, decision(frozen), BACKUP)
+    send(world, wire.Tail(CLUSTER, 0, 1, 3, 0), BACKUP)
     send(world, wire.Read(CLUSTER, 0, 1, 2, gsn), BACKUP)
     send(world, wire.Locate(CLUSTER, 0, 1, b"c" * 16, 1), BACKUP)
     assert [m.stable for m in heard(world, wire.ReadReply, "c")] == [False, True]
     assert [m.verdict for m in heard(world, wire.Located, "c")] == ["pending", "present"]
+    assert [m.filled for m in heard(world, wire.TailReply, "c")] == [gsn]
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

@@ -4,9 +4,9 @@
 
 Rule: the service's read barrier names the shards that ever had positions. A shard counts when all
 its replicas replied in the known view (D50). Every completed insert is on all of them, so the
-highest filled position is an upper bound. One reply in a later view suffices, too: that replica
-joined with all completed inserts, and none completes in that view before the service has it. A
-removed shard is asked like any other.
+highest filled position is an upper bound. One reply in a later view suffices, too: that view is
+confirmed, the replica joined with all completed inserts, and none is placed in that view before the
+service has it. A removed shard is asked like any other.
 
 See docs/protocol.md, sections 7, 11 and 13.
 """

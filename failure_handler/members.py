@@ -107,14 +107,22 @@ class Members:
         """Return a shard's members, the primary first; none if the shard is unknown."""
         return self._members.get(shard, [])
 
-    def copies_needed(self, shard: int) -> int:
+    def copies_needed(self, shard: int, survivor: int, now: int) -> int:
         """Return the number of replicas that must hold a view before it is confirmed.
 
         The view then survives f failures, one of them known; those of lost regions are known, too.
+        A server there that reports, and hears the survivor, runs: it can join the view.
         """
-        regions = [replica.region for replica in self.placements[shard].replicas]
-        left = sum(region not in self.lost_regions for region in regions)
-        return max(1, min(len(regions) - 1, left))
+        replicas, members = self.placements[shard].replicas, self.of(shard)
+        left = sum(
+            replica.region not in self.lost_regions
+            or (
+                (report := member.recent_report(now)) is not None
+                and survivor not in report.suspects
+            )
+            for replica, member in zip(replicas, members, strict=True)
+        )
+        return max(1, min(len(replicas) - 1, left))
 
     def on_suspect(self, route: bytes, suspect: Suspect, now: int) -> Member | None:
         """Store a server's report; return the server, or None if that shard has no such server.

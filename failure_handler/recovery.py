@@ -377,13 +377,12 @@ class Recovery:
             return
         if self._decision is None:
             self._decision = self._make_decision(known, frozen, removed)
-        is_confirmed = self._copies_needed <= 1
+        is_confirmed = self._copies_needed(attempt.candidate) <= 1
         self._propose(Decide(self.shard, attempt.recovery, self._decision, is_confirmed), now)
 
-    @property
-    def _copies_needed(self) -> int:
-        """Number of replicas that must hold a view before it is confirmed."""
-        return self._members.copies_needed(self.shard)
+    def _copies_needed(self, survivor: int) -> int:
+        """Return the number of replicas that must hold a view before it is confirmed."""
+        return self._members.copies_needed(self.shard, survivor, self._now)
 
     def _make_decision(self, known: Recovered, frozen: Frozen, removed: Removed) -> Decision:
         attempt = known.attempt
@@ -427,7 +426,8 @@ class Recovery:
             self._propose(Finish(self.shard, known.view), now)
             return
         joined = self._joined_reports(known.view, now)
-        if known.confirmed < known.view and len(joined) >= self._copies_needed:
+        copies = self._copies_needed(known.decision.survivor)
+        if known.confirmed < known.view and len(joined) >= copies:
             self._propose(Confirm(self.shard, known.view), now)
         if len(joined) == len(self._members.of(self.shard)) and not self._joined:
             self._joined = joined
@@ -443,7 +443,7 @@ class Recovery:
         elif self._is_survivor_lost(known.view, known.decision, now):
             self._begin_with_best(known, placement, now)
         elif known.confirmed < known.view:
-            unheard = unheard_by_enough(self._members.of(self.shard), self._copies_needed, now)
+            unheard = unheard_by_enough(self._members.of(self.shard), copies, now)
             if known.decision.survivor in unheard:
                 self._begin_with_best(known, placement, now, unheard)
 

@@ -83,7 +83,7 @@ def test_a_record_that_only_the_survivor_holds_is_not_served() -> None:
 def test_a_view_that_the_survivor_alone_confirms_is_noticed() -> None:
     """Then the record is delivered, and lost with the survivor."""
     with (
-        patch.object(Recovery, "_copies_needed", 1),
+        patch.object(Recovery, "_copies_needed", return_value=1),
         pytest.raises(AssertionError, match="no other replica held it"),
     ):
         survivor_dies_alone()

@@ -22,16 +22,20 @@ if TYPE_CHECKING:
 REGIONS = ("ap", "eu", "us")
 
 
-def spread(*regions: str, handlers: int = 1) -> World:
-    """Return a cluster of one shard with a server in each of these regions."""
-    plain = config(f=len(regions) - 1, handlers=handlers)
-    (shard,) = plain.shards
-    replicas = tuple(
-        dataclasses.replace(node, region=region or None)
-        for node, region in zip(shard.replicas, regions, strict=True)
+def spread(*regions: str, handlers: int = 1, shards: int = 1) -> World:
+    """Return a cluster of shards with a server in each of these regions."""
+    plain = config(shards, f=len(regions) - 1, handlers=handlers)
+    labelled = tuple(
+        dataclasses.replace(
+            shard,
+            replicas=tuple(
+                dataclasses.replace(node, region=region or None)
+                for node, region in zip(shard.replicas, regions, strict=True)
+            ),
+        )
+        for shard in plain.shards
     )
-    labelled = dataclasses.replace(plain, shards=(dataclasses.replace(shard, replicas=replicas),))
-    world = World(labelled).live()
+    world = World(dataclasses.replace(plain, shards=labelled)).live()
     world.supervised = False
     return world
 
@@ -82,7 +86,7 @@ def test_a_view_needs_f_copies_or_those_that_are_left(
     members = Members()
     replicas = tuple(Replica(f"s-{i}", f"h:{i}", region=r) for i, r in enumerate(regions))
     members.on_cluster_info([Placement(0, 1, "live", replicas)], lost)
-    assert members.copies_needed(0) == copies
+    assert members.copies_needed(0, 0, 10 * S) == copies
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
@@ -135,6 +139,38 @@ def test_a_recovery_that_begins_later_needs_one_copy() -> None:
     world.until_live()
     world.run(3 * S)
     assert world.mms.state.lost_regions == []
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_server_of_a_lost_region_that_runs_has_to_join(hears: bool) -> None:
+    """The regions are still given up, because a server of the other shard is missing.
+
+    One that does not hear the survivor cannot join, so it does not count.
+    """
+    world = lose(spread(*REGIONS, shards=2), "eu", "us")
+    for region in ("eu", "us"):
+        assert change(world, region) == ""
+    world.run(3 * S)
+    for server in world.servers:
+        if server.region != "ap" and server.name != "shard-0-2":
+            server.restart()
+    world.until(lambda: world.mms.state.placements[1].state == "live")
+    world.run(3 * S)
+    assert world.mms.state.lost_regions == ["eu", "us"]
+    view = world.consensus.shards[1].view
+
+    other = world.server(1, 1)
+    world.network = lambda _src, dst, message: (
+        [] if type(message) is ViewDecided and dst == other.name else [HOP]
+    )
+    world.kill(world.server(1, 2))
+    world.until(lambda: world.consensus.shards[1].view > view, 10 * S)
+    if not hears:
+        other.always_suspects.add(0)
+    world.run(3 * S)
+    assert (world.consensus.shards[1].confirmed > view) is not hears
+    world.network = lambda _src, _dst, _message: [HOP]
+    world.until(lambda: world.consensus.shards[1].confirmed > view, 5 * S)
 
 
 def test_inserts_continue_once_all_servers_have_joined_and_the_region_counts_again() -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tests.properties import seeds
-from tests.sim.mutation import LAN, LOSSY, busy
+from tests.sim.mutation import LAN, LOSSY, SLOW, busy
 from tests.sim.plan import Fault, draw
 from tests.sim.rebuild import Loss, rebuild
 from tests.sim.run import run
@@ -69,6 +69,17 @@ def test_a_rebuild_keeps_the_only_copy_of_a_damaged_entry(seed: int) -> None:
     """A damaged disk is a failure of its server: no other one loses its directory."""
     faults = (Fault(700, "rot", ("shard-0-1",)), Fault(1_400, "rebuild", amount=4))
     plan = busy(seed, *faults, shards=2, think_us=20_000, calls=60, durability="disk")
+    assert run(plan).faults == 2
+
+
+@pytest.mark.parametrize("after_ms", range(0, 200, 20))
+def test_a_shard_that_a_rebuild_forgets_is_added_again(after_ms: int) -> None:
+    """All machines lose power while the shard joins; the run ends once all its servers are up."""
+    faults = (
+        Fault(300, "add-shard", ("shard-2",)),
+        Fault(300 + after_ms, "rebuild", amount=8),
+    )
+    plan = busy(1, *faults, shards=2, think_us=50_000, calls=30, conditions=SLOW, durability="disk")
     assert run(plan).faults == 2
 
 

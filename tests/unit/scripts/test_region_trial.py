@@ -123,6 +123,12 @@ def test_a_late_healing_is_too_slow() -> None:
     assert text.endswith("whole 6.00 s after the healing, of 5.00")
 
 
+def test_a_shard_that_was_slow_may_stay_parked_for_a_while() -> None:
+    assert list(verdict.too_slow(injected("slow", whole=54 * S), steady(), LIMITS)) == []
+    (text,) = verdict.too_slow(injected("slow", whole=56 * S), steady(), LIMITS)
+    assert text.endswith("whole 16.00 s after the healing, of 15.00")
+
+
 def test_figures_and_windows_of_a_fault() -> None:
     one = injected("kill")
     row = verdict.row(one, steady())

@@ -88,7 +88,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     with Cluster(directory, shards=1, settings=settings) as cluster, cluster.connect() as log:
         for number in range(12):
             log.insert_many([b"%d" % number + b"x" * 1000] * 100)
-    make(directory / "shard-0-0" / "segments")
+    for server in ("shard-0-0", "shard-0-1"):  # A stop leaves an unfinished file behind.
+        make(directory / server / "segments")
     config = load(directory / "cluster.toml")
     for name, machine in ((config.mms[0].name, ClusterState), (_handler(config), HandlerState)):
         raft = _raft(directory, name, machine())

@@ -330,16 +330,11 @@ def _several(name: str, given: Iterable[Any], advice: str) -> list[Any]:
         TypeError: it is one payload or key, or not iterable.
 
     """
-    error = TypeError(
-        f"{name} must be an iterable, such as a list, not {type(given).__name__}; {advice}"
-    )
-    if isinstance(given, (str, bytes, bytearray, memoryview)):
-        raise error
-    try:
-        items = iter(given)
-    except TypeError:
-        raise error from None
-    return list(items)
+    is_one = isinstance(given, (str, bytes, bytearray, memoryview))
+    if is_one or not isinstance(given, Iterable):
+        what = f"an iterable, such as a list, not {type(given).__name__}"
+        raise TypeError(f"{name} must be {what}; {advice}")
+    return list(given)
 
 
 @contextlib.contextmanager

@@ -132,7 +132,9 @@ class Engine:
         """Submit a call to the node; it fails if one of its first messages has no frame."""
         bad_messages = self._bad_messages
         bad_messages.clear()
-        self._execute(self.core.step_call(call, request, self._clock()))
+        effects = self.core.step_call(call, request, self._clock())
+        if effects:
+            self._execute(effects)
         if bad_messages:
             # In this order: a stream that is cancelled while it opens completes its call.
             self._on_complete(call, bad_messages[0])

@@ -69,8 +69,8 @@ class InsertCall:
         """The calls of callers that wait for this call's units."""
         return [self]
 
-    def results_by_call(self) -> list[tuple[InsertCall, list[RecordId]]]:
-        """Return each of `calls` with its rids, once all units are placed."""
+    def pop_results(self) -> list[tuple[InsertCall, list[RecordId]]]:
+        """Return each of `calls` with its rids, once, when all units are placed."""
         return [(self, self.rids)]
 
     @property
@@ -177,10 +177,13 @@ class InsertGroup(InsertCall):
         """The calls that have not ended."""
         return [call for call in self.members if call is not None]
 
-    def results_by_call(self) -> list[tuple[InsertCall, list[RecordId]]]:
-        """Return each call that has not ended with its rid."""
+    def pop_results(self) -> list[tuple[InsertCall, list[RecordId]]]:
+        """Remove each call that has not ended, and return it with its rid."""
         placed = zip(self.members, self.rids, strict=True)
-        return [(call, [rid]) for call, rid in placed if call is not None]
+        results = [(call, [rid]) for call, rid in placed if call is not None]
+        # The calls refer to the group: without this, only the garbage collector frees them.
+        self.members.clear()
+        return results
 
     def remove(self, call: InsertCall) -> int:
         """Remove a call that ended; return the position of its record in the unit."""

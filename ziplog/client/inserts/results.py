@@ -39,7 +39,7 @@ class Results:
 
     def complete(self, call: InsertCall) -> list[int]:
         """Complete a call with placed units, or those of a group; return their numbers."""
-        completed = call.results_by_call()
+        completed = call.pop_results()
         for each, rids in completed:
             self.note_returned(rids)
             request = each.request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,12 @@ from tests.unit.ziplog.client.test_client_redirect import ReshapedCluster, redir
 from ziplog import wire
 from ziplog.client.common.requests import InsertRequest
 from ziplog.client.inserts import sending
-from ziplog.client.inserts.insert_calls import UNIT_BYTES, UNIT_RECORDS
+from ziplog.client.inserts.insert_calls import (
+    UNIT_BYTES,
+    UNIT_RECORDS,
+    InsertCall,
+    InsertGroup,
+)
 from ziplog.core.entries import Body, decode_body
 from ziplog.core.node import BatchEnd
 from ziplog.errors import (
@@ -96,6 +102,23 @@ def test_inserts_wait_while_two_units_are_in_flight_and_then_share_one() -> None
         [RecordId(gsn, 0)] for gsn in (2, 4, 6, 8, 10, 12)
     ]
     assert harness.core.counters.inserts == harness.core.counters.fast_path == 6
+
+
+def test_placed_group_leaves_nothing_to_the_garbage_collector() -> None:
+    harness = connected()
+    gc.collect()
+    gc.disable()
+    try:
+        calls, shared = group_of(harness, b"0", b"1")
+        place(harness, shared, 4, 6)
+        assert [harness.answers.pop(call) for call in calls] == [
+            [RecordId(4, 0)],
+            [RecordId(6, 0)],
+        ]
+        left = [each for each in gc.get_objects() if type(each) in {InsertCall, InsertGroup}]
+    finally:
+        gc.enable()
+    assert not left
 
 
 def test_group_is_limited_in_records_and_bytes() -> None:

@@ -65,8 +65,7 @@ class StepContext:
 
     def set_timer(self, at: int) -> None:
         """Request a `Wakeup` at `at` or before."""
-        if at < self.next_timer:
-            self.next_timer = at
+        self.next_timer = min(self.next_timer, at)
 
     def pop_effects(self) -> list[Effect]:
         """Return the effects of the current step, and begin the next one."""

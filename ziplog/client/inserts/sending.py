@@ -1,8 +1,8 @@
 """Sending: the units of queued calls, as far as the in-flight window has room.
 
 Calls with many records take turns, a unit each. Single inserts share units: the first is sent at
-once; those that come while it is in flight, and appends, wait for the end of the batch; with two
-such units in flight, they wait until one has its acks.
+once; those that come while it is in flight, and appends, wait for the end of the batch. They wait
+longer while two such units are in flight, or while they are few beside the records in flight.
 
 See docs/protocol.md, section 4.
 """
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: fewer than the maximum, at the end of the batch.
 IMMEDIATE_SINGLE_UNITS: Final = 1
 MAX_SINGLE_UNITS: Final = 2
+#: A further unit of single inserts has at least this share of the records in flight.
+LEAST_SHARE: Final = 0.5
 
 
 class Sender:
@@ -101,7 +103,7 @@ class Sender:
         route = self._routing.route(window.shard)
         if route is None or route.is_unavailable:
             return
-        while window.singles and window.single_units < MAX_SINGLE_UNITS and self._has_room(window):
+        while window.singles and _has_turn(window) and self._has_room(window):
             unit = self._launch(window, pop_unit(window.singles), route)
             window.count_as_single(unit)
         if not window.singles:
@@ -133,6 +135,18 @@ class Sender:
     def check(self, window: ShardWindow) -> None:
         """Assert that waiting single inserts are sent at the end of a batch."""
         assert not window.singles or self._grouping[window.shard] is window
+
+
+def _has_turn(window: ShardWindow) -> bool:
+    """Whether a further unit of single inserts may be sent, and would not be a small one.
+
+    A unit costs the servers about as much with one record as with many. If a small one follows a
+    large one, its caller has the next small one before the large one has its acks.
+    """
+    return (
+        window.single_units < MAX_SINGLE_UNITS
+        and len(window.singles) >= LEAST_SHARE * window.single_records
+    )
 
 
 def _track(

@@ -65,6 +65,8 @@ class FailureDetector:
         self.is_stale = False
         #: Since when the membership service reports that the shard is recovered; None: it is not.
         self._recovering_since: int | None = None
+        #: Since when a peer is suspected and the membership service announces nothing; None: no.
+        self._isolated_since: int | None = None
 
     def set_suspicion(self, suspicion_ms: int, now: int) -> None:
         """Change this server's suspicion timeout, and announce it to the peers."""
@@ -119,16 +121,24 @@ class FailureDetector:
 
     def on_placement(self, now: int, *, is_recovering: bool) -> None:
         """Record whether the membership service reports that the shard is recovered."""
+        self._isolated_since = None
         if not is_recovering:
             self._recovering_since = None
         elif self._recovering_since is None:
             self._recovering_since = now
 
     def is_left_out(self, now: int) -> bool:
-        """Whether the shard is recovered, but this server got no request to freeze in time."""
-        since, rtt_ms = self._recovering_since, self._state.config.limits.rtt_ms
-        is_recovered = since is not None and now - since >= distance.left_out_ns(rtt_ms)
-        return is_recovered and self._state.state == "up"
+        """Whether the shard is, or may be, recovered without a request to this server to freeze.
+
+        It may be if this server hears neither a peer nor the service, which would announce that.
+        """
+        rtt_ms = self._state.config.limits.rtt_ms
+        limits = (
+            (self._recovering_since, distance.left_out_ns(rtt_ms)),
+            (self._isolated_since, distance.isolated_ns(rtt_ms)),
+        )
+        is_overdue = any(since is not None and now - since >= limit for since, limit in limits)
+        return is_overdue and self._state.state == "up"
 
     def suspects(self, now: int) -> list[int]:
         """Return the indices of the suspected peers."""
@@ -177,6 +187,10 @@ class FailureDetector:
             self._send_beat()
         if now >= self._suspect_due:
             suspects = self.suspects(now)
+            if not suspects:
+                self._isolated_since = None
+            elif self._isolated_since is None:
+                self._isolated_since = now
             is_well = self._state.state == "up" and self._recovering_since is None
             if suspects or not (is_well or self._state.state == "starting"):
                 self._suspect_due = now + SUSPECT_INTERVAL_NS

@@ -66,6 +66,16 @@ def part(cluster: SimCluster) -> None:
             cluster.network.cut(one, other)
 
 
+def silence_supervisor(cluster: SimCluster) -> None:
+    """Cut the supervisor from the failure handler, as that of a region without its leader is.
+
+    It then restarts no server that the other regions do not reach.
+    """
+    for handler in cluster.handlers.names:
+        cluster.network.cut("host", handler)
+        cluster.network.cut(handler, "host")
+
+
 def elect(group: OrderedLog | RaftGroup, leader: str) -> None:
     """Isolate leaders until a node leads."""
     assert isinstance(group, OrderedLog)
@@ -181,13 +191,28 @@ def read_from_now_on(cluster: SimCluster, name: str = "reader-2") -> list[int]:
     return times
 
 
-def test_a_reader_leaves_the_server_that_is_left_out() -> None:
-    """The reader reaches both servers of the shard, which do not reach each other."""
-    with led("mms-0", "fh-2") as cluster:
+@pytest.mark.parametrize(
+    ("service", "handler", "places"),
+    [
+        ("mms-0", "fh-2", ("ap", "eu")),
+        ("mms-0", "fh-0", ("ap", "eu")),
+        ("mms-1", "fh-1", ("eu", "ap")),
+    ],
+)
+def test_a_reader_leaves_the_server_that_is_left_out(
+    service: str, handler: str, places: tuple[str, ...]
+) -> None:
+    """The reader reaches all servers of the shard, of which two do not reach each other.
+
+    The server that is left out reaches the leaders, or some of them, or none.
+    """
+    regions = PLACES._replace(shards=(places, ("us",) * len(places)))
+    with led(service, handler, PLAN._replace(f=len(places) - 1, regions=regions)) as cluster:
         times = read_from_now_on(cluster)
         insert_from_now_on(cluster, 1000)
         cluster.kernel.run(1 * S)
         part(cluster)
+        silence_supervisor(cluster)
         start = cluster.kernel.now
         cluster.kernel.run(2 * _RECOVERY_NS)
         late = [at for at in times if at > start + _RECOVERY_NS]

@@ -104,6 +104,14 @@ def left_out_ns(rtt_ms: int) -> int:
     return max(500 * NS_PER_MS, 4 * _ns(rtt_ms))
 
 
+def isolated_ns(rtt_ms: int) -> int:
+    """Return the time without the membership service and a peer after which a server is left out.
+
+    New leaders may have to be elected before the service announces a recovery.
+    """
+    return 2 * left_out_ns(rtt_ms)
+
+
 def primary_report_ns(rtt_ms: int) -> int:
     """Return the time for the primary's report, after which another candidate may be chosen."""
     return 100 * NS_PER_MS + 2 * _ns(rtt_ms)

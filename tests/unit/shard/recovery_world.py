@@ -36,7 +36,7 @@ def start(f: int = 1, **config: Any) -> World:
     """Return a shard that is up, with failure detection and a handler that only listens."""
     world = World()
     world.add("fh-0", Probe())
-    add_shard(world, 0, f, handlers=(address("fh-0"),), **config)
+    add_shard(world, 0, f, **{"handlers": (address("fh-0"),)} | config)
     world.add("c", Probe())
     grant(world, LEASE, 1, f)
     world.run(5 * MS)

@@ -362,9 +362,9 @@ def test_flush_report_from_before_a_cut_does_not_cover_later_entries(
 # --- readers of a server that is left out ---
 
 
-def renewals_refused(world: World) -> list[str]:
-    """Renew a subscription at the backup for 2 seconds; return the refusals."""
-    for _ in range(8):
+def renewals_refused(world: World, count: int = 8) -> list[str]:
+    """Renew a subscription at the backup four times a second; return all refusals."""
+    for _ in range(count):
         send(world, wire.Credit(CLUSTER, 0, 1, b"c" * 16, 5, 1 << 20), BACKUP)
         world.run(250 * MS)
     return [refused.code for refused in heard(world, wire.Refused, "c") if refused.request == 5]
@@ -394,3 +394,34 @@ def test_readers_leave_a_server_that_copies_the_log_of_another() -> None:
     world.send("fh-0", BACKUP, copied, reply=True)
     world.run(1 * MS)
     assert renewals_refused(world)[:1] == ["not-ready"]
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_readers_leave_a_server_that_reaches_no_peer_and_no_service(is_heard: bool) -> None:
+    """Others may have recovered the shard; the service would announce that."""
+    world = start()
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
+    world.paused.add(PRIMARY)
+    refusals: list[str] = []
+    for _ in range(8):
+        refusals = renewals_refused(world, 2)
+        if is_heard:
+            announced = wire.LeaseAnnounced(CLUSTER, [], 0, placements(1, 1), 0)
+            world.send("mms-0", BACKUP, announced, reply=True)
+    assert refusals[:2] == ([] if is_heard else ["not-ready", "unknown-subscription"])
+
+
+def test_readers_stay_at_a_server_that_hears_its_peer_again() -> None:
+    world = start()
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
+    world.paused.add(PRIMARY)
+    assert renewals_refused(world, 6) == []
+    world.paused.remove(PRIMARY)
+    assert renewals_refused(world) == []
+
+
+def test_readers_stay_at_a_server_without_a_failure_handler() -> None:
+    """Nothing recovers its shard; it hears no heartbeats."""
+    world = start(handlers=())
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
+    assert renewals_refused(world, 32) == []

@@ -60,6 +60,8 @@ class RecoveryParticipant:
         self._state: Final = state
         #: The highest recovery that this server froze for, or joins; 0: none.
         self.number = 0
+        #: The last recovery that this server promised to follow.
+        self._promised = 0
         #: Where to send the promise once its entries are on disk; empty: nowhere.
         self._route = b""
         self._decided_end = 0
@@ -90,7 +92,8 @@ class RecoveryParticipant:
                     return False
                 state.view = message.view  # all replicas are in limbo; the handler chose this one
             self._roll_forward(message, promised, now)
-            self.number, self.transfer = message.recovery, None
+            self.number = self._promised = message.recovery
+            self.transfer = None
             self.on_repaired()
             state.state = "frozen"
         self._route = route
@@ -301,6 +304,12 @@ class RecoveryParticipant:
     def is_in_view(self) -> bool:
         """Whether this server holds the whole state of its view."""
         return self._state.state in {"up", "frozen", "joined"}
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether a later view has begun, which this server has to join."""
+        is_late = self._state.state == "frozen" and self.number > self._promised
+        return is_late or self.transfer is not None
 
     def freeze_for(self, number: int) -> None:
         """Freeze in this view and keep its state: another recovery may need it."""

@@ -197,6 +197,8 @@ def read_from_now_on(cluster: SimCluster, name: str = "reader-2") -> list[int]:
         ("mms-0", "fh-2", ("ap", "eu")),
         ("mms-0", "fh-0", ("ap", "eu")),
         ("mms-1", "fh-1", ("eu", "ap")),
+        ("mms-1", "fh-0", ("ap", "eu", "us")),
+        ("mms-2", "fh-0", ("ap", "eu", "us")),
     ],
 )
 def test_a_reader_leaves_the_server_that_is_left_out(

@@ -396,6 +396,27 @@ def test_readers_leave_a_server_that_copies_the_log_of_another() -> None:
     assert renewals_refused(world)[:1] == ["not-ready"]
 
 
+def test_readers_leave_a_server_that_a_peer_left_behind_in_its_view() -> None:
+    """It hears that peer, but neither the survivor nor the failure handler."""
+    world = start(2)
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
+    world.paused.add(PRIMARY)
+    world.paused.add(THIRD)
+    send(world, wire.Beat(CLUSTER, 0, 2, 2, 77, "joined"), BACKUP)
+    assert renewals_refused(world)[:1] == ["not-ready"]
+
+
+def test_a_server_that_has_promised_a_later_recovery_keeps_its_readers() -> None:
+    """It may be the survivor: a peer joined a view that was not confirmed."""
+    world = start(2)
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
+    world.paused.add(PRIMARY)
+    world.paused.add(THIRD)
+    send(world, wire.Beat(CLUSTER, 0, 2, 2, 77, "joined"), BACKUP)
+    promise(world, BACKUP, recovery=3)
+    assert renewals_refused(world) == []
+
+
 @pytest.mark.parametrize("is_heard", [False, True])
 def test_readers_leave_a_server_that_reaches_no_peer_and_no_service(is_heard: bool) -> None:
     """Others may have recovered the shard; the service would announce that."""

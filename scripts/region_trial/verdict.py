@@ -23,7 +23,7 @@ WHOLE_S: Final = 5.0
 _PARKED_S: Final = 10.0
 #: Round trips after the suspicion in which writers, and readers, must continue.
 _WRITERS_ROUND_TRIPS, _READERS_ROUND_TRIPS = 10, 15
-#: Clients outside of a lost region must have continued before the last quarter of a fault.
+#: Clients that must continue must have done so before the last quarter of a fault.
 _LAST_PART: Final = 4
 #: Time before and after a fault that its windows cover, and the width of a window, in seconds.
 _BEFORE_S, _AFTER_S = 2.0, 5.0
@@ -130,8 +130,8 @@ def acked_while_cut(one: Injected, seen: dict[str, Seen]) -> int:
 
 
 def stopped(one: Injected, seen: dict[str, Seen]) -> Iterator[str]:
-    """Yield the clients outside of a lost region that saw nothing in the last part of the fault."""
-    if one.fault.kind not in {"kill", "cut"}:
+    """Yield the clients that must continue and saw nothing in the last part of the fault."""
+    if one.fault.kind == "slow":
         return
     since = one.healed - (one.healed - one.began) // _LAST_PART
     for what, names in (

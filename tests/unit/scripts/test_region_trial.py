@@ -85,16 +85,17 @@ def test_an_acknowledgement_in_a_region_that_is_cut_off_breaks_a_promise() -> No
 @pytest.mark.parametrize("attribute", ["writer", "reader"])
 @pytest.mark.parametrize(
     ("kind", "region", "count"),
-    [("kill", "B", 1), ("cut", "C", 1), ("cut", "A", 0), ("slow", "B", 0)],
+    [("kill", "B", 1), ("cut", "C", 1), ("cut", "A", 0), ("slow", "B", 0), ("part", "C", 1)],
 )
-def test_regions_outside_that_never_continue_break_a_promise(
+def test_clients_that_must_continue_and_never_do_break_a_promise(
     attribute: str, kind: str, region: str, count: int
 ) -> None:
     seen = steady()
     seen["A"].acks.clear()
     setattr(seen[region], attribute, [t * S for t in range(60) if not 11 < t <= 40])
-    found = list(verdict.broken_promises(injected(kind), seen))
-    expected = f"{kind} A for 30 s: the {attribute} in {region} did not continue"
+    one = injected(kind)
+    found = list(verdict.broken_promises(one, seen))
+    expected = f"{one.fault}: the {attribute} in {region} did not continue"
     assert found == [expected] * count
 
 

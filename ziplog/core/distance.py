@@ -107,9 +107,9 @@ def left_out_ns(rtt_ms: int) -> int:
 def isolated_ns(rtt_ms: int) -> int:
     """Return the time without the membership service and a peer after which a server is left out.
 
-    New leaders may have to be elected before the service announces a recovery.
+    A recovery takes longer if new leaders are elected, or if its requests have to be forwarded.
     """
-    return 2 * left_out_ns(rtt_ms)
+    return left_out_ns(rtt_ms) + 2 * recovery_repeat_ns(rtt_ms)
 
 
 def primary_report_ns(rtt_ms: int) -> int:

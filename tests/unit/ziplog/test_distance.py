@@ -52,7 +52,7 @@ EXPECTED: Final = {
     "recovery_repeat_ns": (100, 340),
     "freeze_ns": (1000, 1000),
     "left_out_ns": (500, 500),
-    "isolated_ns": (1000, 1000),
+    "isolated_ns": (700, 1180),
     "primary_report_ns": (100, 340),
     "restart_order_ns": (300, 540),
     "min_election_ns": (500, 500),

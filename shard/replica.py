@@ -419,8 +419,8 @@ class Replica:
             elif self._backup is not None:
                 self._backup.tick(self._now)
         self._health.tick(self._now, self._recovery.claim)
-        is_late = self._recovery.is_left_out
-        self._readers.is_left_out = is_late or self._health.is_left_out(self._now)
+        is_left_out = self._recovery.is_left_out or self._health.is_left_out(self._now)
+        self._readers.set_left_out(is_left_out=is_left_out)
         if self._recovery.transfer is not None:
             self._recovery.transfer.tick(self._now)
             if self._recovery.transfer.take_due_retry(self._now):

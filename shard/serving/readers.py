@@ -72,7 +72,7 @@ class Readers:
     def __init__(self, state: ReplicaState, guesses: Guesses | None) -> None:
         self._state: Final = state
         self._guesses = guesses
-        #: The shard continues without this server until it joins, as far as the server knows.
+        #: As of `set_left_out`.
         self.is_left_out = False
         self.subscriptions: Final[dict[Key, Subscription]] = {}
         #: The streams of readers that speculate.
@@ -277,6 +277,24 @@ class Readers:
         """Whether readers that have everything from this server had better ask another one."""
         return self._state.state in {"starting", "limbo"} or self.is_left_out
 
+    def set_left_out(self, *, is_left_out: bool) -> None:
+        """Record whether the shard continues without this server, as far as the server knows.
+
+        When that begins, readers that have everything from this server change to another one.
+        """
+        has_begun = is_left_out and not self.is_left_out
+        self.is_left_out = is_left_out
+        if has_begun:
+            for key, subscription in list(self.subscriptions.items()):
+                if key not in self._lagging:
+                    self._send_elsewhere(key, subscription)
+
+    def _send_elsewhere(self, key: Key, subscription: Subscription) -> None:
+        """Drop a subscription; its reader then tries another server."""
+        detail = f"the server is {self._state.state}, and its shard continues without it"
+        self._state.refuse(subscription.route, subscription.id, "not-ready", detail)
+        self._drop(key)
+
     def _refuse_if_full(self, route: bytes, message: Subscribe) -> bool:
         """Refuse a reader if there may be no more subscriptions; return whether it was refused."""
         if len(self.subscriptions) + len(self.early.streams) < MAX_SUBSCRIPTIONS:
@@ -298,12 +316,10 @@ class Readers:
                 route, message.subscription, "unknown-subscription", "subscribe again"
             )
             return
-        if self._has_nothing_soon and key not in self._lagging:
-            self._drop(key)
-            detail = f"the server is {self._state.state}, and its shard continues without it"
-            self._state.refuse(route, message.subscription, "not-ready", detail)
-            return
         subscription.route = route
+        if self._has_nothing_soon and key not in self._lagging:
+            self._send_elsewhere(key, subscription)
+            return
         subscription.last_seen = now
         if subscription.is_bare:
             is_raised = message.credit > subscription.credit

@@ -363,7 +363,7 @@ def test_flush_report_from_before_a_cut_does_not_cover_later_entries(
 
 
 def renewals_refused(world: World, count: int = 8) -> list[str]:
-    """Renew a subscription at the backup four times a second; return all refusals."""
+    """Renew a subscription at the backup, four times a second; return its refusals until then."""
     for _ in range(count):
         send(world, wire.Credit(CLUSTER, 0, 1, b"c" * 16, 5, 1 << 20), BACKUP)
         world.run(250 * MS)
@@ -406,14 +406,22 @@ def test_readers_leave_a_server_that_a_peer_left_behind_in_its_view() -> None:
     assert renewals_refused(world)[:1] == ["not-ready"]
 
 
-def test_a_server_that_has_promised_a_later_recovery_keeps_its_readers() -> None:
-    """It may be the survivor: a peer joined a view that was not confirmed."""
+def test_readers_are_refused_at_once_and_not_at_their_next_renewal() -> None:
     world = start(2)
     send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
+    send(world, wire.Beat(CLUSTER, 0, 2, 2, 77, "joined"), BACKUP)
+    world.run(100 * MS)
+    assert renewals_refused(world, 0) == ["not-ready"]
+
+
+def test_a_server_that_has_promised_a_later_recovery_serves_readers() -> None:
+    """It may be the survivor: a peer joined a view that was not confirmed."""
+    world = start(2)
     world.paused.add(PRIMARY)
     world.paused.add(THIRD)
     send(world, wire.Beat(CLUSTER, 0, 2, 2, 77, "joined"), BACKUP)
     promise(world, BACKUP, recovery=3)
+    send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, LEASE.stop, 1 << 20), BACKUP)
     assert renewals_refused(world) == []
 
 

@@ -358,7 +358,8 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"cannot start {node.name}: port {port} on {node.host} is in use by"
-                    f" {_user_of(f'{node.host}:{port}')}; stop it, or choose other ports"
+                    f" {_user_of(f'{node.host}:{port}')}; stop it, or choose other ports:"
+                    " `--port` of a new cluster, or the cluster file of an old one"
                 )
             time.sleep(_POLL_S)
 

@@ -27,8 +27,8 @@ class StepContext:
     """The shared state of one client."""
 
     __slots__ = (
-        "_last_request", "client", "counters", "effects", "has_losses", "highest_gsn", "next_timer",
-        "now", "rtt_ms", "session_expiry_ns",
+        "_last_request", "client", "counters", "effects", "expects_more", "has_losses",
+        "highest_gsn", "next_timer", "now", "rtt_ms", "session_expiry_ns",
     )  # fmt: skip
 
     def __init__(self, client: bytes) -> None:
@@ -41,6 +41,8 @@ class StepContext:
         self._last_request = FIRST_REQUEST
         #: The highest gsn of this client's records, as far as it is known.
         self.highest_gsn = 0
+        #: Several single inserts were completed in this batch, so others may follow in it.
+        self.expects_more = False
         #: A `sync` has reported a record as lost.
         self.has_losses = False
         #: Time without a step after which servers may have expired this client's session, in

@@ -67,6 +67,9 @@ class AsyncioEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = NEVER
         self._is_poll_due = False
+        #: Number of results in this step, and whether the last step did not end its batch.
+        self._completed = 0
+        self._is_end_late = False
         self._is_closed = False
         #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
@@ -199,6 +202,7 @@ class AsyncioEngine:
             future.set_exception(result)
         else:
             future.set_result(result)
+            self._completed += 1
 
     # --- futures ---
 
@@ -285,6 +289,7 @@ class AsyncioEngine:
         """Process frames that have arrived; it is quick for acks of an insert on the short path."""
         engine, collected = self.engine, self.owners.collected
         transport = engine.transport
+        self._completed = 0
         received = transport.wait_and_receive(0)
         while received is not None:
             engine.handle(*received)
@@ -313,8 +318,12 @@ class AsyncioEngine:
             if received is None:
                 break
             engine.handle(*received)
-        engine.end_batch()
-        if engine.transport.ready():
+        # The tasks of several results run next: the batch ends after their inserts.
+        self._is_end_late = self._completed > 1 and not self._is_end_late
+        self._completed = 0
+        if not self._is_end_late:
+            engine.end_batch()
+        if self._is_end_late or engine.transport.ready():
             self._poll_soon()
         self._set_timer()
 

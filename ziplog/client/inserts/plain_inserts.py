@@ -78,13 +78,13 @@ class PlainInserts:
 
     def start(self, number: int, request: InsertRequest, shard: int) -> bool:
         """Send a single insert at an empty window; return False if it is none."""
-        window = self._windows.get(shard)
+        context, window = self._context, self._windows.get(shard)
         if window is None or not window.is_empty or not request.is_single or request.sealed:
             return False
         route = self._routing.route(shard)
-        if route is None or route.state != "live":
+        if route is None or route.state != "live" or context.expects_more:
             return False
-        context, seq = self._context, window.next_seq
+        seq = window.next_seq
         now = context.now
         body = encode_keyless_body(request.timestamp_us, request.key, request.payloads, None)
         message = Insert(

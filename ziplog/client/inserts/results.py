@@ -40,6 +40,7 @@ class Results:
     def complete(self, call: InsertCall) -> list[int]:
         """Complete a call with placed units, or those of a group; return their numbers."""
         completed = call.pop_results()
+        self._context.expects_more |= len(completed) > 1
         for each, rids in completed:
             self.note_returned(rids)
             request = each.request

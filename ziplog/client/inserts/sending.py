@@ -1,8 +1,9 @@
 """Sending: the units of queued calls, as far as the in-flight window has room.
 
 Calls with many records take turns, a unit each. Single inserts share units: the first is sent at
-once; those that come while it is in flight, and appends, wait for the end of the batch. They wait
-longer while two such units are in flight, or while they are few beside the records in flight.
+once. Those that come while it is in flight, appends, and those that come in the same batch as the
+acks of such a unit wait for the end of the batch. They wait longer while two such units are in
+flight, or while they are few beside the records in flight.
 
 See docs/protocol.md, section 4.
 """
@@ -47,7 +48,8 @@ class Sender:
             self._grouping[window.shard] = window
             # Appends end together, when a frontier passes them, so their callers' next ones come
             # together.
-            if window.single_units < IMMEDIATE_SINGLE_UNITS and not call.request.sealed:
+            waits = self._context.expects_more or call.request.sealed
+            if window.single_units < IMMEDIATE_SINGLE_UNITS and not waits:
                 self._send_singles(window)
             return
         window.queue.append(call)
@@ -95,6 +97,7 @@ class Sender:
 
     def on_batch_end(self) -> None:
         """Send the single inserts that arrived or waited since the last batch."""
+        self._context.expects_more = False
         for window in list(self._grouping.values()):
             self._send_singles(window)
 

@@ -35,7 +35,7 @@ from ziplog.client.inserts.insert_calls import (
     InsertGroup,
 )
 from ziplog.core.entries import Body, decode_body
-from ziplog.core.node import BatchEnd
+from ziplog.core.node import BatchEnd, Received
 from ziplog.errors import (
     NoSuchRecordError,
     OutcomeUnknownError,
@@ -124,6 +124,22 @@ def test_few_inserts_wait_while_many_are_in_flight() -> None:
     place(harness, four, 20, 22, 24, 26)
     harness.step(BatchEnd())
     assert [payloads(each) for each in sent(harness)] == [[b"last"]]
+
+
+def test_inserts_in_the_batch_of_a_placed_group_wait_for_its_end() -> None:
+    harness = connected()
+    _, shared = group_of(harness, b"0", b"1")
+    for server in (0, 1):
+        harness.step(Received(b"server", ack(shared, server, [4, 6])))
+    harness.insert(b"2")
+    assert not sent(harness), "others of the group's tasks may follow"
+    harness.insert(b"3")
+    harness.step(BatchEnd())
+    (again,) = sent(harness)
+    assert payloads(again) == [b"2", b"3"]
+    place(harness, again, 8, 10)
+    harness.insert(b"4")
+    assert [payloads(each) for each in sent(harness)] == [[b"4"]], "the batch has ended"
 
 
 def test_placed_group_leaves_nothing_to_the_garbage_collector() -> None:

@@ -230,6 +230,41 @@ def test_other_calls_do_not_overtake_gathered_inserts() -> None:
     run(body)
 
 
+def test_a_batch_with_several_results_ends_after_the_next_inserts_of_their_tasks() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        seen: list[list[int]] = []
+        engine.end_batch = lambda: seen.append([*engine.submitted])  # type: ignore[method-assign]
+
+        async def insert_twice() -> None:
+            await driver.call(INSERT)
+            await driver.call(INSERT)
+
+        tasks = [asyncio.create_task(insert_twice()) for _ in range(3)]
+        await rounds()
+        seen.clear()
+        engine.arrive(1, 2, 3)
+        await rounds(10)
+        assert seen == [[1, 2, 3, 4, 5, 6]]
+        engine.arrive(4, 5, 6)
+        await asyncio.gather(*tasks)
+
+    run(body)
+
+
+def test_a_batch_ends_at_the_latest_one_iteration_after_its_results() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        for _ in range(40):
+            driver.submit(REQUEST)
+        await rounds()
+        before = engine.batches
+        for first in range(1, 41, 2):
+            engine.arrive(first, first + 1)
+            await rounds(1)
+        assert engine.batches >= before + 5, "results in every iteration do not hold it up"
+
+    run(body)
+
+
 def test_a_cancelled_gathered_insert_is_not_submitted() -> None:
     async def body(driver: AsyncioEngine, engine: Fake) -> None:
         tasks = [asyncio.create_task(driver.call(INSERT)) for _ in range(3)]

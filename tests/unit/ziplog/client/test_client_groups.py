@@ -142,21 +142,23 @@ def test_inserts_in_the_batch_of_a_placed_group_wait_for_its_end() -> None:
     assert [payloads(each) for each in sent(harness)] == [[b"4"]], "the batch has ended"
 
 
+def insert_calls() -> list[object]:
+    return [each for each in gc.get_objects() if type(each) in {InsertCall, InsertGroup}]
+
+
 def test_placed_group_leaves_nothing_to_the_garbage_collector() -> None:
     harness = connected()
     gc.collect()
     gc.disable()
     try:
+        of_other_tests = insert_calls()
         calls, shared = group_of(harness, b"0", b"1")
         place(harness, shared, 4, 6)
-        assert [harness.answers.pop(call) for call in calls] == [
-            [RecordId(4, 0)],
-            [RecordId(6, 0)],
-        ]
-        left = [each for each in gc.get_objects() if type(each) in {InsertCall, InsertGroup}]
+        results = [harness.answers.pop(call) for call in calls]
+        assert results == [[RecordId(4, 0)], [RecordId(6, 0)]]
+        assert len(insert_calls()) == len(of_other_tests)
     finally:
         gc.enable()
-    assert not left
 
 
 def test_group_is_limited_in_records_and_bytes() -> None:
